@@ -1,0 +1,58 @@
+"""What goes to the terminal beside the answer: progress, warnings and errors, all on standard error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from juice.progress import Advance
+
+_STDERR = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def answer(text: str) -> None:
+    """Print the answer, to standard output."""
+    typer.echo(text)
+
+
+def answer_json(document: Any) -> None:
+    """Print one JSON document, to standard output."""
+    typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def note(text: str) -> None:
+    """Say something beside the answer."""
+    _STDERR.print(text)
+
+
+def error(text: str) -> None:
+    """Say what went wrong, in one line."""
+    _STDERR.print(f"juice: error: {' '.join(text.split())}")
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,  # noqa: ARG001
+    lineno: int,  # noqa: ARG001
+    file: TextIO | None = None,  # noqa: ARG001
+    line: str | None = None,  # noqa: ARG001
+) -> None:
+    """Show warnings as one line; those of libraries' developers to each other are not for users."""
+    if not issubclass(category, DeprecationWarning | FutureWarning | ImportWarning | ResourceWarning):
+        _STDERR.print(f"juice: warning: {message}")
+
+
+@contextmanager
+def progress(description: str, total: int) -> Iterator[Advance]:
+    """Show a progress bar while within, none when not on a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_STDERR, transient=True, disable=not _STDERR.is_terminal) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda n: bar.advance(task, n)

@@ -1,0 +1,60 @@
+"""`juice generate`: continue a prompt, steered or not, or all three ways side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from juice.cli import console, options
+
+if TYPE_CHECKING:
+    from juice.engine import Completion
+
+
+def run(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    model: options.Model = "mini",
+    steer: Annotated[Literal["none", "context", "parametric"], typer.Option(help="What wins a conflict.")] = "none",
+    strength: Annotated[float, typer.Option(help="Multiplies both betas; 1 is as tuned.")] = 1.0,
+    head_set: Annotated[str | None, typer.Option(help="Name of a head set; else the one named like the target.")] = None,
+    method: Annotated[Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")] = "juice",
+    beta_plus: Annotated[float | None, typer.Option(help="Instead of the tuned beta of the + heads.")] = None,
+    beta_minus: Annotated[float | None, typer.Option(help="Instead of the tuned beta of the - heads.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the smallest set with this mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 for all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Answer unsteered, with context and with memory.")] = False,
+    head_sets: options.HeadSets = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    attn_implementation: options.Attention = None,
+    json: options.Json = False,
+) -> None:
+    """Continue a prompt; `--compare` shows what context and memory each would say."""
+    from juice.engine import Steer
+
+    loaded = options.load(model, device, dtype, revision, attn_implementation, head_sets)
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    if compare:
+        steers = [Steer(target=t, strength=strength, method=method) for t in ("none", "context", "parametric")]
+        completions = loaded.generate([prompt] * len(steers), steer=steers, **sampling)
+        _show_all(completions, as_json=json)
+        return
+    one = Steer(target=steer, strength=strength, head_set=head_set, beta_plus=beta_plus, beta_minus=beta_minus, method=method)
+    completion = loaded.generate(prompt, steer=one, **sampling)[0]
+    if json:
+        console.answer_json(completion.to_dict())
+    else:
+        console.answer(completion.text)
+
+
+def _show_all(completions: list[Completion], *, as_json: bool) -> None:
+    if as_json:
+        console.answer_json({c.steering.target: c.to_dict() for c in completions})
+        return
+    for completion in completions:
+        console.answer(f"{completion.steering.target:11}{completion.text.strip()}")

@@ -1,0 +1,85 @@
+"""`juice identify`: find the heads of a model, tune their betas, save the head sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from juice.cli import console, options
+from juice.errors import UsageError
+
+if TYPE_CHECKING:
+    from juice.examples import Target
+    from juice.head_set import HeadSet
+
+
+def run(
+    model: options.Model = "mini",
+    target: Annotated[Literal["parametric", "context", "both"], typer.Option(help="What the heads push toward.")] = "both",
+    examples: Annotated[str, typer.Option(help="JSON lines file of conflict examples, or `mini`.")] = "mini",
+    n_examples: Annotated[int, typer.Option(help="Examples drawn to identify on; the paper uses 4.")] = 4,
+    relation: Annotated[str | None, typer.Option(help="Draw examples of this relation only.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Heads of each sign: 5 up to about 3B parameters, 10 above.")] = 5,
+    alphas_plus: Annotated[str, typer.Option(help="Probing scales of the + heads.")] = "1,3,5,10,30",
+    alphas_minus: Annotated[str, typer.Option(help="Probing scales of the - heads.")] = "-1,-2,-5",
+    validation: Annotated[str | None, typer.Option(help="Examples to tune the betas on; else 15% of those not drawn.")] = None,
+    tune: Annotated[bool, typer.Option("--tune/--no-tune", help="Tune the betas.")] = True,
+    june: Annotated[bool, typer.Option("--june", help="Tune the betas of the single run (JuNe) as well.")] = False,
+    name: Annotated[str | None, typer.Option(help="Name of the head set; the target where none is given.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of head sets; the set is saved to OUT/<model>/<name>.")] = Path("head_sets"),
+    force: options.Force = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    attn_implementation: options.Attention = None,
+    json: options.Json = False,
+) -> None:
+    """Find the heads that push a model toward its memory or its context, and save them as head sets."""
+    from juice.examples import read_examples
+    from juice.head_set.lookup import slug
+    from juice.head_set.storage import check_writable
+    from juice.identification.run import Settings, identify_targets, tune_all, usable_examples, validation_share
+
+    targets: list[Target] = ["parametric", "context"] if target == "both" else [target]
+    if name is not None and len(targets) > 1:
+        raise UsageError("--name names one head set; give --target parametric or --target context with it")
+    settings = Settings(
+        n_examples=n_examples, top_k=top_k, seed=seed, relation=relation,
+        alphas_plus=options.numbers("--alphas-plus", alphas_plus), alphas_minus=options.numbers("--alphas-minus", alphas_minus),
+    )  # fmt: skip
+    names: dict[Target, str] = {t: name or t for t in targets}
+    folders = {t: out / slug(model) / names[t] for t in targets}
+    for folder in folders.values():
+        check_writable(folder, overwrite=force)
+    pool = read_examples(examples)
+    loaded = options.load(model, device, dtype, revision, attn_implementation)
+    drawn, rest = usable_examples(loaded, pool, settings)
+    found = identify_targets(loaded, drawn, targets, settings, names=names, progress=console.progress)
+    if tune:
+        given = read_examples(validation) if validation else validation_share(rest, seed)
+        found = tune_all(loaded, found, given, methods=("juice", "june") if june else ("juice",), progress=console.progress)
+    for t, head_set in found.items():
+        head_set.save(folders[t], overwrite=force)
+    _report(found, folders, as_json=json)
+
+
+def _report(found: dict[Target, HeadSet], folders: dict[Target, Path], *, as_json: bool) -> None:
+    if as_json:
+        console.answer_json([{"path": str(folders[t]), **s.model_dump(mode="json")} for t, s in found.items()])
+        return
+    for target, head_set in found.items():
+        betas = head_set.betas()
+        console.answer(f"{folders[target]}")
+        for sign, heads in (("+", head_set.heads.plus), ("-", head_set.heads.minus)):
+            console.answer(f"  {sign} heads  {' '.join(map(str, heads)) or 'none'}")
+        console.answer(f"  betas    {f'{betas.plus:+g} {betas.minus:+g}' if betas else 'untuned'}")
+        accuracy = head_set.metrics.get("validation_juice")
+        if accuracy:
+            for conflict_type, value in accuracy["accuracy"].items():
+                before = accuracy["accuracy_unsteered"][conflict_type]
+                console.answer(
+                    f"  {conflict_type:13}{before:.2f} -> {value:.2f}  ({target} answer, {accuracy['n_examples']} validation facts)"
+                )

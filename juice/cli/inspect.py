@@ -1,0 +1,88 @@
+"""`juice inspect`: what a head set says, and its scores as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from juice.cli import console, options
+from juice.errors import UsageError
+
+if TYPE_CHECKING:
+    from juice.head_set import HeadScores, HeadSet
+
+
+def run(
+    head_set: Annotated[Path, typer.Argument(help="The head set's folder.")],
+    plot: Annotated[Path | None, typer.Option(help="Draw the head scores to this file (.png, .svg, .pdf).")] = None,
+    json: options.Json = False,
+) -> None:
+    """Show a head set: its model, heads, betas, provenance and what it did on its validation examples."""
+    from juice.head_set import HeadSet
+
+    chosen = HeadSet.load(head_set)
+    if plot is not None:
+        if chosen.scores is None:
+            raise UsageError(f"{head_set} has no scores to plot; only sets made by `juice identify` have")
+        _draw(chosen.scores, chosen, plot)
+        console.note(f"head scores drawn to {plot}")
+    if json:
+        console.answer_json(chosen.model_dump(mode="json"))
+        return
+    for label, value in _lines(chosen):
+        console.answer(f"{label:14}{value}")
+
+
+def _lines(head_set: HeadSet) -> list[tuple[str, str]]:
+    from juice.head_set.schema import METHODS
+
+    model, found = head_set.model, head_set.identification
+    lines = [
+        ("name", f"{head_set.name}, toward {head_set.target}"),
+        ("model", f"{model.id} ({model.architecture}, {model.n_layers} layers of {model.n_heads} heads)"),
+        ("fingerprint", model.fingerprint or "none: matched by architecture and shape"),
+        ("+ heads", " ".join(map(str, head_set.heads.plus)) or "none"),
+        ("- heads", " ".join(map(str, head_set.heads.minus)) or "none"),
+    ]
+    for method in METHODS:
+        betas = head_set.betas(method)
+        lines.append((f"{method} betas", f"{betas.plus:+g} {betas.minus:+g}" if betas else "untuned"))
+    if found:
+        alphas = " ".join(f"{alpha:g}" for alpha in (*found.alphas_plus, *found.alphas_minus))
+        lines.append(
+            ("identified on", f"{found.n_examples} examples, seed {found.seed}, alphas {alphas}, {', '.join(found.conflict_types)}")
+        )
+    if head_set.source:
+        lines.append(("source", head_set.source))
+    for name, metrics in head_set.metrics.items():
+        lines.append((name, str(metrics)))
+    return lines
+
+
+def _draw(scores: HeadScores, head_set: HeadSet, path: Path) -> None:
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise UsageError("plots need matplotlib; install it with: pip install 'juice-steering[eval]'") from error
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = (("+", scores.plus, head_set.heads.plus), ("-", scores.minus, head_set.heads.minus))
+    n_types = len(scores.conflict_types)
+    figure, axes = plt.subplots(2, n_types, figsize=(1.5 + 3.2 * n_types, 6.4), squeeze=False, layout="constrained")
+    for i, (sign, table, chosen) in enumerate(rows):
+        limit = float(table.abs().max()) or 1.0
+        for j, conflict_type in enumerate(scores.conflict_types):
+            image = axes[i][j].imshow(table[j], cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
+            axes[i][j].plot([h.index for h in chosen], [h.layer for h in chosen], "k*", markersize=9)
+            axes[i][j].set(title=f"{sign} scores, {conflict_type}", xlabel="head", ylabel="layer")
+        figure.colorbar(image, ax=list(axes[i]), label="mean change of p_y")
+    figure.suptitle(f"{head_set.model.id}: heads toward {head_set.target} (stars: chosen)")
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot draw to {path}: {error}") from error
+    finally:
+        plt.close(figure)

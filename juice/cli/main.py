@@ -1,0 +1,74 @@
+"""The entry point: the commands, and how errors end them.
+
+The answer goes to standard output, everything else to standard error. Exit codes: 0, 1 for a failure, 2 for what the
+user got wrong, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, ParamSpec
+
+import typer
+
+import juice
+from juice.cli import console, generate, identify, inspect, select, serve, tune
+from juice.errors import JuiceError
+
+P = ParamSpec("P")
+
+
+def ends_cleanly(run: Callable[P, None]) -> Callable[P, None]:
+    """Turn what a command raises on purpose, and Ctrl-C, into one line and an exit code."""
+
+    @wraps(run)
+    def ending(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            run(*args, **kwargs)
+        except JuiceError as error:
+            console.error(str(error))
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as interrupt:
+            console.error("interrupted; nothing was written")
+            raise typer.Exit(130) from interrupt
+
+    return ending
+
+
+app = typer.Typer(
+    name="juice",
+    help="Steer a language model toward its context or its memory, at inference time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (identify, tune, select, generate, inspect, serve):
+    app.command(command.__name__.rsplit(".", 1)[-1], no_args_is_help=command in (tune, select, generate, inspect))(
+        ends_cleanly(command.run)
+    )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(juice.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """Run the command line; never ends in a traceback for what a user can cause."""
+    warnings.showwarning = console.show_warning
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""`juice select`: choose heads again from saved scores, without the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from juice.cli import console, options
+
+
+def run(
+    scores: Annotated[Path, typer.Argument(help="A head set's scores.safetensors.")],
+    top_k: Annotated[int, typer.Option(help="Heads of each sign.")] = 5,
+    json: options.Json = False,
+) -> None:
+    """Choose the top K consistent heads of each sign from saved scores."""
+    from juice.head_set import HeadScores
+    from juice.identification.select import chosen_heads
+
+    saved = HeadScores.load(scores)
+    heads = chosen_heads(saved, top_k)
+    if json:
+        console.answer_json({"target": saved.target, "conflict_types": saved.conflict_types, "heads": heads.model_dump(mode="json")})
+        return
+    for sign, table, chosen in (("+", saved.plus, heads.plus), ("-", saved.minus, heads.minus)):
+        for head in chosen:
+            console.answer(f"{sign} {head!s:8}{float(table[:, head.layer, head.index].sum()):8.4f}")

@@ -1,0 +1,42 @@
+"""`juice tune`: choose the betas of a saved head set on a validation file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from juice.cli import console, options
+
+
+def run(
+    head_set: Annotated[Path, typer.Argument(help="The head set's folder.")],
+    validation: Annotated[str, typer.Option(help="JSON lines file of conflict examples, or `mini`.")],
+    model: options.Model = "mini",
+    method: Annotated[Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")] = "juice",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    attn_implementation: options.Attention = None,
+    json: options.Json = False,
+) -> None:
+    """Choose the betas of a head set on a validation file and save them in it."""
+    from juice.examples import read_examples
+    from juice.head_set import HeadSet
+    from juice.identification import tune
+
+    chosen = HeadSet.load(head_set)
+    examples = read_examples(validation)
+    loaded = options.load(model, device, dtype, revision, attn_implementation)
+    chosen.check_fits(loaded.loaded.identity)
+    tuned = tune(loaded, chosen, examples, method=method, progress=console.progress)
+    tuned.save(head_set, overwrite=True)
+    betas, metrics = tuned.betas(method), tuned.metrics[f"validation_{method}"]
+    assert betas is not None, "tune sets the betas"
+    if json:
+        console.answer_json({"path": str(head_set), "method": method, "beta": betas.model_dump(), "metrics": metrics})
+        return
+    console.answer(f"{head_set}: {method} betas {betas.plus:+g} {betas.minus:+g}")
+    for conflict_type, value in metrics["accuracy"].items():
+        console.answer(f"  {conflict_type:13}{metrics['accuracy_unsteered'][conflict_type]:.2f} -> {value:.2f}")

@@ -1,0 +1,122 @@
+"""From what a request asks (`steer=context`, strength 0.5) to the coefficients that its rows get.
+
+    coefficient[layer][head] = strength * (beta_plus if head in plus) + strength * (beta_minus if head in minus)
+
+A head in both lists gets the sum. A request whose coefficients are all zero takes the unsteered path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from juice.errors import RequestError
+from juice.head_set import Betas, HeadSet
+from juice.head_set.schema import MAX_BETA, Method
+
+SteerTarget = Literal["context", "parametric", "none"]
+TARGETS: tuple[SteerTarget, ...] = ("context", "parametric", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steer:
+    """What a request asks: everything but the target has a default; `head_set` None is the set named like the target."""
+
+    target: SteerTarget = "none"
+    strength: float = 1.0
+    head_set: str | None = None
+    beta_plus: float | None = None
+    beta_minus: float | None = None
+    method: Method = "juice"
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise RequestError(f"steer is {self.target!r}; expected one of {', '.join(TARGETS)}", param="steer")
+        if self.method not in ("juice", "june"):
+            raise RequestError(f"method is {self.method!r}; expected juice or june", param="steer.method")
+        for name, low, high in (("strength", 0.0, MAX_BETA), ("beta_plus", 0.0, MAX_BETA), ("beta_minus", -MAX_BETA, 0.0)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and low <= value <= high):
+                raise RequestError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}", param=f"steer.{name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteeringReport:
+    """What was applied to a request; part of every answer."""
+
+    applied: bool
+    target: SteerTarget
+    head_set: str | None
+    beta_plus: float
+    beta_minus: float
+    strength: float
+    method: Method
+    n_heads: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Steering:
+    """What a request's rows get: `coefficients` by layer, float32 [n_heads], only layers where one is not zero."""
+
+    coefficients: Mapping[int, torch.Tensor]
+    report: SteeringReport
+
+    @property
+    def needs_clean_row(self) -> bool:
+        """Tell whether a clean row must run beside the steered one: the dual run, with anything to add."""
+        return bool(self.coefficients) and self.report.method == "juice"
+
+
+def unsteered(steer: Steer | None = None) -> Steering:
+    """Return the steering that does nothing."""
+    target, method = (steer.target, steer.method) if steer else ("none", "juice")
+    report = SteeringReport(
+        applied=False, target=target, head_set=None, beta_plus=0.0, beta_minus=0.0, strength=0.0, method=method, n_heads=0
+    )
+    return Steering(coefficients={}, report=report)
+
+
+def steering_of(steer: Steer, head_set: HeadSet) -> Steering:
+    """Return the coefficients of a request; raises RequestError when neither the request nor the set gives the betas."""
+    betas = _betas(steer, head_set)
+    coefficients: dict[int, torch.Tensor] = {}
+    for heads, beta in ((head_set.heads.plus, betas.plus), (head_set.heads.minus, betas.minus)):
+        for head in heads:
+            layer = coefficients.setdefault(head.layer, torch.zeros(head_set.model.n_heads))
+            layer[head.index] += steer.strength * beta
+    coefficients = {layer: values for layer, values in coefficients.items() if values.any()}
+    report = SteeringReport(
+        applied=bool(coefficients),
+        target=steer.target,
+        head_set=head_set.name,
+        beta_plus=betas.plus,
+        beta_minus=betas.minus,
+        strength=steer.strength,
+        method=steer.method,
+        n_heads=sum(int(values.count_nonzero()) for values in coefficients.values()),
+    )
+    return Steering(coefficients=coefficients, report=report)
+
+
+def _betas(steer: Steer, head_set: HeadSet) -> Betas:
+    tuned = head_set.betas(steer.method)
+    plus = steer.beta_plus if steer.beta_plus is not None else tuned.plus if tuned else None
+    minus = steer.beta_minus if steer.beta_minus is not None else tuned.minus if tuned else None
+    # A sign without heads needs no beta: whatever it is, nothing is scaled by it.
+    plus = 0.0 if plus is None and not head_set.heads.plus else plus
+    minus = 0.0 if minus is None and not head_set.heads.minus else minus
+    if plus is None or minus is None:
+        raise RequestError(
+            f"head set {head_set.name!r} has no betas for method {steer.method!r}; give beta_plus and beta_minus, "
+            "or set them with `juice tune`",
+            param="steer.beta_plus" if plus is None else "steer.beta_minus",
+        )
+    return Betas(plus=plus, minus=minus)

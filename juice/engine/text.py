@@ -1,0 +1,68 @@
+"""From tokens to text, piece by piece; the joined pieces are the text, for any tokenizer.
+
+A character may be split over tokens and a token's spelling may depend on the one before it, so new text is what decoding
+with the newest token adds to decoding without it, held back while it ends in an incomplete character. Text that may yet
+turn out to begin a stop string is held back as well; a stop string and what follows it never appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+N_PROMPT_TOKENS = 8
+
+
+class TextStream:
+    """The text of one sequence; `push` returns what has become final, `text` is everything final so far."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._ids = list(prompt_ids[-N_PROMPT_TOKENS:])
+        self._start, self._end = 0, len(self._ids)
+        self._held = ""
+        self.text = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Take one token; return the text that is now final, perhaps none."""
+        self._ids.append(token)
+        new = self._undecided()
+        if not new or new.endswith(INCOMPLETE):
+            return ""
+        self._start, self._end = self._end, len(self._ids)
+        return self._release(new, is_last=False)
+
+    def finish(self) -> str:
+        """Return what was held back, the text being over."""
+        new = self._undecided()
+        self._start = self._end = len(self._ids)
+        return self._release(new, is_last=True)
+
+    def _undecided(self) -> str:
+        """Return the text of the tokens after `_end`, spelled as after the ones before them."""
+        before = self._decode(self._ids[self._start : self._end])
+        return self._decode(self._ids[self._start :])[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)) if ids else ""
+
+    def _release(self, new: str, *, is_last: bool) -> str:
+        held = self._held + new
+        ends = [at for stop in self._stop if (at := held.find(stop)) >= 0]
+        if ends:
+            self.stopped = True
+            piece, self._held = held[: min(ends)], ""
+        else:
+            n_kept = 0 if is_last else self._n_ambiguous(held)
+            piece, self._held = held[: len(held) - n_kept], held[len(held) - n_kept :]
+        self.text += piece
+        return piece
+
+    def _n_ambiguous(self, held: str) -> int:
+        """Return the length of the longest end of `held` that a stop string begins with."""
+        longest = min(len(held), max((len(stop) for stop in self._stop), default=1) - 1)
+        return next((n for n in range(longest, 0, -1) if any(s.startswith(held[-n:]) for s in self._stop)), 0)

@@ -1,0 +1,88 @@
+"""Every error that JuICE raises on purpose; each says what, got, expected and remedy in one line.
+
+JuiceError                        exit code 1: the work failed
+├── NoConsistentHeadError         identification found no head of either sign
+└── UsageError                    exit code 2: what the caller gave cannot be used
+    ├── ModelNotFoundError        no such model, or the hub refuses it
+    ├── UnsupportedModelError     the model has no heads that can be steered exactly
+    ├── ExampleError              an examples file or one of its lines
+    ├── HeadSetError              a head set that is malformed or damaged
+    │   ├── HeadSetNotFoundError  no head set of that name fits the loaded model
+    │   └── HeadSetMismatchError  a sound head set of another model
+    ├── RequestError              a generation request; `param` names the field
+    │   └── ContextLengthError    prompt and new tokens exceed the model's context
+    └── OutputError               a place that cannot be written, or must not be overwritten
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ContextLengthError",
+    "ExampleError",
+    "HeadSetError",
+    "HeadSetMismatchError",
+    "HeadSetNotFoundError",
+    "JuiceError",
+    "ModelNotFoundError",
+    "NoConsistentHeadError",
+    "OutputError",
+    "RequestError",
+    "UnsupportedModelError",
+    "UsageError",
+]
+
+
+class JuiceError(Exception):
+    """The root; `exit_code` is what the command line exits with."""
+
+    exit_code = 1
+
+
+class NoConsistentHeadError(JuiceError):
+    """No head raises (or lowers) the target's probability under every conflict type."""
+
+
+class UsageError(JuiceError):
+    """Something the caller gave cannot be used."""
+
+    exit_code = 2
+
+
+class ModelNotFoundError(UsageError):
+    """The model is not a hub id, a folder or a bundled name that can be loaded."""
+
+
+class UnsupportedModelError(UsageError):
+    """The model's attention cannot be steered exactly."""
+
+
+class ExampleError(UsageError):
+    """An examples file is unreadable, or an example is malformed or unusable."""
+
+
+class HeadSetError(UsageError):
+    """A head set is malformed, damaged or of an unknown format."""
+
+
+class HeadSetNotFoundError(HeadSetError):
+    """No head set of the asked name serves the loaded model."""
+
+
+class HeadSetMismatchError(HeadSetError):
+    """The head set was made for another model."""
+
+
+class RequestError(UsageError):
+    """A generation request asks for something impossible; `param` names the field."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(RequestError):
+    """The prompt, or the prompt and its new tokens, exceed the model's context."""
+
+
+class OutputError(UsageError):
+    """A file or folder cannot be written, or exists and must not be overwritten."""

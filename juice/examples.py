@@ -1,0 +1,128 @@
+"""Conflict examples: one fact with two answers and the prompts that pit them against each other.
+
+The file format is JSON lines (UTF-8), one fact a line:
+
+    {"subject": str, "parametric_answer": str | [str...], "context_answer": str | [str...],
+     "prompts": {"clean": str, "substitution": str, "coherent": str},
+     "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number}
+
+`prompts` may hold any subset of the conflict types. The first accepted answer is the one scored by p_y.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from juice.errors import ExampleError
+
+ConflictType = Literal["clean", "substitution", "coherent"]
+Target = Literal["context", "parametric"]
+CONFLICT_TYPES: tuple[ConflictType, ...] = ("clean", "substitution", "coherent")
+MINI_EXAMPLES = Path(__file__).parent / "models" / "mini" / "examples.jsonl"
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text
+
+
+Text = Annotated[str, BeforeValidator(lambda v: _not_blank(v) if isinstance(v, str) else v)]
+Answers = Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+
+
+class ConflictExample(BaseModel):
+    """One fact: its two answers and its prompts by conflict type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    subject: Text
+    parametric_answer: Answers
+    context_answer: Answers
+    prompts: dict[ConflictType, Text] = Field(min_length=1)
+    context: str | None = None
+    question: str | None = None
+    relation: str | None = None
+    popularity: float | None = None
+
+    @model_validator(mode="after")
+    def _answers_differ(self) -> Self:
+        if self.parametric_answer[0] == self.context_answer[0]:
+            raise ValueError(f"parametric_answer and context_answer are both {self.context_answer[0]!r}: there is no conflict")
+        return self
+
+    def answer(self, target: Target) -> str:
+        """Return the answer that p_y scores for a target."""
+        return self.accepted(target)[0]
+
+    def accepted(self, target: Target) -> tuple[str, ...]:
+        """Return every accepted answer of a target."""
+        return self.parametric_answer if target == "parametric" else self.context_answer
+
+
+def read_examples(source: str | Path) -> list[ConflictExample]:
+    """Read the examples of a JSON lines file, or of the bundled model for the name `mini`.
+
+    Raises ExampleError for a missing or empty file and for the first line that is not an example, naming the line.
+    Warns of duplicate subjects (within a relation) and keeps them.
+    """
+    path = MINI_EXAMPLES if str(source) == "mini" else Path(source)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExampleError(f"cannot read the examples {path}: {error}; give a JSON lines file in UTF-8, or `mini`") from error
+    examples = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not examples:
+        raise ExampleError(f"the examples file {path} is empty; expected one JSON object a line")
+    counts = Counter((e.relation, e.subject) for e in examples)
+    repeated = [subject for (_, subject), count in counts.items() if count > 1]
+    if repeated:
+        warnings.warn(f"{path}: {len(repeated)} subjects appear more than once ({repeated[0]!r} first); all are kept", stacklevel=2)
+    return examples
+
+
+def _parse(line: str, where: str) -> ConflictExample:
+    try:
+        return ConflictExample.model_validate(json.loads(line))
+    except json.JSONDecodeError as error:
+        raise ExampleError(f"{where}: not JSON ({error}); expected one object a line") from error
+    except RecursionError as error:
+        raise ExampleError(f"{where}: nested too deeply; expected one flat object a line") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "example"
+        raise ExampleError(f"{where}: {field}: {first['msg'].removeprefix('Value error, ')}") from error
+
+
+def draw(examples: Sequence[ConflictExample], n: int, seed: int) -> tuple[list[ConflictExample], list[ConflictExample]]:
+    """Draw n examples for identification, seeded; return them and those that remain, both in file order.
+
+    Raises ExampleError when there are fewer than n.
+    """
+    if n < 1:
+        raise ExampleError(f"n_examples is {n}; expected at least 1 (the paper uses 4)")
+    if n > len(examples):
+        raise ExampleError(f"{n} examples are asked for, {len(examples)} can be used; give more, or lower --n-examples")
+    chosen = set(Random(seed).sample(range(len(examples)), n))
+    return [e for i, e in enumerate(examples) if i in chosen], [e for i, e in enumerate(examples) if i not in chosen]
+
+
+def examples_sha256(examples: Sequence[ConflictExample]) -> str:
+    """Hash examples by content: SHA-256 over their canonical JSON lines."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(example.model_dump_json(exclude_none=True).encode() + b"\n")
+    return digest.hexdigest()

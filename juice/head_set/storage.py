@@ -1,0 +1,128 @@
+"""A head set's folder: `head_set.json` and, where there are scores, `scores.safetensors`.
+
+A set is written to a temporary folder beside its place, synced, and renamed into it: a reader sees the old set or the
+new one, an interrupted write leaves nothing. Loading checks format, ranges, finite numbers and the scores' hash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from juice.errors import HeadSetError, OutputError
+from juice.head_set.schema import HeadSet
+from juice.head_set.scores import HeadScores
+
+JSON_FILE, SCORES_FILE = "head_set.json", "scores.safetensors"
+MAX_JSON_BYTES = 4_000_000
+
+
+def load(folder: Path) -> HeadSet:
+    """Load and verify a head set; raises HeadSetError."""
+    path = folder / JSON_FILE
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise HeadSetError(f"{path} has {path.stat().st_size} bytes; a head set has at most {MAX_JSON_BYTES}")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HeadSetError(f"cannot read the head set {folder}: {error}; expected a folder with {JSON_FILE}") from error
+    except (ValueError, RecursionError) as error:
+        raise HeadSetError(f"{path} is not JSON ({error}); it may be truncated: make or copy the head set again") from error
+    if not isinstance(content, dict):
+        raise HeadSetError(f"{path} holds a {type(content).__name__}; expected a JSON object")
+    head_set = HeadSet.parse(content, str(path))
+    if head_set.scores_sha256 is None:
+        return head_set
+    return head_set.model_copy(update={"scores": _load_scores(folder / SCORES_FILE, head_set)})
+
+
+def _load_scores(path: Path, head_set: HeadSet) -> HeadScores:
+    try:
+        actual = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise HeadSetError(f"cannot read the scores {path}: {error}; copy the whole folder of the head set") from error
+    if actual != head_set.scores_sha256:
+        raise HeadSetError(f"{path} has the hash {actual}, head_set.json says {head_set.scores_sha256}; the file was changed or damaged")
+    scores = HeadScores.load(path)
+    expected = (head_set.model.n_layers, head_set.model.n_heads)
+    if scores.plus.shape[1:] != expected:
+        raise HeadSetError(f"{path} holds scores of shape {list(scores.plus.shape)}; the model has (n_layers, n_heads) = {expected}")
+    return scores
+
+
+def save(head_set: HeadSet, folder: Path, *, overwrite: bool) -> None:
+    """Write a head set in one step; raises OutputError when the folder exists (unless `overwrite`) or can't be written."""
+    check_writable(folder, overwrite=overwrite)
+    temporary = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        temporary.chmod(0o755)
+        if head_set.scores is not None:
+            data = head_set.scores.to_bytes()
+            head_set = head_set.model_copy(update={"scores_sha256": "sha256:" + hashlib.sha256(data).hexdigest()})
+            _write(temporary / SCORES_FILE, data)
+        _write(temporary / JSON_FILE, to_json(head_set).encode())
+        _sync(temporary)
+        if folder.exists():
+            _exchange(temporary, folder)
+        else:
+            temporary.rename(folder)
+        _sync(folder.parent)
+    except OSError as error:
+        raise OutputError(f"cannot write the head set {folder}: {error}; choose another --out") from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_writable(folder: Path, *, overwrite: bool) -> None:
+    """Raise OutputError, before any work is done, when a head set could not be saved to the folder."""
+    if folder.exists() and not overwrite:
+        raise OutputError(f"{folder} exists; choose another name, or overwrite it with --force")
+    if folder.exists() and not (folder / JSON_FILE).exists() and any(folder.iterdir()):
+        raise OutputError(f"{folder} is not a head set's folder; it is never overwritten: choose another name")
+    parent = folder.parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write to {parent}: not a folder, or no permission; choose another --out")
+
+
+def to_json(head_set: HeadSet) -> str:
+    """Format a head set as it stands on disk."""
+    return json.dumps(head_set.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders: atomically on Linux (renameat2), elsewhere by two renames."""
+    if sys.platform == "linux":
+        at_cwd, rename_exchange = -100, 2
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.renameat2(at_cwd, os.fsencode(new), at_cwd, os.fsencode(old), rename_exchange) == 0:
+            return
+    aside = new.with_name(new.name + ".old")
+    old.rename(aside)
+    new.rename(old)
+    aside.rename(new)

@@ -1,0 +1,198 @@
+"""The model run with single heads scaled, sharing with the clean run all that is the same.
+
+A probe of head h in layer l scales z[l][:, :, h] at every position and reads the next-token logits. Below layer l, and
+in the attention of layer l itself, nothing differs from the clean run. So a batch of n prompts runs once, the inputs of
+every layer are kept, and m probes of one layer go through the model as one forward:
+
+1. The model is called with a single token; the layers below l cost nothing.
+2. Layer l receives the clean run's inputs, n rows; its attention runs once for all probes.
+3. Before its output projection z becomes m copies, [m, n, pos, n_heads * d_head], each with its head scaled; the
+   residual stream, [n, pos, d_model], broadcasts against them.
+4. The layers above receive m * n rows. In the last one only each prompt's last position goes on behind the attention.
+
+The modules are transformers' own, reached by hooks that exist only within a call. Because an architecture may not allow
+this, `Prober` first probes every layer with a factor of one: where that does not give the clean logits, it falls back to
+running every row through the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from juice.model.loading import LoadedModel
+from juice.model.steering import SteeringPlan
+
+TOLERANCE = 1e-4
+
+
+class CleanRun:
+    """One unmodified forward over n prompts: what entered every layer, and the logits at each prompt's end.
+
+    `ids` is int64 [n, pos], right-padded: a causal model never looks at what follows a prompt, so no mask is needed.
+    """
+
+    def __init__(self, loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> None:
+        self.n, self.n_positions = len(prompts), max(map(len, prompts))
+        padded = [[*prompt, *[0] * (self.n_positions - len(prompt))] for prompt in prompts]
+        self.ids = torch.tensor(padded, device=loaded.device)
+        self.last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=loaded.device)
+        self.layer_inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        with ExitStack() as stack:
+            for layer in loaded.layout.layers:
+                handle = layer.layer.register_forward_pre_hook(self._keep, with_kwargs=True)
+                stack.callback(handle.remove)
+            rows = torch.arange(self.n, device=loaded.device)
+            with loaded.output.keep(rows, self.last, self.n_positions):
+                self.logits = loaded.model(input_ids=self.ids, use_cache=False).logits[:, 0].float()
+
+    def _keep(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.layer_inputs.append((args, kwargs))
+
+
+class Prober:
+    """Probes the heads of one model on the prompts of one clean run."""
+
+    def __init__(self, loaded: LoadedModel, clean: CleanRun) -> None:
+        self._loaded = loaded
+        self._clean = clean
+        self.shares_clean_run = self._sharing_is_exact()
+
+    def logits(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
+        """Return the logits float32 [m, n, vocabulary] of m probes; factors: float32 [m, n_heads], 1 for an unscaled head."""
+        return self._shared(layer, factors) if self.shares_clean_run else self._whole(layer, factors)
+
+    def _sharing_is_exact(self) -> bool:
+        scale = self._clean.logits.abs().max()
+        try:
+            for layer in self._loaded.layout.layers:
+                logits = self._shared(layer.index, torch.ones(2, layer.n_heads, device=self._loaded.device))
+                if (logits - self._clean.logits).abs().max() > TOLERANCE * scale:
+                    return False
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            # Some part of this architecture insists on its own shapes; the whole forward serves it.
+            return False
+        return True
+
+    def _whole(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
+        clean, n_probes = self._clean, len(factors)
+        rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
+        plan = SteeringPlan(rows, {layer: (factors - 1).repeat_interleave(clean.n, 0)})
+        with self._loaded.steering.apply(plan), self._loaded.output.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
+            logits = self._loaded.model(input_ids=clean.ids.repeat(n_probes, 1), use_cache=False).logits
+        by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
+        return by_probe
+
+    def _shared(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
+        clean, n_probes = self._clean, len(factors)
+        rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
+        entered = _SharedForward(self._loaded, clean, layer, factors).hooks()
+        with entered, self._loaded.output.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
+            logits = self._loaded.model(input_ids=clean.ids[:1, :1], use_cache=False).logits
+        by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
+        return by_probe
+
+
+class _SharedForward:
+    """The hooks of one forward that enters at layer `probed`."""
+
+    def __init__(self, loaded: LoadedModel, clean: CleanRun, probed: int, factors: torch.Tensor) -> None:
+        self._layers = loaded.layout.layers
+        self._clean = clean
+        self._probed = probed
+        self._factors = factors
+        self._attention_is_done = False
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for layer in self._layers[self._probed :]:
+                enter = layer.layer.register_forward_pre_hook(self._enter(layer.index), with_kwargs=True)
+                stack.callback(enter.remove)
+                if layer.index in (self._probed, len(self._layers) - 1):
+                    for handle in self._around_attention(layer.index):
+                        stack.callback(handle.remove)
+            yield
+
+    def _enter(self, index: int) -> Any:
+        """Give a layer the clean run's inputs: all of them at the probed layer, all but the hidden states above it."""
+
+        def replace(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            self._attention_is_done = False
+            clean_args, clean_kwargs = self._clean.layer_inputs[index]
+            if index == self._probed:
+                return clean_args, clean_kwargs
+            hidden = args[0] if args else kwargs["hidden_states"]
+            hidden = hidden.reshape(-1, self._clean.n_positions, hidden.shape[-1])  # [m * n, pos, d_model]
+            new_args, new_kwargs = self._repeat(clean_args), self._repeat(clean_kwargs)
+            return ((hidden, *new_args[1:]), new_kwargs) if args else (new_args, {**new_kwargs, "hidden_states": hidden})
+
+        return replace
+
+    def _repeat(self, value: Any) -> Any:
+        """Repeat what has a row a prompt for every probe; what is shared by all rows broadcasts."""
+        if isinstance(value, torch.Tensor):
+            has_rows = value.dim() > 1 and self._clean.n > 1 and value.shape[0] == self._clean.n
+            return value.repeat(len(self._factors), *[1] * (value.dim() - 1)) if has_rows else value
+        if isinstance(value, tuple | list):
+            return type(value)(self._repeat(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._repeat(item) for key, item in value.items()}
+        return value
+
+    def _around_attention(self, index: int) -> Iterator[Any]:
+        layer = self._layers[index]
+        yield layer.projection.register_forward_pre_hook(self._at_projection(index))
+        for child in layer.layer.children():
+            if child is not layer.attention:
+                yield child.register_forward_pre_hook(self._into_child(index))
+                if index == self._probed:
+                    yield child.register_forward_hook(self._out_of_child)
+
+    def _at_projection(self, index: int) -> Any:
+        layer = self._layers[index]
+
+        def scale(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            self._attention_is_done = True
+            z = args[0]  # [n or m * n, pos, n_heads * d_head]
+            if index == len(self._layers) - 1:
+                z = self._last_positions(z)
+            if index == self._probed:
+                factors = self._factors[:, None, None, :, None].to(z.dtype)
+                z = (z.view(*z.shape[:-1], layer.n_heads, -1) * factors).flatten(-2)  # [m, n, pos, n_heads * d_head]
+            return (z, *args[1:])
+
+        return scale
+
+    def _into_child(self, index: int) -> Any:
+        """Behind the attention, give the layer's other modules ordinary [rows, pos, d_model] inputs, the last layer's one position."""
+
+        def flatten(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if not self._attention_is_done or not args or args[0].dim() < 3:
+                return None
+            hidden = args[0].reshape(-1, *args[0].shape[-2:])
+            if index == len(self._layers) - 1:
+                hidden = self._last_positions(hidden)
+            return (hidden, *args[1:])
+
+        return flatten
+
+    def _out_of_child(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """Restore the probes' dimension, [m, n, pos, d_model], so that the residual stream broadcasts."""
+        if not self._attention_is_done:
+            return output
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.dim() == 3 and len(hidden) == len(self._factors) * self._clean.n:
+            hidden = hidden.view(len(self._factors), self._clean.n, *hidden.shape[1:])
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    def _last_positions(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Keep each prompt's last position; hidden: [n or m * n, pos or 1, width]."""
+        if hidden.shape[1] == 1:
+            return hidden
+        last = self._clean.last.repeat(len(hidden) // self._clean.n)
+        return hidden[torch.arange(len(hidden), device=hidden.device), last].unsqueeze(1)

@@ -1,0 +1,61 @@
+"""Which keys a query may see: the causal rule and each layer's sliding window, as additive masks.
+
+Rows of a batch have different lengths and start at position 0 of their slot, so the key at slot position j is visible to
+the query at position p when j <= p, and p - j < window in a layer with a sliding window. A ready-made 4D mask replaces
+the one a model would build, so the window must be folded in, one mask for each kind of layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from juice.errors import UnsupportedModelError
+from juice.model.layout import text_config
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class AttentionPattern:
+    """The kinds of attention in a model: the window of each kind (None for full), and whether the model takes them by name."""
+
+    windows: dict[str, int | None]
+    by_name: bool
+
+    def masks(self, positions: torch.Tensor, n_keys: int, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the additive masks [rows, 1, queries, n_keys] for queries at `positions` int64 [rows, queries]."""
+        keys = torch.arange(n_keys, device=positions.device)
+        distance = positions[:, None, :, None] - keys  # [rows, 1, queries, n_keys]
+        masks = {}
+        for kind, window in self.windows.items():
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            masks[kind] = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, torch.finfo(dtype).min)
+        return masks if self.by_name else next(iter(masks.values()))
+
+
+def attention_pattern(model: PreTrainedModel) -> AttentionPattern:
+    """Read the kinds of attention from a model's configuration; raises UnsupportedModelError for those without a mask of ours."""
+    config = text_config(model)
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        raise UnsupportedModelError(f"{type(model).__name__} biases its attention by distance (ALiBi), which the engine does not serve yet")
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        raise UnsupportedModelError(f"{type(model).__name__} masks its local layers itself, which the engine does not serve yet")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if unknown := kinds - {FULL, SLIDING}:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has layers of the kinds {sorted(unknown)}; the engine serves full and sliding attention"
+        )
+    window = _window(config)
+    if len(kinds) == 2:
+        return AttentionPattern({FULL: None, SLIDING: window}, by_name=True)
+    only = kinds.pop() if kinds else (SLIDING if window else FULL)
+    return AttentionPattern({only: window if only == SLIDING else None}, by_name=False)
+
+
+def _window(config: PretrainedConfig) -> int | None:
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    return getattr(config, "sliding_window", None)

@@ -1,0 +1,98 @@
+"""The identity of a model's weights: the same for the same weights in another folder, dtype or quantisation.
+
+    fingerprint = SHA-256(config fields, then for the embedding and every output projection: shape and sampled rows)
+
+The rows are read as float32 from the safetensors files as stored, so the dtype a model is loaded in does not matter, and
+packed or offloaded weights are never touched. A model that was built in memory is read from memory, where its weights
+are float32; otherwise it has no fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+
+from juice.head_set import ModelIdentity
+from juice.model.layout import Layout, text_config
+
+N_ROWS = 16
+INDEX_FILE, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
+RowReader = Callable[[str], torch.Tensor | None]
+
+
+def identify_model(model: PreTrainedModel, layout: Layout, *, model_id: str, revision: str | None, folder: Path | None) -> ModelIdentity:
+    """Return a model's identity, its fingerprint from the weight files in `folder` or, without one, from memory."""
+    return ModelIdentity(
+        id=model_id,
+        revision=revision,
+        architecture=type(model).__name__,
+        n_layers=layout.n_layers,
+        n_heads=layout.n_heads,
+        fingerprint=_fingerprint(model, layout, _rows_on_disk(folder) if folder else _rows_in_memory(model)),
+    )
+
+
+def _fingerprint(model: PreTrainedModel, layout: Layout, read: RowReader) -> str | None:
+    config = text_config(model)
+    fields = [config.model_type, layout.n_layers, layout.n_heads, config.hidden_size, config.vocab_size]
+    digest = hashlib.sha256(json.dumps(fields).encode())
+    sampled = [model.get_input_embeddings(), *(layer.projection for layer in layout.layers)]
+    names = {module: name for name, module in model.named_modules()}
+    for number, module in enumerate(sampled):
+        rows = read(f"{names[module]}.weight")
+        if rows is None:
+            return None
+        digest.update(json.dumps([number, list(rows.shape)]).encode())
+        digest.update(rows.to(torch.float32).contiguous().numpy().tobytes())
+    return "sha256:" + digest.hexdigest()
+
+
+def _sample(n_rows: int) -> list[int]:
+    return sorted({round(i * (n_rows - 1) / (N_ROWS - 1)) for i in range(N_ROWS)})
+
+
+def _rows_in_memory(model: PreTrainedModel) -> RowReader:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    def read(name: str) -> torch.Tensor | None:
+        weight = parameters.get(name)
+        if weight is None or weight.dtype != torch.float32 or weight.device.type == "meta":
+            return None
+        sampled: torch.Tensor = weight.detach()[_sample(len(weight))].cpu()
+        return sampled
+
+    return read
+
+
+def _rows_on_disk(folder: Path) -> RowReader:
+    files = _file_of_each_tensor(folder)
+
+    def read(name: str) -> torch.Tensor | None:
+        # A checkpoint may leave out the base model's prefix (gpt2 does) or carry one more (a multimodal model's).
+        stored = next((s for s in files if s == name or name.endswith(f".{s}") or s.endswith(f".{name}")), None)
+        if stored is None:
+            return None
+        with safe_open(files[stored], framework="pt") as file:
+            weight = file.get_slice(stored)
+            rows: torch.Tensor = torch.cat([weight[i : i + 1] for i in _sample(weight.get_shape()[0])])
+            return rows
+
+    return read
+
+
+def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
+    index = folder / INDEX_FILE
+    if index.exists():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in weight_map.items()}
+    path = folder / WEIGHTS_FILE
+    if not path.exists():
+        return {}
+    with safe_open(path, framework="pt") as file:
+        return dict.fromkeys(file.keys(), path)

@@ -1,0 +1,165 @@
+"""Loading a model: a hub id, a local folder, or `mini`. The only place that calls from_pretrained.
+
+Weights come from safetensors files alone and remote code is never run. `HF_TOKEN` and the hub's cache variables work as
+everywhere; what the hub refuses is passed on with what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import errors as hub
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from juice.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from juice.head_set import ModelIdentity
+from juice.model.attention import AttentionPattern, attention_pattern
+from juice.model.fingerprint import identify_model
+from juice.model.layout import Layout, resolve, text_config
+from juice.model.output import OutputPositions
+from juice.model.steering import SteeringHooks
+
+MINI = Path(__file__).parents[1] / "models" / "mini"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model ready to be steered: its parts, its hooks and who it is."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    layout: Layout
+    attention: AttentionPattern
+    steering: SteeringHooks
+    output: OutputPositions
+    identity: ModelIdentity
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the activations."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def max_positions(self) -> int | None:
+        """The model's context in tokens; None where its positions have no end."""
+        value = getattr(text_config(self.model), "max_position_embeddings", None)
+        return value if isinstance(value, int) else None
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """The tokens that end a generation."""
+        ids = getattr(self.model.generation_config, "eos_token_id", None)
+        if ids is None:
+            ids = self.tokenizer.eos_token_id
+        return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+
+    def first_token(self, prompt: str, answer: str) -> int | None:
+        """Return the first token by which `prompt + " " + first word of answer` differs from `prompt`; None if none does."""
+        words = answer.split()
+        if not words:
+            return None
+        alone = self.tokenizer(prompt)["input_ids"]
+        joined = self.tokenizer(f"{prompt} {words[0]}")["input_ids"]
+        return next((token for i, token in enumerate(joined) if i >= len(alone) or token != alone[i]), None)
+
+
+def load_model(
+    model: str | Path = "mini",
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    attn_implementation: str | None = None,
+) -> LoadedModel:
+    """Load a model and its tokenizer and install the hooks.
+
+    Raises ModelNotFoundError when it cannot be had and UnsupportedModelError when it cannot be steered exactly.
+    """
+    source = str(MINI) if str(model) == "mini" else str(model)
+    place = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, place)
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        network = AutoModelForCausalLM.from_pretrained(
+            source, **options, dtype=chosen_dtype, use_safetensors=True, attn_implementation=attn_implementation
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError, hub.HfHubHTTPError) as error:
+        raise ModelNotFoundError(_explain(str(model), error)) from error
+    return prepare(network.to(place), tokenizer, model_id=str(model), revision=revision, folder=_weights_folder(source, revision))
+
+
+def prepare(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model_id: str | None = None,
+    revision: str | None = None,
+    folder: Path | None = None,
+) -> LoadedModel:
+    """Resolve a transformers model that is already in memory and install the hooks on it, once."""
+    if getattr(model, "_juice_hooked", False):
+        raise UnsupportedModelError("this model object is steered already; use the SteeredModel that was made from it")
+    layout = resolve(model)
+    pattern = attention_pattern(model)
+    identity = identify_model(
+        model, layout, model_id=model_id or model.config.name_or_path or type(model).__name__, revision=revision, folder=folder
+    )
+    model.eval()
+    model._juice_hooked = True
+    return LoadedModel(model, tokenizer, layout, pattern, SteeringHooks(layout), OutputPositions(layout), identity)
+
+
+def choose_device(device: str) -> torch.device:
+    """Turn `auto` into the best device there is; raises UsageError for one that there is not."""
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); expected auto, cpu, cuda, cuda:N or mps"
+        ) from error
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
+    """Turn `auto` into float32 on a CPU and the stored dtype elsewhere; raises UsageError for an unknown name."""
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is unknown; expected auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _weights_folder(source: str, revision: str | None) -> Path | None:
+    config_file = cached_file(source, "config.json", revision=revision, local_files_only=True, _raise_exceptions_for_missing_entries=False)
+    return Path(config_file).parent if config_file else None
+
+
+def _explain(model: str, error: Exception) -> str:
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)  # type: ignore[arg-type]
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if any(isinstance(cause, hub.GatedRepoError) for cause in causes) or "gated" in str(error):
+        return f"{model} is gated: accept its licence on its hub page and set HF_TOKEN to a token that may read it"
+    if Path(model).is_dir():
+        return f"the folder {model} cannot be loaded: {reason}; expected config.json, tokenizer files and *.safetensors"
+    return f"cannot load the model {model!r}: {reason}; give a hub id (network, or its cache, needed), a local folder, or `mini`"

@@ -1,0 +1,72 @@
+"""Permanent steering hooks: z <- z + coefficient * z[source row], for every row of a batch its own.
+
+At layer l and head h, row r of the batch gets
+
+    z[l][r, :, h] <- z[l][r, :, h] + coefficient[l][r, h] * z[l][source[r], :, h]
+
+with z as it was before the hook. A steered row names its clean row as source: that is the dual run. A row may be its
+own source: that is how a single run scales itself (JuNe, and the probes of identification). A row with zero
+coefficients is unchanged, and a layer without a non-zero coefficient is not touched at all.
+
+The hooks sit before the attention output projections from load on and read the plan of the current forward; without a
+plan the model is the unmodified one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from juice.model.layout import AttentionLayer, Layout
+
+
+@dataclass(frozen=True, eq=False)
+class SteeringPlan:
+    """What one forward adds: `source` int64 [rows]; `coefficients` by layer, float32 [rows, n_heads], only layers that steer."""
+
+    source: torch.Tensor
+    coefficients: Mapping[int, torch.Tensor]
+
+
+class SteeringHooks:
+    """The hooks of one model; `apply` sets the plan for the forwards made within it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._plan: SteeringPlan | None = None
+        self._fired: set[int] = set()
+        for layer in layout.layers:
+            layer.projection.register_forward_pre_hook(self._hook(layer))
+
+    @contextmanager
+    def apply(self, plan: SteeringPlan) -> Iterator[None]:
+        """Steer every forward within; raises RuntimeError for a layer whose hook does not fire."""
+        self._plan, self._fired = plan, set()
+        try:
+            yield
+            missed = plan.coefficients.keys() - self._fired
+            if missed:
+                raise RuntimeError(f"steering did not reach layers {sorted(missed)}: their output projections were bypassed")
+        finally:
+            self._plan = None
+
+    def _hook(self, layer: AttentionLayer) -> Any:
+        def steer(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            plan = self._plan
+            if plan is None or layer.index not in plan.coefficients:
+                return None
+            self._fired.add(layer.index)
+            return (add_scaled(args[0], plan.source, plan.coefficients[layer.index], layer.n_heads), *args[1:])
+
+        return steer
+
+
+def add_scaled(z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Return z + coefficient * z[source]; z: [rows, pos, n_heads * d_head], coefficient: [rows, n_heads]."""
+    by_head = z.view(*z.shape[:-1], n_heads, -1)  # [rows, pos, head, d_head]
+    scaled = coefficient.to(z.dtype)[:, None, :, None] * by_head[source]
+    return (by_head + scaled).flatten(-2)

@@ -1,0 +1,178 @@
+"""SteeredModel: a loaded model with its head sets, ready to generate; what `juice.load` returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from juice.engine import Completion, Engine, GenerationRequest, Sampling, Steer, Steering
+from juice.engine.steer import SteerTarget, steering_of, unsteered
+from juice.errors import HeadSetError, RequestError
+from juice.head_set import HeadSet, HeadSetLibrary
+from juice.head_set.schema import FORMAT, Method
+from juice.model.loading import LoadedModel, load_model, prepare
+
+DEFAULT_MAX_TOKENS = 64
+
+
+class SteeredModel:
+    """A model, its engine and the head sets that serve it. Not thread-safe: one thread at a time generates."""
+
+    def __init__(self, loaded: LoadedModel, head_sets: str | Path | None = None) -> None:
+        self.loaded = loaded
+        self.engine = Engine(loaded)
+        self._head_sets_folder = head_sets
+
+    @cached_property
+    def head_sets(self) -> HeadSetLibrary:
+        """The head sets found for this model, scanned at first use."""
+        return HeadSetLibrary.scan(self._head_sets_folder, self.loaded.identity)
+
+    @property
+    def id(self) -> str:
+        """The model's id, as it was loaded."""
+        return self.loaded.identity.id
+
+    def generate(self, prompts: str | Sequence[str], **options: Any) -> list[Completion]:
+        """Continue every prompt; all of them share batches, each with its own options.
+
+        Options, each a value for all prompts or a list of one a prompt: `steer` ("none", "context", "parametric" or a
+        `Steer`), `strength` 1.0, `head_set` (name or HeadSet), `max_tokens` 64, `temperature` 0, `top_p` 1, `top_k` 0,
+        `seed`, `stop` (a string or a tuple of strings), `ignore_eos`. Raises RequestError and HeadSetError.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = [{name: _value_of(name, value, i, len(texts)) for name, value in options.items()} for i in range(len(texts))]
+        return self.engine.generate([self.request(text, **own) for text, own in zip(texts, each, strict=True)])
+
+    def stream(self, prompt: str, **options: Any) -> Iterator[str]:
+        """Continue one prompt, yielding its text piece by piece; options as in `generate`."""
+        return (piece.text for piece in self.engine.stream([self.request(prompt, **options)]) if piece.text)
+
+    def next_token(self, prompt: str, *, top: int = 10, **options: Any) -> list[tuple[str, float]]:
+        """Return the likeliest next tokens and their probabilities; options as in `generate`."""
+        vocabulary = range(len(self.loaded.tokenizer))
+        request = replace(self.request(prompt, **{**options, "max_tokens": 1}), watch=tuple(vocabulary))
+        logprobs = self.engine.generate([request])[0].watched
+        best = sorted(vocabulary, key=lambda token: -logprobs[token])[:top]
+        return [(self.loaded.tokenizer.decode([token]), math.exp(logprobs[token])) for token in best]
+
+    def request(
+        self,
+        prompt: str,
+        *,
+        steer: SteerTarget | Steer = "none",
+        strength: float | None = None,
+        head_set: str | HeadSet | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        ignore_eos: bool = False,
+        watch: Sequence[int] = (),
+    ) -> GenerationRequest:
+        """Turn a prompt and its options into a request for the engine; raises RequestError and HeadSetError."""
+        spec = steer if isinstance(steer, Steer) else Steer(target=steer)
+        if strength is not None:
+            spec = replace(spec, strength=strength)
+        return GenerationRequest(
+            prompt_ids=self.tokenize(prompt),
+            max_tokens=max_tokens,
+            steering=self.steering(spec, head_set),
+            sampling=Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            ignore_eos=ignore_eos,
+            watch=tuple(watch),
+        )
+
+    def tokenize(self, prompt: str) -> tuple[int, ...]:
+        """Return a prompt's tokens, as the tokenizer itself makes them; raises RequestError for one that has none."""
+        if not prompt:
+            raise RequestError("the prompt is empty; expected some text", param="prompt")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt is not text: {error.reason} at character {error.start}; send valid Unicode", param="prompt"
+            ) from error
+        return tuple(self.loaded.tokenizer(prompt)["input_ids"])
+
+    def steering(self, steer: Steer, head_set: str | HeadSet | None = None) -> Steering:
+        """Return what a request's rows get; raises HeadSetError when no set serves, or the one given does not fit."""
+        if steer.target == "none":
+            return unsteered(steer)
+        if isinstance(head_set, HeadSet):
+            head_set.check_fits(self.loaded.identity)
+            chosen = head_set
+        else:
+            chosen = self.head_sets.get(head_set or steer.head_set or steer.target)
+        if chosen.target != steer.target:
+            raise RequestError(
+                f"head set {chosen.name!r} steers toward {chosen.target}, the request asks for {steer.target}; name a set of that target",
+                param="steer.head_set",
+            )
+        return steering_of(steer, chosen)
+
+    def make_head_set(
+        self,
+        *,
+        name: str,
+        target: str,
+        plus: Sequence[tuple[int, int]] = (),
+        minus: Sequence[tuple[int, int]] = (),
+        beta_plus: float | None = None,
+        beta_minus: float | None = None,
+        method: Method = "juice",
+    ) -> HeadSet:
+        """Make a head set by hand for this model; raises HeadSetError for heads out of range or betas of the wrong sign.
+
+        Without betas, every request must give its own. A sign that has no heads needs none.
+        """
+        beta = None
+        if beta_plus is not None or beta_minus is not None:
+            if (plus and beta_plus is None) or (minus and beta_minus is None):
+                raise HeadSetError("one beta is given, the other is missing; give both, or neither")
+            beta = {method: {"plus": beta_plus or 0.0, "minus": beta_minus or 0.0}}
+        content = {
+            "format": FORMAT, "name": name, "target": target, "model": self.loaded.identity.model_dump(),
+            "heads": {"plus": [list(head) for head in plus], "minus": [list(head) for head in minus]}, "beta": beta,
+        }  # fmt: skip
+        return HeadSet.parse(content, f"head set {name!r}")
+
+
+def load(
+    model: str | Path | PreTrainedModel = "mini",
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    head_sets: str | Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+) -> SteeredModel:
+    """Load a hub id, a folder or `mini`, or take a transformers model already in memory (with its tokenizer).
+
+    Raises ModelNotFoundError and UnsupportedModelError.
+    """
+    if isinstance(model, PreTrainedModel):
+        if tokenizer is None:
+            raise RequestError("a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer")
+        return SteeredModel(prepare(model, tokenizer), head_sets)
+    loaded = load_model(model, revision=revision, device=device, dtype=dtype, attn_implementation=attn_implementation)
+    return SteeredModel(loaded, head_sets)
+
+
+def _value_of(name: str, value: Any, index: int, n_prompts: int) -> Any:
+    """Return a prompt's own value of an option that is given as a list; a tuple is one value."""
+    if not isinstance(value, list):
+        return value
+    if len(value) != n_prompts:
+        raise RequestError(f"{name} lists {len(value)} values for {n_prompts} prompts; give one a prompt", param=name)
+    return value[index]

@@ -1,0 +1,1 @@
+"""How the bundled model `mini` was made: facts, relations, corpus, training, measurement."""

@@ -1,0 +1,1 @@
+"""The JuICE server: steering per request over HTTP."""

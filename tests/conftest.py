@@ -1,0 +1,23 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from transformers.utils import logging as transformers_logging
+
+# The same cases in every run, however slow the machine is.
+settings.register_profile("project", derandomize=True, deadline=None)
+settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_transformers() -> Iterator[None]:
+    """Keep the libraries' loading bars and advice out of the tests' output."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(logging.ERROR)
+    yield
+    transformers_logging.enable_progress_bar()

@@ -1,0 +1,83 @@
+"""The two-run definition of method.md, slow and obvious: what every fast path is judged by.
+
+No cache, no batch, no code of `juice.model` or `juice.engine`: for each token, run 1 unmodified keeping z, run 2 with
+`z_h <- z_h + beta * z_h(run 1)`, take the likeliest token of run 2. Heads are {(layer, head): beta}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+Heads = Mapping[tuple[int, int], float]
+
+
+def projections(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the attention output projections, named one architecture at a time."""
+    if hasattr(model, "transformer"):
+        return [block.attn.c_proj for block in model.transformer.h]
+    return [layer.self_attn.o_proj for layer in model.model.layers]
+
+
+def forward(model: PreTrainedModel, ids: list[int], change: Mapping[int, object] | None = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Run one prompt without a cache; return logits [pos, vocabulary] and z a layer, [pos, n_heads * d_head] before `change`."""
+    recorded: list[torch.Tensor] = []
+    handles = []
+
+    def hook(layer: int):
+        def keep(_module, args):
+            z = args[0]
+            recorded.append(z[0].clone())
+            if change and layer in change:
+                return (change[layer](z.clone()), *args[1:])
+            return None
+
+        return keep
+
+    for layer, projection in enumerate(projections(model)):
+        handles.append(projection.register_forward_pre_hook(hook(layer)))
+    try:
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), use_cache=False).logits[0]
+    finally:
+        for handle in handles:
+            handle.remove()
+    return logits, recorded
+
+
+def steered_logits(model: PreTrainedModel, ids: list[int], heads: Heads, *, method: str = "juice") -> torch.Tensor:
+    """Return the logits [pos, vocabulary] of the steered run over these tokens."""
+    n_heads = model.config.num_attention_heads
+    clean = forward(model, ids)[1]
+    change = {}
+    for layer in {layer for layer, _ in heads}:
+
+        def add(z, layer=layer):
+            d_head = z.shape[-1] // n_heads
+            original = z.clone()
+            for (at, head), beta in heads.items():
+                if at == layer:
+                    columns = slice(head * d_head, (head + 1) * d_head)
+                    source = clean[layer] if method == "juice" else original[0]
+                    z[0, :, columns] += beta * source[:, columns]
+            return z
+
+        change[layer] = add
+    return forward(model, ids, change)[0]
+
+
+def generate(
+    model: PreTrainedModel, ids: list[int], heads: Heads, n_tokens: int, *, method: str = "juice"
+) -> tuple[list[int], torch.Tensor]:
+    """Return n greedy tokens and the logits [n_tokens, vocabulary] that chose them."""
+    ids, chosen, seen = list(ids), [], []
+    for _ in range(n_tokens):
+        logits = steered_logits(model, ids, heads, method=method)[-1]
+        token = int(logits.argmax())
+        ids.append(token)
+        chosen.append(token)
+        seen.append(logits)
+    return chosen, torch.stack(seen)

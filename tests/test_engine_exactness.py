@@ -1,0 +1,145 @@
+"""One forward pass for both runs equals the two-run definition; the oracle knows nothing of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+import juice
+from juice.engine import Engine, GenerationRequest, Sampling, Steering, SteeringReport
+from juice.engine.scheduler import Scheduler
+from tests import oracle, tiny
+
+# fp32, logits of order 10: differences come from the order of sums in batched matrix products.
+TOLERANCE = 1e-5
+
+
+def steering(heads: Mapping[tuple[int, int], float], method: str = "juice") -> Steering:
+    coefficients: dict[int, torch.Tensor] = {}
+    for (layer, head), beta in heads.items():
+        coefficients.setdefault(layer, torch.zeros(tiny.N_HEADS))[head] = beta
+    report = SteeringReport(
+        applied=True, target="context", head_set="test", beta_plus=0, beta_minus=0, strength=1, method=method, n_heads=len(heads)
+    )
+    return Steering(coefficients=coefficients, report=report)
+
+
+def mixed_requests(seed: int, n: int = 12) -> list[tuple[GenerationRequest, dict[tuple[int, int], float], str]]:
+    """Prompts of different lengths, each with other heads, betas and methods, some unsteered; all logits are watched."""
+    rng, made = Random(seed), []
+    for i in range(n):
+        method = ("juice", "june", "none", "juice")[i % 4]
+        n_heads = rng.randint(1, 5) if method != "none" else 0
+        heads = {(rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): rng.choice([-3, -1, 0.5, 2]) for _ in range(n_heads)}
+        ids = tuple(rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 2, 5, 13, 27])))
+        steered = {} if method == "none" else {"steering": steering(heads, method)}
+        request = GenerationRequest(
+            prompt_ids=ids, max_tokens=rng.choice([1, 4, 12]), ignore_eos=True, watch=tuple(range(tiny.VOCAB_SIZE)), **steered
+        )
+        made.append((request, heads, "juice" if method == "none" else method))
+    return made
+
+
+@pytest.mark.parametrize("max_rows", [4, 128])
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_one_pass_equals_the_naive_two_runs(shape: str, max_rows: int) -> None:
+    """Kills: beta's sign flipped, source rows swapped, a head off by one, a wrong mask or position, a bad slot move.
+
+    With four rows requests join as others leave; gemma2's window of 8 is shorter than most sequences.
+    """
+    network = tiny.tiny_model(shape)
+    expected = [
+        (oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=method)) for r, heads, method in mixed_requests(seed=1)
+    ]
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    engine = Engine(model.loaded, Scheduler(max_rows=max_rows, max_prefill_tokens=60))
+    completions = engine.generate([request for request, _, _ in mixed_requests(seed=1)])
+    for completion, (tokens, logits) in zip(completions, expected, strict=True):
+        assert list(completion.token_ids) == tokens
+        logprobs = logits.log_softmax(-1)
+        torch.testing.assert_close(torch.tensor(completion.watched), logprobs[0], rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), logprobs[torch.arange(len(tokens)), tokens], rtol=0, atol=TOLERANCE)
+
+
+def test_the_oracle_itself_differs_between_methods_and_heads() -> None:
+    """If steering changed nothing on these models, the test above could not fail."""
+    network = tiny.tiny_model("gpt2")
+    ids = list(range(1, 20))
+    plain = oracle.steered_logits(network, ids, {})[-1]
+    heads = {(1, 2): 2.0, (3, 0): -2.0}
+    dual, once = (oracle.steered_logits(network, ids, heads, method=m)[-1] for m in ("juice", "june"))
+    neighbour = oracle.steered_logits(network, ids, {(1, 3): 2.0, (3, 0): -2.0})[-1]
+    assert min((plain - dual).abs().max(), (once - dual).abs().max(), (neighbour - dual).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_zero_coefficients_take_the_unsteered_path_bit_for_bit(shape: str) -> None:
+    model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
+    head_set = model.make_head_set(name="test", target="context", plus=[(1, 2)], minus=[(2, 3)], beta_plus=2.0, beta_minus=-1.0)
+    prompts = ["Paris is", "The capital of France is the city of", "a"]
+    watch = list(range(tiny.VOCAB_SIZE))
+    plain = model.generate(prompts, max_tokens=8, watch=tuple(watch))
+    for zero in ({"strength": 0.0}, {"steer": juice.Steer(target="context", beta_plus=0.0, beta_minus=0.0)}):
+        steered = model.generate(prompts, head_set=head_set, max_tokens=8, watch=tuple(watch), **{"steer": "context", **zero})
+        assert not any(c.steering.applied for c in steered)
+        for a, b in zip(plain, steered, strict=True):
+            assert a.token_ids == b.token_ids
+            assert a.watched == b.watched
+            assert a.logprobs == b.logprobs
+
+
+def test_an_unsteered_row_is_untouched_by_a_steered_neighbour_in_the_same_shape() -> None:
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    requests = [request for request, _, _ in mixed_requests(seed=3, n=2)]
+    plain = GenerationRequest(prompt_ids=tuple(range(1, 9)), max_tokens=6, watch=tuple(range(tiny.VOCAB_SIZE)))
+    first = replace(plain, steering=requests[0].steering)
+    other = replace(plain, steering=steering({(0, 0): 3.0, (2, 1): -2.0}))
+    beside_first = model.engine.generate([plain, first])[0]
+    beside_other = model.engine.generate([plain, other])[0]
+    assert beside_first.watched == beside_other.watched
+    assert beside_first.token_ids == beside_other.token_ids
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_company() -> None:
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    request = GenerationRequest(prompt_ids=(5, 6, 7), max_tokens=20, sampling=Sampling(temperature=1.3, top_p=0.9, top_k=50, seed=11))
+    company = [r for r, _, _ in mixed_requests(seed=2)]
+    alone = model.engine.generate([request])[0].token_ids
+    assert model.engine.generate([*company[:5], request, *company[5:]])[5].token_ids == alone
+    assert model.engine.generate([replace(request, sampling=replace(request.sampling, seed=12))])[0].token_ids != alone
+
+
+def test_streamed_pieces_join_to_the_generated_text() -> None:
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    for seed in range(5):
+        options = {"max_tokens": 40, "temperature": 1.5, "seed": seed, "ignore_eos": True, "stop": ("e", "ab")}
+        text = model.generate("Bonjour, ça va", **options)[0].text
+        assert "".join(model.stream("Bonjour, ça va", **options)) == text
+
+
+def test_a_stop_token_counts_but_is_not_in_the_text() -> None:
+    network = tiny.tiny_model("gpt2")
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    with torch.no_grad():
+        network.lm_head.weight[0] = network.lm_head.weight.abs().sum()  # the end token's logit grows with anything
+    completions = [c for c in model.generate(["ab", "xyz", "q"], max_tokens=9) if c.finish_reason == "stop"]
+    assert completions
+    for completion in completions:
+        assert completion.token_ids[-1] == 0
+        assert len(completion.logprobs) == len(completion.token_ids)
+        assert tiny.END not in completion.text
+
+
+def test_a_second_generation_beside_an_open_stream_is_refused_and_a_closed_one_leaves_nothing() -> None:
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    text = model.generate("abc", max_tokens=9, ignore_eos=True)[0].text
+    stream = model.engine.stream([model.request("xyz", max_tokens=30, ignore_eos=True)])
+    next(stream)
+    with pytest.raises(juice.JuiceError, match="still open"):
+        model.generate("abc")
+    stream.close()
+    assert model.generate("abc", max_tokens=9, ignore_eos=True)[0].text == text

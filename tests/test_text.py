@@ -1,0 +1,41 @@
+"""Streamed text is the decoded text, whatever is split where."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from juice.engine.text import TextStream
+from tests import tiny
+
+TOKENIZER = tiny.tiny_tokenizer()
+
+
+@given(st.text(max_size=40), st.text(max_size=6))
+def test_bytes_of_any_text_stream_to_that_text(text: str, prompt: str) -> None:
+    ids = TOKENIZER(text)["input_ids"]
+    stream = TextStream(TOKENIZER, TOKENIZER(prompt)["input_ids"])
+    assert "".join([*map(stream.push, ids), stream.finish()]) == text == stream.text
+
+
+@given(st.lists(st.integers(1, 256), max_size=30))
+def test_any_tokens_stream_to_their_decoded_text(ids: list[int]) -> None:
+    stream = TextStream(TOKENIZER, ())
+    assert "".join([*map(stream.push, ids), stream.finish()]) == TOKENIZER.decode(ids)
+
+
+@given(st.text(alphabet="abc", max_size=20), st.lists(st.text(alphabet="abc", min_size=1, max_size=3), min_size=1, max_size=3))
+def test_text_ends_before_the_first_stop_string_and_no_piece_shows_its_beginning(text: str, stops: list[str]) -> None:
+    """The oracle looks at the whole text: a character at a time, the first moment at which a stop string is complete."""
+    stream = TextStream(TOKENIZER, (), stops)
+    pieces = []
+    for token in TOKENIZER(text)["input_ids"]:
+        pieces.append(stream.push(token))
+        if stream.stopped:
+            break
+    else:
+        pieces.append(stream.finish())
+    complete = next((n for n in range(len(text) + 1) if any(s in text[:n] for s in stops)), None)
+    expected = text if complete is None else text[: min(text[:complete].find(s) for s in stops if s in text[:complete])]
+    assert "".join(pieces) == expected
+    assert stream.stopped == (complete is not None)

@@ -1,0 +1,59 @@
+"""Tiny random models and a tokenizer, made here: the shapes that tests steer."""
+
+from __future__ import annotations
+
+from string import ascii_uppercase
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+VOCAB_SIZE = 300
+END = "<|endoftext|>"
+SHAPES = ("gpt2", "llama", "gemma2")
+N_LAYERS, N_HEADS = 4, 4
+
+
+def tiny_model(shape: str, seed: int = 0) -> PreTrainedModel:
+    """Return a float32 model with weights large enough for heads to matter; gemma2 has a window of 8 in every other layer."""
+    torch.manual_seed(seed)
+    if shape == "gpt2":
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=VOCAB_SIZE, n_positions=128, n_embd=32, n_layer=N_LAYERS, n_head=N_HEADS, eos_token_id=0)
+        )
+    else:
+        sizes = {
+            "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64,
+            "num_hidden_layers": N_LAYERS, "num_attention_heads": N_HEADS, "num_key_value_heads": 2,
+            "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+        }  # fmt: skip
+        if shape == "llama":
+            model = LlamaForCausalLM(LlamaConfig(**sizes))
+        else:
+            model = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=12, sliding_window=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a byte-level tokenizer: ids 1-256 are bytes, 257-282 a space and a capital letter, 0 ends a text."""
+    merges = [("Ġ", letter) for letter in ascii_uppercase]
+    tokens = [END, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
