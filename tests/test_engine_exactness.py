@@ -143,3 +143,39 @@ def test_a_second_generation_beside_an_open_stream_is_refused_and_a_closed_one_l
         model.generate("abc")
     stream.close()
     assert model.generate("abc", max_tokens=9, ignore_eos=True)[0].text == text
+
+
+def rows_by_layer(model: juice.SteeredModel, request: GenerationRequest) -> list[int]:
+    """Return how many rows enter each layer at the last decode step of a request."""
+    seen: dict[int, int] = {}
+    handles = [
+        layer.attention.register_forward_pre_hook(
+            lambda _m, args, kwargs, i=layer.index: seen.update({i: (args[0] if args else kwargs["hidden_states"]).shape[0]}),
+            with_kwargs=True,
+        )
+        for layer in model.loaded.layout.layers
+    ]
+    model.engine.generate([request])
+    for handle in handles:
+        handle.remove()
+    return [seen[i] for i in range(tiny.N_LAYERS)]
+
+
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+@pytest.mark.parametrize(
+    ("heads", "method", "rows"),
+    [
+        ({}, "juice", [1, 1, 1, 1]),
+        ({(1, 0): 2.0, (1, 3): -1.0}, "juice", [1, 1, 1, 1]),
+        ({(1, 0): 2.0, (2, 3): -1.0}, "juice", [1, 2, 2, 1]),
+        ({(0, 0): 2.0, (3, 3): -1.0}, "juice", [2, 2, 2, 2]),
+        ({(2, 0): 2.0, (3, 3): -1.0}, "juice", [1, 1, 2, 2]),
+        ({(0, 0): 2.0, (3, 3): -1.0}, "june", [1, 1, 1, 1]),
+        ({(0, 0): 2.0, (1, 1): 1.0, (3, 3): 0.0}, "juice", [2, 2, 1, 1]),
+    ],
+)
+def test_the_clean_run_passes_only_the_layers_between_steered_ones(shape: str, heads: dict, method: str, rows: list[int]) -> None:
+    model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
+    steered = steering({h: b for h, b in heads.items() if b}, method)
+    request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=3, ignore_eos=True, steering=steered)
+    assert rows_by_layer(model, request) == rows

@@ -79,10 +79,10 @@ def test_a_projection_that_bypasses_its_hook_is_an_error_not_silence() -> None:
             return skipped.forward(z)
 
     skipped, attention.c_proj = attention.c_proj, Bypass()
-    plan = SteeringPlan(torch.tensor([0]), {1: torch.ones(1, tiny.N_HEADS)})
+    plan = SteeringPlan({1: torch.tensor([0])}, {1: torch.ones(1, tiny.N_HEADS)})
     with pytest.raises(RuntimeError, match="did not reach layers"), loaded.steering.apply(plan):
         network(torch.tensor([[1, 2, 3]]))
-    with loaded.steering.apply(SteeringPlan(torch.tensor([0]), {2: torch.ones(1, tiny.N_HEADS)})):
+    with loaded.steering.apply(SteeringPlan({2: torch.tensor([0])}, {2: torch.ones(1, tiny.N_HEADS)})):
         network(torch.tensor([[1, 2, 3]]))
 
 

@@ -108,9 +108,9 @@ def test_only_the_dual_run_gives_the_fact_where_induction_dominates() -> None:
     model = TwoLayers(c1=9.0, c2=6.0)
     removed = {layer: torch.tensor([[-1.0], [0.0]]) for layer in (0, 1)}
     for _, _, conflict, parametric, _ in sequences():
-        with model.steering.apply(SteeringPlan(torch.tensor([0, 1]), removed)):
+        with model.steering.apply(SteeringPlan(dict.fromkeys(removed, torch.tensor([0, 1])), removed)):
             run_once = model([conflict, conflict])[0]
-        with model.steering.apply(SteeringPlan(torch.tensor([1, 1]), removed)):
+        with model.steering.apply(SteeringPlan(dict.fromkeys(removed, torch.tensor([1, 1])), removed)):
             run_twice = model([conflict, conflict])[0]
         assert int(run_twice.argmax()) == parametric
         # One run without both heads knows nothing: what is left of its logits is rounding.

@@ -35,7 +35,8 @@ class Engine:
         self._loaded = loaded
         self._runner = Runner(loaded)
         self._scheduler = scheduler or Scheduler()
-        self._table = RowTable(self._runner.cache.move)
+        cache = self._runner.cache
+        self._table = RowTable(loaded.layout.n_layers, cache.move_main, cache.move_companion)
         self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
@@ -45,7 +46,7 @@ class Engine:
 
     def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Piece]:
         """Run all requests, yielding each one's text as it becomes final; raises JuiceError while another stream is open."""
-        if self._table.rows:
+        if self._table.mains:
             raise JuiceError("another generation is still open on this model; read its stream to the end or close it first")
         for request in requests:
             self._check_length(request)
@@ -54,23 +55,23 @@ class Engine:
         # Longest first: prompts that are prefilled together then need little padding.
         self._scheduler.waiting.extend(sorted(sequences, key=lambda s: -len(s.request.prompt_ids)))
         try:
-            while self._scheduler.waiting or self._table.rows:
+            while self._scheduler.waiting or self._table.mains:
                 for sequence, text in self._step():
                     done = sequence.finish_reason is not None
                     yield Piece(index_of[sequence], text, sequence.completion() if done else None)
         finally:
             self._scheduler.waiting.clear()
-            self._table.rows.clear()
+            self._table.clear()
 
     def _step(self) -> Iterator[tuple[Generation, str]]:
         """Advance every sequence by one token; yield each with its new text."""
-        n_running = len(self._table.rows)
-        joining = self._scheduler.admit(n_running)
+        n_running = len(self._table.mains)
+        joining = self._scheduler.admit(self._table.n_rows)
         for sequence in joining:
             self._table.join(sequence)
         advanced = []
         if joining:
-            advanced += self._advance(n_running, len(self._table.rows))
+            advanced += self._advance(n_running, len(self._table.mains))
         if n_running:
             advanced += self._advance(0, n_running)
         for sequence, _ in advanced:
@@ -79,15 +80,15 @@ class Engine:
         yield from advanced
 
     def _advance(self, first: int, last: int) -> list[tuple[Generation, str]]:
-        """Run the rows first ... last - 1 on their pending tokens and choose each sequence's next one."""
-        batch = forward_batch(self._table.rows[first:last], first, self._n_heads, self._loaded.device)
+        """Run the sequences of main rows first ... last - 1 on their pending tokens and choose each one's next."""
+        batch = forward_batch(self._table.span(first, last), self._n_heads, self._loaded.device)
         logits = self._runner.forward(batch)
         if not logits.isfinite().all():
             raise JuiceError("the model's logits are not finite; lower the strength, or load it with --dtype float32")
         logprobs = logits.log_softmax(-1)
         greedy = logits.argmax(-1).tolist()
         advanced = []
-        for i, sequence in enumerate(batch.sequences):
+        for i, sequence in enumerate(batch.span.mains):
             sequence.n_cached += len(sequence.pending)
             sequence.observe(logprobs[i])
             token = greedy[i] if sequence.generator is None else choose(logits[i], sequence.request.sampling, sequence.generator)

@@ -73,7 +73,7 @@ class Completion:
 
 
 class Sequence:
-    """A running request: its tokens so far, its text, its own random generator, and its rows in the batch."""
+    """A running request: its tokens so far, its text, its own random generator, and how much of it is cached."""
 
     def __init__(self, request: GenerationRequest, text: TextStream) -> None:
         self.request = request
@@ -84,13 +84,11 @@ class Sequence:
         self.watched: tuple[float, ...] = ()
         self.finish_reason: FinishReason | None = None
         self.n_cached = 0
-        self.row = -1
-        self.clean_row: int | None = None
 
     @property
     def n_rows(self) -> int:
-        """Rows that this sequence occupies: two for a dual run, one otherwise."""
-        return 2 if self.request.steering.needs_clean_row else 1
+        """Rows that this sequence occupies in its widest layer."""
+        return 2 if self.request.steering.window else 1
 
     @property
     def pending(self) -> tuple[int, ...]:

@@ -1,114 +1,163 @@
-"""Who occupies which row of the batch, and what one forward feeds each row.
+"""Who occupies which row of the batch, layer by layer, and what one forward feeds each row.
 
-A sequence has a main row and, for a dual run, a clean row that holds the same tokens unsteered. Occupied rows are always
-0 ... n - 1: a sequence joins at the end, and the last row moves into the place of one that leaves. Rows are right-ragged:
-token t of a row has position n_cached + t, and what a shorter row gets beyond its tokens is padding that no query sees.
+A sequence has a main row in every layer. A dual run also has a companion, its clean run, but only in the layers from its
+lowest to its highest steered one: below they are the same, above nothing reads it, and with one steered layer z of the
+clean run is the main row's own. In every layer the main rows come first, companions follow. A sequence joins
+at the end, and the last row moves into the place of one that leaves.
+
+Rows are right-ragged: token t of a row has position n_cached + t, and what a shorter row gets beyond its tokens is padding
+that no query sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from juice.engine.request import Sequence as Generation
+from juice.model.routing import LayerRows
 from juice.model.steering import SteeringPlan
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of the batch: whose it is, and whether it is the clean one of a dual run."""
-
-    owner: Generation
-    is_clean: bool
-
-
 class RowTable:
-    """The occupied rows; `move(source, destination)` is called when a row changes its place."""
+    """The occupied rows: `mains`, and the `companions` of every layer.
 
-    def __init__(self, move: Callable[[int, int], None]) -> None:
-        self.rows: list[Row] = []
-        self._move = move
+    A row that changes its place is reported: `move_main(source, destination)`, `move_companion(layer, source, destination)`.
+    """
+
+    def __init__(self, n_layers: int, move_main: Callable[[int, int], None], move_companion: Callable[[int, int, int], None]) -> None:
+        self.mains: list[Generation] = []
+        self.companions: list[list[Generation]] = [[] for _ in range(n_layers)]
+        self._move_main = move_main
+        self._move_companion = move_companion
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the widest layer."""
+        return len(self.mains) + max(map(len, self.companions), default=0)
 
     def join(self, sequence: Generation) -> None:
         """Give a sequence its rows, at the end."""
-        sequence.row = len(self.rows)
-        self.rows.append(Row(sequence, is_clean=False))
-        if sequence.request.steering.needs_clean_row:
-            sequence.clean_row = len(self.rows)
-            self.rows.append(Row(sequence, is_clean=True))
+        self.mains.append(sequence)
+        for layer in sequence.request.steering.window:
+            self.companions[layer].append(sequence)
 
     def leave(self, sequence: Generation) -> None:
         """Free the rows of a sequence; the last rows take their places."""
-        if sequence.clean_row is not None:
-            self._free(sequence.clean_row)
-        self._free(sequence.row)
-        sequence.row, sequence.clean_row = -1, None
+        for layer in sequence.request.steering.window:
+            _free(self.companions[layer], sequence, partial(self._move_companion, layer))
+        _free(self.mains, sequence, self._move_main)
 
-    def _free(self, place: int) -> None:
-        last = len(self.rows) - 1
-        moved = self.rows.pop()
-        if place == last:
-            return
-        self._move(last, place)
-        self.rows[place] = moved
-        if moved.is_clean:
-            moved.owner.clean_row = place
-        else:
-            moved.owner.row = place
+    def clear(self) -> None:
+        """Free every row."""
+        self.mains.clear()
+        for companions in self.companions:
+            companions.clear()
+
+    def span(self, first: int, last: int) -> RowSpan:
+        """Return the rows of the sequences whose main rows are first ... last - 1, all of which joined one after the other."""
+        inside = set(self.mains[first:last])
+        starts = [next((i for i, s in enumerate(own) if s in inside), 0) for own in self.companions]
+        return RowSpan(first, tuple(reversed(self.mains[first:last])), tuple(
+            (start, tuple(s for s in own if s in inside)) for start, own in zip(starts, self.companions, strict=True)
+        ))  # fmt: skip
+
+
+def _free(rows: list[Generation], sequence: Generation, move: Callable[[int, int], None]) -> None:
+    place, last = rows.index(sequence), len(rows) - 1
+    rows[place] = rows[last]
+    rows.pop()
+    if place != last:
+        move(last, place)
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """Adjacent rows, in the order of the batch.
+
+    Main rows from place `first` on, the newest first as their slots lie; per layer the place of the first companion and the
+    companions.
+    """
+
+    first: int
+    mains: tuple[Generation, ...]
+    companions: tuple[tuple[int, tuple[Generation, ...]], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardBatch:
-    """One forward over the rows first ... first + n_rows - 1.
+    """One forward over a span of rows.
 
-    `input_ids` and `positions` are int64 [n_rows, n_tokens]; `sequences[i]` reads its logits at row `output_rows[i]`,
-    token `output_tokens[i]` of the batch; `steering` is None where nothing is steered.
+    `input_ids` and `positions` are int64 [n main rows, n_tokens]; row i reads its logits at token `last_tokens[i]`.
+    `routing` and `layer_positions` (int64 [rows of the layer, n_tokens]) say which rows enter each layer, `steering` is None
+    where nothing is steered.
     """
 
-    first: int
+    span: RowSpan
     input_ids: torch.Tensor
     positions: torch.Tensor
     n_keys: int
-    sequences: tuple[Generation, ...]
-    output_rows: torch.Tensor
-    output_tokens: torch.Tensor
+    last_tokens: torch.Tensor
+    routing: tuple[LayerRows, ...]
+    layer_positions: tuple[torch.Tensor, ...]
     steering: SteeringPlan | None
 
 
-def forward_batch(rows: Sequence[Row], first: int, n_heads: Sequence[int], device: torch.device) -> ForwardBatch:
-    """Lay out the pending tokens of adjacent rows, the first of which is row `first` of the table."""
-    pending = [row.owner.pending for row in rows]
+def forward_batch(span: RowSpan, n_heads: Sequence[int], device: torch.device) -> ForwardBatch:
+    """Lay out the pending tokens of a span of rows."""
+    pending = [sequence.pending for sequence in span.mains]
     n_tokens = max(map(len, pending))
-    starts = torch.tensor([row.owner.n_cached for row in rows])
+    starts = torch.tensor([sequence.n_cached for sequence in span.mains])
     input_ids = torch.tensor([[*tokens, *[0] * (n_tokens - len(tokens))] for tokens in pending])
-    positions = starts[:, None] + torch.arange(n_tokens)
-    main = [i for i, row in enumerate(rows) if not row.is_clean]
+    positions = (starts[:, None] + torch.arange(n_tokens)).to(device)
+    routing = _routing(span, device)
     return ForwardBatch(
-        first=first,
+        span=span,
         input_ids=input_ids.to(device),
-        positions=positions.to(device),
-        n_keys=int(positions.max()) + 1,
-        sequences=tuple(rows[i].owner for i in main),
-        output_rows=torch.tensor(main, device=device),
-        output_tokens=torch.tensor([len(pending[i]) - 1 for i in main], device=device),
-        steering=_steering_plan(rows, first, n_heads, device),
+        positions=positions,
+        n_keys=int(starts.max()) + n_tokens,
+        last_tokens=torch.tensor([len(tokens) - 1 for tokens in pending], device=device),
+        routing=routing,
+        layer_positions=tuple(positions if rows.origins is None else positions[rows.origins] for rows in routing),
+        steering=_steering_plan(span, n_heads, device),
     )
 
 
-def _steering_plan(rows: Sequence[Row], first: int, n_heads: Sequence[int], device: torch.device) -> SteeringPlan | None:
-    """Return each row's source and coefficients; a row that is not steered is its own source with coefficients of zero."""
-    source = list(range(len(rows)))
-    coefficients: dict[int, torch.Tensor] = {}
-    for i, row in enumerate(rows):
-        if row.is_clean:
+def _routing(span: RowSpan, device: torch.device) -> tuple[LayerRows, ...]:
+    n, below = len(span.mains), tuple[Generation, ...]()
+    row_of = {sequence: row for row, sequence in enumerate(span.mains)}
+    routing: list[LayerRows] = []
+    for _, here in span.companions:
+        if here == below:
+            # The same rows go on; their tensors are shared with the layer below.
+            routing.append(LayerRows(None, routing[-1].origins if routing else None))
             continue
-        if row.owner.clean_row is not None:
-            source[i] = row.owner.clean_row - first
-        for layer, values in row.owner.request.steering.coefficients.items():
-            table = coefficients.setdefault(layer, torch.zeros(len(rows), n_heads[layer]))
-            table[i] = values[: n_heads[layer]]
-    if not coefficients:
-        return None
-    return SteeringPlan(torch.tensor(source, device=device), {layer: table.to(device) for layer, table in coefficients.items()})
+        place = {sequence: n + i for i, sequence in enumerate(below)}
+        taken = [*range(n), *(place.get(sequence, row_of[sequence]) for sequence in here)]
+        origins = [*range(n), *(row_of[sequence] for sequence in here)] if here else None
+        routing.append(LayerRows(
+            torch.tensor(taken, device=device), None if origins is None else torch.tensor(origins, device=device)
+        ))  # fmt: skip
+        below = here
+    return tuple(routing)
+
+
+def _steering_plan(span: RowSpan, n_heads: Sequence[int], device: torch.device) -> SteeringPlan | None:
+    """Return each row's source and coefficients, layer by layer; a row without a companion there is its own source."""
+    steered = sorted({layer for sequence in span.mains for layer in sequence.request.steering.coefficients})
+    sources, coefficients = {}, {}
+    n = len(span.mains)
+    for layer in steered:
+        companions = span.companions[layer][1]
+        place = {sequence: n + i for i, sequence in enumerate(companions)}
+        table = torch.zeros(n + len(companions), n_heads[layer])
+        for row, sequence in enumerate(span.mains):
+            own = sequence.request.steering.coefficients.get(layer)
+            if own is not None:
+                table[row] = own[: n_heads[layer]]
+        source = [*(place.get(s, row) for row, s in enumerate(span.mains)), *range(n, n + len(companions))]
+        sources[layer], coefficients[layer] = torch.tensor(source, device=device), table.to(device)
+    return SteeringPlan(sources, coefficients) if steered else None

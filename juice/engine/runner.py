@@ -1,4 +1,4 @@
-"""One forward: rows in, next-token logits out; the clean and steered rows of every request go through together."""
+"""One forward: rows in, next-token logits out; the clean and the steered run of every request go through together."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Run a batch and cache its keys and values; return the logits float32 [len(batch.sequences), vocabulary]."""
+        """Run a batch and cache its keys and values; return the logits float32 [main rows, vocabulary]."""
         loaded = self._loaded
-        self.cache.reserve(batch.first + len(batch.input_ids), batch.n_keys)
-        self.cache.place(batch.first, batch.positions, batch.n_keys)
+        span, n = batch.span, len(batch.span.mains)
+        self.cache.reserve(span.first + n, [start + len(own) for start, own in span.companions], batch.n_keys)
+        for layer, (start, own) in enumerate(span.companions):
+            self.cache.place(layer, span.first, n, start, len(own), batch.layer_positions[layer], batch.n_keys)
         with ExitStack() as stack:
+            stack.enter_context(loaded.routing.route(batch.routing, n))
             if batch.steering is not None:
                 stack.enter_context(loaded.steering.apply(batch.steering))
-            stack.enter_context(loaded.output.keep(batch.output_rows, batch.output_tokens, batch.input_ids.shape[1]))
+            rows = torch.arange(n, device=batch.input_ids.device)
+            stack.enter_context(loaded.output.keep(rows, batch.last_tokens, batch.input_ids.shape[1]))
             logits: torch.Tensor = loaded.model(
                 input_ids=batch.input_ids,
                 position_ids=batch.positions,

@@ -70,9 +70,15 @@ class Steering:
     report: SteeringReport
 
     @property
-    def needs_clean_row(self) -> bool:
-        """Tell whether a clean row must run beside the steered one: the dual run, with anything to add."""
-        return bool(self.coefficients) and self.report.method == "juice"
+    def window(self) -> range:
+        """The layers that a companion, the clean run, must pass beside the steered row; empty where it needs none.
+
+        Below the lowest steered layer both runs are the same, above the highest nothing reads the clean one. With one steered
+        layer its z is the steered row's own, and the single run (JuNe) never reads it.
+        """
+        if self.report.method != "juice" or len(self.coefficients) < 2:
+            return range(0)
+        return range(min(self.coefficients), max(self.coefficients) + 1)
 
 
 def unsteered(steer: Steer | None = None) -> Steering:

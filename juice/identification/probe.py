@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from juice.model.loading import LoadedModel
+from juice.model.routing import copy_rows
 from juice.model.steering import SteeringPlan
 
 TOLERANCE = 1e-4
@@ -81,7 +82,7 @@ class Prober:
     def _whole(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
         clean, n_probes = self._clean, len(factors)
         rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
-        plan = SteeringPlan(rows, {layer: (factors - 1).repeat_interleave(clean.n, 0)})
+        plan = SteeringPlan({layer: rows}, {layer: (factors - 1).repeat_interleave(clean.n, 0)})
         with self._loaded.steering.apply(plan), self._loaded.output.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
             logits = self._loaded.model(input_ids=clean.ids.repeat(n_probes, 1), use_cache=False).logits
         by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
@@ -106,6 +107,8 @@ class _SharedForward:
         self._probed = probed
         self._factors = factors
         self._attention_is_done = False
+        # Every probe has a row for each prompt of the clean run.
+        self._origins = torch.arange(clean.n, device=clean.ids.device).repeat(len(factors))
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -128,21 +131,10 @@ class _SharedForward:
                 return clean_args, clean_kwargs
             hidden = args[0] if args else kwargs["hidden_states"]
             hidden = hidden.reshape(-1, self._clean.n_positions, hidden.shape[-1])  # [m * n, pos, d_model]
-            new_args, new_kwargs = self._repeat(clean_args), self._repeat(clean_kwargs)
+            new_args, new_kwargs = copy_rows((clean_args, clean_kwargs), self._clean.n, self._origins)
             return ((hidden, *new_args[1:]), new_kwargs) if args else (new_args, {**new_kwargs, "hidden_states": hidden})
 
         return replace
-
-    def _repeat(self, value: Any) -> Any:
-        """Repeat what has a row a prompt for every probe; what is shared by all rows broadcasts."""
-        if isinstance(value, torch.Tensor):
-            has_rows = value.dim() > 1 and self._clean.n > 1 and value.shape[0] == self._clean.n
-            return value.repeat(len(self._factors), *[1] * (value.dim() - 1)) if has_rows else value
-        if isinstance(value, tuple | list):
-            return type(value)(self._repeat(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._repeat(item) for key, item in value.items()}
-        return value
 
     def _around_attention(self, index: int) -> Iterator[Any]:
         layer = self._layers[index]

@@ -1,6 +1,7 @@
 """The model under JuICE: where its heads are, how their z is steered, how it is loaded.
 
 layout       finds the attention output projections; their input is z
+routing      which rows go through which layer
 steering     permanent hooks that compute z <- z + coefficient * z[source row]
 output       keeps the vocabulary projection to the positions that are read
 attention    which keys a query may see, layer by layer, as masks

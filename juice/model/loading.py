@@ -22,6 +22,7 @@ from juice.model.attention import AttentionPattern, attention_pattern
 from juice.model.fingerprint import identify_model
 from juice.model.layout import Layout, resolve, text_config
 from juice.model.output import OutputPositions
+from juice.model.routing import RowRouting
 from juice.model.steering import SteeringHooks
 
 MINI = Path(__file__).parents[1] / "models" / "mini"
@@ -36,6 +37,7 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     layout: Layout
     attention: AttentionPattern
+    routing: RowRouting
     steering: SteeringHooks
     output: OutputPositions
     identity: ModelIdentity
@@ -120,7 +122,7 @@ def prepare(
     )
     model.eval()
     model._juice_hooked = True
-    return LoadedModel(model, tokenizer, layout, pattern, SteeringHooks(layout), OutputPositions(layout), identity)
+    return LoadedModel(model, tokenizer, layout, pattern, RowRouting(layout), SteeringHooks(layout), OutputPositions(layout), identity)
 
 
 def choose_device(device: str) -> torch.device:

@@ -27,9 +27,9 @@ from juice.model.layout import AttentionLayer, Layout
 
 @dataclass(frozen=True, eq=False)
 class SteeringPlan:
-    """What one forward adds: `source` int64 [rows]; `coefficients` by layer, float32 [rows, n_heads], only layers that steer."""
+    """What one forward adds, by layer, only layers that steer: `sources` int64 [rows], `coefficients` float32 [rows, n_heads]."""
 
-    source: torch.Tensor
+    sources: Mapping[int, torch.Tensor]
     coefficients: Mapping[int, torch.Tensor]
 
 
@@ -60,7 +60,7 @@ class SteeringHooks:
             if plan is None or layer.index not in plan.coefficients:
                 return None
             self._fired.add(layer.index)
-            return (add_scaled(args[0], plan.source, plan.coefficients[layer.index], layer.n_heads), *args[1:])
+            return (add_scaled(args[0], plan.sources[layer.index], plan.coefficients[layer.index], layer.n_heads), *args[1:])
 
         return steer
 

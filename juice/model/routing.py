@@ -1,0 +1,77 @@
+"""Which rows go through which layer: rows enter and leave the batch between decoder layers.
+
+A model is called with n rows. Layer l runs those n and, behind them, companions: copies of some of these rows that fork
+off where they enter and are dropped where they end. Permanent pre-hooks on the decoder layers, which do nothing without
+a plan, put together each layer's rows and give every row that joins the masks and positions of the row it copies. The
+modules are transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from juice.model.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRows:
+    """The rows of one layer.
+
+    `taken` says which row of the layer below each of them goes on from (None: the same rows), `origins` which row of the call
+    each of them is or copies (None: the call's own rows). Both are int64 [rows].
+    """
+
+    taken: torch.Tensor | None
+    origins: torch.Tensor | None
+
+
+class RowRouting:
+    """The hooks of one model; `route` sets the rows of every layer for the forwards made within it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._plan: Sequence[LayerRows] | None = None
+        self._n_rows = 0
+        for layer in layout.layers:
+            layer.layer.register_forward_pre_hook(self._hook(layer.index), with_kwargs=True)
+
+    @contextmanager
+    def route(self, plan: Sequence[LayerRows], n_rows: int) -> Iterator[None]:
+        """Route the rows of every forward within; the model is called with n_rows."""
+        self._plan, self._n_rows = plan, n_rows
+        try:
+            yield
+        finally:
+            self._plan = None
+
+    def _hook(self, index: int) -> Any:
+        def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+            if self._plan is None:
+                return None
+            rows = self._plan[index]
+            if rows.taken is None and rows.origins is None:
+                return None
+            hidden = args[0] if args else kwargs["hidden_states"]
+            if rows.taken is not None:
+                hidden = hidden[rows.taken]
+            others = (args[1:], {name: value for name, value in kwargs.items() if name != "hidden_states"})
+            rest, named = others if rows.origins is None else copy_rows(others, self._n_rows, rows.origins)
+            return ((hidden, *rest), named) if args else (rest, {**named, "hidden_states": hidden})
+
+        return enter
+
+
+def copy_rows(value: Any, n_rows: int, origins: torch.Tensor) -> Any:
+    """Gather the rows `origins` of every tensor within `value` that has a row for each of n_rows; what all rows share broadcasts."""
+    if isinstance(value, torch.Tensor):
+        return value[origins] if value.dim() > 1 and n_rows > 1 and value.shape[0] == n_rows else value
+    if isinstance(value, tuple | list):
+        return type(value)(copy_rows(item, n_rows, origins) for item in value)
+    if type(value) is dict:
+        return {key: copy_rows(item, n_rows, origins) for key, item in value.items()}
+    return value
