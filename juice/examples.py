@@ -81,7 +81,7 @@ def read_examples(source: str | Path) -> list[ConflictExample]:
     """
     path = MINI_EXAMPLES if str(source) == "mini" else Path(source)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ExampleError(f"cannot read the examples {path}: {error}; give a JSON lines file in UTF-8, or `mini`") from error
     examples = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]

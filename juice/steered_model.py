@@ -12,8 +12,9 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from juice.engine import Completion, Engine, GenerationRequest, Sampling, Steer, Steering
+from juice.engine.selfcheck import verify
 from juice.engine.steer import SteerTarget, steering_of, unsteered
-from juice.errors import HeadSetError, RequestError
+from juice.errors import HeadSetError, HeadSetMismatchError, RequestError
 from juice.head_set import HeadSet, HeadSetLibrary
 from juice.head_set.schema import FORMAT, Method
 from juice.model.loading import LoadedModel, load_model, prepare
@@ -22,11 +23,15 @@ DEFAULT_MAX_TOKENS = 64
 
 
 class SteeredModel:
-    """A model, its engine and the head sets that serve it. Not thread-safe: one thread at a time generates."""
+    """A model, its engine and the head sets that serve it. Not thread-safe: one thread at a time generates.
+
+    Raises UnsupportedModelError when the engine and the model itself do not agree.
+    """
 
     def __init__(self, loaded: LoadedModel, head_sets: str | Path | None = None) -> None:
         self.loaded = loaded
         self.engine = Engine(loaded)
+        verify(loaded, self.engine)
         self._head_sets_folder = head_sets
 
     @cached_property
@@ -106,19 +111,33 @@ class SteeredModel:
 
     def steering(self, steer: Steer, head_set: str | HeadSet | None = None) -> Steering:
         """Return what a request's rows get; raises HeadSetError when no set serves, or the one given does not fit."""
+        if head_set is None:
+            head_set = steer.head_set
         if steer.target == "none":
+            if head_set is not None:
+                raise RequestError("head_set is given, but steer is none; name a target: context or parametric", param="steer.target")
             return unsteered(steer)
         if isinstance(head_set, HeadSet):
             head_set.check_fits(self.loaded.identity)
             chosen = head_set
         else:
-            chosen = self.head_sets.get(head_set or steer.head_set or steer.target)
+            chosen = self.head_sets.get(steer.target if head_set is None else head_set)
+        self._check_heads(chosen)
         if chosen.target != steer.target:
             raise RequestError(
                 f"head set {chosen.name!r} steers toward {chosen.target}, the request asks for {steer.target}; name a set of that target",
                 param="steer.head_set",
             )
         return steering_of(steer, chosen)
+
+    def _check_heads(self, head_set: HeadSet) -> None:
+        """Raise HeadSetMismatchError for a head that its layer does not have: layers of one model may differ."""
+        for head in (*head_set.heads.plus, *head_set.heads.minus):
+            n_heads = self.loaded.layout.layers[head.layer].n_heads
+            if head.index >= n_heads:
+                raise HeadSetMismatchError(
+                    f"head {head} is out of range: layer {head.layer} of {self.id} has {n_heads} heads (0-{n_heads - 1})"
+                )
 
     def make_head_set(
         self,

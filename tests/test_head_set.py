@@ -179,6 +179,7 @@ def test_without_a_fingerprint_shape_and_architecture_decide_with_a_warning(tmp_
     HeadSet.parse(content(model={**MODEL.model_dump(), "fingerprint": None}), "x").save(tmp_path / "a" / "context")
     with pytest.warns(UserWarning, match="architecture and shape alone"):
         assert HeadSetLibrary.scan(tmp_path, MODEL).by_name
+    assert "n_layers" in MODEL.difference(MODEL.model_copy(update={"n_layers": 99}))
     for field, value in (("architecture", "LlamaForCausalLM"), ("n_layers", 4), ("n_heads", 5)):
         other = MODEL.model_copy(update={field: value})
         assert f"its {field} is" in next(iter(HeadSetLibrary.scan(tmp_path, other).unfit.values()))
@@ -193,5 +194,8 @@ def test_the_search_order_is_argument_environment_working_folder(tmp_path: Path,
     assert HeadSetLibrary.scan(None, MODEL).get("context").source == "environment"
     monkeypatch.delenv("JUICE_HEAD_SETS")
     assert HeadSetLibrary.scan(None, MODEL).get("context").source == "head_sets"
+    for too_deep in ("argument/m", "argument/m/context"):
+        with pytest.raises(HeadSetNotFoundError, match="give the folder above"):
+            HeadSetLibrary.scan(too_deep, MODEL)
     with pytest.raises(HeadSetNotFoundError, match="does not exist"):
         HeadSetLibrary.scan(tmp_path / "nowhere", MODEL)

@@ -17,6 +17,7 @@ from juice.identification.run import Settings, usable_examples
 from juice.identification.scores import score_heads, scored_prompt
 from juice.identification.select import chosen_heads
 from juice.identification.tuning import GRID_MINUS, GRID_PLUS, answer, outcome, scoring_requests
+from juice.model.loading import prepare
 from tests import naive_scores, tiny
 
 TOLERANCE = 1e-5  # fp32 probabilities
@@ -93,9 +94,9 @@ def test_probes_fall_back_to_whole_forwards_where_a_layer_hides_something_from_i
     """A layer that adds something of its own call to the residual stream cannot be entered from the side."""
     network = tiny.tiny_model("llama")
     network.model.layers[2].register_forward_hook(lambda _m, _a, out: out + 0.1 * out.shape[0])
-    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    loaded = prepare(network, tiny.tiny_tokenizer())
     with torch.inference_mode():
-        prober = Prober(model.loaded, CleanRun(model.loaded, [(1, 2, 3), (4, 5)]))
+        prober = Prober(loaded, CleanRun(loaded, [(1, 2, 3), (4, 5)]))
     assert not prober.shares_clean_run
 
 
@@ -165,6 +166,24 @@ def test_an_answer_without_tokens_of_its_own_cannot_be_scored() -> None:
         scored_prompt(model.loaded, nothing, "clean")
 
 
+def test_an_example_without_a_prompt_that_others_have_is_not_drawn() -> None:
+    """Else one such example would silently take a conflict type from the consistency filter."""
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    pool = examples()
+    partial = pool[0].model_copy(update={"prompts": {"clean": pool[0].prompts["clean"]}})
+    with pytest.warns(UserWarning, match="no coherent and no substitution prompt"):
+        drawn, _ = usable_examples(model, [partial, *pool[1:]], Settings(n_examples=3))
+    assert drawn == pool[1:]
+    with pytest.raises(ExampleError, match="no conflict for the parametric target"):
+        juice.identify(model, [partial], target="parametric", n_examples=1)
+
+
+def test_scores_that_overflow_are_an_error_not_a_head_set() -> None:
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    with pytest.raises(juice.JuiceError, match="not finite"):
+        juice.identify(model, examples(), target="context", alphas_plus=(1e38, 1.0))
+
+
 def test_identification_is_the_same_for_the_same_seed_and_differs_for_another() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     options = {"target": "context", "n_examples": 2, "alphas_plus": ALPHAS_PLUS, "alphas_minus": ALPHAS_MINUS}
@@ -187,7 +206,8 @@ def test_tuning_takes_the_best_pair_of_the_whole_grid() -> None:
         for p, text in zip(prompts, wanted, strict=True)
         if text.split() and juice.scoring.normalise(text)
     ]
-    tuned = juice.tune(model, head_set, validation)
+    with pytest.warns(UserWarning, match="examples tune the betas"):
+        tuned = juice.tune(model, head_set, validation)
     sums = {}
     for plus in GRID_PLUS:
         for minus in GRID_MINUS:

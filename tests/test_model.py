@@ -7,10 +7,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BitNetConfig, BitNetForCausalLM, BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    BitNetConfig,
+    BitNetForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import juice
+from juice.engine import GenerationRequest
 from juice.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from juice.model.layout import resolve
 from juice.model.loading import load_model, prepare
@@ -99,7 +117,33 @@ def bloom() -> PreTrainedModel:
     return BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=2))
 
 
-@pytest.mark.parametrize(("make", "reason"), [(mamba, "no attention heads"), (bitnet, "normalises across heads"), (bloom, "ALiBi")])
+def longrope() -> PreTrainedModel:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    factors = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    positions = {"max_position_embeddings": 128, "original_max_position_embeddings": 32, "rope_parameters": factors}
+    return Phi3ForCausalLM(Phi3Config(vocab_size=50, pad_token_id=0, **sizes, **positions))
+
+
+def rwkv() -> PreTrainedModel:
+    return RwkvForCausalLM(RwkvConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16))
+
+
+def bert() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertLMHeadModel(BertConfig(vocab_size=50, **sizes))
+
+
+REFUSALS = [
+    (mamba, "no attention heads"),
+    (rwkv, "no attention heads"),
+    (bitnet, "normalises across heads"),
+    (bloom, "ALiBi"),
+    (longrope, "longrope"),
+    (bert, "not causal"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSALS)
 def test_a_model_that_cannot_be_steered_exactly_is_refused_with_the_reason(make, reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         prepare(make(), tiny.tiny_tokenizer())
@@ -139,12 +183,12 @@ def test_the_fingerprint_knows_the_weights_not_their_place_dtype_or_files(tmp_pa
     assert prepare(tiny.tiny_model("llama").half(), tiny.tiny_tokenizer()).identity.fingerprint is None
 
 
-def test_one_changed_projection_weight_changes_the_fingerprint(tmp_path: Path) -> None:
-    network = tiny.tiny_model("gpt2")
-    before = prepare(network, tiny.tiny_tokenizer()).identity.fingerprint
+@pytest.mark.parametrize("name", ["h.3.attn.c_proj", "h.0.attn.c_attn", "h.2.mlp.c_fc", "h.1.mlp.c_proj", "wte"])
+def test_one_changed_weight_changes_the_fingerprint(name: str) -> None:
+    before = prepare(tiny.tiny_model("gpt2"), tiny.tiny_tokenizer()).identity.fingerprint
     changed = tiny.tiny_model("gpt2")
     with torch.no_grad():
-        changed.transformer.h[3].attn.c_proj.weight[0, 0] += 1e-3
+        changed.transformer.get_submodule(name).weight[0, 0] += 1e-3
     assert prepare(changed, tiny.tiny_tokenizer()).identity.fingerprint != before
 
 
@@ -180,3 +224,77 @@ def test_what_cannot_be_loaded_is_one_clear_error(tmp_path: Path) -> None:
         load_model("mini", dtype="float12")
     with pytest.raises(UsageError, match="device"):
         load_model("mini", device="quantum")
+
+
+def test_weights_that_are_missing_are_an_error_not_random_numbers(tmp_path: Path) -> None:
+    saved(tmp_path, "gpt2")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["transformer.h.2.mlp.c_fc.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelNotFoundError, match=r"lack 1 tensors .*h\.2\.mlp\.c_fc"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("config", ["[]", '{"model_type": "gpt2", "n_embd": "abc"}'])
+def test_a_nonsensical_configuration_is_one_clear_error(tmp_path: Path, config: str) -> None:
+    saved(tmp_path, "gpt2")
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ModelNotFoundError, match="cannot be loaded"):
+        load_model(tmp_path)
+
+
+def test_a_window_that_the_models_code_never_reads_is_not_folded_in() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    network = LlamaForCausalLM(LlamaConfig(vocab_size=tiny.VOCAB_SIZE, sliding_window=4, **sizes)).eval()
+    ids = list(range(1, 30))
+    expected = oracle.generate(network, ids, {}, 5)[0]
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    request = GenerationRequest(prompt_ids=tuple(ids), max_tokens=5, ignore_eos=True)
+    assert list(model.engine.generate([request])[0].token_ids) == expected
+
+
+class Mixing(torch.nn.Module):
+    """A layer's MLP that lets the rows of a batch see each other."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + x.mean(0, keepdim=True)
+
+
+class Bypassing(torch.nn.Linear):
+    """A projection whose hooks never run."""
+
+    def __call__(self, z: torch.Tensor) -> torch.Tensor:
+        return self.forward(z)
+
+
+def test_a_model_that_disagrees_with_the_engine_is_refused_at_load() -> None:
+    mixing = tiny.tiny_model("llama")
+    mixing.model.layers[1].mlp = Mixing(mixing.model.layers[1].mlp)
+    with pytest.raises(UnsupportedModelError, match="not steered exactly"):
+        juice.load(mixing, tokenizer=tiny.tiny_tokenizer())
+    bypassing = tiny.tiny_model("llama")
+    bypassing.model.layers[0].self_attn.o_proj = Bypassing(32, 32, bias=False)
+    with pytest.raises(UnsupportedModelError, match="bypassed"):
+        juice.load(bypassing, tokenizer=tiny.tiny_tokenizer())
+
+
+def test_an_overflow_ends_its_generation_and_leaves_the_next_one_as_it_was() -> None:
+    """What is not finite in a slot would reach the next request there: masked keys still meet a weight of zero."""
+    network = tiny.tiny_model("llama")
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    before = model.generate(["abc", "x" * 30], max_tokens=6, ignore_eos=True)
+    weight = network.model.layers[0].mlp.down_proj.weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.inf)
+    with pytest.raises(juice.JuiceError, match="not finite"):
+        model.generate(["y" * 40] * 3, max_tokens=3)
+    with torch.no_grad():
+        weight.copy_(kept)
+    after = model.generate(["abc", "x" * 30], max_tokens=6, ignore_eos=True)
+    assert [c.token_ids for c in after] == [c.token_ids for c in before]

@@ -9,6 +9,7 @@ slots      the KV cache: one slot a row
 scheduler  which waiting requests join
 runner     one forward
 engine     the loop
+selfcheck  what must hold before a model is served
 """
 
 from juice.engine.engine import Engine

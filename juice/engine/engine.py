@@ -37,6 +37,7 @@ class Engine:
         self._scheduler = scheduler or Scheduler()
         cache = self._runner.cache
         self._table = RowTable(loaded.layout.n_layers, cache.move_main, cache.move_companion)
+        self._is_open = False
         self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
@@ -46,12 +47,13 @@ class Engine:
 
     def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Piece]:
         """Run all requests, yielding each one's text as it becomes final; raises JuiceError while another stream is open."""
-        if self._table.mains:
+        if self._is_open:
             raise JuiceError("another generation is still open on this model; read its stream to the end or close it first")
         for request in requests:
             self._check_length(request)
         sequences = [Generation(r, TextStream(self._loaded.tokenizer, r.prompt_ids, r.stop)) for r in requests]
         index_of = {sequence: i for i, sequence in enumerate(sequences)}
+        self._is_open = True
         # Longest first: prompts that are prefilled together then need little padding.
         self._scheduler.waiting.extend(sorted(sequences, key=lambda s: -len(s.request.prompt_ids)))
         try:
@@ -59,7 +61,12 @@ class Engine:
                 for sequence, text in self._step():
                     done = sequence.finish_reason is not None
                     yield Piece(index_of[sequence], text, sequence.completion() if done else None)
+        except JuiceError:
+            # What is not finite in a slot would reach whoever gets the slot next: masked keys still meet a zero weight.
+            self._runner.cache.clear()
+            raise
         finally:
+            self._is_open = False
             self._scheduler.waiting.clear()
             self._table.clear()
 

@@ -109,6 +109,12 @@ class SlotCache(Cache):
         for layer, n in zip(self._slots, room, strict=True):
             layer.resize(self._n_mains, n, self._capacity)
 
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Zero every slot."""
+        for layer in self._slots:
+            layer.reset()
+
     def place(
         self, layer: int, first_main: int, n_mains: int, first_companion: int, n_companions: int, positions: torch.Tensor, n_keys: int
     ) -> None:

@@ -36,6 +36,9 @@ class Steer:
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise RequestError(f"steer is {self.target!r}; expected one of {', '.join(TARGETS)}", param="steer")
+        ignored = [name for name in ("head_set", "beta_plus", "beta_minus") if getattr(self, name) is not None]
+        if self.target == "none" and ignored:
+            raise RequestError(f"{ignored[0]} is given, but steer is none; name a target: context or parametric", param="steer.target")
         if self.method not in ("juice", "june"):
             raise RequestError(f"method is {self.method!r}; expected juice or june", param="steer.method")
         for name, low, high in (("strength", 0.0, MAX_BETA), ("beta_plus", 0.0, MAX_BETA), ("beta_minus", -MAX_BETA, 0.0)):
@@ -121,8 +124,8 @@ def _betas(steer: Steer, head_set: HeadSet) -> Betas:
     minus = 0.0 if minus is None and not head_set.heads.minus else minus
     if plus is None or minus is None:
         raise RequestError(
-            f"head set {head_set.name!r} has no betas for method {steer.method!r}; give beta_plus and beta_minus, "
-            "or set them with `juice tune`",
+            f"head set {head_set.name!r} has no betas for method {steer.method!r}; give beta_plus and beta_minus "
+            "(--beta-plus, --beta-minus), or set them with `juice tune`",
             param="steer.beta_plus" if plus is None else "steer.beta_minus",
         )
     return Betas(plus=plus, minus=minus)

@@ -8,7 +8,6 @@ sets that fit the model are served by name, the others are listed with the reaso
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +28,10 @@ def find_folder(given: str | Path | None) -> Path:
     """Return the folder to search; raises HeadSetNotFoundError when one is named that does not exist."""
     named = given or os.environ.get("JUICE_HEAD_SETS")
     if named:
+        if any((Path(named) / below / JSON_FILE).exists() for below in (".", *(p.name for p in Path(named).glob("[!.]*")))):
+            raise HeadSetNotFoundError(
+                f"{named} is a head set or one model's; give the folder above, which holds <model>/<name>/{JSON_FILE}"
+            )
         if not Path(named).is_dir():
             raise HeadSetNotFoundError(f"the head sets folder {named} does not exist; make it with `juice identify --out {named}`")
         return Path(named)
@@ -74,10 +77,6 @@ class HeadSetLibrary:
         if head_set.name in self.by_name:
             raise HeadSetError(
                 f"two head sets in {self.folder} are named {head_set.name!r} and fit {self.model.id}; rename or remove one ({key})"
-            )
-        if not head_set.model.is_certain(self.model):
-            warnings.warn(
-                f"head set {key} fits {self.model.id} by architecture and shape alone: there is no fingerprint to compare", stacklevel=4
             )
         self.by_name[head_set.name] = head_set
 

@@ -7,6 +7,7 @@ betas are finite and of the right sign. Anything else raises HeadSetError.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -48,10 +49,8 @@ class ModelIdentity(_Part):
     fingerprint: str | None = None
 
     def difference(self, other: ModelIdentity) -> str | None:
-        """Say how another model differs from this one, or None for the same (fingerprints decide where both have one)."""
-        if self.fingerprint and other.fingerprint:
-            if self.fingerprint == other.fingerprint:
-                return None
+        """Say how another model differs from this one, or None for the same: architecture, shape and, where both have one, fingerprint."""
+        if self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint:
             return f"its fingerprint is {_short(self.fingerprint)}, the loaded model's is {_short(other.fingerprint)}"
         for field in ("architecture", "n_layers", "n_heads"):
             mine, theirs = getattr(self, field), getattr(other, field)
@@ -180,12 +179,16 @@ class HeadSet(_Part):
         return self.model_copy(update={"beta": table, "metrics": {**self.metrics, **metrics}})
 
     def check_fits(self, model: ModelIdentity) -> None:
-        """Raise HeadSetMismatchError unless this set was made for the given model."""
+        """Raise HeadSetMismatchError unless this set was made for the given model; warn where that cannot be told for sure."""
         difference = self.model.difference(model)
         if difference:
             raise HeadSetMismatchError(
                 f"head set {self.name!r} was made for {self.model.id} and does not fit the loaded {model.id}: {difference}; "
                 "identify heads on this model (`juice identify`)"
+            )
+        if not self.model.is_certain(model):
+            warnings.warn(
+                f"head set {self.name!r} fits {model.id} by architecture and shape alone: there is no fingerprint to compare", stacklevel=3
             )
 
 

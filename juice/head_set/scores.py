@@ -48,7 +48,7 @@ class HeadScores:
             conflict_types = tuple(metadata["conflict_types"])
             scores = cls(target=metadata["target"], conflict_types=conflict_types, plus=plus, minus=minus)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise HeadSetError(f"cannot read the scores {path}: {error!r}; expected the scores.safetensors of a head set") from error
+            raise HeadSetError(f"cannot read the scores {path}: {error}; expected the file scores.safetensors of a head set") from error
         scores._validate(path)
         return scores
 

@@ -31,7 +31,9 @@ def load(folder: Path) -> HeadSet:
             raise HeadSetError(f"{path} has {path.stat().st_size} bytes; a head set has at most {MAX_JSON_BYTES}")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise HeadSetError(f"cannot read the head set {folder}: {error}; expected a folder with {JSON_FILE}") from error
+        raise HeadSetError(
+            f"cannot read the head set {folder}: {error}; expected the path of a folder with {JSON_FILE}, such as head_sets/mini/context"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise HeadSetError(f"{path} is not JSON ({error}); it may be truncated: make or copy the head set again") from error
     if not isinstance(content, dict):
@@ -58,6 +60,7 @@ def _load_scores(path: Path, head_set: HeadSet) -> HeadScores:
 
 def save(head_set: HeadSet, folder: Path, *, overwrite: bool) -> None:
     """Write a head set in one step; raises OutputError when the folder exists (unless `overwrite`) or can't be written."""
+    folder = folder.resolve()
     check_writable(folder, overwrite=overwrite)
     temporary = None
     try:
@@ -84,15 +87,19 @@ def save(head_set: HeadSet, folder: Path, *, overwrite: bool) -> None:
 
 def check_writable(folder: Path, *, overwrite: bool) -> None:
     """Raise OutputError, before any work is done, when a head set could not be saved to the folder."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; a head set is a folder: choose another name")
     if folder.exists() and not overwrite:
-        raise OutputError(f"{folder} exists; choose another name, or overwrite it with --force")
+        raise OutputError(f"{folder} exists; choose another --out or --name, or overwrite it with --force")
     if folder.exists() and not (folder / JSON_FILE).exists() and any(folder.iterdir()):
         raise OutputError(f"{folder} is not a head set's folder; it is never overwritten: choose another name")
     parent = folder.parent
     while not parent.exists():
         parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write to {parent}: not a folder, or no permission; choose another --out")
+    try:
+        Path(tempfile.mkdtemp(prefix=".juice.", dir=parent)).rmdir()
+    except OSError as error:
+        raise OutputError(f"cannot write to {parent}: {error.strerror}; choose another --out") from error
 
 
 def to_json(head_set: HeadSet) -> str:

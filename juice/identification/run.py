@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +12,10 @@ import torch
 import transformers
 
 import juice
-from juice.errors import ExampleError, UsageError
+from juice.errors import ExampleError, JuiceError, UsageError
 from juice.examples import ConflictExample, Target, draw, examples_sha256
 from juice.head_set import HeadSet, Identification
-from juice.head_set.schema import Method
+from juice.head_set.schema import NAME_PATTERN, Method
 from juice.identification.scores import score_heads, scored_prompt
 from juice.identification.select import chosen_heads
 from juice.identification.tuning import conflict_types_of, tune
@@ -37,6 +39,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.top_k < 1:
             raise UsageError(f"top_k is {self.top_k}; expected at least 1 (5 up to about 3B parameters, 10 above)")
+        if not all(math.isfinite(alpha) for alpha in (*self.alphas_plus, *self.alphas_minus)):
+            raise UsageError(f"the alphas are {[*self.alphas_plus, *self.alphas_minus]}; expected finite numbers")
         if not self.alphas_plus or not all(alpha > 0 for alpha in self.alphas_plus):
             raise UsageError(f"alphas_plus is {list(self.alphas_plus)}; expected numbers above 0, such as 1,3,5,10,30")
         if not self.alphas_minus or not all(alpha < 0 for alpha in self.alphas_minus):
@@ -70,13 +74,19 @@ def identify_targets(
     progress: Progress = silent,
 ) -> dict[Target, HeadSet]:
     """Find the heads of several targets from the same drawn examples, with one pass of probes."""
+    for name in names.values():
+        check_name(name)
     types = {target: conflict_types_of(target, drawn) for target in targets}
     for target, own in types.items():
-        if not own:
-            raise ExampleError(f"the drawn examples share no conflict type for the {target} target; give examples with the same prompts")
+        if not set(own) - {"clean"}:
+            raise ExampleError(
+                f"the examples hold no conflict for the {target} target; give each a substitution or a coherent prompt beside the clean one"
+            )
     scores = score_heads(
         model.loaded, drawn, targets=types, alphas_plus=settings.alphas_plus, alphas_minus=settings.alphas_minus, progress=progress
     )
+    if not all(scores[t].plus.isfinite().all() and scores[t].minus.isfinite().all() for t in targets):
+        raise JuiceError("some scores are not finite: scaled heads overflow; give smaller alphas, or load with --dtype float32")
     return {
         target: HeadSet(
             name=names[target],
@@ -109,10 +119,13 @@ def usable_examples(
     raises ExampleError when too few are left.
     """
     candidates, reasons = [], []
+    wanted = {t for e in examples if settings.relation in (None, e.relation) for t in e.prompts}
     for example in examples:
         if settings.relation is not None and example.relation != settings.relation:
             continue
         try:
+            if lacking := wanted - example.prompts.keys():
+                raise ExampleError(f"example {example.subject!r} has no {' and no '.join(sorted(lacking))} prompt, others have")
             for conflict_type in example.prompts:
                 scored_prompt(model.loaded, example, conflict_type)
             candidates.append(example)
@@ -126,6 +139,12 @@ def usable_examples(
     drawn, _ = draw(candidates, settings.n_examples, settings.seed)
     chosen = set(map(id, drawn))
     return drawn, [e for e in examples if id(e) not in chosen]
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError for a name that a head set cannot have."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(f"the name {name!r} cannot be a head set's; expected up to 64 letters, digits, dots, dashes and underscores")
 
 
 def validation_share(examples: Sequence[ConflictExample], seed: int) -> list[ConflictExample]:

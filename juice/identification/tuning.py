@@ -8,6 +8,7 @@ not varied. Validation examples are those whose clean prompt this model answers 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,6 +22,7 @@ from juice.progress import Progress, silent
 from juice.scoring import MAX_TOKENS, contains_answer
 from juice.steered_model import SteeredModel
 
+N_FEW = 20
 GRID_PLUS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
 GRID_MINUS = (0.0, -1.0, -2.0, -3.0)
 
@@ -99,13 +101,23 @@ def tune(
     progress: Progress = silent,
 ) -> HeadSet:
     """Return the head set with the best betas of a method and what they did; raises ExampleError without usable examples."""
-    examples = known_examples(model, fitting_examples(model, validation))
     target = head_set.target
+    wanted = {t for e in validation for t in e.prompts}
+    complete = [e for e in validation if wanted <= e.prompts.keys()]
+    if len(complete) < len(validation):
+        warnings.warn(
+            f"{len(validation) - len(complete)} validation examples lack a prompt that others have and are left out", stacklevel=2
+        )
+    examples = known_examples(model, fitting_examples(model, complete))
     conflict_types = conflict_types_of(target, examples)
+    if not validation:
+        raise ExampleError("no examples are left to tune the betas on; give more examples, or a file with --validation")
+    if 0 < len(examples) < N_FEW:
+        warnings.warn(f"only {len(examples)} examples tune the betas: they may fit nothing else; {N_FEW} or more are better", stacklevel=2)
     if not examples or not conflict_types:
         raise ExampleError(
             f"none of {len(validation)} validation examples can be used: the model answers none of their clean prompts, or they share "
-            f"no conflict type for {target}; give others with --validation, or keep the betas with --no-tune"
+            f"no conflict type for {target}; give others with --validation"
         )
     grid = list(product(GRID_PLUS if head_set.heads.plus else (0.0,), GRID_MINUS if head_set.heads.minus else (0.0,)))
     requests = scoring_requests(model, examples, conflict_types, target)

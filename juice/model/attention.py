@@ -7,6 +7,7 @@ the one a model would build, so the window must be folded in, one mask for each 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -43,19 +44,36 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern:
         raise UnsupportedModelError(f"{type(model).__name__} biases its attention by distance (ALiBi), which the engine does not serve yet")
     if "local" in (getattr(config, "attention_layers", None) or ()):
         raise UnsupportedModelError(f"{type(model).__name__} masks its local layers itself, which the engine does not serve yet")
+    if reason := _changing_positions(config):
+        raise UnsupportedModelError(f"{type(model).__name__} {reason}, which the engine does not serve yet")
+    if not getattr(config, "is_causal", True) or (hasattr(config, "is_decoder") and "bert" in config.model_type and not config.is_decoder):
+        raise UnsupportedModelError(f"{type(model).__name__} is not causal: its tokens see what follows them")
     kinds = set(getattr(config, "layer_types", None) or ())
     if unknown := kinds - {FULL, SLIDING}:
         raise UnsupportedModelError(
             f"{type(model).__name__} has layers of the kinds {sorted(unknown)}; the engine serves full and sliding attention"
         )
-    window = _window(config)
+    window = _window(model, config)
     if len(kinds) == 2:
         return AttentionPattern({FULL: None, SLIDING: window}, by_name=True)
     only = kinds.pop() if kinds else (SLIDING if window else FULL)
     return AttentionPattern({only: window if only == SLIDING else None}, by_name=False)
 
 
-def _window(config: PretrainedConfig) -> int | None:
-    if getattr(config, "use_sliding_window", True) is False:
+def _window(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
+    """Return the sliding window, if the model's code masks by one: many configurations carry a number that nothing reads."""
+    code = sys.modules[type(model).__module__]
+    if getattr(config, "use_sliding_window", True) is False or not hasattr(code, "create_sliding_window_causal_mask"):
         return None
     return getattr(config, "sliding_window", None)
+
+
+def _changing_positions(config: PretrainedConfig) -> str | None:
+    """Say whether old keys change once a sequence grows past the original context: then rows of one batch depend on each other."""
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for own in (parameters, *(v for v in parameters.values() if isinstance(v, dict))):
+        kind = own.get("rope_type", own.get("type"))
+        original = own.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        if kind == "dynamic" or (kind == "longrope" and (original is None or original < config.max_position_embeddings)):
+            return f"rescales its positions past its original context (rope type {kind})"
+    return None

@@ -1,6 +1,6 @@
 """The identity of a model's weights: the same for the same weights in another folder, dtype or quantisation.
 
-    fingerprint = SHA-256(config fields, then for the embedding and every output projection: shape and sampled rows)
+    fingerprint = SHA-256(config fields, then for the embedding and every projection of the layers: shape and sampled rows)
 
 The rows are read as float32 from the safetensors files as stored, so the dtype a model is loaded in does not matter, and
 packed or offloaded weights are never touched. A model that was built in memory is read from memory, where its weights
@@ -19,11 +19,11 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from juice.head_set import ModelIdentity
-from juice.model.layout import Layout, text_config
+from juice.model.layout import Layout, features, text_config
 
-N_ROWS = 16
+N_ROWS = 8
 INDEX_FILE, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
-RowReader = Callable[[str], torch.Tensor | None]
+RowReader = Callable[[str], tuple[list[int], torch.Tensor] | None]
 
 
 def identify_model(model: PreTrainedModel, layout: Layout, *, model_id: str, revision: str | None, folder: Path | None) -> ModelIdentity:
@@ -42,13 +42,16 @@ def _fingerprint(model: PreTrainedModel, layout: Layout, read: RowReader) -> str
     config = text_config(model)
     fields = [config.model_type, layout.n_layers, layout.n_heads, config.hidden_size, config.vocab_size]
     digest = hashlib.sha256(json.dumps(fields).encode())
-    sampled = [model.get_input_embeddings(), *(layer.projection for layer in layout.layers)]
+    sampled = [model.get_input_embeddings(), *(m for layer in layout.layers for m in layer.layer.modules() if features(m))]
+    if not config.tie_word_embeddings:
+        sampled.append(layout.output)
     names = {module: name for name, module in model.named_modules()}
     for number, module in enumerate(sampled):
-        rows = read(f"{names[module]}.weight")
-        if rows is None:
+        found = read(f"{names[module]}.weight")
+        if found is None:
             return None
-        digest.update(json.dumps([number, list(rows.shape)]).encode())
+        shape, rows = found
+        digest.update(json.dumps([number, shape]).encode())
         digest.update(rows.to(torch.float32).contiguous().numpy().tobytes())
     return "sha256:" + digest.hexdigest()
 
@@ -60,12 +63,11 @@ def _sample(n_rows: int) -> list[int]:
 def _rows_in_memory(model: PreTrainedModel) -> RowReader:
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
-    def read(name: str) -> torch.Tensor | None:
+    def read(name: str) -> tuple[list[int], torch.Tensor] | None:
         weight = parameters.get(name)
         if weight is None or weight.dtype != torch.float32 or weight.device.type == "meta":
             return None
-        sampled: torch.Tensor = weight.detach()[_sample(len(weight))].cpu()
-        return sampled
+        return list(weight.shape), weight.detach()[_sample(len(weight))].cpu()
 
     return read
 
@@ -73,15 +75,15 @@ def _rows_in_memory(model: PreTrainedModel) -> RowReader:
 def _rows_on_disk(folder: Path) -> RowReader:
     files = _file_of_each_tensor(folder)
 
-    def read(name: str) -> torch.Tensor | None:
+    def read(name: str) -> tuple[list[int], torch.Tensor] | None:
         # A checkpoint may leave out the base model's prefix (gpt2 does) or carry one more (a multimodal model's).
         stored = next((s for s in files if s == name or name.endswith(f".{s}") or s.endswith(f".{name}")), None)
         if stored is None:
             return None
         with safe_open(files[stored], framework="pt") as file:
             weight = file.get_slice(stored)
-            rows: torch.Tensor = torch.cat([weight[i : i + 1] for i in _sample(weight.get_shape()[0])])
-            return rows
+            shape = list(weight.get_shape())
+            return shape, torch.cat([weight[i : i + 1] for i in _sample(shape[0])])
 
     return read
 

@@ -21,6 +21,7 @@ REFUSED_MODEL_TYPES = {
     "bitnet": "it normalises across heads before the output projection",
     "minimax": "its lightning attention normalises across heads before the output projection",
     "diffllama": "it subtracts paired heads",
+    "rwkv": "it has no attention heads, whatever its modules are called",
     "zamba": "its layers share one attention",
     "zamba2": "its layers share one attention",
 }

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from huggingface_hub import errors as hub
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from juice.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from juice.errors import JuiceError, ModelNotFoundError, UnsupportedModelError, UsageError
 from juice.head_set import ModelIdentity
 from juice.model.attention import AttentionPattern, attention_pattern
 from juice.model.fingerprint import identify_model
@@ -96,12 +95,19 @@ def load_model(
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        network = AutoModelForCausalLM.from_pretrained(
-            source, **options, dtype=chosen_dtype, use_safetensors=True, attn_implementation=attn_implementation
+        network, report = AutoModelForCausalLM.from_pretrained(
+            source, **options, dtype=chosen_dtype, use_safetensors=True, attn_implementation=attn_implementation, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError, hub.HfHubHTTPError) as error:
+        network = network.to(place)
+    except torch.OutOfMemoryError as error:
+        raise JuiceError(f"{model} does not fit on {place}; choose another --device or a smaller --dtype") from error
+    except Exception as error:  # whatever a damaged folder makes the libraries raise
         raise ModelNotFoundError(_explain(str(model), error)) from error
-    return prepare(network.to(place), tokenizer, model_id=str(model), revision=revision, folder=_weights_folder(source, revision))
+    if absent := sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]):
+        raise ModelNotFoundError(
+            f"the weights of {model} lack {len(absent)} tensors or have them in another shape ({absent[0]} first); get it again"
+        )
+    return prepare(network, tokenizer, model_id=str(model), revision=revision, folder=_weights_folder(source, revision))
 
 
 def prepare(
@@ -164,4 +170,6 @@ def _explain(model: str, error: Exception) -> str:
         return f"{model} is gated: accept its licence on its hub page and set HF_TOKEN to a token that may read it"
     if Path(model).is_dir():
         return f"the folder {model} cannot be loaded: {reason}; expected config.json, tokenizer files and *.safetensors"
+    if model.startswith((".", "/", "~")):
+        return f"cannot load the model {model!r}: there is no such folder; give a local folder, a hub id, or `mini`"
     return f"cannot load the model {model!r}: {reason}; give a hub id (network, or its cache, needed), a local folder, or `mini`"
