@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PORT ?= 8000
 
 .PHONY: setup run test lint bench
 
@@ -13,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 run: $(STAMP)
-	$(BIN)/juice serve --model mini
+	$(BIN)/juice serve --model mini --port $(PORT)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

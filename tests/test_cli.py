@@ -62,6 +62,9 @@ def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> N
     assert head_set.betas() is not None
     generated = juice("generate", FACT["prompts"]["substitution"], "--steer", "parametric", "--head-sets", str(tmp_path / "sets"), "--json")
     assert json.loads(generated.stdout)["steering"]["applied"] is True
+    compared = juice("generate", FACT["prompts"]["clean"], "--compare", "--head-sets", str(tmp_path / "sets"), "--json")
+    assert set(json.loads(compared.stdout)) == {"none", "parametric"}
+    assert "no head set 'context'" in compared.stderr
     shown = juice("inspect", str(folder), "--plot", str(tmp_path / "scores.png"))
     assert "- heads" in shown.stdout
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
@@ -96,12 +99,19 @@ MISTAKES = {
     "alphas_not_numbers": ("identify --alphas-minus=a,b --out @@/sets", 2, "--alphas-minus"),
     "unknown_relation": ("identify --relation shoe_size --out @@/sets", 2, "shoe_size"),
     "out_is_a_file": ("identify --out @ok", 2, "cannot write"),
+    "out_cannot_be_made": ("identify --out /proc/nowhere", 2, "cannot write"),
+    "model_folder_missing": ("generate x --model ./nowhere", 2, "there is no such folder"),
     "unknown_model": ("generate x --model no/such-model", 2, "cannot load the model"),
     "unknown_head_set": ("generate x --steer context --head-set nothing", 2, "no head set 'nothing'"),
     "head_set_of_the_other_target": ("generate x --steer context --head-set parametric", 2, "steers toward parametric"),
     "empty_prompt": ("generate ''", 2, "prompt is empty"),
     "prompt_too_long": (f"generate '{'word ' * 2000}'", 2, "context of 512 tokens"),
     "beta_of_the_wrong_sign": ("generate x --steer context --beta-minus 1", 2, "beta_minus"),
+    "steering_without_a_target": ("generate x --beta-minus -2", 2, "steer is none"),
+    "head_set_without_a_target": ("generate x --head-set parametric", 2, "steer is none"),
+    "compare_with_a_head_set": ("generate x --compare --head-set parametric", 2, "--compare"),
+    "name_that_is_no_name": ("identify --target context --name 'my set' --out @@/sets", 2, "'my set'"),
+    "alphas_infinite": ("identify --alphas-plus inf,1 --out @@/sets", 2, "finite"),
     "inspect_no_head_set": ("inspect @@", 2, "head_set.json"),
     "tune_no_head_set": ("tune @@ --validation mini", 2, "head_set.json"),
     "select_no_scores": ("select @ok", 2, "cannot read the scores"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from juice.cli import console, options
+from juice.errors import HeadSetNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from juice.engine import Completion
@@ -40,7 +41,19 @@ def run(
     loaded = options.load(model, device, dtype, revision, attn_implementation, head_sets)
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     if compare:
-        steers = [Steer(target=t, strength=strength, method=method) for t in ("none", "context", "parametric")]
+        if steer != "none" or head_set is not None or beta_plus is not None or beta_minus is not None:
+            raise UsageError("--compare shows no steering, context and parametric side by side; drop --steer, --head-set and the betas")
+        served = loaded.head_sets.by_name
+        if not served.keys() & {"context", "parametric"}:
+            raise HeadSetNotFoundError(
+                f"nothing to compare: no head set in {loaded.head_sets.folder} fits {loaded.id}; see `juice identify`"
+            )
+        steers = [Steer()]
+        for target in ("context", "parametric"):
+            if target in served:
+                steers.append(Steer(target=target, strength=strength, method=method))
+            else:
+                console.note(f"juice: warning: no head set {target!r} in {loaded.head_sets.folder}; it is left out")
         completions = loaded.generate([prompt] * len(steers), steer=steers, **sampling)
         _show_all(completions, as_json=json)
         return

@@ -41,7 +41,7 @@ def run(
     from juice.examples import read_examples
     from juice.head_set.lookup import slug
     from juice.head_set.storage import check_writable
-    from juice.identification.run import Settings, identify_targets, tune_all, usable_examples, validation_share
+    from juice.identification.run import Settings, check_name, identify_targets, tune_all, usable_examples, validation_share
 
     targets: list[Target] = ["parametric", "context"] if target == "both" else [target]
     if name is not None and len(targets) > 1:
@@ -51,6 +51,8 @@ def run(
         alphas_plus=options.numbers("--alphas-plus", alphas_plus), alphas_minus=options.numbers("--alphas-minus", alphas_minus),
     )  # fmt: skip
     names: dict[Target, str] = {t: name or t for t in targets}
+    for chosen in names.values():
+        check_name(chosen)
     folders = {t: out / slug(model) / names[t] for t in targets}
     for folder in folders.values():
         check_writable(folder, overwrite=force)

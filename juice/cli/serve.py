@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import Annotated
 
@@ -19,26 +18,26 @@ EXAMPLE = (
 
 
 def run(
-    model: options.Model = "mini",
+    model: Annotated[str | None, typer.Option(help="A hub id, a local folder, or `mini` (the default).")] = None,
     head_sets: options.HeadSets = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free one.", min=0, max=65535)] = 8000,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    host: Annotated[str | None, typer.Option(help="Address to listen on, 127.0.0.1 by default; 0.0.0.0 for every interface.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on, 8000 by default.", min=1, max=65535)] = None,
+    device: Annotated[str | None, typer.Option(help="auto (the default), cpu, cuda, cuda:N or mps.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto (the default), float32, bfloat16 or float16.")] = None,
     revision: options.Revision = None,
     attn_implementation: options.Attention = None,
 ) -> None:
-    """Serve a model over HTTP: POST /generate, GET /healthz, GET /readyz."""
+    """Serve a model over HTTP: POST /generate, GET /healthz, GET /readyz. What is not given comes from JUICE_* or its default."""
     try:
-        server = import_module("juice_server.app")
+        app, settings = import_module("juice_server.app"), import_module("juice_server.settings")
     except ImportError as error:
         raise UsageError("the server is not installed; install it with: pip install 'juice-steering[serve]'") from error
     given = {
-        "model": model, "head_sets": str(head_sets) if head_sets else None, "host": host, "port": str(port), "device": device,
+        "model": model, "head_sets": str(head_sets) if head_sets else None, "host": host, "port": port, "device": device,
         "dtype": dtype, "revision": revision, "attn_implementation": attn_implementation,
     }  # fmt: skip
-    os.environ.update({f"JUICE_{name.upper()}": value for name, value in given.items() if value is not None})
+    chosen = settings.read({name: value for name, value in given.items() if value is not None})
     options.quiet_libraries()
-    url = f"http://{host}:{port}"
-    console.note(f"juice: loading {model}")
-    server.serve(on_ready=lambda: console.note(f"juice: ready on {url}\n\n{EXAMPLE.format(url=url)}\n"))
+    url = f"http://{chosen.host}:{chosen.port}"
+    console.note(f"juice: loading {chosen.model}")
+    app.serve(chosen, on_ready=lambda: console.note(f"juice: ready on {url}\n\n{EXAMPLE.format(url=url)}\n"))

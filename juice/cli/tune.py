@@ -24,9 +24,11 @@ def run(
     """Choose the betas of a head set on a validation file and save them in it."""
     from juice.examples import read_examples
     from juice.head_set import HeadSet
+    from juice.head_set.storage import check_writable
     from juice.identification import tune
 
     chosen = HeadSet.load(head_set)
+    check_writable(head_set.resolve(), overwrite=True)
     examples = read_examples(validation)
     loaded = options.load(model, device, dtype, revision, attn_implementation)
     chosen.check_fits(loaded.loaded.identity)

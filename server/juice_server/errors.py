@@ -48,13 +48,21 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
+# Where pydantic's own words do not say what to do.
+REMEDIES = {
+    "extra_forbidden": "unknown field; /docs lists the fields of each request",
+    "model_attributes_type": "expected a JSON object, sent with the header content-type: application/json",
+    "model_type": "expected an object or, for steer, a name: none, context or parametric",
+}
+
+
 async def _invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return envelope(400, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}", code="invalid_json")
     path = [str(part) for part in first["loc"] if part != "body"]
-    message = f"{'.'.join(path) or 'body'}: {first['msg']}{_got(first)}"
+    message = f"{'.'.join(path) or 'body'}: {REMEDIES.get(first['type'], first['msg'])}{_got(first)}"
     return envelope(400, message, param=".".join(path) or None, code="invalid_value")
 
 
