@@ -60,8 +60,9 @@ def identify(
 
     `n_examples` of the examples are drawn with `seed`. Raises ExampleError and NoConsistentHeadError.
     """
-    drawn, _ = usable_examples(model, examples, Settings(**settings))  # type: ignore[arg-type]
-    return identify_targets(model, drawn, [target], Settings(**settings), names={target: name or target}, progress=progress)[target]  # type: ignore[arg-type]
+    chosen = Settings(**settings)  # type: ignore[arg-type]
+    drawn, _ = usable_examples(model, examples, chosen)
+    return identify_targets(model, drawn, [target], chosen, names={target: name or target}, progress=progress)[target]
 
 
 def identify_targets(

@@ -92,6 +92,31 @@ def fitting_examples(model: SteeredModel, examples: Sequence[ConflictExample]) -
     return [e for e in examples if all(len(model.tokenize(p)) + MAX_TOKENS <= limit for p in e.prompts.values())]
 
 
+def usable_validation(
+    model: SteeredModel, validation: Sequence[ConflictExample], target: Target
+) -> tuple[list[ConflictExample], tuple[ConflictType, ...]]:
+    """Return the validation examples that can be used and the conflict types a target is judged on.
+
+    Warns of what is left out and of too few; raises ExampleError when none is left.
+    """
+    if not validation:
+        raise ExampleError("no examples are left to tune the betas on; give more examples, or a file with --validation")
+    wanted = {t for e in validation for t in e.prompts}
+    complete = [e for e in validation if wanted <= e.prompts.keys()]
+    if n_partial := len(validation) - len(complete):
+        warnings.warn(f"{n_partial} validation examples lack a prompt that others have and are left out", stacklevel=3)
+    examples = known_examples(model, fitting_examples(model, complete))
+    conflict_types = conflict_types_of(target, examples)
+    if not examples or not conflict_types:
+        raise ExampleError(
+            f"none of {len(validation)} validation examples can be used: the model answers none of their clean prompts, or they share "
+            f"no conflict type for {target}; give others with --validation"
+        )
+    if len(examples) < N_FEW:
+        warnings.warn(f"only {len(examples)} examples tune the betas: they may fit nothing else; {N_FEW} or more are better", stacklevel=3)
+    return examples, conflict_types
+
+
 def tune(
     model: SteeredModel,
     head_set: HeadSet,
@@ -102,23 +127,7 @@ def tune(
 ) -> HeadSet:
     """Return the head set with the best betas of a method and what they did; raises ExampleError without usable examples."""
     target = head_set.target
-    wanted = {t for e in validation for t in e.prompts}
-    complete = [e for e in validation if wanted <= e.prompts.keys()]
-    if len(complete) < len(validation):
-        warnings.warn(
-            f"{len(validation) - len(complete)} validation examples lack a prompt that others have and are left out", stacklevel=2
-        )
-    examples = known_examples(model, fitting_examples(model, complete))
-    conflict_types = conflict_types_of(target, examples)
-    if not validation:
-        raise ExampleError("no examples are left to tune the betas on; give more examples, or a file with --validation")
-    if 0 < len(examples) < N_FEW:
-        warnings.warn(f"only {len(examples)} examples tune the betas: they may fit nothing else; {N_FEW} or more are better", stacklevel=2)
-    if not examples or not conflict_types:
-        raise ExampleError(
-            f"none of {len(validation)} validation examples can be used: the model answers none of their clean prompts, or they share "
-            f"no conflict type for {target}; give others with --validation"
-        )
+    examples, conflict_types = usable_validation(model, validation, target)
     grid = list(product(GRID_PLUS if head_set.heads.plus else (0.0,), GRID_MINUS if head_set.heads.minus else (0.0,)))
     requests = scoring_requests(model, examples, conflict_types, target)
     outcomes: dict[tuple[float, float], Outcome] = {}
