@@ -134,11 +134,17 @@ def test_a_mistake_is_one_clear_line_and_leaves_nothing(tmp_path: Path, name: st
 
 def test_control_c_in_the_middle_of_identification_writes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "juice.cli.main", "identify", "--out", str(tmp_path / "sets"), "--n-examples", "60"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(12)
-    assert process.poll() is None, "identification ended before it could be interrupted"
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    # A shell's background job starts with SIGINT ignored; a terminal's does not.
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
+    try:
+        time.sleep(12)
+        assert process.poll() is None, "identification ended before it could be interrupted"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert output == ""
     assert errors.splitlines()[-1] == "juice: error: interrupted; nothing was written"
