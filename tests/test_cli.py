@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import MambaConfig, MambaForCausalLM
 
 from juice.head_set import HeadSet
+from tests import tiny
 
 FACT = {
     "subject": "France", "parametric_answer": "Paris", "context_answer": "Rome",
@@ -130,6 +132,16 @@ def test_a_mistake_is_one_clear_line_and_leaves_nothing(tmp_path: Path, name: st
     assert "Traceback" not in done.stderr
     assert [line for line in done.stderr.splitlines() if "error" in line] == done.stderr.splitlines()[-1:]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+
+
+def test_a_model_without_attention_heads_is_one_clear_line(tmp_path: Path) -> None:
+    MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, state_size=4)).save_pretrained(tmp_path)
+    tiny.tiny_tokenizer().save_pretrained(tmp_path)
+    done = juice("generate", "x", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "no attention heads" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def test_control_c_in_the_middle_of_identification_writes_nothing(tmp_path: Path) -> None:

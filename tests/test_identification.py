@@ -12,6 +12,7 @@ import juice
 from juice.errors import ExampleError, NoConsistentHeadError, UsageError
 from juice.examples import ConflictExample
 from juice.head_set import HeadScores
+from juice.identification import run
 from juice.identification.probe import CleanRun, Prober
 from juice.identification.run import Settings, usable_examples
 from juice.identification.scores import score_heads, scored_prompt
@@ -176,6 +177,25 @@ def test_an_example_without_a_prompt_that_others_have_is_not_drawn() -> None:
     assert drawn == pool[1:]
     with pytest.raises(ExampleError, match="no conflict for the parametric target"):
         juice.identify(model, [partial], target="parametric", n_examples=1)
+
+
+def test_a_target_without_heads_does_not_take_the_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scored(*_args: object, **_options: object) -> dict[str, HeadScores]:
+        table = torch.zeros(2, tiny.N_LAYERS, tiny.N_HEADS)
+        good = table.clone()
+        good[:, 1, 2] = 0.5
+        types = ("substitution", "coherent")
+        return {t: HeadScores(target=t, conflict_types=types, plus=p, minus=table) for t, p in (("parametric", table), ("context", good))}
+
+    monkeypatch.setattr(run, "score_heads", scored)
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    names = {"parametric": "parametric", "context": "context"}
+    with pytest.warns(UserWarning, match="no head raises the probability of the parametric answer"):
+        found = run.identify_targets(model, examples(), ["parametric", "context"], Settings(), names=names)
+    assert list(found) == ["context"]
+    assert found["context"].heads.plus == (juice.Head(1, 2),)
+    with pytest.raises(NoConsistentHeadError):
+        run.identify_targets(model, examples(), ["parametric"], Settings(), names=names)
 
 
 def test_scores_that_overflow_are_an_error_not_a_head_set() -> None:

@@ -12,9 +12,9 @@ import torch
 import transformers
 
 import juice
-from juice.errors import ExampleError, JuiceError, UsageError
+from juice.errors import ExampleError, JuiceError, NoConsistentHeadError, UsageError
 from juice.examples import ConflictExample, Target, draw, examples_sha256
-from juice.head_set import HeadSet, Identification
+from juice.head_set import HeadLists, HeadSet, Identification
 from juice.head_set.schema import NAME_PATTERN, Method
 from juice.identification.scores import score_heads, scored_prompt
 from juice.identification.select import chosen_heads
@@ -74,7 +74,10 @@ def identify_targets(
     names: dict[Target, str],
     progress: Progress = silent,
 ) -> dict[Target, HeadSet]:
-    """Find the heads of several targets from the same drawn examples, with one pass of probes."""
+    """Find the heads of several targets from the same drawn examples, with one pass of probes.
+
+    A target without a consistent head is left out with a warning; raises NoConsistentHeadError when none is left.
+    """
     for name in names.values():
         check_name(name)
     types = {target: conflict_types_of(target, drawn) for target in targets}
@@ -88,12 +91,23 @@ def identify_targets(
     )
     if not all(scores[t].plus.isfinite().all() and scores[t].minus.isfinite().all() for t in targets):
         raise JuiceError("some scores are not finite: scaled heads overflow; give smaller alphas, or load with --dtype float32")
+    heads: dict[Target, HeadLists] = {}
+    missing: list[NoConsistentHeadError] = []
+    for target in targets:
+        try:
+            heads[target] = chosen_heads(scores[target], settings.top_k)
+        except NoConsistentHeadError as error:
+            missing.append(error)
+    if not heads:
+        raise missing[0]
+    for reason in missing:
+        warnings.warn(str(reason), stacklevel=2)
     return {
         target: HeadSet(
             name=names[target],
             target=target,
             model=model.loaded.identity,
-            heads=chosen_heads(scores[target], settings.top_k),
+            heads=heads[target],
             identification=Identification(
                 alphas_plus=settings.alphas_plus,
                 alphas_minus=settings.alphas_minus,
@@ -107,7 +121,7 @@ def identify_targets(
             scores=scores[target],
             scores_sha256=scores[target].sha256(),
         )
-        for target in targets
+        for target in heads
     }
 
 
