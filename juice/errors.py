@@ -2,6 +2,11 @@
 
 JuiceError                        exit code 1: the work failed
 ├── NoConsistentHeadError         identification found no head of either sign
+├── GenerationError               a request failed while it ran; others were not affected
+│   ├── NonFiniteError            its logits were not finite
+│   └── CancelledError            it was cancelled
+├── OverloadedError               as many requests wait as may
+├── EngineStoppedError            the engine was closed, or failed as a whole
 └── UsageError                    exit code 2: what the caller gave cannot be used
     ├── ModelNotFoundError        no such model, or the hub refuses it
     ├── UnsupportedModelError     the model has no heads that can be steered exactly
@@ -17,15 +22,20 @@ JuiceError                        exit code 1: the work failed
 from __future__ import annotations
 
 __all__ = [
+    "CancelledError",
     "ContextLengthError",
+    "EngineStoppedError",
     "ExampleError",
+    "GenerationError",
     "HeadSetError",
     "HeadSetMismatchError",
     "HeadSetNotFoundError",
     "JuiceError",
     "ModelNotFoundError",
     "NoConsistentHeadError",
+    "NonFiniteError",
     "OutputError",
+    "OverloadedError",
     "RequestError",
     "UnsupportedModelError",
     "UsageError",
@@ -40,6 +50,26 @@ class JuiceError(Exception):
 
 class NoConsistentHeadError(JuiceError):
     """No head raises (or lowers) the target's probability under every conflict type."""
+
+
+class GenerationError(JuiceError):
+    """A request failed while it ran; its neighbours went on."""
+
+
+class NonFiniteError(GenerationError):
+    """The logits of a request were not finite."""
+
+
+class CancelledError(GenerationError):
+    """The request was cancelled before it was done."""
+
+
+class OverloadedError(JuiceError):
+    """The engine's inbox is full."""
+
+
+class EngineStoppedError(JuiceError):
+    """The engine was closed or failed as a whole; nothing runs any more."""
 
 
 class UsageError(JuiceError):

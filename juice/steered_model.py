@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from juice.engine import Completion, Engine, GenerationRequest, Sampling, Steer, Steering
+from juice.engine import Completion, Engine, GenerationRequest, Limits, Sampling, Steer, Steering
 from juice.engine.selfcheck import verify
 from juice.engine.steer import SteerTarget, steering_of, unsteered
 from juice.errors import HeadSetError, HeadSetMismatchError, RequestError
@@ -20,17 +20,19 @@ from juice.head_set.schema import FORMAT, Method
 from juice.model.loading import LoadedModel, load_model, prepare
 
 DEFAULT_MAX_TOKENS = 64
+SAMPLING_OPTIONS = frozenset(f.name for f in fields(Sampling))
+REQUEST_OPTIONS = frozenset(f.name for f in fields(GenerationRequest)) - {"prompt_ids", "max_tokens", "steering", "sampling", "stop"}
 
 
 class SteeredModel:
-    """A model, its engine and the head sets that serve it. Not thread-safe: one thread at a time generates.
+    """A model, its engine and the head sets that serve it; any thread may generate.
 
     Raises UnsupportedModelError when the engine and the model itself do not agree.
     """
 
-    def __init__(self, loaded: LoadedModel, head_sets: str | Path | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, head_sets: str | Path | None = None, limits: Limits | None = None) -> None:
         self.loaded = loaded
-        self.engine = Engine(loaded)
+        self.engine = Engine(loaded, limits)
         verify(loaded, self.engine)
         self._head_sets_folder = head_sets
 
@@ -48,8 +50,10 @@ class SteeredModel:
         """Continue every prompt; all of them share batches, each with its own options.
 
         Options, each a value for all prompts or a list of one a prompt: `steer` ("none", "context", "parametric" or a
-        `Steer`), `strength` 1.0, `head_set` (name or HeadSet), `max_tokens` 64, `temperature` 0, `top_p` 1, `top_k` 0,
-        `seed`, `stop` (a string or a tuple of strings), `ignore_eos`. Raises RequestError and HeadSetError.
+        `Steer`), `strength` 1.0, `head_set` (name or HeadSet), `max_tokens` 64, `min_tokens`, `stop` (a string or a tuple of
+        strings), `stop_token_ids` (a tuple), `ignore_eos`, `top_logprobs`, and those of `Sampling`: `temperature` 0, `top_p`
+        1, `top_k` 0, `min_p` 0, `repetition_penalty` 1, `presence_penalty` 0, `frequency_penalty` 0, `logit_bias`, `seed`.
+        Raises RequestError and HeadSetError.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         each = [{name: _value_of(name, value, i, len(texts)) for name, value in options.items()} for i in range(len(texts))]
@@ -57,11 +61,11 @@ class SteeredModel:
 
     def stream(self, prompt: str, **options: Any) -> Iterator[str]:
         """Continue one prompt, yielding its text piece by piece; options as in `generate`."""
-        return (piece.text for piece in self.engine.stream([self.request(prompt, **options)]) if piece.text)
+        return (update.text for update in self.engine.stream([self.request(prompt, **options)]) if update.text)
 
     def next_token(self, prompt: str, *, top: int = 10, **options: Any) -> list[tuple[str, float]]:
         """Return the likeliest next tokens and their probabilities; options as in `generate`."""
-        vocabulary = range(len(self.loaded.tokenizer))
+        vocabulary = range(min(len(self.loaded.tokenizer), self.loaded.vocabulary_size))
         request = replace(self.request(prompt, **{**options, "max_tokens": 1}), watch=tuple(vocabulary))
         logprobs = self.engine.generate([request])[0].watched
         best = sorted(vocabulary, key=lambda token: -logprobs[token])[:top]
@@ -69,35 +73,35 @@ class SteeredModel:
 
     def request(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         *,
         steer: SteerTarget | Steer = "none",
         strength: float | None = None,
         head_set: str | HeadSet | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int | None = None,
         stop: str | Sequence[str] | None = None,
-        ignore_eos: bool = False,
-        watch: Sequence[int] = (),
+        **options: Any,
     ) -> GenerationRequest:
-        """Turn a prompt and its options into a request for the engine; raises RequestError and HeadSetError."""
+        """Turn a prompt, text or tokens, and its options into a request for the engine.
+
+        Options are those of `generate`, and `watch` and `prompt_logprobs` of GenerationRequest. Raises RequestError, also
+        for an option that there is not, and HeadSetError.
+        """
         spec = steer if isinstance(steer, Steer) else Steer(target=steer)
         if strength is not None:
             spec = replace(spec, strength=strength)
+        if unknown := options.keys() - SAMPLING_OPTIONS - REQUEST_OPTIONS:
+            raise RequestError(f"there is no option {min(unknown)!r}; see SteeredModel.generate", param=min(unknown))
         return GenerationRequest(
-            prompt_ids=self.tokenize(prompt),
+            prompt_ids=self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt),
             max_tokens=max_tokens,
             steering=self.steering(spec, head_set),
-            sampling=Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+            sampling=Sampling(**{name: value for name, value in options.items() if name in SAMPLING_OPTIONS}),
             stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-            ignore_eos=ignore_eos,
-            watch=tuple(watch),
+            **{name: value for name, value in options.items() if name in REQUEST_OPTIONS},
         )
 
-    def tokenize(self, prompt: str) -> tuple[int, ...]:
+    def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return a prompt's tokens, as the tokenizer itself makes them; raises RequestError for one that has none."""
         if not prompt:
             raise RequestError("the prompt is empty; expected some text", param="prompt")
@@ -107,7 +111,7 @@ class SteeredModel:
             raise RequestError(
                 f"the prompt is not text: {error.reason} at character {error.start}; send valid Unicode", param="prompt"
             ) from error
-        return tuple(self.loaded.tokenizer(prompt)["input_ids"])
+        return tuple(self.loaded.tokenizer(prompt, add_special_tokens=add_special_tokens)["input_ids"])
 
     def steering(self, steer: Steer, head_set: str | HeadSet | None = None) -> Steering:
         """Return what a request's rows get; raises HeadSetError when no set serves, or the one given does not fit."""
@@ -175,17 +179,18 @@ def load(
     dtype: str = "auto",
     revision: str | None = None,
     attn_implementation: str | None = None,
+    limits: Limits | None = None,
 ) -> SteeredModel:
     """Load a hub id, a folder or `mini`, or take a transformers model already in memory (with its tokenizer).
 
-    Raises ModelNotFoundError and UnsupportedModelError.
+    `limits` bounds the engine's batches and memory. Raises ModelNotFoundError and UnsupportedModelError.
     """
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
             raise RequestError("a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer")
-        return SteeredModel(prepare(model, tokenizer), head_sets)
+        return SteeredModel(prepare(model, tokenizer), head_sets, limits)
     loaded = load_model(model, revision=revision, device=device, dtype=dtype, attn_implementation=attn_implementation)
-    return SteeredModel(loaded, head_sets)
+    return SteeredModel(loaded, head_sets, limits)
 
 
 def _value_of(name: str, value: Any, index: int, n_prompts: int) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -18,26 +19,69 @@ EXAMPLE = (
 
 
 def run(
+    ctx: typer.Context,
     model: Annotated[str | None, typer.Option(help="A hub id, a local folder, or `mini` (the default).")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model; else what --model says.")] = None,
     head_sets: options.HeadSets = None,
+    default_steer: Annotated[
+        str | None, typer.Option(help="For requests that do not say: none (the default), context, parametric.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on, 127.0.0.1 by default; 0.0.0.0 for every interface.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on, 8000 by default.", min=1, max=65535)] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="A key that clients must send; may be repeated. Better: JUICE_API_KEYS.")
+    ] = None,
+    api_keys_file: Annotated[Path | None, typer.Option(help="A file with one key a line.")] = None,
+    cors_origins: Annotated[
+        str | None, typer.Option(help="Origins of web pages that may ask, separated by commas; none by default.")
+    ] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Generations that run at once; 32.")] = None,
+    max_queue: Annotated[int | None, typer.Option(help="Generations that may wait; 256. Beyond it: 429.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and answer; else the model's context.")] = None,
+    kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values, such as 8GiB; else a share of what is free.")] = None,
+    max_prefill_tokens: Annotated[int | None, typer.Option(help="Prompt tokens between two decode steps; 2048.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="New tokens that a request may ask for; else the context.")] = None,
+    max_prompt_tokens: Annotated[int | None, typer.Option(help="Tokens of a prompt; else the context.")] = None,
+    max_prompt_characters: Annotated[int | None, typer.Option(help="Characters of a prompt; 1,000,000.")] = None,
+    max_prompts: Annotated[int | None, typer.Option(help="Prompts of a request; 32.")] = None,
+    max_n: Annotated[int | None, typer.Option(help="Choices of a prompt; 8.")] = None,
+    max_body: Annotated[str | None, typer.Option(help="Size of a request's body; 2MiB.")] = None,
+    request_timeout: Annotated[float | None, typer.Option(help="Seconds for a request; 300.")] = None,
+    header_timeout: Annotated[float | None, typer.Option(help="Seconds for headers to arrive; 10.")] = None,
+    body_timeout: Annotated[float | None, typer.Option(help="Seconds for a body to arrive; 30.")] = None,
+    write_stall: Annotated[float | None, typer.Option(help="Seconds that a client may not read; 30.")] = None,
+    drain: Annotated[float | None, typer.Option(help="Seconds to finish what runs after SIGTERM; 30.")] = None,
+    log_prompts: Annotated[
+        bool | None, typer.Option("--log-prompts", help="Put prompts into the log; they are kept out by default.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto (the default), cpu, cuda, cuda:N or mps.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto (the default), float32, bfloat16 or float16.")] = None,
     revision: options.Revision = None,
     attn_implementation: options.Attention = None,
 ) -> None:
-    """Serve a model over HTTP: POST /generate, GET /healthz, GET /readyz. What is not given comes from JUICE_* or its default."""
+    """Serve a model over HTTP; /docs lists the routes. What is not given comes from JUICE_* or its default."""
     try:
-        app, settings = import_module("juice_server.app"), import_module("juice_server.settings")
+        settings = import_module("juice_server.settings")
     except ImportError as error:
         raise UsageError("the server is not installed; install it with: pip install 'juice-steering[serve]'") from error
-    given = {
-        "model": model, "head_sets": str(head_sets) if head_sets else None, "host": host, "port": port, "device": device,
-        "dtype": dtype, "revision": revision, "attn_implementation": attn_implementation,
-    }  # fmt: skip
-    chosen = settings.read({name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in ctx.params.items() if value is not None}
+    if keys := given.pop("api_key", None):
+        given["api_keys"] = tuple(keys)
+    chosen = settings.read(given)
+    process = import_module("juice_server.process")  # PyTorch comes with it: what is wrong with the settings is said before
     options.quiet_libraries()
     url = f"http://{chosen.host}:{chosen.port}"
     console.note(f"juice: loading {chosen.model}")
-    app.serve(chosen, on_ready=lambda: console.note(f"juice: ready on {url}\n\n{EXAMPLE.format(url=url)}\n"))
+    process.serve(chosen, on_ready=lambda loaded: console.note(_ready(loaded, url)))
+
+
+def _ready(model: Any, url: str) -> str:
+    """Say what was chosen, and how to ask."""
+    engine = model.engine
+    limits, per_token = engine.limits, engine.n_kv_bytes_per_token
+    n_tokens = limits.kv_memory_bytes // per_token
+    return (
+        f"juice: {limits.max_batch} at a time, up to {limits.max_model_len or 'any number of'} tokens each; keys and values may take "
+        f"{limits.kv_memory_bytes / 2**30:.2f} GiB, {n_tokens:,} tokens\n"
+        f"juice: ready on {url}\n\n{EXAMPLE.format(url=url)}\n"
+    )

@@ -1,114 +1,168 @@
-"""The loop: requests join, a forward gives every running sequence its next token, finished ones leave.
+"""The engine: a thread that owns the model, fed through a bounded inbox; news goes back through each caller's own sink.
 
-At every step the waiting requests that fit are prefilled in one forward, then all running sequences decode in another.
-The engine is not thread-safe: one thread owns it.
+Any thread may send, cancel and read. The thread ends when the engine is closed or nobody holds it any more; if it dies of
+an error, everything that runs or waits ends with that error, and so does whatever is sent later.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+import weakref
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from itertools import count
+from queue import SimpleQueue
+from threading import Thread, current_thread
 
-from juice.engine.request import Completion, GenerationRequest
-from juice.engine.request import Sequence as Generation
-from juice.engine.rows import RowTable, forward_batch
-from juice.engine.runner import Runner
-from juice.engine.sampling import choose
-from juice.engine.scheduler import Scheduler
+from juice.engine.inbox import Inbox
+from juice.engine.limits import Limits
+from juice.engine.loop import Loop
+from juice.engine.request import Completion, GenerationRequest, Sink, Update
+from juice.engine.scheduler import room_alone
+from juice.engine.sequence import Sequence as Generation
 from juice.engine.text import TextStream
-from juice.errors import ContextLengthError, JuiceError
+from juice.errors import ContextLengthError, EngineStoppedError, JuiceError
 from juice.model.loading import LoadedModel
 
+LOG = logging.getLogger("juice.engine")
+IDLE_BEAT_S = 1.0
+STOP_S = 10.0
 
-class Piece(NamedTuple):
-    """Text of request number `request_index` that has become final; `completion` comes with the last piece."""
 
-    request_index: int
-    text: str
-    completion: Completion | None
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """How the engine does: `heartbeat_age_s` since its thread last began a step, bytes of keys and values."""
+
+    is_alive: bool
+    heartbeat_age_s: float
+    n_running: int
+    n_waiting: int
+    n_kv_bytes: int
+    max_kv_bytes: int
 
 
 class Engine:
-    """Generates for any number of requests on one loaded model."""
+    """Generates for any number of requests on one loaded model. Raises RequestError for limits that it cannot keep."""
 
-    def __init__(self, loaded: LoadedModel, scheduler: Scheduler | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, limits: Limits | None = None) -> None:
+        self.limits = (limits or Limits()).settled(loaded.max_positions, loaded.device)
         self._loaded = loaded
-        self._runner = Runner(loaded)
-        self._scheduler = scheduler or Scheduler()
-        cache = self._runner.cache
-        self._table = RowTable(loaded.layout.n_layers, cache.move_main, cache.move_companion)
-        self._is_open = False
-        self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
+        self._inbox = Inbox(self.limits.max_waiting)
+        self._loop = Loop(loaded, self.limits, self._inbox)
+        self._loop.runner.cache.max_bytes = self.limits.kv_memory_bytes
+        self._numbers = count()
+        self._thread = Thread(target=_run, args=(self._loop, self._inbox), name="juice-engine", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, _stop, self._inbox, self._thread)
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Run all requests and return their completions in their order; raises ContextLengthError before any runs."""
-        results = {piece.request_index: piece.completion for piece in self.stream(requests) if piece.completion is not None}
-        return [results[i] for i in range(len(requests))]
+    @property
+    def status(self) -> Status:
+        """How the engine does now."""
+        return Status(
+            is_alive=self._thread.is_alive(),
+            heartbeat_age_s=time.monotonic() - self._loop.beat,
+            n_running=len(self._loop.table.mains.rows),
+            n_waiting=len(self._inbox),
+            n_kv_bytes=self._loop.n_reserved_bytes,
+            max_kv_bytes=self.limits.kv_memory_bytes or 0,
+        )
 
-    def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Piece]:
-        """Run all requests, yielding each one's text as it becomes final; raises JuiceError while another stream is open."""
-        if self._is_open:
-            raise JuiceError("another generation is still open on this model; read its stream to the end or close it first")
-        for request in requests:
-            self._check_length(request)
-        sequences = [Generation(r, TextStream(self._loaded.tokenizer, r.prompt_ids, r.stop)) for r in requests]
-        index_of = {sequence: i for i, sequence in enumerate(sequences)}
-        self._is_open = True
-        # Longest first: prompts that are prefilled together then need little padding.
-        self._scheduler.waiting.extend(sorted(sequences, key=lambda s: -len(s.request.prompt_ids)))
-        try:
-            while self._scheduler.waiting or self._table.mains:
-                for sequence, text in self._step():
-                    done = sequence.finish_reason is not None
-                    yield Piece(index_of[sequence], text, sequence.completion() if done else None)
-        except JuiceError:
-            # What is not finite in a slot would reach whoever gets the slot next: masked keys still meet a zero weight.
-            self._runner.cache.clear()
-            raise
-        finally:
-            self._is_open = False
-            self._scheduler.waiting.clear()
-            self._table.clear()
+    @property
+    def n_kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one unsteered token, over all layers."""
+        return sum(layer.bytes_per_position for layer in self._loop.runner.cache.slot_layers)
 
-    def _step(self) -> Iterator[tuple[Generation, str]]:
-        """Advance every sequence by one token; yield each with its new text."""
-        n_running = len(self._table.mains)
-        joining = self._scheduler.admit(self._table.n_rows)
-        for sequence in joining:
-            self._table.join(sequence)
-        advanced = []
-        if joining:
-            advanced += self._advance(n_running, len(self._table.mains))
-        if n_running:
-            advanced += self._advance(0, n_running)
-        for sequence, _ in advanced:
-            if sequence.finish_reason is not None:
-                self._table.leave(sequence)
-        yield from advanced
+    def n_kv_bytes(self, request: GenerationRequest) -> int:
+        """Return the bytes of keys and values that are reserved for a request."""
+        room = room_alone(request.steering.window, request.n_positions, self._loaded.layout.n_layers)
+        return self._loop.runner.cache.n_bytes(room)
 
-    def _advance(self, first: int, last: int) -> list[tuple[Generation, str]]:
-        """Run the sequences of main rows first ... last - 1 on their pending tokens and choose each one's next."""
-        batch = forward_batch(self._table.span(first, last), self._n_heads, self._loaded.device)
-        logits = self._runner.forward(batch)
-        if not logits.isfinite().all():
-            raise JuiceError("the model's logits are not finite; lower the strength, or load it with --dtype float32")
-        logprobs = logits.log_softmax(-1)
-        greedy = logits.argmax(-1).tolist()
-        advanced = []
-        for i, sequence in enumerate(batch.span.mains):
-            sequence.n_cached += len(sequence.pending)
-            sequence.observe(logprobs[i])
-            token = greedy[i] if sequence.generator is None else choose(logits[i], sequence.request.sampling, sequence.generator)
-            text = sequence.append(token, float(logprobs[i, token]), self._loaded.stop_token_ids)
-            advanced.append((sequence, text))
-        return advanced
-
-    def _check_length(self, request: GenerationRequest) -> None:
-        limit = self._loaded.max_positions
-        n_prompt = len(request.prompt_ids)
-        if limit is not None and n_prompt + request.max_tokens > limit:
+    def check(self, request: GenerationRequest) -> None:
+        """Raise RequestError, or ContextLengthError, for a request that cannot run."""
+        request.check_tokens(self._loaded.vocabulary_size)
+        limit, n_prompt = self.limits.max_model_len, len(request.prompt_ids)
+        if limit is not None and request.n_positions > limit:
             raise ContextLengthError(
                 f"the prompt has {n_prompt} tokens and max_tokens is {request.max_tokens}; {self._loaded.identity.id} has a context "
                 f"of {limit} tokens: shorten the prompt or lower max_tokens",
                 param="prompt" if n_prompt >= limit else "max_tokens",
             )
+        needed, there = self.n_kv_bytes(request), self.limits.kv_memory_bytes or 0
+        if needed > there:
+            raise ContextLengthError(
+                f"the request needs {needed / 2**20:.1f} MiB for its keys and values, the engine has {there / 2**20:.1f} MiB: "
+                "shorten the prompt, lower max_tokens, or raise kv_memory",
+                param="max_tokens",
+            )
+
+    def submit(self, requests: Sequence[GenerationRequest], sink: Sink, *, wait: bool = False) -> list[Generation]:
+        """Send requests, all or none; `sink` gets their updates, numbered as here. Returns what can be cancelled.
+
+        Raises RequestError for one that cannot run, EngineStoppedError, and OverloadedError when as many wait as may, unless
+        it is to wait for room.
+        """
+        for request in requests:
+            self.check(request)
+        tokenizer, stop_token_ids = self._loaded.tokenizer, self._loaded.stop_token_ids
+        sequences = [
+            Generation(i, next(self._numbers), r, TextStream(tokenizer, r.prompt_ids, r.stop), stop_token_ids, sink)
+            for i, r in enumerate(requests)
+        ]
+        self._inbox.put(sequences, wait=wait)
+        return sequences
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        """Run all requests and return their completions in their order; raises JuiceError as soon as one fails."""
+        results = {u.index: u.completion for u in self._updates(requests, only_last=True) if u.completion is not None}
+        return [results[i] for i in range(len(requests))]
+
+    def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Update]:
+        """Run all requests, yielding news of each as it comes; raises JuiceError as soon as one fails."""
+        return self._updates(requests, only_last=False)
+
+    def close(self) -> None:
+        """End the thread and everything that runs or waits."""
+        _stop(self._inbox, self._thread)
+
+    def _updates(self, requests: Sequence[GenerationRequest], *, only_last: bool) -> Iterator[Update]:
+        # Longest first: prompts that go through together then need little padding.
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
+        updates: SimpleQueue[Update] = SimpleQueue()
+
+        def sink(update: Update) -> None:
+            if update.is_last or not only_last:
+                updates.put(replace(update, index=order[update.index]))
+
+        sequences = self.submit([requests[i] for i in order], sink, wait=True)
+        n_open = len(sequences)
+        try:
+            while n_open:
+                update = updates.get()
+                if update.error is not None:
+                    raise update.error
+                n_open -= update.is_last
+                yield update
+        finally:
+            for sequence in sequences:
+                sequence.cancel()
+
+
+def _stop(inbox: Inbox, thread: Thread) -> None:
+    inbox.close(EngineStoppedError("the engine was closed"))
+    if thread is not current_thread():
+        thread.join(STOP_S)
+
+
+def _run(loop: Loop, inbox: Inbox) -> None:
+    """The thread: it holds the loop, not the engine, so that an engine nobody needs can go."""
+    try:
+        while inbox.closed is None:
+            loop.step()
+            if not loop.is_busy:
+                inbox.wait(IDLE_BEAT_S)
+        reason: JuiceError = inbox.closed
+    except BaseException as error:
+        LOG.critical("the engine failed", exc_info=error)
+        reason = EngineStoppedError(f"the engine failed: {error!r}")
+    loop.abort(reason)

@@ -1,64 +1,130 @@
-"""A generation request, the sequence it becomes while it runs, and the completion it ends as."""
+"""What is asked of the engine, and what comes back: a request, updates while it runs, and its completion."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import torch
+from typing import Any, Literal, NamedTuple
 
 from juice.engine.sampling import Sampling
 from juice.engine.steer import Steering, SteeringReport, unsteered
-from juice.engine.text import TextStream
-from juice.errors import RequestError
+from juice.errors import JuiceError, RequestError
 
 FinishReason = Literal["stop", "length"]
 MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GenerationRequest:
     """Tokens to continue, how to steer and sample, and when to stop.
 
-    `watch` names tokens whose log-probability at the first new position is reported: how p_y is measured.
+    It stops at the model's own stop tokens unless `ignore_eos`, at `stop_token_ids` and at `stop` strings, none of them
+    before `min_tokens`. `top_logprobs` is how many alternatives are reported for every new token, and for every token of the
+    prompt with `prompt_logprobs`; only then may `max_tokens` be 0. `watch` names tokens whose log-probability at the first
+    new position is reported: how p_y is measured.
     """
 
     prompt_ids: tuple[int, ...]
     max_tokens: int = 64
+    min_tokens: int = 0
     steering: Steering = field(default_factory=unsteered)
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
     watch: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise RequestError("the prompt is empty; expected at least one token", param="prompt")
-        if self.max_tokens < 1:
-            raise RequestError(f"max_tokens is {self.max_tokens}; expected at least 1", param="max_tokens")
+        least = 0 if self.prompt_logprobs else 1
+        if self.max_tokens < least:
+            raise RequestError(f"max_tokens is {self.max_tokens}; expected at least {least}", param="max_tokens")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}; expected a number from 0 to max_tokens, {self.max_tokens}", param="min_tokens"
+            )
         if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise RequestError(f"stop holds {len(self.stop)} strings; expected at most {MAX_STOPS}, none of them empty", param="stop")
+        if len(self.stop_token_ids) > MAX_STOPS:
+            raise RequestError(
+                f"stop_token_ids holds {len(self.stop_token_ids)} tokens; expected at most {MAX_STOPS}", param="stop_token_ids"
+            )
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise RequestError(f"logprobs is {self.top_logprobs}; expected a number from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
+
+    @property
+    def n_positions(self) -> int:
+        """Positions that are reserved for it: its prompt's and all that it may generate."""
+        return len(self.prompt_ids) + self.max_tokens
 
     def with_steering(self, steering: Steering) -> GenerationRequest:
         """Return this request, steered otherwise."""
         return replace(self, steering=steering)
+
+    def check_tokens(self, vocabulary_size: int) -> None:
+        """Raise RequestError for a token that the model does not have."""
+        named = (
+            ("prompt", self.prompt_ids),
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", self.sampling.logit_bias),
+            ("watch", self.watch),
+        )
+        for param, ids in named:
+            for token in (min(ids), max(ids)) if ids else ():
+                if not 0 <= token < vocabulary_size:
+                    raise RequestError(f"{param} names token {token}; the model has tokens 0 to {vocabulary_size - 1}", param=param)
+
+
+class ScoredToken(NamedTuple):
+    """A token, its log-probability, and the likeliest alternatives with theirs, best first.
+
+    Log-probabilities are natural, of the steered distribution before temperature, penalties and cuts; a prompt's first
+    token has none.
+    """
+
+    id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """When things happened, in seconds after the request reached the engine: `tokens_s` holds every new token's moment."""
+
+    queued_s: float
+    tokens_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
     """What a request came to.
 
-    `token_ids` and `logprobs` (natural log, of the steered distribution before temperature and filters) include a stop
-    token, `text` does not. `watched` holds the log-probabilities of the request's `watch` tokens.
+    `tokens` includes a stop token, `text` does not. `prompt_tokens` is there with `prompt_logprobs`; `watched` holds the
+    log-probabilities of the request's `watch` tokens.
     """
 
     text: str
-    token_ids: tuple[int, ...]
+    tokens: tuple[ScoredToken, ...]
     finish_reason: FinishReason
-    logprobs: tuple[float, ...]
     steering: SteeringReport
     n_prompt_tokens: int
+    timing: Timing
+    prompt_tokens: tuple[ScoredToken, ...] = ()
     watched: tuple[float, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The new tokens."""
+        return tuple(token.id for token in self.tokens)
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """The new tokens' log-probabilities."""
+        return tuple(token.logprob for token in self.tokens if token.logprob is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the completion as plain data."""
@@ -72,58 +138,21 @@ class Completion:
         }
 
 
-class Sequence:
-    """A running request: its tokens so far, its text, its own random generator, and how much of it is cached."""
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """News of request number `index`: text and tokens that have become final; the last one has a completion or an error."""
 
-    def __init__(self, request: GenerationRequest, text: TextStream) -> None:
-        self.request = request
-        self.text = text
-        self.generator = request.sampling.new_generator()
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.watched: tuple[float, ...] = ()
-        self.finish_reason: FinishReason | None = None
-        self.n_cached = 0
+    index: int
+    text: str = ""
+    tokens: tuple[ScoredToken, ...] = ()
+    completion: Completion | None = None
+    error: JuiceError | None = None
 
     @property
-    def n_rows(self) -> int:
-        """Rows that this sequence occupies in its widest layer."""
-        return 2 if self.request.steering.window else 1
+    def is_last(self) -> bool:
+        """Tell whether nothing more comes of this request."""
+        return self.completion is not None or self.error is not None
 
-    @property
-    def pending(self) -> tuple[int, ...]:
-        """Tokens that the model has not seen yet: the prompt first, then the newest token."""
-        return tuple(self.token_ids[-1:]) if self.token_ids else self.request.prompt_ids
 
-    def observe(self, logprobs: torch.Tensor) -> None:
-        """Note the watched log-probabilities; logprobs: float32 [vocabulary] of the next token."""
-        if not self.token_ids and self.request.watch:
-            self.watched = tuple(logprobs[list(self.request.watch)].tolist())
-
-    def append(self, token: int, logprob: float, stop_token_ids: frozenset[int]) -> str:
-        """Take the next token; return the text that is now final."""
-        self.token_ids.append(token)
-        self.logprobs.append(logprob)
-        if token in stop_token_ids and not self.request.ignore_eos:
-            self.finish_reason = "stop"
-            return self.text.finish()
-        piece = self.text.push(token)
-        if self.text.stopped:
-            self.finish_reason = "stop"
-        elif len(self.token_ids) == self.request.max_tokens:
-            self.finish_reason = "length"
-            piece += self.text.finish()
-        return piece
-
-    def completion(self) -> Completion:
-        """Return the result of a finished sequence."""
-        assert self.finish_reason is not None, "the sequence still runs"
-        return Completion(
-            text=self.text.text,
-            token_ids=tuple(self.token_ids),
-            finish_reason=self.finish_reason,
-            logprobs=tuple(self.logprobs),
-            steering=self.request.steering.report,
-            n_prompt_tokens=len(self.request.prompt_ids),
-            watched=self.watched,
-        )
+# Takes an update, in the engine's thread: it must neither block nor raise.
+Sink = Callable[[Update], None]

@@ -1,38 +1,61 @@
-"""Which waiting requests join the batch, in the order in which they came.
+"""Which waiting requests join, and how much of whose prompt goes through next.
 
-A request joins when its rows fit beside the running ones; those that join together are prefilled in one forward, so
-their padded tokens are bounded too. The first in the queue always joins an empty batch.
+A request joins, in the order in which they came, when its rows and all positions that it may need fit into the memory for
+keys and values beside what runs: what has joined is never evicted. Between two decode steps a bounded number of padded
+prompt tokens goes through, so that a long prompt holds up what runs for one chunk at most.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 
-from juice.engine.request import Sequence
-
-MAX_ROWS = 128
-MAX_PREFILL_TOKENS = 8192
+from juice.engine.limits import Limits
+from juice.engine.rows import RowTable
+from juice.engine.sequence import Sequence as Generation
+from juice.engine.slots import Room, SlotCache
 
 
 class Scheduler:
-    """The waiting queue and the bounds of a batch."""
+    """The policy, over the rows of one table and the slots of one cache."""
 
-    def __init__(self, max_rows: int = MAX_ROWS, max_prefill_tokens: int = MAX_PREFILL_TOKENS) -> None:
-        self.waiting: deque[Sequence] = deque()
-        self._max_rows = max_rows
-        self._max_prefill_tokens = max_prefill_tokens
+    def __init__(self, limits: Limits, table: RowTable, cache: SlotCache) -> None:
+        self.limits = limits
+        self._table = table
+        self._cache = cache
 
-    def admit(self, n_running_rows: int) -> list[Sequence]:
-        """Take from the queue what joins now, beside so many occupied rows."""
-        admitted: list[Sequence] = []
+    def room_with(self, sequence: Generation) -> Room | None:
+        """Return the room that is needed when a sequence joins now; None when it must wait."""
+        running = [*self._table.mains.rows, sequence]
+        if len(running) > self.limits.max_batch:
+            return None
+        window = sequence.request.steering.window
+        room = Room(
+            len(running),
+            tuple(len(lane.rows) + (layer in window) for layer, lane in enumerate(self._table.companions)),
+            max(s.request.n_positions for s in running),
+        )
+        return room if self._cache.fits(room) else None
+
+    def chunks(self) -> list[tuple[Generation, int]]:
+        """Return the sequences whose prompts go on now, oldest first, and how many tokens of each.
+
+        Several that fit whole go together; one that does not goes alone, a chunk at a time.
+        """
+        chosen: list[tuple[Generation, int]] = []
         n_rows, longest = 0, 0
-        while self.waiting:
-            candidate = self.waiting[0]
-            longest = max(longest, len(candidate.pending))
-            fits = n_running_rows + n_rows + candidate.n_rows <= self._max_rows
-            fits &= (n_rows + candidate.n_rows) * longest <= self._max_prefill_tokens
-            if not fits and n_running_rows + n_rows > 0:
+        for sequence in sorted(self._table.reading, key=lambda s: s.number):
+            n_tokens = min(sequence.n_unread, sequence.max_chunk or sequence.n_unread)
+            n_rows += sequence.n_rows
+            longest = max(longest, n_tokens)
+            if n_rows * longest <= self.limits.max_prefill_tokens:
+                chosen.append((sequence, n_tokens))
+            elif not chosen:
+                return [(sequence, min(n_tokens, max(1, self.limits.max_prefill_tokens // n_rows)))]
+            else:
                 break
-            n_rows += candidate.n_rows
-            admitted.append(self.waiting.popleft())
-        return admitted
+        return chosen
+
+
+def room_alone(steering_window: Sequence[int], n_positions: int, n_layers: int) -> Room:
+    """Return the room that a request needs when nothing else runs."""
+    return Room(1, tuple(int(layer in steering_window) for layer in range(n_layers)), n_positions)

@@ -16,7 +16,6 @@ from juice.engine.engine import Engine
 from juice.engine.request import Completion, GenerationRequest
 from juice.engine.steer import Steering, SteeringReport, unsteered
 from juice.errors import JuiceError, UnsupportedModelError
-from juice.model.layout import text_config
 from juice.model.loading import LoadedModel
 from juice.model.steering import SteeringPlan
 
@@ -28,7 +27,7 @@ TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, tor
 
 def verify(loaded: LoadedModel, engine: Engine) -> None:
     """Raise UnsupportedModelError unless the engine and the model agree."""
-    n = text_config(loaded.model).vocab_size
+    n = loaded.vocabulary_size
     prompts = [tuple((7 * i + 11 * length) % n for i in range(length)) for length in LENGTHS]
     steerings = (unsteered(), _spread(loaded))
     requests = [GenerationRequest(prompt_ids=p, max_tokens=N_TOKENS, ignore_eos=True, steering=s) for s in steerings for p in prompts]
@@ -66,7 +65,7 @@ def _difference(loaded: LoadedModel, request: GenerationRequest, completion: Com
     coefficients = {
         layer: torch.stack([values, torch.zeros_like(values)]).to(loaded.device) for layer, values in request.steering.coefficients.items()
     }
-    with loaded.steering.apply(SteeringPlan(clean_row, coefficients)):
+    with loaded.turn, loaded.steering.apply(SteeringPlan(clean_row, coefficients)):
         logits = loaded.model(input_ids=tokens[None, :-1].repeat(2, 1), use_cache=False).logits[0, first:]
     expected = logits.float().log_softmax(-1).gather(1, tokens[first + 1 :, None])[:, 0]
     return float((expected.cpu() - torch.tensor(completion.logprobs)).abs().max())

@@ -1,13 +1,18 @@
 """The KV cache: one slot a row and layer, allocated ahead, so that joining and leaving move a few slots at most.
 
-Per layer, keys and values are [slots, kv_heads, capacity, d_head]. Main row i has slot centre - 1 - i and companion j slot
-centre + j: both kinds grow away from the centre, and the rows of a step are one contiguous view however many there are of
-each. Companions have slots only in the layers that they pass. The buffers double when more is needed.
+Per layer, keys and values are [slots, kv_heads, capacity + 1, d_head]. Main row i has slot centre - 1 - i and companion j
+slot centre + j: both kinds grow away from the centre, and the rows of a decode step are one contiguous view however many
+there are of each. Companions have slots only in the layers that they pass. The last position of a slot takes what padding
+writes; nothing reads it.
+
+The buffers grow by doubling while memory allows, and take another shape when the requests do: fewer slots that are
+longer, or the other way round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +20,52 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 
+@dataclass(frozen=True)
+class Room:
+    """Slots for so many main rows, companions of each layer, and positions."""
+
+    n_mains: int
+    n_companions: tuple[int, ...]
+    n_positions: int
+
+    def covers(self, other: Room) -> bool:
+        """Tell whether another room fits into this one."""
+        companions = all(a >= b for a, b in zip(self.n_companions, other.n_companions, strict=True))
+        return self.n_mains >= other.n_mains and companions and self.n_positions >= other.n_positions
+
+    def with_growth(self, had: Room | None) -> Room:
+        """Return this room rounded up to powers of two, and at least what there was."""
+        old = had or Room(0, (0,) * len(self.n_companions), 0)
+        return Room(
+            max(old.n_mains, _power_of_two(self.n_mains)),
+            tuple(max(a, _power_of_two(b)) for a, b in zip(old.n_companions, self.n_companions, strict=True)),
+            max(old.n_positions, _power_of_two(self.n_positions)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """Where one forward writes and reads: slots int64 [rows, 1], the same as a slice where they are contiguous."""
+
+    slots: torch.Tensor
+    view: slice | None
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The positions of one forward, the same in layers with the same rows.
+
+    `writes` int64 [rows, tokens] are positions of the slots; the first `n_keys` are read. With `is_fresh` no row has anything
+    cached yet: the keys to read are the new ones.
+    """
+
+    writes: torch.Tensor
+    n_keys: int
+    is_fresh: bool
+
+
 class _SlotLayer(CacheLayerMixin):
-    """The slots of one layer, and where the current forward writes and reads."""
+    """The slots of one layer."""
 
     is_sliding = False
 
@@ -24,47 +73,57 @@ class _SlotLayer(CacheLayerMixin):
         super().__init__()
         self.keys: torch.Tensor
         self.values: torch.Tensor
-        self._centre = self._n_companions = self._capacity = 0
-        self._rows = self._positions = torch.empty(0)
-        self._view: slice | None = None
-        self._n_keys = 0
+        self._shape = (0, 0, 0)
+        self.access: Access
+        self.span: Span
 
-    def resize(self, n_mains: int, n_companions: int, capacity: int) -> None:
-        shift, old_slots = n_mains - self._centre, self._centre + self._n_companions
-        self._centre, self._n_companions, self._capacity = n_mains, n_companions, capacity
-        if self.is_initialized:
-            self.keys, self.values = (self._grown(old, shift, old_slots) for old in (self.keys, self.values))
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes of one row's keys and values at one position; 0 before the first forward."""
+        if not self.is_initialized:
+            return 0
+        return sum(kv.shape[1] * kv.shape[3] * kv.element_size() for kv in (self.keys, self.values))
 
-    def _grown(self, old: torch.Tensor, shift: int, old_slots: int) -> torch.Tensor:
-        new = old.new_zeros(self._centre + self._n_companions, old.shape[1], self._capacity, old.shape[3])
-        new[shift : shift + old_slots, :, : old.shape[2]] = old
+    def resize(self, n_mains: int, n_companions: int, n_positions: int) -> None:
+        old, self._shape = self._shape, (n_mains, n_companions, n_positions)
+        if not self.is_initialized or old == self._shape:
+            return
+        try:
+            self.keys, self.values = self._copied(self.keys, old), self._copied(self.values, old)
+        except BaseException:
+            self._shape = old
+            raise
+
+    def _copied(self, source: torch.Tensor, old: tuple[int, int, int]) -> torch.Tensor:
+        n_mains, n_companions, n_positions = self._shape
+        new = source.new_zeros(n_mains + n_companions, source.shape[1], n_positions + 1, source.shape[3])
+        mains, companions = min(n_mains, old[0]), min(n_companions, old[1])
+        length = min(n_positions, old[2])
+        new[n_mains - mains : n_mains + companions, :, :length] = source[old[0] - mains : old[0] + companions, :, :length]
         return new
 
-    def place(self, first_main: int, n_mains: int, first_companion: int, n_companions: int, positions: torch.Tensor, n_keys: int) -> None:
-        last = self._centre - 1 - first_main
-        # Rows come in the order of their slots: the newest main row first.
-        mains = torch.arange(last - n_mains + 1, last + 1)
-        companions = torch.arange(self._centre + first_companion, self._centre + first_companion + n_companions)
-        self._rows = torch.cat([mains, companions]).to(positions.device)[:, None]
-        self._positions, self._n_keys = positions, n_keys
-        is_whole = first_main == 0 and (first_companion == 0 or n_companions == 0)
-        self._view = slice(self._centre - n_mains, self._centre + n_companions) if is_whole else None
+    def slot(self, place: int, *, is_main: bool) -> int:
+        return self._shape[0] - 1 - place if is_main else self._shape[0] + place
 
-    def move_main(self, source: int, destination: int) -> None:
-        self._copy(self._centre - 1 - source, self._centre - 1 - destination)
-
-    def move_companion(self, source: int, destination: int) -> None:
-        self._copy(self._centre + source, self._centre + destination)
-
-    def _copy(self, source: int, destination: int) -> None:
+    def copy(self, source: int, destination: int) -> None:
         if self.is_initialized:
-            self.keys[destination] = self.keys[source]
-            self.values[destination] = self.values[source]
+            for kv in (self.keys, self.values):
+                kv[destination] = kv[source]
+
+    def swap(self, a: int, b: int) -> None:
+        if self.is_initialized:
+            for kv in (self.keys, self.values):
+                kv[[a, b]] = kv[[b, a]]
+
+    def clear(self, slot: int) -> None:
+        if self.is_initialized:
+            self.keys[slot] = 0
+            self.values[slot] = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        n_mains, n_companions, n_positions = self._shape
         for name, states in (("keys", key_states), ("values", value_states)):
-            slots = states.new_zeros(self._centre + self._n_companions, states.shape[1], self._capacity, states.shape[3])
-            setattr(self, name, slots)
+            setattr(self, name, states.new_zeros(n_mains + n_companions, states.shape[1], n_positions + 1, states.shape[3]))
         self.is_initialized = True
 
     def update(
@@ -73,65 +132,96 @@ class _SlotLayer(CacheLayerMixin):
         """Write [rows, kv_heads, tokens, d_head] at the rows' positions; return all their keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys[self._rows, :, self._positions] = key_states.transpose(1, 2)
-        self.values[self._rows, :, self._positions] = value_states.transpose(1, 2)
-        rows = self._rows[:, 0] if self._view is None else self._view
-        return self.keys[rows, :, : self._n_keys], self.values[rows, :, : self._n_keys]
+        slots, span = self.access.slots, self.span
+        self.keys[slots, :, span.writes] = key_states.transpose(1, 2)
+        self.values[slots, :, span.writes] = value_states.transpose(1, 2)
+        if span.is_fresh:
+            return key_states, value_states
+        rows = slots[:, 0] if self.access.view is None else self.access.view
+        return self.keys[rows, :, : span.n_keys], self.values[rows, :, : span.n_keys]
 
     def get_seq_length(self) -> int:
-        return self._n_keys - self._positions.shape[-1]
+        return self.span.n_keys - self.span.writes.shape[-1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
-        return self._n_keys, 0
+        return self.span.n_keys, 0
 
     def get_max_length(self) -> int:
-        return self._capacity
+        return self._shape[2]
 
 
 class SlotCache(Cache):
-    """The slots of every layer, as a cache that unmodified models take."""
+    """The slots of every layer, as a cache that unmodified models take; within `max_bytes`, where that is set."""
 
     def __init__(self, n_layers: int) -> None:
-        self._slots = [_SlotLayer() for _ in range(n_layers)]
-        self._n_mains = self._capacity = 0
-        self._n_companions = [0] * n_layers
-        super().__init__(layers=list(self._slots))
+        self.slot_layers = [_SlotLayer() for _ in range(n_layers)]
+        self.max_bytes: int | None = None
+        self._room: Room | None = None
+        super().__init__(layers=list(self.slot_layers))
+
+    def n_bytes(self, room: Room) -> int:
+        """Return the bytes that a room takes; 0 before the first forward has shown the layers' shapes."""
+        slots = (room.n_mains + n for n in room.n_companions)
+        layers = zip(slots, self.slot_layers, strict=True)
+        return (room.n_positions + 1) * sum(n * layer.bytes_per_position for n, layer in layers)
+
+    @property
+    def n_positions(self) -> int:
+        """The positions of every slot, the one for padding not counted."""
+        return self._room.n_positions if self._room else 0
+
+    def fits(self, room: Room) -> bool:
+        """Tell whether a room is within the memory that may be used."""
+        return self.max_bytes is None or self.n_bytes(room) <= self.max_bytes
 
     @torch.inference_mode()
-    def reserve(self, n_mains: int, n_companions: Sequence[int], length: int) -> None:
-        """Make room for so many main rows, companions of each layer, and positions."""
-        room = [max(had, _power_of_two(n) if n else 0) for had, n in zip(self._n_companions, n_companions, strict=True)]
-        if n_mains <= self._n_mains and room == self._n_companions and length <= self._capacity:
+    def reserve(self, needed: Room) -> None:
+        """Make room; what is cached stays. Raises torch.OutOfMemoryError, and nothing has changed then."""
+        had = self._room
+        if had is not None and had.covers(needed) and self.fits(had):
             return
-        self._n_mains = max(self._n_mains, _power_of_two(n_mains))
-        self._capacity = max(self._capacity, _power_of_two(length))
-        self._n_companions = room
-        for layer, n in zip(self._slots, room, strict=True):
-            layer.resize(self._n_mains, n, self._capacity)
+        candidates = (needed.with_growth(had), needed.with_growth(None), needed)
+        self._resize(next((room for room in candidates if self.fits(room)), needed))
+
+    def _resize(self, room: Room) -> None:
+        had = self._room
+        done: list[int] = []
+        try:
+            for i, layer in enumerate(self.slot_layers):
+                layer.resize(room.n_mains, room.n_companions[i], room.n_positions)
+                done.append(i)
+        except BaseException:
+            if had is not None:
+                for i in done:
+                    self.slot_layers[i].resize(had.n_mains, had.n_companions[i], had.n_positions)
+            raise
+        self._room = room
+
+    def access(self, layer: int, mains: Sequence[int], companions: Sequence[int], device: torch.device) -> Access:
+        """Return the slots of rows in their order: main rows by their places, then companions by theirs."""
+        own = self.slot_layers[layer]
+        slots = [*(own.slot(p, is_main=True) for p in mains), *(own.slot(p, is_main=False) for p in companions)]
+        is_run = slots == list(range(slots[0], slots[0] + len(slots)))
+        return Access(torch.tensor(slots, device=device)[:, None], slice(slots[0], slots[-1] + 1) if is_run else None)
 
     @torch.inference_mode()
-    def clear(self) -> None:
-        """Zero every slot."""
-        for layer in self._slots:
-            layer.reset()
-
-    def place(
-        self, layer: int, first_main: int, n_mains: int, first_companion: int, n_companions: int, positions: torch.Tensor, n_keys: int
-    ) -> None:
-        """Set where a layer of the next forward writes; positions: int64 [rows of the layer, tokens]."""
-        self._slots[layer].place(first_main, n_mains, first_companion, n_companions, positions, n_keys)
+    def copy(self, layers: Sequence[int], source: int, destination: int, *, is_main: bool) -> None:
+        """Copy the slot of one place onto another's, in some layers."""
+        for layer in (self.slot_layers[i] for i in layers):
+            layer.copy(layer.slot(source, is_main=is_main), layer.slot(destination, is_main=is_main))
 
     @torch.inference_mode()
-    def move_main(self, source: int, destination: int) -> None:
-        """Copy a main row's slot onto another's, in every layer."""
-        for layer in self._slots:
-            layer.move_main(source, destination)
+    def swap(self, layers: Sequence[int], a: int, b: int, *, is_main: bool) -> None:
+        """Exchange the slots of two places, in some layers."""
+        for layer in (self.slot_layers[i] for i in layers):
+            layer.swap(layer.slot(a, is_main=is_main), layer.slot(b, is_main=is_main))
 
     @torch.inference_mode()
-    def move_companion(self, layer: int, source: int, destination: int) -> None:
-        """Copy a companion's slot onto another's, in one layer."""
-        self._slots[layer].move_companion(source, destination)
+    def clear(self, layers: Sequence[int], place: int, *, is_main: bool) -> None:
+        """Zero the slot of a place: what is not finite would reach whoever gets it next, for masked keys meet a zero weight."""
+        for layer in (self.slot_layers[i] for i in layers):
+            layer.clear(layer.slot(place, is_main=is_main))
 
 
 def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    return 1 << (n - 1).bit_length() if n else 0

@@ -27,13 +27,16 @@ class TextStream:
         self.text = ""
         self.stopped = False
 
-    def push(self, token: int) -> str:
-        """Take one token; return the text that is now final, perhaps none."""
+    def push(self, token: int, *, may_stop: bool = True) -> str:
+        """Take one token; return the text that is now final, perhaps none. Where it may not stop, stop strings pass."""
         self._ids.append(token)
         new = self._undecided()
         if not new or new.endswith(INCOMPLETE):
             return ""
         self._start, self._end = self._end, len(self._ids)
+        if not may_stop:
+            self.text += new
+            return new
         return self._release(new, is_last=False)
 
     def finish(self) -> str:

@@ -68,7 +68,7 @@ def score_heads(
     conflict_types = sorted({t for types in targets.values() for t in types}, key=["clean", "substitution", "coherent"].index)
     n_probes = sum(layer.n_heads for layer in loaded.layout.layers) * len(alphas)
     changes: dict[ConflictType, torch.Tensor] = {}
-    with progress("scoring heads", n_probes * len(conflict_types)) as advance:
+    with loaded.turn, progress("scoring heads", n_probes * len(conflict_types)) as advance:
         for conflict_type in conflict_types:
             prompts = [scored_prompt(loaded, example, conflict_type) for example in examples]
             prober = Prober(loaded, clean := CleanRun(loaded, [prompt.ids for prompt in prompts]))

@@ -6,8 +6,9 @@ everywhere; what the hub refuses is passed on with what to do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class LoadedModel:
     steering: SteeringHooks
     output: OutputPositions
     identity: ModelIdentity
+    # Held during a forward: the hooks carry one plan at a time.
+    turn: RLock = field(default_factory=RLock)
 
     @property
     def device(self) -> torch.device:
@@ -58,6 +61,11 @@ class LoadedModel:
         """The model's context in tokens; None where its positions have no end."""
         value = getattr(text_config(self.model), "max_position_embeddings", None)
         return value if isinstance(value, int) else None
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens that the model knows; a tokenizer may name more or fewer."""
+        return int(text_config(self.model).vocab_size)
 
     @property
     def stop_token_ids(self) -> frozenset[int]:

@@ -1,67 +1,54 @@
-"""The FastAPI app, and the process that serves it: `juice serve` calls `serve`."""
+"""The FastAPI app: its routes, and the layers around them."""
 
 from __future__ import annotations
 
 import logging
-import socket
 from asyncio import create_task
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import uvicorn
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 import juice
-from juice.errors import JuiceError, UsageError
+from juice.errors import JuiceError
 from juice.steered_model import SteeredModel, load
 from juice_server import errors
-from juice_server.routes import generate, probes
+from juice_server.intake import BodyIntake
+from juice_server.metrics import Metrics
+from juice_server.observe import Observer
+from juice_server.routes import chat, compare, completions, generate, models, probes, tokens
+from juice_server.security import KeyCheck
 from juice_server.service import Service
 from juice_server.settings import Settings
 
 LOG = logging.getLogger("juice_server")
 
 
-def serve(settings: Settings, on_ready: Callable[[], None]) -> None:
-    """Serve until a signal ends the process, calling `on_ready` once the model is loaded; raises JuiceError when it cannot be."""
-    failures: list[JuiceError] = []
+def create(
+    settings: Settings,
+    *,
+    on_ready: Callable[[SteeredModel], None] = lambda _model: None,
+    on_failure: Callable[[JuiceError], None] = lambda _error: None,
+) -> FastAPI:
+    """Make the app; the model loads in the background once it starts, `on_ready` hears that it is, or `on_failure` why it is not.
 
-    def fail(error: JuiceError) -> None:
-        failures.append(error)
-        server.should_exit = True
-
-    _check_port(settings)
-    app = create(settings, on_ready=on_ready, on_failure=fail)
-    server = uvicorn.Server(uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning"))
-    server.run()
-    if failures:
-        raise failures[0]
-
-
-def _check_port(settings: Settings) -> None:
-    """Raise UsageError before the model is loaded when the address cannot be listened on."""
-    try:
-        with socket.create_server((settings.host, settings.port)):
-            pass
-    except OSError as error:
-        raise UsageError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another --port or --host") from error
-
-
-def create(settings: Settings, *, on_ready: Callable[[], None], on_failure: Callable[[JuiceError], None]) -> FastAPI:
-    """Make the app; the model loads in the background once it starts, `on_ready` hears that it is, or `on_failure` why it is not."""
+    Raises UsageError for keys that cannot be read.
+    """
 
     def load_model() -> SteeredModel:
         return load(
-            settings.model, head_sets=settings.head_sets, device=settings.device, dtype=settings.dtype,
-            revision=settings.revision, attn_implementation=settings.attn_implementation,
+            settings.model, head_sets=settings.head_sets, device=settings.device, dtype=settings.dtype, revision=settings.revision,
+            attn_implementation=settings.attn_implementation, limits=settings.limits(),
         )  # fmt: skip
 
-    service = Service(load_model)
+    metrics = Metrics()
+    service = Service(load_model, settings, metrics)
 
     async def start() -> None:
         try:
             await service.start()
-            on_ready()
+            on_ready(service.model)
         except JuiceError as error:
             on_failure(error)
         except Exception as error:
@@ -73,10 +60,19 @@ def create(settings: Settings, *, on_ready: Callable[[], None], on_failure: Call
         loading = create_task(start())
         yield
         loading.cancel()
+        service.close()
 
-    app = FastAPI(title="JuICE", version=juice.__version__, lifespan=lifespan)
+    # A redirect would name whatever host the client claims to have asked.
+    app = FastAPI(title="JuICE", version=juice.__version__, lifespan=lifespan, redirect_slashes=False)
     app.state.service = service
     errors.install(app)
-    app.include_router(generate.router)
-    app.include_router(probes.router)
+    for room in (generate, compare, completions, chat, models, tokens, probes):
+        app.include_router(room.router)
+    # The last one added is the first that a request meets.
+    app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)
+    if keys := settings.keys():
+        app.add_middleware(KeyCheck, keys=keys)
+    if settings.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(Observer, metrics=metrics)
     return app

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -11,29 +13,57 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from juice.errors import (
+    CancelledError,
     ContextLengthError,
+    EngineStoppedError,
     HeadSetError,
     HeadSetMismatchError,
     HeadSetNotFoundError,
     JuiceError,
+    NonFiniteError,
+    OverloadedError,
     RequestError,
 )
+from juice_server.trace import trace_of
 
 LOG = logging.getLogger("juice_server")
 
 
 class NotReadyError(JuiceError):
-    """The model is still loading."""
+    """The model is still loading, or the server is on its way out."""
 
 
-def envelope(
-    status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
-) -> JSONResponse:
-    """Return an error answer; what a client sent may hold lone surrogates, which UTF-8 cannot."""
-    error = {"message": _encodable(message), "type": kind, "param": _encodable(param) if param else None, "code": code}
-    return JSONResponse({"error": error}, status)
+class TimedOutError(JuiceError):
+    """The request took longer than it may."""
+
+
+class UnknownModelError(RequestError):
+    """The request names a model that is not served."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What an error answer says."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """Return the envelope; what a client sent may hold lone surrogates, which UTF-8 cannot."""
+        param = _encodable(self.param) if self.param else None
+        return {"error": {"message": _encodable(self.message), "type": self.type, "param": param, "code": self.code}}
+
+    def response(self, scope: Scope) -> JSONResponse:
+        """Return the answer, and note its code for the log and the metrics."""
+        trace_of(scope).code = self.code or ""
+        return JSONResponse(self.body(), self.status, headers=dict(self.headers))
 
 
 def _encodable(text: str) -> str:
@@ -42,10 +72,52 @@ def _encodable(text: str) -> str:
 
 def install(app: FastAPI) -> None:
     """Route every exception of an app through the envelope."""
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(JuiceError, _refused)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)
+    for kind in (RequestValidationError, JuiceError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer)
+
+
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    return failure_of(error).response(request.scope)
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return what to answer to an exception."""
+    match error:
+        case RequestValidationError():
+            return _invalid(error)
+        case ContextLengthError():
+            return Failure(status=400, message=str(error), param=error.param, code="context_length_exceeded")
+        case UnknownModelError():
+            return Failure(status=404, message=str(error), param="model", code="model_not_found")
+        case RequestError():
+            return Failure(status=400, message=str(error), param=error.param, code="invalid_value")
+        case HeadSetMismatchError():
+            return Failure(status=422, message=str(error), param="steer.head_set", code="head_set_mismatch")
+        case HeadSetNotFoundError():
+            return Failure(status=404, message=str(error), param="steer.head_set", code="head_set_not_found")
+        case HeadSetError():
+            return Failure(status=400, message=str(error), param="steer.head_set", code="invalid_head_set")
+        case OverloadedError():
+            return Failure(status=429, message=str(error), type="overloaded_error", code="queue_full", headers={"retry-after": "1"})
+        case NotReadyError() | EngineStoppedError():
+            return _server_failure(503, error, "not_ready", {"retry-after": "5"})
+        case TimedOutError():
+            return _server_failure(503, error, "timeout")
+        case CancelledError():
+            return _server_failure(503, error, "cancelled")
+        case NonFiniteError():
+            return _server_failure(500, error, "non_finite_logits")
+        case JuiceError():
+            return _server_failure(500, error, "generation_failed")
+        case HTTPException():
+            code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+            return Failure(status=error.status_code, message=str(error.detail), code=code, headers=error.headers or {})
+    LOG.error("unexpected error", exc_info=error)
+    return _server_failure(500, "the server failed on this request; its log has the details", "internal_error")
+
+
+def _server_failure(status: int, message: object, code: str, headers: Mapping[str, str] | None = None) -> Failure:
+    return Failure(status=status, message=str(message), type="server_error", code=code, headers=headers or {})
 
 
 # Where pydantic's own words do not say what to do.
@@ -56,14 +128,23 @@ REMEDIES = {
 }
 
 
-async def _invalid(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
+def _invalid(error: RequestValidationError) -> Failure:
+    # Of a union's branches, the one that came furthest is what the client meant.
+    first = max(error.errors(), key=lambda own: len(own["loc"]))
     if first["type"] == "json_invalid":
-        return envelope(400, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}", code="invalid_json")
-    path = [str(part) for part in first["loc"] if part != "body"]
-    message = f"{'.'.join(path) or 'body'}: {REMEDIES.get(first['type'], first['msg'])}{_got(first)}"
-    return envelope(400, message, param=".".join(path) or None, code="invalid_value")
+        message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+        return Failure(status=400, message=message, code="invalid_json")
+    # A union's branches are part of pydantic's path, not of the client's.
+    path = [str(part) for part in first["loc"] if part not in ("body", "query", "path") and not _is_branch(str(part))]
+    said = str(first["ctx"]["error"]) if first["type"] == "value_error" else REMEDIES.get(first["type"], first["msg"])
+    name = ".".join(path)
+    message = f"{name or 'body'}: {said}{_got(first)}"
+    code = "unsupported_field" if first["type"] == "value_error" and "not served" in said else "invalid_value"
+    return Failure(status=400, message=message, param=name or None, code=code)
+
+
+def _is_branch(part: str) -> bool:
+    return "[" in part or part in ("str", "int")
 
 
 def _got(error: dict[str, Any]) -> str:
@@ -71,31 +152,3 @@ def _got(error: dict[str, Any]) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f" (got {value})"
     return f" (got {value!r})" if isinstance(value, str | int | float) and len(repr(value)) < 100 else ""
-
-
-async def _refused(_request: Request, error: Exception) -> JSONResponse:
-    match error:
-        case ContextLengthError():
-            return envelope(400, str(error), param=error.param, code="context_length_exceeded")
-        case RequestError():
-            return envelope(400, str(error), param=error.param, code="invalid_value")
-        case NotReadyError():
-            return envelope(503, str(error), kind="server_error", code="not_ready")
-        case HeadSetMismatchError():
-            return envelope(422, str(error), param="steer.head_set", code="head_set_mismatch")
-        case HeadSetNotFoundError():
-            return envelope(404, str(error), param="steer.head_set", code="head_set_not_found")
-        case HeadSetError():
-            return envelope(400, str(error), param="steer.head_set", code="invalid_head_set")
-    return envelope(500, str(error), kind="server_error", code="generation_failed")
-
-
-async def _http(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    return envelope(error.status_code, str(error.detail), code=code)
-
-
-async def _unexpected(_request: Request, error: Exception) -> JSONResponse:
-    LOG.error("unexpected error", exc_info=error)
-    return envelope(500, "the server failed on this request; its log has the details", kind="server_error", code="internal_error")

@@ -1,29 +1,97 @@
-"""The server's settings: flags first, then environment variables JUICE_*, read here alone, then defaults."""
+"""The server's settings, all of them here: flags first, then environment variables JUICE_*, then these defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from juice.errors import UsageError
 
+if TYPE_CHECKING:
+    from juice.engine import Limits
+
+MIB = 1 << 20
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _some(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    if not keys:
+        raise ValueError("set, but without a key; unset it to serve everybody")
+    return keys
+
 
 class Settings(BaseSettings):
-    """What the server serves and where."""
+    """What the server serves, to whom, and within which bounds. Durations are seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="JUICE_", protected_namespaces=())
+    model_config = SettingsConfigDict(env_prefix="JUICE_", protected_namespaces=(), extra="ignore")
 
     model: str = "mini"
-    head_sets: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
+    served_model_name: str | None = None
+    revision: str | None = None
     device: str = "auto"
     dtype: str = "auto"
-    revision: str | None = None
     attn_implementation: str | None = None
+    head_sets: Path | None = None
+    default_steer: Literal["none", "context", "parametric"] = "none"
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split), AfterValidator(_some)] | None = None
+    api_keys_file: Path | None = None
+    cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
+
+    max_batch: int = Field(default=32, ge=1, le=4096)
+    max_queue: int = Field(default=256, ge=1, le=1_000_000)
+    max_model_len: int | None = Field(default=None, ge=1)
+    kv_memory: ByteSize | None = Field(default=None, ge=MIB)
+    max_prefill_tokens: int = Field(default=2048, ge=1)
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_prompt_characters: int = Field(default=1_000_000, ge=1)
+    max_prompts: int = Field(default=32, ge=1, le=1024)
+    max_n: int = Field(default=8, ge=1, le=128)
+    max_body: ByteSize = Field(default=ByteSize(2 * MIB), ge=1024)
+    request_timeout: float = Field(default=300, gt=0)
+    header_timeout: float = Field(default=10, gt=0)
+    body_timeout: float = Field(default=30, gt=0)
+    write_stall: float = Field(default=30, gt=0)
+    drain: float = Field(default=30, ge=0)
+    log_prompts: bool = False
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the keys of the settings and of the file; raises UsageError for a file that cannot be read or holds none."""
+        keys = [key.get_secret_value() for key in self.api_keys or ()]
+        if self.api_keys_file is not None:
+            try:
+                lines = [line.strip() for line in self.api_keys_file.read_text(encoding="utf-8").splitlines()]
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"cannot read the keys in {self.api_keys_file}: {error}") from error
+            own = [line for line in lines if line and not line.startswith("#")]
+            if not own:
+                raise UsageError(f"{self.api_keys_file} holds no key; expected one a line")
+            keys += own
+        return tuple(keys)
+
+    def limits(self) -> Limits:
+        """Return the bounds of the engine."""
+        from juice.engine import Limits
+
+        return Limits(
+            max_batch=self.max_batch, max_model_len=self.max_model_len, kv_memory_bytes=self.kv_memory,
+            max_prefill_tokens=self.max_prefill_tokens, max_waiting=self.max_queue,
+        )  # fmt: skip
+
+    def public(self) -> dict[str, Any]:
+        """Return the settings without secrets, as plain data."""
+        return {**self.model_dump(mode="json", exclude={"api_keys"}), "api_keys": len(self.api_keys or ())}
 
 
 def read(flags: Mapping[str, Any]) -> Settings:
@@ -32,4 +100,6 @@ def read(flags: Mapping[str, Any]) -> Settings:
         return Settings(**flags)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"JUICE_{str(first['loc'][0]).upper()} is {first['input']!r}: {first['msg']}") from error
+        name = str(first["loc"][0])
+        got = "" if name == "api_keys" else f" {first['input']!r}"
+        raise UsageError(f"the setting {name} (JUICE_{name.upper()}) is{got}: {first['msg']}") from error

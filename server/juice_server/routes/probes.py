@@ -1,9 +1,13 @@
-"""GET /healthz: the process lives. GET /readyz: the model is loaded and can serve."""
+"""GET /healthz: the process lives. GET /readyz: the engine can serve. GET /metrics: what Prometheus reads."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, Response
+
+from juice_server.service import Service, service_of
 
 router = APIRouter()
 
@@ -15,7 +19,12 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(request: Request) -> JSONResponse:
+async def readyz(service: Annotated[Service, Depends(service_of)]) -> JSONResponse:
     """Say whether requests can be answered."""
-    ready = request.app.state.service.is_ready
-    return JSONResponse({"status": "ready" if ready else "loading"}, 200 if ready else 503)
+    return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
+
+
+@router.get("/metrics")
+async def metrics(service: Annotated[Service, Depends(service_of)]) -> Response:
+    """Tell the counters."""
+    return Response(service.metrics.render(), media_type=service.metrics.content_type)

@@ -1,0 +1,190 @@
+"""The loop: requests join, prompts go through in chunks, every running sequence gets its next token, finished ones leave.
+
+A step is at most two forwards, one over prompts and one over all that decode. A failure stays where it arises: when a
+forward of several sequences fails, each is run alone, and only those that fail alone end with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from juice.engine.batch import Layout, forward_batch, lay_out
+from juice.engine.inbox import Inbox
+from juice.engine.limits import Limits
+from juice.engine.rows import Lane, RowTable
+from juice.engine.runner import Runner
+from juice.engine.scheduler import Scheduler
+from juice.engine.sequence import Sequence
+from juice.engine.slots import Room
+from juice.errors import GenerationError, JuiceError, NonFiniteError
+from juice.model.loading import LoadedModel
+
+LOG = logging.getLogger("juice.engine")
+
+
+class Loop:
+    """The state of one engine. Every method belongs to the thread that runs it."""
+
+    def __init__(self, loaded: LoadedModel, limits: Limits, inbox: Inbox) -> None:
+        self.runner = Runner(loaded)
+        self.beat = time.monotonic()
+        self._loaded = loaded
+        self._inbox = inbox
+        cache, every = self.runner.cache, tuple(range(loaded.layout.n_layers))
+
+        def lane(layers: tuple[int, ...], *, is_main: bool) -> Lane:
+            return Lane(partial(cache.copy, layers, is_main=is_main), partial(cache.swap, layers, is_main=is_main))
+
+        self.table = RowTable(lane(every, is_main=True), [lane((layer,), is_main=False) for layer in every])
+        self._scheduler = Scheduler(limits, self.table, cache)
+        self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
+        self._decode_layout: tuple[int, Layout] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether there is anything to do."""
+        return bool(self.table.mains.rows) or len(self._inbox) > 0
+
+    @property
+    def n_reserved_bytes(self) -> int:
+        """The bytes of keys and values that are reserved for what runs; may be read from any thread."""
+        running = list(self.table.mains.rows)
+        if not running:
+            return 0
+        companions = tuple(len(lane.rows) for lane in self.table.companions)
+        return self.runner.cache.n_bytes(Room(len(running), companions, max(s.request.n_positions for s in running)))
+
+    def step(self) -> None:
+        """Drop what was cancelled, let join what fits, and advance everything that runs."""
+        self.beat = time.monotonic()
+        self._drop_cancelled()
+        self._admit()
+        reading, decoding = self._scheduler.chunks(), self.table.decoding
+        if reading:
+            self._advance(reading)
+        if decoding:
+            self._advance([(sequence, 1) for sequence in decoding])
+
+    def abort(self, reason: JuiceError) -> None:
+        """End everything that runs or waits."""
+        self._inbox.close(reason)
+        for sequence in (*self.table.mains.rows, *self._inbox.take_all()):
+            self._tell(sequence, reason)
+        self.table.mains.rows.clear()
+
+    def _drop_cancelled(self) -> None:
+        for sequence in self._inbox.take_cancelled():
+            self._tell(sequence, sequence.cancelled)
+        for sequence in [s for s in self.table.mains.rows if s.cancelled is not None]:
+            self.table.leave(sequence)
+            self._tell(sequence, sequence.cancelled)
+
+    def _admit(self) -> None:
+        while (sequence := self._inbox.first()) is not None:
+            room = self._scheduler.room_with(sequence)
+            if room is None:
+                return
+            self._inbox.take()
+            try:
+                self.runner.cache.reserve(room)
+            except Exception as error:
+                LOG.warning("no memory for a request: %s", error)
+                self._tell(sequence, _failure(error))
+                continue
+            sequence.start()
+            self.table.join(sequence)
+
+    def _advance(self, chosen: list[tuple[Sequence, int]]) -> None:
+        """Run the next tokens of some sequences and let each choose its next one."""
+        try:
+            layout = self._layout([sequence for sequence, _ in chosen])
+            n_tokens = dict(chosen)
+            batch = forward_batch(layout, [n_tokens[s] for s in layout.sequences], self.runner.cache.n_positions, self._loaded.device)
+            logits = self.runner.forward(batch)
+            normalizers = logits.logsumexp(-1).tolist()
+            likeliest = logits.argmax(-1).tolist()
+        except Exception as error:
+            if _is_fatal(error):
+                raise
+            if len(chosen) == 1:
+                self._fail(chosen[0][0], error)
+            else:
+                LOG.warning("a forward over %d requests failed, each is run alone: %r", len(chosen), error)
+                for one in chosen:
+                    self._advance([one])
+            return
+        first = 0
+        for sequence, n_new, n_kept in zip(layout.sequences, batch.n_tokens, batch.n_kept, strict=True):
+            own = slice(first, first + n_kept)
+            first += n_kept
+            self._take(sequence, n_new, logits[own], normalizers[own], likeliest[own.stop - 1])
+
+    def _take(self, sequence: Sequence, n_new: int, logits: torch.Tensor, normalizers: list[float], likeliest: int) -> None:
+        """Give a sequence the logits float32 [kept, vocabulary] of its newest tokens."""
+        was_reading = sequence.is_reading
+        sequence.n_cached += n_new
+        try:
+            # The sum of exponents is finite unless a logit is not, one of -inf apart.
+            if not all(map(math.isfinite, normalizers)):
+                raise NonFiniteError("the model's logits are not finite; lower the strength, or load it with --dtype float32")
+            if was_reading and sequence.request.prompt_logprobs:
+                sequence.score_prompt(logits, normalizers)
+            if sequence.is_reading:
+                return
+            if was_reading:
+                self.table.start_decoding(sequence)
+            sequence.advance(logits[-1], normalizers[-1], likeliest)
+        except Exception as error:
+            self._fail(sequence, error)
+            return
+        if sequence.finish_reason is not None:
+            # Its rows are free before anybody hears of it.
+            self.table.leave(sequence)
+            with suppress(Exception):
+                sequence.complete()
+
+    def _layout(self, sequences: list[Sequence]) -> Layout:
+        """Return the rows of some sequences; those of a decode step are laid out anew only when a row has changed."""
+        cache, device = self.runner.cache, self._loaded.device
+        if sequences != self.table.decoding:
+            return lay_out(sequences, self.table, cache, self._n_heads, device)
+        version = self.table.version
+        if self._decode_layout is None or self._decode_layout[0] != version:
+            self._decode_layout = version, lay_out(sequences, self.table, cache, self._n_heads, device)
+        return self._decode_layout[1]
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End one sequence and leave nothing of it behind."""
+        LOG.warning("a request failed: %r", error, exc_info=None if isinstance(error, JuiceError) else error)
+        everywhere = range(self._loaded.layout.n_layers)
+        self.runner.cache.clear(everywhere, self.table.mains.rows.index(sequence), is_main=True)
+        for layer in sequence.request.steering.window:
+            self.runner.cache.clear((layer,), self.table.companions[layer].rows.index(sequence), is_main=False)
+        self.table.leave(sequence)
+        self._tell(sequence, _failure(error))
+
+    @staticmethod
+    def _tell(sequence: Sequence, error: JuiceError | None) -> None:
+        with suppress(Exception):
+            sequence.fail(error or GenerationError("the request was dropped"))
+
+
+def _failure(error: Exception) -> JuiceError:
+    if isinstance(error, JuiceError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return GenerationError("there is not enough memory for this request; shorten it, or lower max_batch or kv_memory")
+    return GenerationError(f"the request failed in the model: {error!r}")
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Tell whether the device is lost: then nothing runs any more."""
+    return isinstance(error, torch.AcceleratorError)

@@ -1,0 +1,69 @@
+"""Receiving a body: all of it before the app sees any, within a size and a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from juice_server.errors import Failure
+
+CLOSE = {"connection": "close"}  # what is left of such a body is not read
+
+
+class BodyIntake:
+    """The middleware that reads bodies: 413 for one too large, 400 for one that takes too long."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its whole body, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            declared = Headers(scope=scope).get("content-length", "0")
+            body = None if int(declared) > self._max_bytes else await asyncio.wait_for(self._read(receive), self._timeout_s)
+        except TimeoutError:
+            message = f"the body did not arrive within {self._timeout_s:g} s; send it at once"
+            failure = Failure(status=400, message=message, code="body_timeout", headers=CLOSE)
+            await failure.response(scope)(scope, receive, send)
+            return
+        except ClientGoneError:
+            return
+        if body is None:
+            message = f"the body has more than {self._max_bytes} bytes; send less, or raise the server's max_body"
+            failure = Failure(status=413, message=message, code="body_too_large", headers=CLOSE)
+            await failure.response(scope)(scope, receive, send)
+            return
+        is_read = False
+
+        async def replay() -> Message:
+            nonlocal is_read
+            if is_read:
+                return await receive()
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """Return the body; None for one that is too large."""
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            body += message.get("body", b"")
+            if len(body) > self._max_bytes:
+                return None
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+class ClientGoneError(Exception):
+    """The client left while it sent."""

@@ -1,0 +1,102 @@
+"""A job: the generations of one HTTP request, from the event loop's side; the engine's thread feeds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+from starlette.requests import Request
+
+from juice.engine import Completion, Engine, GenerationRequest, Update
+from juice.engine.sequence import Sequence as Generation
+from juice.errors import CancelledError, JuiceError
+from juice_server.errors import TimedOutError
+from juice_server.metrics import Metrics
+from juice_server.trace import Trace
+
+
+class Job:
+    """Generations that run for one HTTP request and end with it."""
+
+    def __init__(self, trace: Trace, metrics: Metrics, timeout_s: float) -> None:
+        self._trace = trace
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._deadline = 0.0
+        self._updates: asyncio.Queue[Update] = asyncio.Queue()
+        self._generations: list[Generation] = []
+        self.n_open = 0
+
+    def start(self, engine: Engine, requests: Sequence[GenerationRequest], *, only_last: bool) -> None:
+        """Send the requests to the engine; raises what `Engine.submit` raises. `only_last` asks for no news in between."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + self._timeout_s
+
+        def sink(update: Update) -> None:
+            if update.is_last or not only_last:
+                loop.call_soon_threadsafe(self._updates.put_nowait, update)
+
+        self._generations = list(engine.submit(requests, sink))
+        self.n_open = len(requests)
+
+    def cancel(self, reason: JuiceError | None = None) -> None:
+        """End what still runs."""
+        for generation in self._generations:
+            generation.cancel(reason)
+
+    async def updates(self) -> AsyncIterator[Update]:
+        """Yield news until every generation has ended; raises JuiceError, all ended, when one fails or the time is over."""
+        try:
+            while self.n_open:
+                async with asyncio.timeout_at(self._deadline):
+                    update = await self._updates.get()
+                self.n_open -= update.is_last
+                if update.completion is not None:
+                    self._metrics.completed(update.completion)
+                    self._trace.note(update.completion)
+                if update.error is not None:
+                    self._metrics.failed(update.error)
+                    raise update.error
+                yield update
+        except TimeoutError:
+            raise TimedOutError(f"the request took more than {self._timeout_s:g} s; ask for fewer tokens") from None
+        finally:
+            self._abandon()
+
+    async def completions(self, request: Request) -> list[Completion]:
+        """Wait for all completions, in order; a client that leaves cancels them."""
+        async with _Presence(request, self):
+            results = {u.index: u.completion async for u in self.updates() if u.completion is not None}
+        return [results[i] for i in range(len(results))]
+
+    async def first(self, request: Request, updates: AsyncIterator[Update]) -> Update | None:
+        """Wait for the first news, on which an answer's status depends; a client that leaves cancels."""
+        async with _Presence(request, self):
+            return await anext(updates, None)
+
+    def _abandon(self) -> None:
+        for _ in range(self.n_open):
+            self._metrics.failed(CancelledError("the client is gone"))
+        self.n_open = 0
+        self.cancel()
+
+
+class _Presence:
+    """Within, a client that leaves cancels the job."""
+
+    def __init__(self, request: Request, job: Job) -> None:
+        self._request, self._job = request, job
+
+    async def __aenter__(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def __aexit__(self, *_exception: object) -> None:
+        self._watcher.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watcher
+
+    async def _watch(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._job.cancel()

@@ -1,0 +1,83 @@
+"""The outermost layer: every request gets an id, a log line in JSON, and its place in the metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from juice_server.errors import failure_of
+from juice_server.metrics import Metrics
+from juice_server.trace import Trace, trace_of
+
+ACCESS = logging.getLogger("juice_server.access")
+
+
+class Observer:
+    """The middleware that watches."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request and note what came of it; what nobody else has caught becomes a 500."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        trace, status = trace_of(scope), 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", trace.id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if status:
+                raise
+            await failure_of(error).response(scope)(scope, receive, watched)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            # A client that left before there was an answer has none.
+            self._metrics.answered(route, status or 499, trace.code, trace.steer)
+            ACCESS.info("request", extra={"fields": _fields(scope, trace, route, status or 499)})
+
+
+def _fields(scope: Scope, trace: Trace, route: str, status: int) -> dict[str, Any]:
+    fields = {
+        "id": trace.id, "method": scope["method"], "route": route, "status": status, "code": trace.code or None,
+        "duration_s": round(trace.age_s, 4), "steer": trace.steer or None, "stream": trace.is_stream or None,
+        "prompt_tokens": trace.n_prompt_tokens, "generated_tokens": trace.n_generated_tokens,
+        "finish_reasons": trace.finish_reasons or None, "prompts": list(trace.prompts) or None,
+    }  # fmt: skip
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and what else was given."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {"time": f"{moment}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name}
+        line |= {"message": record.getMessage(), **getattr(record, "fields", {})}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def log_as_json(*loggers: str) -> None:
+    """Send what these loggers say to standard error, as JSON lines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    for name in loggers:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)

@@ -1,0 +1,54 @@
+"""POST /compare: one prompt without steering, toward the context and toward memory, in one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from juice.engine import GenerationRequest, Steer
+from juice.engine.steer import SteerTarget
+from juice_server.routes.generate import timing_of
+from juice_server.schemas.generate import Answer, CompareRequest, CompareResponse
+from juice_server.schemas.generation import steering_of, usage_of
+from juice_server.service import Service, service_of
+from juice_server.tokens import alternatives
+from juice_server.trace import trace_of
+
+router = APIRouter()
+TARGETS: tuple[SteerTarget, ...] = ("none", "context", "parametric")
+
+
+@router.post("/compare")
+async def compare(body: CompareRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> CompareResponse:
+    """Show what context and memory each would say."""
+    trace = trace_of(request.scope)
+    completions = await service.complete(request, await asyncio.to_thread(_requests, body, service))
+    trace.steer = ""  # it was no single one
+    answers = {
+        target: Answer(
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            first_token=alternatives(service.model, completion.tokens[0]),
+            steering=steering_of(completion),
+        )
+        for target, completion in zip(TARGETS, completions, strict=True)
+    }
+    return CompareResponse(
+        id=f"cmp-{uuid.uuid4().hex}",
+        model=service.model_name,
+        answers=answers,
+        disagree=answers["context"].text.strip() != answers["parametric"].text.strip(),
+        usage=usage_of(trace.n_prompt_tokens, trace.n_generated_tokens),
+        timing=timing_of(completions, trace),
+    )
+
+
+def _requests(body: CompareRequest, service: Service) -> list[GenerationRequest]:
+    ids = service.tokens(body.prompt)
+    service.check_max_tokens(body.max_tokens)
+    steers = [Steer(target=target, strength=1.0 if target == "none" else body.strength) for target in TARGETS]
+    options: dict[str, Any] = {"max_tokens": body.max_tokens, "temperature": body.temperature, "seed": body.seed, "top_logprobs": body.top}
+    return [service.model.request(ids, steer=steer, **options) for steer in steers]

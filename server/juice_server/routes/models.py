@@ -1,0 +1,88 @@
+"""GET /v1/models, GET /v1/head_sets and GET /info: what is loaded, its limits, and what steers it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+
+import juice
+from juice.engine import Steer
+from juice.errors import RequestError
+from juice.head_set import HeadSet
+from juice_server.errors import UnknownModelError
+from juice_server.service import Service, service_of
+
+router = APIRouter()
+ServiceOf = Annotated[Service, Depends(service_of)]
+
+
+@router.get("/v1/models")
+async def models(service: ServiceOf) -> dict[str, Any]:
+    """List the model, and its names that steer by themselves."""
+    served = [name for name in ("context", "parametric") if name in service.model.head_sets.by_name]
+    names = [service.model_name, *(f"{service.model_name}:{target}" for target in served)]
+    return {"object": "list", "data": [_model(name) for name in names]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, service: ServiceOf) -> dict[str, Any]:
+    """Show one of the names."""
+    if name not in [entry["id"] for entry in (await models(service))["data"]]:
+        raise UnknownModelError(f"the model {name!r} is not served; see /v1/models", param="model")
+    return _model(name)
+
+
+@router.get("/v1/head_sets")
+async def head_sets(service: ServiceOf) -> dict[str, Any]:
+    """List the head sets that serve, and those that do not, with the reason."""
+    library = service.model.head_sets
+    served = [_head_set(service, head_set) for _, head_set in sorted(library.by_name.items())]
+    return {"object": "list", "data": served, "unfit": [{"path": path, "reason": reason} for path, reason in library.unfit.items()]}
+
+
+@router.get("/info")
+async def info(service: ServiceOf) -> dict[str, Any]:
+    """Tell what is loaded and within which limits it serves."""
+    loaded, limits, settings = service.model.loaded, service.model.engine.limits, service.settings
+    identity = loaded.identity
+    return {
+        "version": juice.__version__,
+        "model": {
+            "name": service.model_name, "architecture": identity.architecture, "n_layers": identity.n_layers,
+            "n_heads": identity.n_heads, "fingerprint": identity.fingerprint, "dtype": str(loaded.dtype).removeprefix("torch."),
+            "device": str(loaded.device), "has_chat_template": bool(getattr(loaded.tokenizer, "chat_template", None)),
+        },
+        "limits": {
+            "max_model_len": limits.max_model_len, "max_batch": limits.max_batch, "max_queue": limits.max_waiting,
+            "kv_memory_bytes": limits.kv_memory_bytes, "max_prefill_tokens": limits.max_prefill_tokens,
+            "kv_bytes_per_token": service.model.engine.n_kv_bytes_per_token, "max_tokens": settings.max_tokens,
+            "max_prompt_tokens": settings.max_prompt_tokens, "max_prompt_characters": settings.max_prompt_characters,
+            "max_prompts": settings.max_prompts, "max_n": settings.max_n, "max_body_bytes": settings.max_body,
+            "request_timeout_s": settings.request_timeout,
+        },
+        "steering": {
+            "default": settings.default_steer, "targets": ["none", "context", "parametric"], "methods": ["juice", "june"],
+            "head_sets": [_head_set(service, head_set) for _, head_set in sorted(service.model.head_sets.by_name.items())],
+        },
+    }  # fmt: skip
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "juice"}
+
+
+def _head_set(service: Service, head_set: HeadSet) -> dict[str, Any]:
+    """Describe a head set; `window` are the layers, first and last, in which a steered request has a second row."""
+    described: dict[str, Any] = {
+        "name": head_set.name,
+        "target": head_set.target,
+        "n_heads": len({*head_set.heads.plus, *head_set.heads.minus}),
+        "beta": head_set.beta.model_dump() if head_set.beta else None,
+    }
+    try:
+        window = service.model.steering(Steer(target=head_set.target), head_set).window
+    except RequestError:  # a set without betas: its window depends on those of the request
+        return {**described, "window": None, "extra_rows": None}
+    n_layers = service.model.loaded.layout.n_layers
+    return {**described, "window": [window[0], window[-1]] if window else None, "extra_rows": round(len(window) / n_layers, 3)}

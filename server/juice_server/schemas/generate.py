@@ -1,0 +1,105 @@
+"""POST /generate and POST /compare. Unknown keys are refused: a misspelt `steer` must never pass unsteered."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from juice_server.schemas.generation import (
+    TOP_LOGPROBS,
+    FinishReason,
+    GenerationFields,
+    Steering,
+    SteerTarget,
+    Usage,
+    as_list,
+)
+
+
+class GenerateRequest(GenerationFields):
+    """The body of POST /generate; `logprobs` is how many alternatives are reported for every token."""
+
+    prompt: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1, max_length=1024)]
+    logprobs: int | None = TOP_LOGPROBS
+
+
+class CompareRequest(BaseModel):
+    """The body of POST /compare: one prompt, answered without steering, toward the context and toward memory."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    prompt: str
+    strength: float = Field(default=1.0, ge=0, le=100)
+    max_tokens: int = Field(default=64, ge=1, le=10_000_000)
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63 - 1024)
+    top: int = Field(default=10, ge=1, le=20)
+
+
+class Timing(BaseModel):
+    """Seconds since the request reached the engine; `total_s` since it reached the server."""
+
+    queued_s: float
+    first_token_s: float | None
+    total_s: float
+
+
+class TokenProbability(BaseModel):
+    """One token of a distribution."""
+
+    id: int
+    token: str
+    logprob: float
+
+
+class TokenScore(BaseModel):
+    """A generated token and its alternatives, best first."""
+
+    id: int
+    token: str
+    logprob: float
+    top: list[TokenProbability]
+
+
+class Choice(BaseModel):
+    """One of several texts: choice i of prompt p has the index p * n + i."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    logprobs: list[TokenScore] | None = None
+
+
+class GenerateResponse(BaseModel):
+    """The answer of POST /generate; `text` is the first choice, `choices` is there when there is more than one."""
+
+    id: str
+    model: str
+    text: str
+    finish_reason: FinishReason
+    steering: Steering
+    usage: Usage
+    timing: Timing
+    logprobs: list[TokenScore] | None = None
+    choices: list[Choice] | None = None
+
+
+class Answer(BaseModel):
+    """What one way of steering says."""
+
+    text: str
+    finish_reason: FinishReason
+    first_token: list[TokenProbability]
+    steering: Steering
+
+
+class CompareResponse(BaseModel):
+    """The answer of POST /compare; `disagree`: context and memory do not say the same."""
+
+    id: str
+    model: str
+    answers: dict[SteerTarget, Answer]
+    disagree: bool
+    usage: Usage
+    timing: Timing

@@ -1,0 +1,83 @@
+"""OpenAI's completions and chat: their fields and defaults, and `steer` beside them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from juice_server.schemas.generation import TOP_LOGPROBS, OpenAIFields, TokenId, as_list
+
+TEXT_FORMAT = {"type": "text"}
+
+
+def _as_prompts(value: Any) -> Any:
+    """Take a string, tokens, or a list of either for a list of prompts."""
+    if isinstance(value, list) and value and all(isinstance(token, int) for token in value):
+        return [value]
+    return as_list(value)
+
+
+class CompletionRequest(OpenAIFields):
+    """The body of POST /v1/completions: `prompt` is text, tokens, or a list of either."""
+
+    default_max_tokens: ClassVar[int] = 16
+    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tools": ([],), "functions": ([],), "response_format": (TEXT_FORMAT,), "best_of": (1,), "suffix": ("",),
+    }  # fmt: skip
+
+    prompt: Annotated[list[str | list[TokenId]], BeforeValidator(_as_prompts), Field(min_length=1, max_length=1024)]
+    logprobs: int | None = TOP_LOGPROBS
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> CompletionRequest:
+        if self.echo and self.stream and self.logprobs is not None:
+            raise ValueError("echo with logprobs is not served as a stream; drop stream, echo or logprobs")
+        return self
+
+
+class TextPart(BaseModel):
+    """A part of a message; only text is served."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: str = Field(max_length=64)
+    content: str | list[TextPart]
+
+    def plain(self) -> dict[str, str]:
+        """Return the turn as templates take it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text}
+
+
+class ChatRequest(OpenAIFields):
+    """The body of POST /v1/chat/completions; without `max_tokens` an answer gets 512, or what the context leaves."""
+
+    default_max_tokens: ClassVar[int] = 512
+    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tools": ([],), "functions": ([],), "tool_choice": ("none",), "function_call": ("none",), "response_format": (TEXT_FORMAT,),
+        "best_of": (1,), "audio": (), "modalities": (["text"],), "web_search_options": (), "prediction": (),
+    }  # fmt: skip
+
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    logprobs: bool = False
+    top_logprobs: int | None = TOP_LOGPROBS
+
+    @model_validator(mode="after")
+    def _settle(self) -> ChatRequest:
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self

@@ -1,0 +1,81 @@
+"""Answers as server-sent events: the status waits for the first news, and `[DONE]` ends every stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from juice.engine import GenerationRequest, Update
+from juice.errors import JuiceError
+from juice_server.errors import failure_of
+from juice_server.service import Service
+from juice_server.trace import trace_of
+
+Event = dict[str, Any]
+DONE = "data: [DONE]\n\n"
+
+
+class Renderer(Protocol):
+    """Turns news into the events of a protocol."""
+
+    def events(self, update: Update) -> Iterable[Event]:
+        """Return the events of one update."""
+
+    def closing(self) -> Iterable[Event]:
+        """Return the events after the last update."""
+
+
+class EventStream(StreamingResponse):
+    """A stream that lets go of its job however it ends."""
+
+    def __init__(self, lines: AsyncIterator[str], on_end: Callable[[], None]) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(lines, media_type="text/event-stream", headers=headers)
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+
+
+async def stream(service: Service, request: Request, requests: Sequence[GenerationRequest], renderer: Renderer) -> EventStream:
+    """Start generating and return the stream; an error before the first token is raised, and becomes a status."""
+    trace = trace_of(request.scope)
+    trace.is_stream = True
+    job = service.submit(requests, trace, only_last=False)
+    updates = job.updates()
+    try:
+        first = await job.first(request, updates)
+    except BaseException:
+        service.forget(job)
+        raise
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            for event in renderer.events(first) if first is not None else ():
+                yield line(event)
+            async for update in updates:
+                for event in renderer.events(update):
+                    yield line(event)
+            for event in renderer.closing():
+                yield line(event)
+        except JuiceError as error:
+            failure = failure_of(error)
+            trace.code = failure.code or ""
+            yield line(failure.body())
+        yield DONE
+
+    return EventStream(lines(), lambda: service.forget(job))
+
+
+def line(event: Event) -> str:
+    """Return one event as it is sent."""
+    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"

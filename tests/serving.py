@@ -1,0 +1,109 @@
+"""The real server as a process, on a free port, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+CONFLICT = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A running `juice serve`."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None, program: str | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, *(["-c", program] if program else ["-m", "juice.cli.main"])]
+        self._said = Path(tempfile.mkstemp(prefix="juice-server-")[1])
+        with self._said.open("w") as said:
+            self.process = subprocess.Popen(
+                [*command, "serve", "--port", str(self.port), *arguments],
+                stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **(environment or {})},
+            )  # fmt: skip
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.1)
+        self.process.kill()
+        raise AssertionError(f"the server did not become ready: {self.errors()}")
+
+    def errors(self) -> str:
+        """Return what it said on standard error."""
+        return self._said.read_text()
+
+    def log(self) -> list[dict[str, Any]]:
+        """Return the lines of its log."""
+        return [json.loads(line) for line in self.errors().splitlines() if line.startswith("{")]
+
+    def connect(self) -> socket.socket:
+        """Return a raw connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it and return its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def serving(*arguments: str, **options: Any) -> Iterator[Server]:
+    """Run a server within; it must end well, without a traceback that nobody caught."""
+    server = Server(*arguments, **options)
+    try:
+        server.wait_until_ready()
+        yield server
+        assert server.stop() == 0, server.errors()
+        assert not [line for line in server.errors().splitlines() if line.startswith("Traceback")]
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """Return the events of a stream, which must end with [DONE]."""
+    lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    assert lines.count("[DONE]") == 1
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def gauge(url: str, name: str, **headers: str) -> float:
+    """Return a metric without labels."""
+    text = httpx.get(f"{url}/metrics", headers=headers).text
+    return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"juice_{name} ")))
+
+
+def save_tiny(folder: Path, *, chat_template: str | None = None) -> Path:
+    """Write the tiny llama and its tokenizer to a folder, as a user's own model would be."""
+    from tests import tiny
+
+    tiny.tiny_model("llama").save_pretrained(folder)
+    tokenizer = tiny.tiny_tokenizer()
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(folder)
+    return folder
