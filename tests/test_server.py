@@ -65,7 +65,8 @@ def test_choice_i_of_n_has_the_seed_plus_i(server: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"steer": "context"}, {"temperature": 1.3, "seed": 4, "n": 3}, {"stop": [" is", "s."], "temperature": 1.2, "seed": 9, "logprobs": 2},
+    {}, {"steer": "context"}, {"temperature": 1.3, "seed": 4, "n": 3},
+    {"stop": [" is", "s."], "temperature": 1.2, "seed": 9, "logprobs": 2},
     {"ignore_eos": True, "max_tokens": 40}, {"prompt": [CONFLICT, "Tokyo", "Question: Who"], "temperature": 1.0, "seed": 0},
 ])  # fmt: skip
 def test_a_stream_says_what_the_answer_says(server: httpx.Client, options: dict) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -58,10 +59,8 @@ def test_headers_that_come_slowly_are_cut(server: Server) -> None:
         begun = time.monotonic()
         slow.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\nx-a: ")
         assert silent.recv(1) == b""
-        try:
+        with suppress(ConnectionResetError):
             assert slow.recv(1) == b""
-        except ConnectionResetError:
-            pass
         assert 0.5 < time.monotonic() - begun < 10
 
 
@@ -118,7 +117,10 @@ def test_malformed_requests_and_odd_hosts_never_fail_the_server(server: Server, 
 
 def test_a_client_that_does_not_read_is_cut_and_its_rows_are_free(server: Server) -> None:
     """Twenty alternatives a token are more than the kernel's buffers hold, long before the generation would end."""
-    rss = lambda: int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096  # noqa: E731
+
+    def rss() -> int:
+        return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
+
     before, cancelled = rss(), gauge(server.url, "cancelled_total")
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -133,7 +135,7 @@ def test_a_client_that_does_not_read_is_cut_and_its_rows_are_free(server: Server
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_in_prefill_frees_its_rows(server: Server, stream: bool) -> None:
     with server.connect() as connection:
-        connection.sendall(raw_post({"prompt": "word " * 450, "max_tokens": 10, "stream": stream}))
+        connection.sendall(raw_post({"prompt": "The capital city of Peru is " * 60, "max_tokens": 10, "stream": stream}))
         within(5, lambda: gauge(server.url, "requests_running") == 1, "it runs")
     within(0.5, lambda: is_idle(server), "its rows are free")
 
@@ -143,7 +145,9 @@ def test_a_client_that_leaves_in_mid_stream_frees_its_rows(server: Server, strea
     with server.connect() as connection:
         connection.sendall(raw_post({**LONG, "steer": "context", "stream": stream}))
         if stream:
-            assert b"data: " in connection.recv(4096)
+            received = b""
+            while b"data: " not in received:
+                received += connection.recv(4096)
         within(5, lambda: gauge(server.url, "requests_running") == 1, "it runs")
     within(0.5, lambda: is_idle(server), "its rows are free")
 
@@ -251,7 +255,7 @@ def test_sigterm_finishes_what_runs_and_exits_0() -> None:
 def test_sigterm_cuts_at_the_drain_limit_and_says_so() -> None:
     server = Server("--drain", "0.5")
     server.wait_until_ready()
-    url, body = f"{server.url}/generate", {**LONG, "n": 8, "prompt": [CONFLICT] * 8}
+    url, body = f"{server.url}/generate", {**LONG, "n": 8, "prompt": [CONFLICT] * 2}
 
     def stream() -> object:
         with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
@@ -289,6 +293,7 @@ def test_an_engine_that_dies_makes_the_server_not_ready_within_5_seconds(tmp_pat
     """The loop is broken from outside, in a real server, as only a bug of ours could break it."""
     flag = tmp_path / "die"
     program = f"""
+from contextlib import suppress
 from pathlib import Path
 from juice.engine.loop import Loop
 step = Loop.step

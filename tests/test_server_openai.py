@@ -40,9 +40,11 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chat_client(chat_folder: Path) -> Iterator[openai.OpenAI]:
-    with serving("--model", str(chat_folder), "--served-model-name", "tiny-chat") as running:
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as made:
-            yield made
+    with (
+        serving("--model", str(chat_folder), "--served-model-name", "tiny-chat") as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as made,
+    ):
+        yield made
 
 
 def test_a_completion_is_steered_by_the_extra_field_or_by_the_models_name(client: openai.OpenAI) -> None:
@@ -63,7 +65,8 @@ def test_a_completion_is_steered_by_the_extra_field_or_by_the_models_name(client
 
 @pytest.mark.parametrize("options", [
     {}, {"steer": "context"}, {"steer": {"target": "parametric", "strength": 0.7}}, {"temperature": 1.1, "seed": 5, "n": 2},
-    {"stop": ["."], "temperature": 1.4, "seed": 2}, {"logit_bias": {"14": 50}}, {"presence_penalty": 1.5, "frequency_penalty": 1, "ignore_eos": True},
+    {"stop": ["."], "temperature": 1.4, "seed": 2}, {"logit_bias": {"14": 50}},
+    {"presence_penalty": 1.5, "frequency_penalty": 1, "ignore_eos": True},
 ])  # fmt: skip
 def test_generate_equals_completions(url: str, options: dict) -> None:
     body = {"prompt": CONFLICT, "max_tokens": 12, "temperature": 0, **options}

@@ -11,6 +11,7 @@ import math
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 
 import torch
 
@@ -119,16 +120,23 @@ class Loop:
                 for one in chosen:
                     self._advance([one])
             return
-        first = 0
-        for sequence, n_new, n_kept in zip(layout.sequences, batch.n_tokens, batch.n_kept, strict=True):
-            own = slice(first, first + n_kept)
-            first += n_kept
-            self._take(sequence, n_new, logits[own], normalizers[own], likeliest[own.stop - 1])
+        was_reading = [sequence.is_reading for sequence in layout.sequences]
+        for sequence, n_new in zip(layout.sequences, batch.n_tokens, strict=True):
+            sequence.n_cached += n_new
+        ends = list(accumulate(batch.n_kept))
+        # Rows lie newest first: so the oldest start to decode first and the newest leave first, and none has to move.
+        for i in reversed(range(len(ends))):
+            own = slice(ends[i] - batch.n_kept[i], ends[i])
+            self._take(layout.sequences[i], was_reading[i], logits[own], normalizers[own], likeliest[ends[i] - 1])
+        for sequence in layout.sequences:
+            if sequence.finish_reason is not None:
+                # Its rows are free before anybody hears of it.
+                self.table.leave(sequence)
+                with suppress(Exception):
+                    sequence.complete()
 
-    def _take(self, sequence: Sequence, n_new: int, logits: torch.Tensor, normalizers: list[float], likeliest: int) -> None:
+    def _take(self, sequence: Sequence, was_reading: bool, logits: torch.Tensor, normalizers: list[float], likeliest: int) -> None:
         """Give a sequence the logits float32 [kept, vocabulary] of its newest tokens."""
-        was_reading = sequence.is_reading
-        sequence.n_cached += n_new
         try:
             # The sum of exponents is finite unless a logit is not, one of -inf apart.
             if not all(map(math.isfinite, normalizers)):
@@ -141,13 +149,8 @@ class Loop:
                 self.table.start_decoding(sequence)
             sequence.advance(logits[-1], normalizers[-1], likeliest)
         except Exception as error:
+            sequence.finish_reason = None
             self._fail(sequence, error)
-            return
-        if sequence.finish_reason is not None:
-            # Its rows are free before anybody hears of it.
-            self.table.leave(sequence)
-            with suppress(Exception):
-                sequence.complete()
 
     def _layout(self, sequences: list[Sequence]) -> Layout:
         """Return the rows of some sequences; those of a decode step are laid out anew only when a row has changed."""

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable
 
 from juice.engine.sequence import Sequence
 
-Move = Callable[[int, int], None]
+Move = Callable[[int, int, int], None]
 
 
 class Lane:
-    """The places of one kind of row; `copy(source, destination)` and `swap(a, b)` move what a place holds."""
+    """The places of one kind of row.
+
+    `copy(source, destination, n)` and `swap(a, b, n)` move what places hold, the first n positions of it.
+    """
 
     def __init__(self, copy: Move, swap: Move) -> None:
         self.rows: list[Sequence] = []
@@ -32,8 +35,9 @@ class Lane:
         """Move a sequence from those that read to those that decode."""
         place, boundary = self.rows.index(sequence), self.n_decoding
         if place != boundary:
-            self.rows[place], self.rows[boundary] = self.rows[boundary], sequence
-            self._swap(place, boundary)
+            other = self.rows[boundary]
+            self.rows[place], self.rows[boundary] = other, sequence
+            self._swap(place, boundary, max(sequence.n_cached, other.n_cached))
         self.n_decoding += 1
 
     def leave(self, sequence: Sequence) -> None:
@@ -48,7 +52,7 @@ class Lane:
     def _fill(self, gap: int, source: int) -> int:
         if gap != source:
             self.rows[gap] = self.rows[source]
-            self._copy(source, gap)
+            self._copy(source, gap, self.rows[source].n_cached)
         return source
 
 

@@ -105,15 +105,17 @@ class _SlotLayer(CacheLayerMixin):
     def slot(self, place: int, *, is_main: bool) -> int:
         return self._shape[0] - 1 - place if is_main else self._shape[0] + place
 
-    def copy(self, source: int, destination: int) -> None:
+    def copy(self, source: int, destination: int, n: int) -> None:
         if self.is_initialized:
             for kv in (self.keys, self.values):
-                kv[destination] = kv[source]
+                kv[destination, :, :n] = kv[source, :, :n]
 
-    def swap(self, a: int, b: int) -> None:
+    def swap(self, a: int, b: int, n: int) -> None:
         if self.is_initialized:
             for kv in (self.keys, self.values):
-                kv[[a, b]] = kv[[b, a]]
+                kept = kv[a, :, :n].clone()
+                kv[a, :, :n] = kv[b, :, :n]
+                kv[b, :, :n] = kept
 
     def clear(self, slot: int) -> None:
         if self.is_initialized:
@@ -205,16 +207,16 @@ class SlotCache(Cache):
         return Access(torch.tensor(slots, device=device)[:, None], slice(slots[0], slots[-1] + 1) if is_run else None)
 
     @torch.inference_mode()
-    def copy(self, layers: Sequence[int], source: int, destination: int, *, is_main: bool) -> None:
-        """Copy the slot of one place onto another's, in some layers."""
+    def copy(self, layers: Sequence[int], source: int, destination: int, n: int, *, is_main: bool) -> None:
+        """Copy the first n positions of one place onto another's, in some layers."""
         for layer in (self.slot_layers[i] for i in layers):
-            layer.copy(layer.slot(source, is_main=is_main), layer.slot(destination, is_main=is_main))
+            layer.copy(layer.slot(source, is_main=is_main), layer.slot(destination, is_main=is_main), n)
 
     @torch.inference_mode()
-    def swap(self, layers: Sequence[int], a: int, b: int, *, is_main: bool) -> None:
-        """Exchange the slots of two places, in some layers."""
+    def swap(self, layers: Sequence[int], a: int, b: int, n: int, *, is_main: bool) -> None:
+        """Exchange the first n positions of two places, in some layers."""
         for layer in (self.slot_layers[i] for i in layers):
-            layer.swap(layer.slot(a, is_main=is_main), layer.slot(b, is_main=is_main))
+            layer.swap(layer.slot(a, is_main=is_main), layer.slot(b, is_main=is_main), n)
 
     @torch.inference_mode()
     def clear(self, layers: Sequence[int], place: int, *, is_main: bool) -> None:

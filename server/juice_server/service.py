@@ -221,7 +221,7 @@ class Service:
             raise RequestError(f"max_tokens is {max_tokens}; expected at most {bound}", param="max_tokens")
 
 
-def service_of(request: Request) -> Service:
-    """Return the service of the app that a request came to."""
+async def service_of(request: Request) -> Service:
+    """Return the service of the app that a request came to; a coroutine, for FastAPI runs plain functions in threads."""
     service: Service = request.app.state.service
     return service

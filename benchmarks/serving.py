@@ -1,0 +1,216 @@
+"""Serving: `python -m benchmarks.serving [--quick]`.
+
+The engine against transformers' `generate` on a static, left-padded batch; steered against unsteered, prompts and tokens
+apart; every request with heads and betas of its own against one configuration for all; and 500 clients at once on a real
+server. A Llama shape of 12 layers of width 384 with random weights, greedy, all prompts between 192 and 320 tokens. The
+alternatives take turns in one run; each number is a median of rounds after one to warm up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from http.client import HTTPConnection
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import juice
+from benchmarks import machine
+from juice.engine import Engine, GenerationRequest, Limits, Steering, SteeringReport
+from tests import tiny
+from tests.serving import CONFLICT, Server
+
+N_LAYERS, N_HEADS, N_REQUESTS, N_TOKENS = 12, 6, 16, 64
+STEERED_LAYERS = range(4, 8)  # a third of the depth
+Prompt = tuple[int, ...]
+
+
+def network() -> LlamaForCausalLM:
+    """Return the model that is measured."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=384, intermediate_size=1024, num_hidden_layers=N_LAYERS, num_attention_heads=N_HEADS,
+        num_key_value_heads=N_HEADS, max_position_embeddings=2048, bos_token_id=1, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def prompts(n: int) -> list[Prompt]:
+    """Return prompts of 192 to 320 tokens."""
+    random = torch.Generator().manual_seed(0)
+    lengths = torch.randint(192, 321, (n,), generator=random)
+    return [tuple(torch.randint(1, 280, (int(length),), generator=random).tolist()) for length in lengths]
+
+
+def steering(seed: int) -> Steering:
+    """Return a head in each of the steered layers, with a beta of its own."""
+    random = torch.Generator().manual_seed(seed)
+    coefficients = {}
+    for layer in STEERED_LAYERS:
+        coefficients[layer] = torch.zeros(N_HEADS)
+        coefficients[layer][torch.randint(N_HEADS, (1,), generator=random)] = 0.5 + float(torch.rand(1, generator=random))
+    report = SteeringReport(
+        applied=True,
+        target="context",
+        head_set="benchmark",
+        beta_plus=1,
+        beta_minus=0,
+        strength=1,
+        method="juice",
+        n_heads=len(coefficients),
+    )
+    return Steering(coefficients=coefficients, report=report)
+
+
+def medians(ways: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, float]:
+    """Return the median seconds of every way; they take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for round_number in range(n_rounds + 1):
+        for name, run in ways.items():
+            begun = time.perf_counter()
+            run()
+            if round_number:
+                seconds[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(own) for name, own in seconds.items()}
+
+
+def against_generate(model: juice.SteeredModel, plain: LlamaForCausalLM, n_rounds: int) -> dict[str, float]:
+    """Measure the engine, unsteered and steered, and `generate`, one request and sixteen."""
+
+    def ours(n: int, n_tokens: int = N_TOKENS, steered: Steering | None = None) -> Callable[[], object]:
+        own = {} if steered is None else {"steering": steered}
+        requests = [GenerationRequest(prompt_ids=p, max_tokens=n_tokens, ignore_eos=True, **own) for p in prompts(n)]
+        return lambda: model.engine.generate(requests)
+
+    def theirs(n: int) -> Callable[[], object]:
+        own = prompts(n)
+        width = max(map(len, own))
+        ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in own])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in own])
+
+        def run() -> object:
+            with torch.inference_mode():
+                return plain.generate(input_ids=ids, attention_mask=mask, max_new_tokens=N_TOKENS, min_new_tokens=N_TOKENS, do_sample=False)
+
+        return run
+
+    shared = steering(0)
+    ways: dict[str, Callable[[], object]] = {}
+    for n in (1, N_REQUESTS):
+        ways[f"generate, {n}"] = theirs(n)
+        ways[f"unsteered, {n}"] = ours(n)
+        ways[f"unsteered prompts, {n}"] = ours(n, 1)
+        ways[f"steered, {n}"] = ours(n, steered=shared)
+        ways[f"steered prompts, {n}"] = ours(n, 1, steered=shared)
+    return medians(ways, n_rounds)
+
+
+def own_configurations(model: juice.SteeredModel, n_rounds: int, n_requests: int) -> dict[str, float]:
+    """Measure many requests, 32 at a time, all steered alike and each in its own way."""
+    engine = Engine(model.loaded, Limits(max_batch=32))
+    own_prompts = [p[: 32 + i % 64] for i, p in enumerate(prompts(n_requests))]
+
+    def ours(steerings: list[Steering]) -> Callable[[], object]:
+        requests = [
+            GenerationRequest(prompt_ids=p, max_tokens=32, ignore_eos=True, steering=s) for p, s in zip(own_prompts, steerings, strict=True)
+        ]
+        return lambda: engine.generate(requests)
+
+    ways = {"one configuration": ours([steering(0)] * n_requests), "each its own": ours([steering(i) for i in range(n_requests)])}
+    return medians(ways, n_rounds)
+
+
+async def crowd(port: int, n_clients: int) -> Counter[int]:
+    """Send one request of each client at once, over connections of their own; return how often each status came."""
+
+    async def one(i: int) -> int:
+        body = json.dumps(
+            {"prompt": f"{CONFLICT} {i}", "steer": ("none", "context", "parametric")[i % 3], "max_tokens": 16, "ignore_eos": True}
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        writer.write(f"{head}\r\n\r\n{body}".encode())
+        answer = await reader.read()
+        writer.close()
+        return int(answer.split(b" ", 2)[1])
+
+    return Counter(await asyncio.gather(*(one(i) for i in range(n_clients))))
+
+
+def probe(port: int, stop: Event, seconds: Connection) -> None:
+    """Ask for /healthz until told to stop; send how long each answer took."""
+    taken = []
+    connection = HTTPConnection("127.0.0.1", port)
+    while not stop.is_set():
+        begun = time.perf_counter()
+        connection.request("GET", "/healthz")
+        connection.getresponse().read()
+        taken.append(time.perf_counter() - begun)
+        time.sleep(0.01)
+    seconds.send(taken)
+
+
+def clients_at_once(n_clients: int) -> dict[str, object]:
+    """Measure a crowd on a real server, and meanwhile, from another process, its /healthz."""
+    server = Server()
+    server.wait_until_ready()
+    processes = multiprocessing.get_context("spawn")
+    stop, (mine, its) = processes.Event(), processes.Pipe()
+    prober = processes.Process(target=probe, args=(server.port, stop, its))
+    prober.start()
+    time.sleep(5)  # it has begun
+    begun = time.perf_counter()
+    statuses = asyncio.run(crowd(server.port, n_clients))
+    seconds = time.perf_counter() - begun
+    stop.set()
+    taken = mine.recv()
+    prober.join()
+    server.stop()
+    p99 = statistics.quantiles(taken, n=100)[98]
+    return {"statuses": dict(statuses), "seconds": seconds, "n_probes": len(taken), "healthz_p99_s": p99, "healthz_max_s": max(taken)}
+
+
+def main(*, quick: bool) -> None:
+    """Measure and print."""
+    model = juice.load(network(), tokenizer=tiny.tiny_tokenizer())
+    n_rounds = 1 if quick else 5
+    seconds = against_generate(model, network(), n_rounds)
+    many = own_configurations(model, n_rounds, 64 if quick else 256)
+    del model
+    clients = clients_at_once(500)
+
+    def decode(name: str, n: int) -> float:
+        return seconds[f"{name}, {n}"] - seconds[f"{name} prompts, {n}"]
+
+    ratios = {"each its own against one configuration": many["one configuration"] / many["each its own"]}
+    for n in (1, N_REQUESTS):
+        ratios[f"unsteered against generate, {n}"] = seconds[f"generate, {n}"] / seconds[f"unsteered, {n}"]
+        ratios[f"steered against unsteered, {n}"] = seconds[f"unsteered, {n}"] / seconds[f"steered, {n}"]
+        ratios[f"steered against unsteered, prompts, {n}"] = seconds[f"unsteered prompts, {n}"] / seconds[f"steered prompts, {n}"]
+        ratios[f"steered against unsteered, tokens, {n}"] = decode("unsteered", n) / decode("steered", n)
+    print("| requests | seconds (median) | new tokens/s |\n|---|---|---|")
+    for name, value in seconds.items():
+        n_new = int(name.rsplit(" ", 1)[1]) * (1 if "prompts" in name else N_TOKENS)
+        print(f"| {name} | {value:.3f} | {n_new / value:.1f} |")
+    for name, value in many.items():
+        print(f"| {name} | {value:.3f} | |")
+    print("\n| ratio | |\n|---|---|")
+    for name, value in ratios.items():
+        print(f"| {name} | {value:.2f} |")
+    print(f"\n500 clients: {clients}")
+    print(json.dumps({"seconds": seconds | many, "ratios": ratios, "clients": clients, "machine": machine.describe()}))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round, to see that it runs")
+    main(quick=parser.parse_args().quick)
