@@ -24,8 +24,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy -p juice_server
+	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.identify
 	$(BIN)/python -m benchmarks.generate
+	$(BIN)/python -m benchmarks.serving

@@ -146,17 +146,17 @@ async def crowd(port: int, n_clients: int) -> Counter[int]:
     return Counter(await asyncio.gather(*(one(i) for i in range(n_clients))))
 
 
-def probe(port: int, stop: Event, seconds: Connection) -> None:
-    """Ask for /healthz until told to stop; send how long each answer took."""
-    taken = []
+def probe(port: int, stop: Event, sink: Connection) -> None:
+    """Ask for /healthz until told to stop; send when each was asked and how long its answer took."""
+    taken: list[tuple[float, float]] = []
     connection = HTTPConnection("127.0.0.1", port)
     while not stop.is_set():
         begun = time.perf_counter()
         connection.request("GET", "/healthz")
         connection.getresponse().read()
-        taken.append(time.perf_counter() - begun)
+        taken.append((begun, time.perf_counter() - begun))
         time.sleep(0.01)
-    seconds.send(taken)
+    sink.send(taken)
 
 
 def clients_at_once(n_clients: int) -> dict[str, object]:
@@ -172,11 +172,33 @@ def clients_at_once(n_clients: int) -> dict[str, object]:
     statuses = asyncio.run(crowd(server.port, n_clients))
     seconds = time.perf_counter() - begun
     stop.set()
-    taken = mine.recv()
+    taken = [duration for asked, duration in mine.recv() if asked >= begun]
     prober.join()
     server.stop()
     p99 = statistics.quantiles(taken, n=100)[98]
     return {"statuses": dict(statuses), "seconds": seconds, "n_probes": len(taken), "healthz_p99_s": p99, "healthz_max_s": max(taken)}
+
+
+def ratios_of(seconds: dict[str, float], n: int) -> dict[str, float]:
+    """Return what a number of requests shows; tokens are what the whole takes beyond the prompts."""
+
+    def tokens(name: str) -> float:
+        return seconds[f"{name}, {n}"] - seconds[f"{name} prompts, {n}"]
+
+    return {
+        f"unsteered against generate, {n}": seconds[f"generate, {n}"] / seconds[f"unsteered, {n}"],
+        f"steered against unsteered, {n}": seconds[f"unsteered, {n}"] / seconds[f"steered, {n}"],
+        f"steered against unsteered, prompts, {n}": seconds[f"unsteered prompts, {n}"] / seconds[f"steered prompts, {n}"],
+        f"steered against unsteered, tokens, {n}": tokens("unsteered") / tokens("steered"),
+    }
+
+
+def show(title: str, values: dict[str, float]) -> None:
+    """Print a table as soon as it is known."""
+    print(f"| {title} | |\n|---|---|")
+    for name, value in values.items():
+        print(f"| {name} | {value:.3f} |")
+    print(flush=True)
 
 
 def main(*, quick: bool) -> None:
@@ -184,29 +206,16 @@ def main(*, quick: bool) -> None:
     model = juice.load(network(), tokenizer=tiny.tiny_tokenizer())
     n_rounds = 1 if quick else 5
     seconds = against_generate(model, network(), n_rounds)
-    many = own_configurations(model, n_rounds, 64 if quick else 256)
+    show("seconds (median)", seconds)
+    ratios = ratios_of(seconds, 1) | ratios_of(seconds, N_REQUESTS)
+    show("ratio of rates", ratios)
+    n_requests = 64 if quick else 256
+    many = own_configurations(model, n_rounds, n_requests)
+    show(f"seconds (median), {n_requests} requests, 32 at a time", many)
+    ratios["each its own against one configuration"] = many["one configuration"] / many["each its own"]
     del model
     clients = clients_at_once(500)
-
-    def decode(name: str, n: int) -> float:
-        return seconds[f"{name}, {n}"] - seconds[f"{name} prompts, {n}"]
-
-    ratios = {"each its own against one configuration": many["one configuration"] / many["each its own"]}
-    for n in (1, N_REQUESTS):
-        ratios[f"unsteered against generate, {n}"] = seconds[f"generate, {n}"] / seconds[f"unsteered, {n}"]
-        ratios[f"steered against unsteered, {n}"] = seconds[f"unsteered, {n}"] / seconds[f"steered, {n}"]
-        ratios[f"steered against unsteered, prompts, {n}"] = seconds[f"unsteered prompts, {n}"] / seconds[f"steered prompts, {n}"]
-        ratios[f"steered against unsteered, tokens, {n}"] = decode("unsteered", n) / decode("steered", n)
-    print("| requests | seconds (median) | new tokens/s |\n|---|---|---|")
-    for name, value in seconds.items():
-        n_new = int(name.rsplit(" ", 1)[1]) * (1 if "prompts" in name else N_TOKENS)
-        print(f"| {name} | {value:.3f} | {n_new / value:.1f} |")
-    for name, value in many.items():
-        print(f"| {name} | {value:.3f} | |")
-    print("\n| ratio | |\n|---|---|")
-    for name, value in ratios.items():
-        print(f"| {name} | {value:.2f} |")
-    print(f"\n500 clients: {clients}")
+    print(f"500 clients: {clients}")
     print(json.dumps({"seconds": seconds | many, "ratios": ratios, "clients": clients, "machine": machine.describe()}))
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from juice.engine import Completion, Steer
+    from juice.engine import Completion, Limits, Steer
     from juice.errors import JuiceError
     from juice.examples import ConflictExample, read_examples
     from juice.head_set import Head, HeadSet
@@ -22,6 +22,7 @@ __all__ = [
     "Head",
     "HeadSet",
     "JuiceError",
+    "Limits",
     "Steer",
     "SteeredModel",
     "identify",
@@ -37,6 +38,7 @@ _HOMES = {
     "Head": "juice.head_set",
     "HeadSet": "juice.head_set",
     "JuiceError": "juice.errors",
+    "Limits": "juice.engine",
     "SteeredModel": "juice.steered_model",
     "Steer": "juice.engine",
     "identify": "juice.identification",

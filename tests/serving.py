@@ -29,15 +29,22 @@ def free_port() -> int:
 class Server:
     """A running `juice serve`."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None, program: str | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        program: str | None = None,
+        command: list[str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, *(["-c", program] if program else ["-m", "juice.cli.main"])]
+        ours = [sys.executable, *(["-c", program] if program else ["-m", "juice.cli.main"]), "serve"]
         self._said = Path(tempfile.mkstemp(prefix="juice-server-")[1])
         with self._said.open("w") as said:
             self.process = subprocess.Popen(
-                [*command, "serve", "--port", str(self.port), *arguments],
-                stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **(environment or {})},
+                [*(command or ours), "--port", str(self.port), *arguments],
+                stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **(environment or {})}, cwd=folder,
             )  # fmt: skip
 
     def wait_until_ready(self) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from juice.errors import RequestError
 
 MIB = 1 << 20
+CGROUP = Path("/sys/fs/cgroup")
 # The rest is for the activations, and on a machine's own memory for everything else that runs there.
 SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5, "mps": 0.5}
 
@@ -56,12 +58,19 @@ def free_bytes(device: torch.device) -> int:
     """Return the memory that is free on a device; for a CPU, what the machine and its control group leave."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    names = os.sysconf_names
-    pages = os.sysconf("SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in names else "SC_PHYS_PAGES")
-    free = pages * os.sysconf("SC_PAGE_SIZE")
+    available = _available_bytes()
     try:
         # A container's bound; "max" where there is none.
-        with open("/sys/fs/cgroup/memory.max") as bound, open("/sys/fs/cgroup/memory.current") as used:  # noqa: PTH123
-            return min(free, max(0, int(bound.read()) - int(used.read())))
+        bound, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):
-        return free
+        return available
+    return min(available, max(0, bound - used))
+
+
+def _available_bytes() -> int:
+    """Return what a machine can give without swapping; where it does not tell, half of what it has."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -27,6 +27,7 @@ from juice.errors import GenerationError, JuiceError, NonFiniteError
 from juice.model.loading import LoadedModel
 
 LOG = logging.getLogger("juice.engine")
+LOG.addHandler(logging.NullHandler())  # a library is silent unless its user listens
 
 
 class Loop:

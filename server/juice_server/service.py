@@ -106,9 +106,7 @@ class Service:
             raise NotReadyError("the server is shutting down")
         job = Job(trace, self.metrics, self.settings.request_timeout)
         job.start(self.model.engine, requests, only_last=only_last)
-        n_prompt_tokens = sum(len(ids) for ids in {r.prompt_ids for r in requests})
-        trace.n_prompt_tokens = n_prompt_tokens
-        self.metrics.read_prompt(n_prompt_tokens)
+        self.metrics.read_prompt(trace.n_prompt_tokens)
         self._jobs.add(job)
         return job
 
@@ -145,7 +143,9 @@ class Service:
         trace.steer = steer.target
         if self.settings.log_prompts:
             trace.prompts = [prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts]
-        return await asyncio.to_thread(self._requests, prompts, fields, steer, add_special_tokens, options)
+        requests = await asyncio.to_thread(self._requests, prompts, fields, steer, add_special_tokens, options)
+        trace.n_prompt_tokens = sum(len(own.prompt_ids) for own in requests[:: fields.n])
+        return requests
 
     def steer(self, fields: GenerationFields, model_name: str | None) -> Steer:
         """Return how to steer: as the body says, else as the model's alias, else by default; raises where they differ."""

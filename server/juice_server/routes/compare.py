@@ -25,8 +25,9 @@ TARGETS: tuple[SteerTarget, ...] = ("none", "context", "parametric")
 async def compare(body: CompareRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> CompareResponse:
     """Show what context and memory each would say."""
     trace = trace_of(request.scope)
-    completions = await service.complete(request, await asyncio.to_thread(_requests, body, service))
-    trace.steer = ""  # it was no single one
+    requests = await asyncio.to_thread(_requests, body, service)
+    trace.n_prompt_tokens = len(requests[0].prompt_ids)
+    completions = await service.complete(request, requests)
     answers = {
         target: Answer(
             text=completion.text,
