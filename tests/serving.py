@@ -56,6 +56,7 @@ class Server:
             except httpx.TransportError:
                 time.sleep(0.1)
         self.process.kill()
+        self.process.wait()
         raise AssertionError(f"the server did not become ready: {self.errors()}")
 
     def errors(self) -> str:
@@ -89,6 +90,7 @@ def serving(*arguments: str, **options: Any) -> Iterator[Server]:
     finally:
         if server.process.poll() is None:
             server.process.kill()
+            server.process.wait()
 
 
 def events(response: httpx.Response) -> list[Any]:

@@ -92,16 +92,31 @@ def test_zero_coefficients_take_the_unsteered_path_bit_for_bit(shape: str) -> No
             assert a.logprobs == b.logprobs
 
 
-def test_an_unsteered_row_is_untouched_by_a_steered_neighbour_in_the_same_shape() -> None:
-    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
-    requests = [request for request, _, _ in mixed_requests(seed=3, n=2)]
-    plain = GenerationRequest(prompt_ids=tuple(range(1, 9)), max_tokens=6, watch=tuple(range(tiny.VOCAB_SIZE)))
-    first = replace(plain, steering=requests[0].steering)
-    other = replace(plain, steering=steering({(0, 0): 3.0, (2, 1): -2.0}))
-    beside_first = model.engine.generate([plain, first])[0]
-    beside_other = model.engine.generate([plain, other])[0]
-    assert beside_first.watched == beside_other.watched
-    assert beside_first.token_ids == beside_other.token_ids
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_a_request_is_the_same_bit_for_bit_whoever_its_neighbours_are(shape: str) -> None:
+    """The neighbours have other tokens, heads, betas and samplings, but as many rows and tokens: the same shape of every forward."""
+    model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
+    everything = {"max_tokens": 12, "ignore_eos": True, "watch": tuple(range(tiny.VOCAB_SIZE))}
+    mine = [
+        GenerationRequest(prompt_ids=tuple(range(1, 14)), **everything),
+        GenerationRequest(prompt_ids=tuple(range(20, 28)), steering=steering({(0, 1): 1.5, (2, 0): -2.0}), **everything),
+    ]
+    seen = []
+    for seed in range(3):
+        rng = Random(seed)
+        neighbours = [
+            GenerationRequest(
+                prompt_ids=tuple(rng.randrange(1, 283) for _ in range(length)),
+                max_tokens=12,
+                ignore_eos=True,
+                steering=steering({(0, rng.randrange(4)): rng.uniform(-3, 3), (2, rng.randrange(4)): rng.uniform(-3, 3)}),
+                sampling=Sampling(temperature=rng.choice([0.0, 1.0]), seed=seed),
+            )
+            for length in (3, 13, 9)
+        ]
+        completions = model.engine.generate([neighbours[0], mine[0], neighbours[1], mine[1], neighbours[2]])
+        seen.append([(c.token_ids, c.logprobs, c.watched) for c in (completions[1], completions[3])])
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_company() -> None:

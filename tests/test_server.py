@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -120,6 +122,41 @@ def test_info_tells_the_model_its_limits_and_what_steers_it(server: httpx.Client
     heads = juice.HeadSet.load("head_sets/mini/parametric").heads.minus
     assert windows["parametric"] == [min(h.layer for h in heads), max(h.layer for h in heads)]
     assert [entry["id"] for entry in server.get("/v1/models").json()["data"]] == ["mini", "mini:context", "mini:parametric"]
+
+
+def test_the_single_run_is_served_beside_the_dual_one(server: httpx.Client) -> None:
+    model = juice.load("mini")
+    for method in ("juice", "june"):
+        steer = juice.Steer(target="parametric", method=method, beta_minus=-1.5)
+        body = {"prompt": CONFLICT, "max_tokens": 8, "logprobs": 0}
+        answer = server.post("/generate", json={**body, "steer": {"target": "parametric", "method": method, "beta_minus": -1.5}}).json()
+        assert answer["steering"]["method"] == method
+        assert answer["steering"]["beta_minus"] == -1.5
+        completion = model.generate(CONFLICT, steer=steer, max_tokens=8)[0]
+        assert [score["logprob"] for score in answer["logprobs"]] == pytest.approx(completion.logprobs, abs=1e-5)
+
+
+def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(tmp_path: Path) -> None:
+    shutil.copytree("head_sets/mini", tmp_path / "mini")
+    other = tmp_path / "mini/context/head_set.json"
+    content = json.loads(other.read_text())
+    content["model"]["fingerprint"] = "sha256:" + "0" * 64
+    other.write_text(json.dumps(content))
+    with serving("--head-sets", str(tmp_path), "--default-steer", "parametric") as running, httpx.Client(base_url=running.url) as client:
+        body = {"prompt": CONFLICT, "max_tokens": 4}
+        for steer in ("context", {"target": "context", "head_set": "context"}):
+            refused = client.post("/generate", json={**body, "steer": steer})
+            assert refused.status_code == 422, refused.text
+            assert refused.json()["error"]["code"] == "head_set_mismatch"
+        listed = client.get("/v1/head_sets").json()
+        assert [own["name"] for own in listed["data"]] == ["parametric"]
+        assert "fingerprint" in listed["unfit"][0]["reason"]
+        assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == ["mini", "mini:parametric"]
+        by_default = client.post("/generate", json=body).json()
+        assert by_default["text"].startswith(" Lima")
+        assert by_default["steering"]["target"] == "parametric"
+        assert client.post("/generate", json={**body, "steer": "none"}).json()["steering"]["applied"] is False
+        assert client.post("/v1/completions", json={**body, "model": "mini:context"}).status_code == 422
 
 
 WRONG = {

@@ -14,6 +14,7 @@ from juice_server.metrics import Metrics
 from juice_server.trace import Trace, trace_of
 
 ACCESS = logging.getLogger("juice_server.access")
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class Observer:
@@ -47,14 +48,16 @@ class Observer:
             route = getattr(scope.get("route"), "path", "unmatched")
             # A client that left before there was an answer has none.
             self._metrics.answered(route, status or 499, trace.code, trace.steer)
-            ACCESS.info("request", extra={"fields": _fields(scope, trace, route, status or 499)})
+            # Probes come every few seconds and say nothing, unless they fail.
+            is_dull = route in PROBES and status == 200
+            ACCESS.log(logging.DEBUG if is_dull else logging.INFO, "request", extra={"fields": _fields(scope, trace, route, status or 499)})
 
 
 def _fields(scope: Scope, trace: Trace, route: str, status: int) -> dict[str, Any]:
     fields = {
         "id": trace.id, "method": scope["method"], "route": route, "status": status, "code": trace.code or None,
         "duration_s": round(trace.age_s, 4), "steer": trace.steer or None, "stream": trace.is_stream or None,
-        "prompt_tokens": trace.n_prompt_tokens, "generated_tokens": trace.n_generated_tokens,
+        "prompt_tokens": trace.n_prompt_tokens or None, "generated_tokens": trace.n_generated_tokens or None,
         "finish_reasons": trace.finish_reasons or None, "prompts": list(trace.prompts) or None,
     }  # fmt: skip
     return {name: value for name, value in fields.items() if value is not None}

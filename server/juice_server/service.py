@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from juice.engine import Completion, GenerationRequest, Steer
 from juice.engine.steer import SteerTarget
-from juice.errors import EngineStoppedError, HeadSetNotFoundError, RequestError, UsageError
+from juice.errors import EngineStoppedError, RequestError, UsageError
 from juice.steered_model import SteeredModel
 from juice_server.errors import NotReadyError, UnknownModelError
 from juice_server.jobs import Job
@@ -163,8 +163,6 @@ class Service:
         known: dict[str, SteerTarget] = {f"{self.model_name}:{target}": target for target in STEERING_TARGETS}
         if name not in known:
             raise UnknownModelError(f"the model {name!r} is not served; {self.model_name} is, see /v1/models", param="model")
-        if known[name] not in self.model.head_sets.by_name:
-            raise HeadSetNotFoundError(f"no head set {known[name]!r} fits {self.model_name}; see /v1/head_sets")
         return known[name]
 
     def _requests(
