@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -224,96 +222,3 @@ def test_a_request_that_takes_too_long_is_a_503_or_an_event_and_frees_its_rows()
             assert response.status_code == 200
             assert events(response)[-1]["error"]["code"] == "timeout"
         within(2, lambda: is_idle(server), "its rows are free")
-
-
-def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    results: list[object] = []
-    thread = threading.Thread(target=lambda: results.append(work()))
-    thread.start()
-    return thread, results
-
-
-def test_sigterm_finishes_what_runs_and_exits_0() -> None:
-    server = Server()
-    server.wait_until_ready()
-    whole = httpx.post(f"{server.url}/generate", json={**LONG, "max_tokens": 300}).json()
-
-    def stream() -> str:
-        with httpx.stream("POST", f"{server.url}/generate", json={**LONG, "max_tokens": 300, "stream": True}, timeout=60) as response:
-            return "".join(event.get("text", "") for event in events(response))
-
-    thread, texts = in_thread(stream)
-    within(5, lambda: gauge(server.url, "requests_running") == 1, "it runs")
-    server.process.send_signal(signal.SIGTERM)
-    thread.join(60)
-    assert texts == [whole["text"]]
-    assert server.process.wait(60) == 0
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{server.url}/healthz")
-
-
-def test_sigterm_cuts_at_the_drain_limit_and_says_so() -> None:
-    server = Server("--drain", "0.5")
-    server.wait_until_ready()
-    url, body = f"{server.url}/generate", {**LONG, "n": 8, "prompt": [CONFLICT] * 2}
-
-    def stream() -> object:
-        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
-            return events(response)[-1]["error"]["code"]
-
-    streaming, codes = in_thread(stream)
-    waiting, answers = in_thread(lambda: httpx.post(url, json=body, timeout=60))
-    within(5, lambda: gauge(server.url, "requests_running") == 32, "they run")
-    begun = time.monotonic()
-    server.process.send_signal(signal.SIGTERM)
-    streaming.join(60)
-    waiting.join(60)
-    assert server.process.wait(60) == 0
-    assert time.monotonic() - begun < 15
-    assert codes == ["not_ready"]
-    assert answers[0].status_code == 503
-
-
-def test_a_killed_server_starts_again_on_its_port() -> None:
-    server = Server()
-    server.wait_until_ready()
-    in_flight = server.connect()
-    in_flight.sendall(raw_post(LONG))
-    server.process.kill()
-    server.process.wait(30)
-    in_flight.close()
-    again = Server("--port", str(server.port))
-    again.port, again.url = server.port, server.url
-    again.wait_until_ready()
-    assert httpx.post(f"{again.url}/generate", json={"prompt": CONFLICT, "max_tokens": 2}).status_code == 200
-    assert again.stop() == 0
-
-
-def test_an_engine_that_dies_makes_the_server_not_ready_within_5_seconds(tmp_path: Path) -> None:
-    """The loop is broken from outside, in a real server, as only a bug of ours could break it."""
-    flag = tmp_path / "die"
-    program = f"""
-from contextlib import suppress
-from pathlib import Path
-from juice.engine.loop import Loop
-step = Loop.step
-def dying(self):
-    if Path({str(flag)!r}).exists():
-        raise SystemError("the loop is broken")
-    step(self)
-Loop.step = dying
-from juice.cli.main import main
-main()
-"""
-    server = Server(program=program)
-    server.wait_until_ready()
-    thread, answers = in_thread(lambda: httpx.post(f"{server.url}/generate", json={**LONG, "n": 8}, timeout=60))
-    within(5, lambda: gauge(server.url, "requests_running") == 8, "they run")
-    flag.touch()
-    within(5, lambda: httpx.get(f"{server.url}/readyz").status_code == 503, "it is not ready")
-    thread.join(60)
-    assert answers[0].status_code == 503
-    assert httpx.get(f"{server.url}/healthz").status_code == 200
-    assert httpx.post(f"{server.url}/generate", json=LONG).status_code == 503
-    assert gauge(server.url, "engine_up") == 0
-    assert server.stop() == 0

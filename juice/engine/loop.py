@@ -72,6 +72,8 @@ class Loop:
             self._advance(reading)
         if decoding:
             self._advance([(sequence, 1) for sequence in decoding])
+        if not self.table.mains.rows:
+            self._decode_layout = None  # it holds what is over
 
     def abort(self, reason: JuiceError) -> None:
         """End everything that runs or waits."""
