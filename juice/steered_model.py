@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from juice.engine import Completion, Engine, GenerationRequest, Limits, Sampling, Steer, Steering
-from juice.engine.selfcheck import verify
+from juice.engine import Completion, GenerationRequest, Limits, Sampling, Steer, Steering
+from juice.engine.selfcheck import checked_engine
 from juice.engine.steer import SteerTarget, steering_of, unsteered
 from juice.errors import HeadSetError, HeadSetMismatchError, RequestError
 from juice.head_set import HeadSet, HeadSetLibrary
@@ -32,8 +32,7 @@ class SteeredModel:
 
     def __init__(self, loaded: LoadedModel, head_sets: str | Path | None = None, limits: Limits | None = None) -> None:
         self.loaded = loaded
-        self.engine = Engine(loaded, limits)
-        verify(loaded, self.engine)
+        self.engine = checked_engine(loaded, limits)
         self._head_sets_folder = head_sets
 
     @cached_property

@@ -194,3 +194,31 @@ def test_the_clean_run_passes_only_the_layers_between_steered_ones(shape: str, h
     steered = steering({h: b for h, b in heads.items() if b}, method)
     request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=3, ignore_eos=True, steering=steered)
     assert rows_by_layer(model, request) == rows
+
+
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_layers_that_must_all_see_the_same_rows_get_two_full_ones(shape: str) -> None:
+    """The model's first layer tells the others how many rows there are, as per-layer inputs or shared keys do."""
+    network = tiny.tiny_model(shape)
+    expected = [oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=m) for r, heads, m in mixed_requests(seed=4)]
+    seen: list[int] = []
+
+    def called(_module: object, args: tuple[torch.Tensor, ...]) -> None:
+        seen[:] = [len(args[0])]
+
+    def same_rows(_module: object, _args: object, output: object) -> None:
+        if len(output[0] if isinstance(output, tuple) else output) != seen[0]:
+            raise ValueError("another number of rows than at the start")
+
+    network.get_input_embeddings().register_forward_pre_hook(called)
+    for layer in network.transformer.h if shape == "gpt2" else network.model.layers:
+        layer.register_forward_hook(same_rows)
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    assert model.engine.full_rows
+    engine = Engine(model.loaded, Limits(max_batch=4, max_prefill_tokens=15), full_rows=True)
+    for completion, (tokens, logits) in zip(engine.generate([r for r, _, _ in mixed_requests(seed=4)]), expected, strict=True):
+        assert list(completion.token_ids) == tokens
+        torch.testing.assert_close(torch.tensor(completion.watched), logits.log_softmax(-1)[0], rtol=0, atol=TOLERANCE)
+    request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=3, ignore_eos=True, steering=steering({(1, 0): 2.0, (2, 3): -1.0}))
+    assert rows_by_layer(model, request) == [2, 2, 2, 2]
+    assert not juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer()).engine.full_rows

@@ -21,6 +21,7 @@ from juice.engine.loop import Loop
 from juice.engine.request import Completion, GenerationRequest, Sink, Update
 from juice.engine.scheduler import room_alone
 from juice.engine.sequence import Sequence as Generation
+from juice.engine.steer import Steering
 from juice.engine.text import TextStream
 from juice.errors import ContextLengthError, EngineStoppedError, JuiceError
 from juice.model.loading import LoadedModel
@@ -43,13 +44,17 @@ class Status:
 
 
 class Engine:
-    """Generates for any number of requests on one loaded model. Raises RequestError for limits that it cannot keep."""
+    """Generates for any number of requests on one loaded model; raises RequestError for limits that it cannot keep.
 
-    def __init__(self, loaded: LoadedModel, limits: Limits | None = None) -> None:
+    With `full_rows` a dual run is two rows from the first layer to the last, for models whose layers must all see the same rows.
+    """
+
+    def __init__(self, loaded: LoadedModel, limits: Limits | None = None, *, full_rows: bool = False) -> None:
+        self.full_rows = full_rows
         self.limits = (limits or Limits()).settled(loaded.max_positions, loaded.device)
         self._loaded = loaded
         self._inbox = Inbox(self.limits.max_waiting)
-        self._loop = Loop(loaded, self.limits, self._inbox)
+        self._loop = Loop(loaded, self.limits, self._inbox, full_rows=full_rows)
         self._loop.runner.cache.max_bytes = self.limits.kv_memory_bytes
         self._numbers = count()
         self._thread = Thread(target=_run, args=(self._loop, self._inbox), name="juice-engine", daemon=True)
@@ -75,8 +80,13 @@ class Engine:
 
     def n_kv_bytes(self, request: GenerationRequest) -> int:
         """Return the bytes of keys and values that are reserved for a request."""
-        room = room_alone(request.steering.window, request.n_positions, self._loaded.layout.n_layers)
+        room = room_alone(self.companion_layers(request.steering), request.n_positions, self._loaded.layout.n_layers)
         return self._loop.runner.cache.n_bytes(room)
+
+    def companion_layers(self, steering: Steering) -> range:
+        """Return the layers in which a request has a second row."""
+        window = steering.window
+        return range(self._loaded.layout.n_layers) if window and self.full_rows else window
 
     def check(self, request: GenerationRequest) -> None:
         """Raise RequestError, or ContextLengthError, for a request that cannot run."""
@@ -104,13 +114,14 @@ class Engine:
         """
         for request in requests:
             self.check(request)
-        tokenizer, stop_token_ids = self._loaded.tokenizer, self._loaded.stop_token_ids
-        sequences = [
-            Generation(i, next(self._numbers), r, TextStream(tokenizer, r.prompt_ids, r.stop), stop_token_ids, sink)
-            for i, r in enumerate(requests)
-        ]
+        sequences = [self._sequence(i, request, sink) for i, request in enumerate(requests)]
         self._inbox.put(sequences, wait=wait)
         return sequences
+
+    def _sequence(self, index: int, request: GenerationRequest, sink: Sink) -> Generation:
+        loaded, window = self._loaded, self.companion_layers(request.steering)
+        text = TextStream(loaded.tokenizer, request.prompt_ids, request.stop)
+        return Generation(index, next(self._numbers), request, window, text, loaded.stop_token_ids, sink)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Run all requests and return their completions in their order; raises JuiceError as soon as one fails."""

@@ -33,8 +33,8 @@ LOG.addHandler(logging.NullHandler())  # a library is silent unless its user lis
 class Loop:
     """The state of one engine. Every method belongs to the thread that runs it."""
 
-    def __init__(self, loaded: LoadedModel, limits: Limits, inbox: Inbox) -> None:
-        self.runner = Runner(loaded)
+    def __init__(self, loaded: LoadedModel, limits: Limits, inbox: Inbox, *, full_rows: bool = False) -> None:
+        self.runner = Runner(loaded, full_rows=full_rows)
         self.beat = time.monotonic()
         self._loaded = loaded
         self._inbox = inbox
@@ -170,7 +170,7 @@ class Loop:
         LOG.warning("a request failed: %r", error, exc_info=None if isinstance(error, JuiceError) else error)
         everywhere = range(self._loaded.layout.n_layers)
         self.runner.cache.clear(everywhere, self.table.mains.rows.index(sequence), is_main=True)
-        for layer in sequence.request.steering.window:
+        for layer in sequence.window:
             self.runner.cache.clear((layer,), self.table.companions[layer].rows.index(sequence), is_main=False)
         self.table.leave(sequence)
         self._tell(sequence, _failure(error))

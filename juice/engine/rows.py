@@ -77,7 +77,7 @@ class RowTable:
     def lanes(self, sequence: Sequence) -> Iterable[Lane]:
         """Yield the lanes in which a sequence has a row."""
         yield self.mains
-        for layer in sequence.request.steering.window:
+        for layer in sequence.window:
             yield self.companions[layer]
 
     def join(self, sequence: Sequence) -> None:

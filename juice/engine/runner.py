@@ -12,9 +12,14 @@ from juice.model.loading import LoadedModel
 
 
 class Runner:
-    """Runs batches of rows through one model and owns the KV cache."""
+    """Runs batches of rows through one model and owns the KV cache.
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    With `full_rows` the model is called with every row, companions included; otherwise with the main rows alone, and companions
+    enter and leave between its layers.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, full_rows: bool = False) -> None:
+        self._full_rows = full_rows
         self.cache = SlotCache(loaded.layout.n_layers)
         self._loaded = loaded
 
@@ -24,16 +29,21 @@ class Runner:
         loaded, n = self._loaded, len(batch.layout.sequences)
         for layer, access, span in zip(self.cache.slot_layers, batch.layout.access, batch.spans, strict=True):
             layer.access, layer.span = access, span
+        input_ids, positions = batch.input_ids, batch.positions
+        # In this case every layer has the same rows.
+        if self._full_rows and (origins := batch.layout.routing[0].origins) is not None:
+            input_ids, positions = input_ids[origins], positions[origins]
         with ExitStack() as stack:
             stack.enter_context(loaded.turn)
-            stack.enter_context(loaded.routing.route(batch.layout.routing, n))
+            if not self._full_rows:
+                stack.enter_context(loaded.routing.route(batch.layout.routing, n))
             if batch.layout.steering is not None:
                 stack.enter_context(loaded.steering.apply(batch.layout.steering))
             stack.enter_context(loaded.output.keep(batch.kept_rows, batch.kept_tokens, batch.input_ids.shape[1]))
             logits: torch.Tensor = loaded.model(
-                input_ids=batch.input_ids,
-                position_ids=batch.positions,
-                attention_mask=loaded.attention.masks(batch.positions, batch.spans[0].n_keys, loaded.dtype),
+                input_ids=input_ids,
+                position_ids=positions,
+                attention_mask=loaded.attention.masks(positions, batch.spans[0].n_keys, loaded.dtype),
                 past_key_values=self.cache,
                 use_cache=True,
             ).logits

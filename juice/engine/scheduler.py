@@ -7,8 +7,6 @@ prompt tokens goes through, so that a long prompt holds up what runs for one chu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from juice.engine.limits import Limits
 from juice.engine.rows import RowTable
 from juice.engine.sequence import Sequence as Generation
@@ -28,7 +26,7 @@ class Scheduler:
         running = [*self._table.mains.rows, sequence]
         if len(running) > self.limits.max_batch:
             return None
-        window = sequence.request.steering.window
+        window = sequence.window
         room = Room(
             len(running),
             tuple(len(lane.rows) + (layer in window) for layer, lane in enumerate(self._table.companions)),
@@ -56,6 +54,6 @@ class Scheduler:
         return chosen
 
 
-def room_alone(steering_window: Sequence[int], n_positions: int, n_layers: int) -> Room:
+def room_alone(window: range, n_positions: int, n_layers: int) -> Room:
     """Return the room that a request needs when nothing else runs."""
-    return Room(1, tuple(int(layer in steering_window) for layer in range(n_layers)), n_positions)
+    return Room(1, tuple(int(layer in window) for layer in range(n_layers)), n_positions)

@@ -10,26 +10,51 @@ What it cannot see: a wrong sliding window (the prompts are shorter) and a wrong
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from juice.engine.engine import Engine
+from juice.engine.limits import Limits
 from juice.engine.request import Completion, GenerationRequest
 from juice.engine.steer import Steering, SteeringReport, unsteered
 from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.loading import LoadedModel
 from juice.model.steering import SteeringPlan
 
+LOG = logging.getLogger("juice.engine")
 N_TOKENS = 3
 LENGTHS = (3, 6)
 # Natural log units; half precision rounds differently for every shape of a batch.
 TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
+def checked_engine(loaded: LoadedModel, limits: Limits | None = None) -> Engine:
+    """Return an engine that gives what the model gives: with companions in their windows, else as two full rows.
+
+    Raises UnsupportedModelError where neither does.
+    """
+    engine = Engine(loaded, limits)
+    try:
+        verify(loaded, engine)
+    except UnsupportedModelError as error:
+        engine.close()
+        LOG.info("the layers do not let rows enter and leave; trying two full rows: %s", error)
+        engine = Engine(loaded, limits, full_rows=True)
+        try:
+            verify(loaded, engine)
+        except UnsupportedModelError:
+            engine.close()
+            raise error from None
+    return engine
+
+
 def verify(loaded: LoadedModel, engine: Engine) -> None:
     """Raise UnsupportedModelError unless the engine and the model agree."""
-    n = loaded.vocabulary_size
+    n, last = loaded.vocabulary_size, loaded.layout.n_layers - 1
     prompts = [tuple((7 * i + 11 * length) % n for i in range(length)) for length in LENGTHS]
-    steerings = (unsteered(), _spread(loaded))
+    # The clean run passes every layer, or enters behind the first and leaves before the last.
+    steerings = [unsteered(), _spread(loaded, 0, last), *([_spread(loaded, 1, last - 1)] if last > 2 else [])]
     requests = [GenerationRequest(prompt_ids=p, max_tokens=N_TOKENS, ignore_eos=True, steering=s) for s in steerings for p in prompts]
     name = type(loaded.model).__name__
     try:
@@ -44,9 +69,9 @@ def verify(loaded: LoadedModel, engine: Engine) -> None:
         )
 
 
-def _spread(loaded: LoadedModel) -> Steering:
-    """Steer one head of the first, the middle and the last layer, so that the clean run passes all of them."""
-    layers = sorted({0, loaded.layout.n_layers // 2, loaded.layout.n_layers - 1})
+def _spread(loaded: LoadedModel, first: int, last: int) -> Steering:
+    """Steer one head of two layers and of one in the middle, so that the clean run passes all between."""
+    layers = sorted({first, (first + last) // 2, last})
     coefficients = {layer: torch.zeros(loaded.layout.layers[layer].n_heads) for layer in layers}
     for values in coefficients.values():
         values[0] = 0.5

@@ -19,11 +19,19 @@ class Sequence:
     """One request's state. `cancel` may be called from any thread; all else belongs to the engine's."""
 
     def __init__(
-        self, index: int, number: int, request: GenerationRequest, text: TextStream, stop_token_ids: frozenset[int], sink: Sink
+        self,
+        index: int,
+        number: int,
+        request: GenerationRequest,
+        window: range,
+        text: TextStream,
+        stop_token_ids: frozenset[int],
+        sink: Sink,
     ) -> None:
         self.index = index  # among those sent together
         self.number = number  # in the order of arrival
         self.request = request
+        self.window = window  # the layers in which it has a companion
         self.cancelled: JuiceError | None = None
         self.n_cached = 0
         self.tokens: list[ScoredToken] = []
@@ -58,7 +66,7 @@ class Sequence:
     @property
     def n_rows(self) -> int:
         """Rows that this sequence occupies in its widest layer."""
-        return 2 if self.request.steering.window else 1
+        return 2 if self.window else 1
 
     def pending(self, n_tokens: int) -> tuple[int, ...]:
         """Return the next tokens for the model: n of the prompt, or the newest one."""

@@ -51,7 +51,7 @@ async def info(service: ServiceOf) -> dict[str, Any]:
         "model": {
             "name": service.model_name, "architecture": identity.architecture, "n_layers": identity.n_layers,
             "n_heads": identity.n_heads, "fingerprint": identity.fingerprint, "dtype": str(loaded.dtype).removeprefix("torch."),
-            "device": str(loaded.device), "has_chat_template": bool(getattr(loaded.tokenizer, "chat_template", None)),
+            "device": str(loaded.device), "full_rows": service.model.engine.full_rows, "has_chat_template": bool(getattr(loaded.tokenizer, "chat_template", None)),
         },
         "limits": {
             "max_model_len": limits.max_model_len, "max_batch": limits.max_batch, "max_queue": limits.max_waiting,
@@ -81,8 +81,9 @@ def _head_set(service: Service, head_set: HeadSet) -> dict[str, Any]:
         "beta": head_set.beta.model_dump() if head_set.beta else None,
     }
     try:
-        window = service.model.steering(Steer(target=head_set.target), head_set).window
+        steering = service.model.steering(Steer(target=head_set.target), head_set)
     except RequestError:  # a set without betas: its window depends on those of the request
         return {**described, "window": None, "extra_rows": None}
+    window = service.model.engine.companion_layers(steering)
     n_layers = service.model.loaded.layout.n_layers
     return {**described, "window": [window[0], window[-1]] if window else None, "extra_rows": round(len(window) / n_layers, 3)}
