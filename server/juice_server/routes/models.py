@@ -51,7 +51,8 @@ async def info(service: ServiceOf) -> dict[str, Any]:
         "model": {
             "name": service.model_name, "architecture": identity.architecture, "n_layers": identity.n_layers,
             "n_heads": identity.n_heads, "fingerprint": identity.fingerprint, "dtype": str(loaded.dtype).removeprefix("torch."),
-            "device": str(loaded.device), "full_rows": service.model.engine.full_rows, "has_chat_template": bool(getattr(loaded.tokenizer, "chat_template", None)),
+            "device": str(loaded.device), "full_rows": service.model.engine.full_rows,
+            "has_chat_template": bool(getattr(loaded.tokenizer, "chat_template", None)),
         },
         "limits": {
             "max_model_len": limits.max_model_len, "max_batch": limits.max_batch, "max_queue": limits.max_waiting,
