@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 import weakref
 from collections.abc import Iterator
@@ -81,14 +82,19 @@ def faulty() -> Iterator[SteeredModel]:
 def test_a_failure_ends_its_request_alone(
     faulty: SteeredModel, token: int, error: type[Exception], message: str, in_mid_stream: bool
 ) -> None:
-    """The sick one sits between healthy ones in the prompts' forward, or is driven to the token by its bias while all decode."""
+    """The sick one sits between healthy ones in the prompts' forward, or is driven to the token by its bias while all decode.
+
+    Its prompt is longer than those of some who get its slots next, and shorter than a neighbour's: what it left there would be
+    among the keys of their forward, hidden by a weight of zero, which does not help against what is not finite.
+    """
     rng = Random(3)
     never = dict.fromkeys((297, HUGE, BROKEN), -100.0)
-    drawn = [random_request(rng) for _ in range(6)]
-    healthy = [replace(r, max_tokens=12, ignore_eos=True, sampling=replace(r.sampling, logit_bias=never)) for r in drawn]
+    drawn = [replace(random_request(rng), prompt_ids=tuple(rng.randrange(1, 283) for _ in range(n))) for n in (70, 2, 9, 1, 3, 27)]
+    dual = steering({(0, 1): 1.0, (2, 2): -1.0})
+    healthy = [replace(r, steering=dual, max_tokens=12, ignore_eos=True, sampling=replace(r.sampling, logit_bias=never)) for r in drawn]
     alone = [faulty.engine.generate([request])[0].token_ids for request in healthy]
-    sick = GenerationRequest(prompt_ids=(5, 6, 7) if in_mid_stream else (5, token, 7), max_tokens=30, ignore_eos=True,
-                             steering=steering({(0, 1): 1.0, (2, 2): -1.0}))  # fmt: skip
+    sick = GenerationRequest(prompt_ids=(5,) * 40 if in_mid_stream else (*(5,) * 39, token), max_tokens=30, ignore_eos=True,
+                             steering=dual)  # fmt: skip
     if in_mid_stream:
         sick = replace(sick, sampling=Sampling(logit_bias={token: 100.0}))
     collector = Collector()
@@ -138,6 +144,83 @@ def test_an_engine_whose_loop_dies_ends_everything_and_takes_nothing_more() -> N
     assert not model.engine.status.is_alive
     with pytest.raises(EngineStoppedError, match="the loop itself is broken"):
         model.engine.generate([request])
+
+
+def test_an_engine_that_lost_its_slots_stops_and_says_so() -> None:
+    """Memory runs out while a layer's slots grow, and again while the others shrink back: nobody may read on from such slots."""
+    model = loaded()
+    first, second = Collector(), Collector()
+    request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=100, ignore_eos=True)
+    model.engine.submit([request], first)
+    while not first.updates:
+        time.sleep(0.001)
+    layers = model.engine._loop.runner.cache.slot_layers
+    grow, left = type(layers[0])._copied, [5]
+
+    def runs_out(layer: object, source: torch.Tensor, old: tuple[int, int, int]) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise torch.OutOfMemoryError("no memory is left")
+        return grow(layer, source, old)
+
+    for layer in layers:
+        layer._copied = runs_out.__get__(layer)
+    model.engine.submit([replace(request, max_tokens=120)] * 12, second)
+    first.wait(1)
+    second.wait(12)
+    assert isinstance(first.error(), EngineStoppedError)
+    assert all(second.error(i) is not None for i in range(12))
+    model.engine._thread.join(5)
+    assert not model.engine.status.is_alive
+
+
+def test_memory_that_runs_out_as_a_request_joins_ends_that_request_alone() -> None:
+    model = loaded()
+    request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=60, ignore_eos=True, steering=steering({(0, 1): 1.0, (2, 2): -1.0}))
+    expected = model.engine.generate([request])[0].token_ids
+    for n_allowed in range(8):  # of four layers' keys and values
+        first, second = Collector(), Collector()
+        fresh = loaded()
+        fresh.engine.submit([request], first)
+        while not first.updates:
+            time.sleep(0.001)
+        layers = fresh.engine._loop.runner.cache.slot_layers
+        fresh_copy, state = type(layers[0])._copied, {"left": n_allowed}
+
+        def runs_out(layer, source, old, grow=fresh_copy, state=state):
+            """Growing fails after a while; shrinking back, which needs less, does not."""
+            is_growing = sum(layer._shape) > sum(old)
+            state["left"] -= is_growing
+            if state["left"] < 0 and is_growing:
+                raise torch.OutOfMemoryError("no memory is left")
+            return grow(layer, source, old)
+
+        for layer in layers:
+            layer._copied = runs_out.__get__(layer)
+        fresh.engine.submit([replace(request, prompt_ids=tuple(range(1, 50)))], second)
+        first.wait(1)
+        second.wait(1)
+        assert first.completion().token_ids == expected
+        assert "not enough memory" in str(second.error())
+        for layer in layers:
+            del layer._copied
+        assert fresh.engine.generate([request, request])[1].token_ids == expected
+
+
+def test_a_forked_child_is_refused_instead_of_waiting_for_ever() -> None:
+    model = loaded()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            model.generate("abc", max_tokens=2)
+        except EngineStoppedError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as told:
+        assert b"after the fork" in told.read()
+    os.waitpid(child, 0)
 
 
 def test_an_engine_nobody_holds_ends_its_thread() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from juice.engine import Engine, GenerationRequest, Limits, Sampling
+from juice.engine.scheduler import MAX_SCORED_CHUNK
 from juice.errors import CancelledError, ContextLengthError, OverloadedError, RequestError
 from tests import tiny
 from tests.running import Collector, loaded, random_request
@@ -68,6 +69,20 @@ def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives(shape: str) -> None
         torch.testing.assert_close(torch.tensor(chunked.logprobs), torch.tensor(whole.logprobs), rtol=0, atol=1e-5)
 
 
+def test_padding_stays_within_the_models_positions(caplog: pytest.LogCaptureFixture) -> None:
+    """The last ten tokens of a prompt of 110 go through beside 40 of another: the padding would lie beyond GPT-2's 128 positions.
+
+    A forward that fails is silently repeated request by request, so the log is what tells.
+    """
+    model = loaded("gpt2")
+    requests = [GenerationRequest(prompt_ids=tuple(range(1, n + 1)), max_tokens=4, ignore_eos=True) for n in (110, 40)]
+    expected = [model.engine.generate([request])[0].token_ids for request in requests]
+    engine = Engine(model.loaded, Limits(max_prefill_tokens=100))
+    with caplog.at_level("WARNING", logger="juice.engine"):
+        assert [c.token_ids for c in engine.generate(requests)] == expected
+    assert not caplog.records
+
+
 def test_a_long_prompt_holds_up_what_runs_for_one_chunk_at_most() -> None:
     """Between two tokens of the running request at most 16 prompt tokens go through."""
     model = loaded(limits=Limits(max_prefill_tokens=16))
@@ -113,6 +128,49 @@ def test_memory_bounds_what_runs_at_once_and_nothing_is_lost() -> None:
     assert collector.completion(4).token_ids == model.engine.generate([long])[0].token_ids
     with pytest.raises(ContextLengthError, match="MiB"):
         Engine.generate(engine, [replace(request, max_tokens=98), replace(long, prompt_ids=tuple(range(1, 30)) * 4, max_tokens=8)])
+
+
+def test_limits_hold_from_the_first_request_on() -> None:
+    """Before the first forward no layer has shown how large its keys are."""
+    network = loaded().loaded
+    request = GenerationRequest(prompt_ids=(1, 2, 3, 4), max_tokens=4, ignore_eos=True)
+    engine = Engine(network, Limits(max_batch=20, kv_memory_bytes=20_000))
+    with pytest.raises(ContextLengthError, match="MiB"):
+        engine.generate([request, replace(request, prompt_ids=(1,) * 100)])
+    assert len(engine.generate([request] * 20)) == 20
+    assert sum(kv.nbytes for layer in engine._loop.runner.cache.slot_layers for kv in (layer.keys, layer.values)) <= 20_000
+
+
+def test_prompts_that_are_scored_go_through_a_few_tokens_at_a_time() -> None:
+    model = loaded()
+    projected: list[int] = []
+    model.loaded.layout.output.register_forward_hook(lambda _m, _args, logits: projected.append(logits.shape[:-1].numel()))
+    request = GenerationRequest(prompt_ids=tuple(range(1, 101)), max_tokens=1, prompt_logprobs=True)
+    completions = model.engine.generate([request] * 9)
+    assert max(projected) <= MAX_SCORED_CHUNK
+    assert len({c.prompt_tokens for c in completions}) == 1
+    assert len(completions[0].prompt_tokens) == 100
+
+
+def test_many_small_callers_do_not_keep_a_large_one_waiting_for_ever() -> None:
+    model = loaded(limits=Limits(max_batch=2, max_waiting=16))
+    request = GenerationRequest(prompt_ids=(1, 2), max_tokens=3, ignore_eos=True)
+    is_over = threading.Event()
+
+    def small() -> None:
+        while not is_over.is_set():
+            model.engine.generate([request])
+
+    threads = [threading.Thread(target=small) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    large = threading.Thread(target=lambda: model.engine.generate([request] * 20))
+    large.start()
+    large.join(60)
+    is_over.set()
+    for thread in threads:
+        thread.join(60)
+    assert not large.is_alive()
 
 
 def test_a_full_inbox_refuses_and_an_empty_one_takes_any_number() -> None:
@@ -161,5 +219,5 @@ def test_limits_beyond_the_model_are_refused() -> None:
     with pytest.raises(RequestError, match="context of 128"):
         loaded(limits=Limits(max_model_len=129))
     model = loaded(limits=Limits(max_model_len=20))
-    with pytest.raises(ContextLengthError, match="20 tokens"):
+    with pytest.raises(ContextLengthError, match="context has 20"):
         model.engine.generate([GenerationRequest(prompt_ids=(1,) * 15, max_tokens=6)])

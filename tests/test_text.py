@@ -39,3 +39,24 @@ def test_text_ends_before_the_first_stop_string_and_no_piece_shows_its_beginning
     expected = text if complete is None else text[: min(text[:complete].find(s) for s in stops if s in text[:complete])]
     assert "".join(pieces) == expected
     assert stream.stopped == (complete is not None)
+
+
+def test_text_that_never_becomes_whole_costs_no_more_the_longer_it_is() -> None:
+    """A client can bias toward half a character: its tokens are decoded a bounded number of times, and nothing is lost or invented."""
+    tokenizer = tiny.tiny_tokenizer()
+    half = tokenizer("é")["input_ids"][0]
+    decoded = 0
+    decode = tokenizer.decode
+
+    def counting(ids, **options):
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(ids, **options)
+
+    tokenizer.decode = counting
+    for ids in ([half] * 500, [half, half, 5] * 200, [0] * 500, [0, 65, half] * 100):
+        stream = TextStream(tokenizer, [70, 71], special_ids=frozenset(tokenizer.all_special_ids))
+        decoded = 0
+        text = "".join(stream.push(token) for token in ids) + stream.finish()
+        assert decoded < 150 * len(ids)
+        assert text == stream.text == decode(ids, skip_special_tokens=True)

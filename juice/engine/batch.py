@@ -66,11 +66,12 @@ def forward_batch(layout: Layout, n_tokens: Sequence[int], n_slot_positions: int
     """Lay out the next tokens of a layout's sequences, n_tokens[i] of sequence i; slots hold n_slot_positions."""
     pending = [s.pending(n) for s, n in zip(layout.sequences, n_tokens, strict=True)]
     width = max(map(len, pending))
-    input_ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in pending])
+    # Padding repeats the last token at the last position: what it computes is finite if the row's own is.
+    input_ids = torch.tensor([[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in pending])
     starts = torch.tensor([s.n_cached for s in layout.sequences])
     lengths = torch.tensor([len(tokens) for tokens in pending])
     steps = torch.arange(width)
-    positions = starts[:, None] + torch.minimum(steps, lengths[:, None] - 1)  # padding repeats the last position
+    positions = starts[:, None] + torch.minimum(steps, lengths[:, None] - 1)
     writes = positions.masked_fill(steps >= lengths[:, None], n_slot_positions)
     n_keys = int((starts + lengths).max())
     is_fresh = not starts.any()

@@ -55,8 +55,10 @@ class Engine:
         self._loaded = loaded
         self._inbox = Inbox(self.limits.max_waiting)
         self._loop = Loop(loaded, self.limits, self._inbox, full_rows=full_rows)
+        self._loop.measure()
         self._loop.runner.cache.max_bytes = self.limits.kv_memory_bytes
         self._numbers = count()
+        self._special_ids = frozenset(loaded.tokenizer.all_special_ids)
         self._thread = Thread(target=_run, args=(self._loop, self._inbox), name="juice-engine", daemon=True)
         self._thread.start()
         weakref.finalize(self, _stop, self._inbox, self._thread)
@@ -93,10 +95,12 @@ class Engine:
         request.check_tokens(self._loaded.vocabulary_size)
         limit, n_prompt = self.limits.max_model_len, len(request.prompt_ids)
         if limit is not None and request.n_positions > limit:
+            if n_prompt >= limit:
+                raise ContextLengthError(f"the prompt has {n_prompt} tokens, the context {limit}: shorten it", param="prompt")
             raise ContextLengthError(
-                f"the prompt has {n_prompt} tokens and max_tokens is {request.max_tokens}; {self._loaded.identity.id} has a context "
-                f"of {limit} tokens: shorten the prompt or lower max_tokens",
-                param="prompt" if n_prompt >= limit else "max_tokens",
+                f"the prompt has {n_prompt} tokens and max_tokens is {request.max_tokens}; the context has {limit}: shorten the prompt "
+                "or lower max_tokens",
+                param="max_tokens",
             )
         needed, there = self.n_kv_bytes(request), self.limits.kv_memory_bytes or 0
         if needed > there:
@@ -112,6 +116,8 @@ class Engine:
         Raises RequestError for one that cannot run, EngineStoppedError, and OverloadedError when as many wait as may, unless
         it is to wait for room.
         """
+        if not self._thread.is_alive():
+            raise EngineStoppedError(str(self._inbox.closed or "the engine's thread is not in this process; load the model after the fork"))
         for request in requests:
             self.check(request)
         sequences = [self._sequence(i, request, sink) for i, request in enumerate(requests)]
@@ -120,7 +126,7 @@ class Engine:
 
     def _sequence(self, index: int, request: GenerationRequest, sink: Sink) -> Generation:
         loaded, window = self._loaded, self.companion_layers(request.steering)
-        text = TextStream(loaded.tokenizer, request.prompt_ids, request.stop)
+        text = TextStream(loaded.tokenizer, request.prompt_ids, request.stop, self._special_ids)
         return Generation(index, next(self._numbers), request, window, text, loaded.stop_token_ids, sink)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from threading import Condition
+from contextlib import nullcontext
+from threading import Condition, Lock
 
 from juice.engine.sequence import Sequence as Generation
 from juice.errors import EngineStoppedError, JuiceError, OverloadedError
@@ -18,6 +19,7 @@ class Inbox:
         self._max_waiting = max_waiting
         self._waiting: deque[Generation] = deque()
         self._changed = Condition()
+        self._turn = Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -27,7 +29,8 @@ class Inbox:
 
         An empty inbox takes any number. Raises EngineStoppedError once closed.
         """
-        with self._changed:
+        # Those who wait for room keep their order: the first holds the turn, and the others wait for it.
+        with self._turn if wait else nullcontext(), self._changed:
             while self.closed is None and self._waiting and len(self._waiting) + len(sequences) > self._max_waiting:
                 if not wait:
                     raise OverloadedError(f"{len(self._waiting)} requests are waiting, {self._max_waiting} may; try again later")

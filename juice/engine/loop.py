@@ -18,15 +18,18 @@ import torch
 from juice.engine.batch import Layout, forward_batch, lay_out
 from juice.engine.inbox import Inbox
 from juice.engine.limits import Limits
+from juice.engine.request import GenerationRequest
 from juice.engine.rows import Lane, RowTable
 from juice.engine.runner import Runner
 from juice.engine.scheduler import Scheduler
 from juice.engine.sequence import Sequence
-from juice.engine.slots import Room
-from juice.errors import GenerationError, JuiceError, NonFiniteError
+from juice.engine.slots import Room, SlotsBrokenError
+from juice.engine.text import TextStream
+from juice.errors import EngineStoppedError, GenerationError, JuiceError, NonFiniteError
 from juice.model.loading import LoadedModel
 
 LOG = logging.getLogger("juice.engine")
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory")  # how PyTorch says it on a CPU
 LOG.addHandler(logging.NullHandler())  # a library is silent unless its user listens
 
 
@@ -75,11 +78,20 @@ class Loop:
         if not self.table.mains.rows:
             self._decode_layout = None  # it holds what is over
 
+    def measure(self) -> None:
+        """Run one token, so that the layers' shapes, and with them the bytes of a position, are known; raises what the model raises."""
+        nothing = TextStream(self._loaded.tokenizer, ())
+        one = Sequence(0, 0, GenerationRequest(prompt_ids=(0,), max_tokens=1), range(0), nothing, frozenset(), lambda _update: None)
+        self.runner.cache.reserve(Room(1, (0,) * self._loaded.layout.n_layers, 1))
+        self.table.join(one)
+        self.runner.forward(forward_batch(self._layout([one]), [1], self.runner.cache.n_positions, self._loaded.device))
+        self.table.leave(one)
+
     def abort(self, reason: JuiceError) -> None:
         """End everything that runs or waits."""
         self._inbox.close(reason)
         for sequence in (*self.table.mains.rows, *self._inbox.take_all()):
-            self._tell(sequence, reason)
+            self._tell(sequence, EngineStoppedError(str(reason)))  # one of its own: it will be raised in another thread
         self.table.mains.rows.clear()
 
     def _drop_cancelled(self) -> None:
@@ -98,6 +110,9 @@ class Loop:
             try:
                 self.runner.cache.reserve(room)
             except Exception as error:
+                if _is_fatal(error):
+                    self._tell(sequence, _failure(error))
+                    raise
                 LOG.warning("no memory for a request: %s", error)
                 self._tell(sequence, _failure(error))
                 continue
@@ -152,6 +167,8 @@ class Loop:
                 self.table.start_decoding(sequence)
             sequence.advance(logits[-1], normalizers[-1], likeliest)
         except Exception as error:
+            if _is_fatal(error):
+                raise
             sequence.finish_reason = None
             self._fail(sequence, error)
 
@@ -184,7 +201,7 @@ class Loop:
 def _failure(error: Exception) -> JuiceError:
     if isinstance(error, JuiceError):
         return error
-    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return GenerationError("there is not enough memory for this request; shorten it, or lower max_batch or kv_memory")
@@ -192,5 +209,5 @@ def _failure(error: Exception) -> JuiceError:
 
 
 def _is_fatal(error: Exception) -> bool:
-    """Tell whether the device is lost: then nothing runs any more."""
-    return isinstance(error, torch.AcceleratorError)
+    """Tell whether the device or the slots are lost: then nothing can go on."""
+    return isinstance(error, torch.AcceleratorError | SlotsBrokenError)

@@ -112,7 +112,9 @@ def choose(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator 
     """Return the next token; logits: float32 [vocabulary], after bias and penalties."""
     if generator is None:
         return int(logits.argmax())
-    probabilities, tokens = _candidates((logits.cpu().double() / sampling.temperature).softmax(-1), sampling)
+    logits = logits.cpu().double()
+    # The largest becomes 0: a tiny temperature then gives minus infinity at worst.
+    probabilities, tokens = _candidates(((logits - logits.max()) / sampling.temperature).softmax(-1), sampling)
     cumulative = probabilities.cumsum(0)
     drawn = torch.rand(1, generator=generator, dtype=torch.float64) * cumulative[-1]
     return int(tokens[min(int(torch.searchsorted(cumulative, drawn, right=True)), len(tokens) - 1)])
@@ -122,11 +124,12 @@ def _candidates(probabilities: torch.Tensor, sampling: Sampling) -> tuple[torch.
     """Return the probabilities and ids of the tokens that the cuts leave."""
     if not sampling.top_k and sampling.top_p == 1 and not sampling.min_p:
         return probabilities, torch.arange(len(probabilities))
-    n_likeliest = min(sampling.top_k or N_CANDIDATES, len(probabilities))
-    likeliest, tokens = probabilities.topk(n_likeliest)
-    is_cut_short = likeliest.sum() < sampling.top_p and likeliest[-1] >= sampling.min_p * likeliest[0]
-    if not sampling.top_k and is_cut_short:
-        likeliest, tokens = probabilities.sort(descending=True, stable=True)
+    n = min(sampling.top_k or N_CANDIDATES, len(probabilities))
+    likeliest, tokens = probabilities.topk(n)
+    # More of them where the mass is spread, unless k says how many.
+    while not sampling.top_k and n < len(probabilities) and _is_short(likeliest, sampling):
+        n = min(8 * n, len(probabilities))
+        likeliest, tokens = probabilities.topk(n)
     total = likeliest.sum() if sampling.top_k else probabilities.sum()
     before = likeliest.cumsum(0) - likeliest
     # A token stays while the mass before it is below top_p: the smallest set that reaches it.
@@ -134,3 +137,8 @@ def _candidates(probabilities: torch.Tensor, sampling: Sampling) -> tuple[torch.
     kept &= likeliest >= sampling.min_p * likeliest[0]
     kept[0] = True
     return likeliest[kept], tokens[kept]
+
+
+def _is_short(likeliest: torch.Tensor, sampling: Sampling) -> bool:
+    """Tell whether the cuts may leave more tokens than these candidates."""
+    return bool(likeliest.sum() < sampling.top_p and likeliest[-1] >= sampling.min_p * likeliest[0])

@@ -12,6 +12,9 @@ from juice.engine.rows import RowTable
 from juice.engine.sequence import Sequence as Generation
 from juice.engine.slots import Room, SlotCache
 
+# The logits of a whole vocabulary are kept for every token of a prompt that is scored: a few at a time.
+MAX_SCORED_CHUNK = 256
+
 
 class Scheduler:
     """The policy, over the rows of one table and the slots of one cache."""
@@ -40,12 +43,13 @@ class Scheduler:
         Several that fit whole go together; one that does not goes alone, a chunk at a time.
         """
         chosen: list[tuple[Generation, int]] = []
-        n_rows, longest = 0, 0
+        n_rows, longest, n_scored = 0, 0, 0
         for sequence in sorted(self._table.reading, key=lambda s: s.number):
-            n_tokens = min(sequence.n_unread, sequence.max_chunk or sequence.n_unread)
+            n_tokens = min(sequence.n_unread, MAX_SCORED_CHUNK) if sequence.request.prompt_logprobs else sequence.n_unread
             n_rows += sequence.n_rows
             longest = max(longest, n_tokens)
-            if n_rows * longest <= self.limits.max_prefill_tokens:
+            n_scored += n_tokens if sequence.request.prompt_logprobs else 0
+            if n_rows * longest <= self.limits.max_prefill_tokens and n_scored <= MAX_SCORED_CHUNK:
                 chosen.append((sequence, n_tokens))
             elif not chosen:
                 return [(sequence, min(n_tokens, max(1, self.limits.max_prefill_tokens // n_rows)))]

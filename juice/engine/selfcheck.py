@@ -18,13 +18,13 @@ from juice.engine.engine import Engine
 from juice.engine.limits import Limits
 from juice.engine.request import Completion, GenerationRequest
 from juice.engine.steer import Steering, SteeringReport, unsteered
-from juice.errors import JuiceError, UnsupportedModelError
+from juice.errors import JuiceError, RequestError, UnsupportedModelError
 from juice.model.loading import LoadedModel
 from juice.model.steering import SteeringPlan
 
 LOG = logging.getLogger("juice.engine")
 N_TOKENS = 3
-LENGTHS = (3, 6)
+LENGTHS = (2, 5)
 # Natural log units; half precision rounds differently for every shape of a batch.
 TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
@@ -34,18 +34,28 @@ def checked_engine(loaded: LoadedModel, limits: Limits | None = None) -> Engine:
 
     Raises UnsupportedModelError where neither does.
     """
-    engine = Engine(loaded, limits)
+    try:
+        return _verified(loaded, limits, full_rows=False)
+    except UnsupportedModelError as error:
+        LOG.info("rows cannot enter and leave between the layers; trying two full rows: %s", error)
+        try:
+            return _verified(loaded, limits, full_rows=True)
+        except UnsupportedModelError:
+            raise error from None
+
+
+def _verified(loaded: LoadedModel, limits: Limits | None, *, full_rows: bool) -> Engine:
+    try:
+        engine = Engine(loaded, limits, full_rows=full_rows)
+    except JuiceError:
+        raise
+    except Exception as error:  # whatever a model raises at its first token
+        raise UnsupportedModelError(f"{type(loaded.model).__name__} cannot run with a cache of ours: {error!r}") from error
     try:
         verify(loaded, engine)
-    except UnsupportedModelError as error:
+    except BaseException:
         engine.close()
-        LOG.info("the layers do not let rows enter and leave; trying two full rows: %s", error)
-        engine = Engine(loaded, limits, full_rows=True)
-        try:
-            verify(loaded, engine)
-        except UnsupportedModelError:
-            engine.close()
-            raise error from None
+        raise
     return engine
 
 
@@ -60,6 +70,8 @@ def verify(loaded: LoadedModel, engine: Engine) -> None:
     try:
         completions = engine.generate(requests)
         worst = max(_difference(loaded, r, c) for r, c in zip(requests, completions, strict=True))
+    except RequestError:  # the limits are too narrow for any request
+        raise
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError, JuiceError) as error:
         raise UnsupportedModelError(f"{name} cannot run in batches of steered rows: {error!r}") from error
     if worst > TOLERANCES.get(loaded.dtype, 0.3):

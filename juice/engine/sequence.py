@@ -11,9 +11,6 @@ from juice.engine.sampling import adjusted, choose
 from juice.engine.text import TextStream
 from juice.errors import CancelledError, JuiceError
 
-# Logits of a whole vocabulary are kept for every token of such a prompt: a few at a time.
-MAX_SCORED_CHUNK = 256
-
 
 class Sequence:
     """One request's state. `cancel` may be called from any thread; all else belongs to the engine's."""
@@ -59,11 +56,6 @@ class Sequence:
         return len(self.request.prompt_ids) - self.n_cached
 
     @property
-    def max_chunk(self) -> int | None:
-        """How many tokens of the prompt may go through at once, where this request has a bound of its own."""
-        return MAX_SCORED_CHUNK if self.request.prompt_logprobs else None
-
-    @property
     def n_rows(self) -> int:
         """Rows that this sequence occupies in its widest layer."""
         return 2 if self.window else 1
@@ -102,7 +94,7 @@ class Sequence:
             return
         banned = self._stop_token_ids if len(self.tokens) < request.min_tokens else frozenset[int]()
         if self._generator is not None or banned or sampling.changes_logits:
-            said = [token.id for token in self.tokens]
+            said = [token.id for token in self.tokens] if sampling.changes_logits else []
             token = choose(adjusted(logits, sampling, request.prompt_ids, said, banned), sampling, self._generator)
         else:
             token = likeliest

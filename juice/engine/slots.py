@@ -11,13 +11,18 @@ longer, or the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
+
+
+class SlotsBrokenError(RuntimeError):
+    """Moving slots failed half-way: what they hold is not known any more."""
 
 
 @dataclass(frozen=True)
@@ -178,12 +183,20 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def reserve(self, needed: Room) -> None:
-        """Make room; what is cached stays. Raises torch.OutOfMemoryError, and nothing has changed then."""
+        """Make room; what is cached stays. Raises what an allocation raises, nothing having changed, or SlotsBrokenError."""
         had = self._room
         if had is not None and had.covers(needed) and self.fits(had):
-            return
-        candidates = (needed.with_growth(had), needed.with_growth(None), needed)
-        self._resize(next((room for room in candidates if self.fits(room)), needed))
+            return None
+        rooms = [room for room in (needed.with_growth(had), needed.with_growth(None)) if self.fits(room)]
+        for room in rooms:
+            try:
+                return self._resize(room)
+            except SlotsBrokenError:
+                raise
+            except Exception:  # noqa: S112 -- there is less memory than the budget says: try with less
+                continue
+        self._resize(needed)
+        return None
 
     def _resize(self, room: Room) -> None:
         had = self._room
@@ -194,10 +207,16 @@ class SlotCache(Cache):
                 done.append(i)
         except BaseException:
             if had is not None:
-                for i in done:
-                    self.slot_layers[i].resize(had.n_mains, had.n_companions[i], had.n_positions)
+                self._roll_back(done, had)
             raise
         self._room = room
+
+    def _roll_back(self, done: list[int], had: Room) -> None:
+        try:
+            for i in done:
+                self.slot_layers[i].resize(had.n_mains, had.n_companions[i], had.n_positions)
+        except Exception as error:
+            raise SlotsBrokenError(f"the slots of some layers have grown, others not: {error!r}") from error
 
     def access(self, layer: int, mains: Sequence[int], companions: Sequence[int], device: torch.device) -> Access:
         """Return the slots of rows in their order: main rows by their places, then companions by theirs."""
@@ -208,21 +227,31 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def copy(self, layers: Sequence[int], source: int, destination: int, n: int, *, is_main: bool) -> None:
-        """Copy the first n positions of one place onto another's, in some layers."""
-        for layer in (self.slot_layers[i] for i in layers):
-            layer.copy(layer.slot(source, is_main=is_main), layer.slot(destination, is_main=is_main), n)
+        """Copy the first n positions of one place onto another's, in some layers; raises SlotsBrokenError."""
+        with _whole_or_broken():
+            for layer in (self.slot_layers[i] for i in layers):
+                layer.copy(layer.slot(source, is_main=is_main), layer.slot(destination, is_main=is_main), n)
 
     @torch.inference_mode()
     def swap(self, layers: Sequence[int], a: int, b: int, n: int, *, is_main: bool) -> None:
-        """Exchange the first n positions of two places, in some layers."""
-        for layer in (self.slot_layers[i] for i in layers):
-            layer.swap(layer.slot(a, is_main=is_main), layer.slot(b, is_main=is_main), n)
+        """Exchange the first n positions of two places, in some layers; raises SlotsBrokenError."""
+        with _whole_or_broken():
+            for layer in (self.slot_layers[i] for i in layers):
+                layer.swap(layer.slot(a, is_main=is_main), layer.slot(b, is_main=is_main), n)
 
     @torch.inference_mode()
     def clear(self, layers: Sequence[int], place: int, *, is_main: bool) -> None:
         """Zero the slot of a place: what is not finite would reach whoever gets it next, for masked keys meet a zero weight."""
         for layer in (self.slot_layers[i] for i in layers):
             layer.clear(layer.slot(place, is_main=is_main))
+
+
+@contextmanager
+def _whole_or_broken() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise SlotsBrokenError(f"a slot was moved half-way: {error!r}") from error
 
 
 def _power_of_two(n: int) -> int:

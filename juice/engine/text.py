@@ -7,19 +7,28 @@ turn out to begin a stop string is held back as well; a stop string and what fol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 N_PROMPT_TOKENS = 8
+# A character has four bytes at most: what is still incomplete after so many tokens never was one.
+MAX_UNDECIDED, MAX_BYTES = 16, 4
 
 
 class TextStream:
     """The text of one sequence; `push` returns what has become final, `text` is everything final so far."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt_ids: Sequence[int],
+        stop: Sequence[str] = (),
+        special_ids: Collection[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
+        self._special_ids = special_ids  # they have no text
         self._stop = tuple(stop)
         self._ids = list(prompt_ids[-N_PROMPT_TOKENS:])
         self._start, self._end = 0, len(self._ids)
@@ -29,11 +38,17 @@ class TextStream:
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
         """Take one token; return the text that is now final, perhaps none. Where it may not stop, stop strings pass."""
-        self._ids.append(token)
-        new = self._undecided()
-        if not new or new.endswith(INCOMPLETE):
+        if token in self._special_ids:
             return ""
-        self._start, self._end = self._end, len(self._ids)
+        self._ids.append(token)
+        new, end = self._undecided(), len(self._ids)
+        if new.endswith(INCOMPLETE) and end - self._end > MAX_UNDECIDED:
+            new, end = self._cut(new)
+        elif new.endswith(INCOMPLETE):
+            return ""
+        if not new:
+            return ""
+        self._start, self._end = self._end, end
         if not may_stop:
             self.text += new
             return new
@@ -49,6 +64,15 @@ class TextStream:
         """Return the text of the tokens after `_end`, spelled as after the ones before them."""
         before = self._decode(self._ids[self._start : self._end])
         return self._decode(self._ids[self._start :])[len(before) :]
+
+    def _cut(self, new: str) -> tuple[str, int]:
+        """Return the part of what is undecided that no later token can change, and where it ends; nothing where that is not sure."""
+        end = len(self._ids)
+        for at in range(end - 1, end - 1 - MAX_BYTES, -1):
+            rest = self._decode(self._ids[at:])
+            if self._decode(self._ids[self._end : at]) + rest == new:
+                return new[: len(new) - len(rest)], at
+        return "", self._end
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)) if ids else ""

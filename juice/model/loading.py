@@ -73,7 +73,8 @@ class LoadedModel:
         ids = getattr(self.model.generation_config, "eos_token_id", None)
         if ids is None:
             ids = self.tokenizer.eos_token_id
-        return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        named = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        return frozenset(token for token in named if 0 <= token < self.vocabulary_size)
 
     def first_token(self, prompt: str, answer: str) -> int | None:
         """Return the first token by which `prompt + " " + first word of answer` differs from `prompt`; None if none does."""
