@@ -112,6 +112,8 @@ def test_min_tokens_holds_back_every_stop_until_then() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     plain = model.generate("ab", max_tokens=20, logit_bias={0: 100.0})[0]
     assert (len(plain.token_ids), plain.finish_reason) == (1, "stop")
+    ignored = model.generate("ab", max_tokens=4, logit_bias={0: 100.0}, ignore_eos=True)[0]
+    assert (ignored.token_ids, ignored.finish_reason) == ((0, 0, 0, 0), "length")
     held = model.generate("ab", max_tokens=20, min_tokens=5, logit_bias={0: 100.0})[0]
     assert (len(held.token_ids), held.finish_reason) == (6, "stop")
     assert 0 not in held.token_ids[:5]

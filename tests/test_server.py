@@ -13,8 +13,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
 import juice
+from juice_server.schemas.about import DetokenizeRequest
+from juice_server.schemas.generate import GenerateRequest
+from juice_server.schemas.openai import ChatRequest, CompletionRequest
 from tests.serving import CONFLICT, Server, events, serving
 
 
@@ -219,6 +223,36 @@ def test_a_body_that_is_no_json_request_is_a_400(server: httpx.Client, raw: byte
     answer = server.post(route, content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert "message" in answer.json()["error"]
+
+
+BAD_ITEMS = ["a", *[1] * 50_000]
+
+
+@pytest.mark.parametrize(("schema", "body"), [
+    (CompletionRequest, {"prompt": BAD_ITEMS}), (CompletionRequest, {"prompt": [*[1] * 50_000, "a"]}),
+    (CompletionRequest, {"prompt": [["a"] * 50_000]}), (CompletionRequest, {"prompt": "x", **{f"k{i}": i for i in range(50_000)}}),
+    (GenerateRequest, {"prompt": [1] * 50_000}), (GenerateRequest, {"prompt": "x", **{f"k{i}": i for i in range(50_000)}}),
+    (GenerateRequest, {"prompt": "x", "steer": {"target": "context", **{f"k{i}": i for i in range(50_000)}}}),
+    (GenerateRequest, {"prompt": "x", "logit_bias": {f"k{i}": i for i in range(50_000)}}),
+    (GenerateRequest, {"prompt": "x", "stop": [1] * 50_000}), (GenerateRequest, {"prompt": "x", "stop_token_ids": ["a"] * 50_000}),
+    (DetokenizeRequest, {"tokens": ["a"] * 50_000}), (ChatRequest, {"messages": [1] * 50_000}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [1] * 50_000}]}),
+], ids=range(13))  # fmt: skip
+def test_a_large_wrong_body_costs_a_few_errors_not_one_an_item(schema: type[BaseModel], body: dict) -> None:
+    """A million of them once kept the event loop for 25 seconds."""
+    with pytest.raises(ValidationError) as caught:
+        schema.model_validate(body)
+    assert caught.value.error_count() <= 5
+
+
+def test_what_is_no_http_gets_the_envelope_too(server: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", server.base_url.port), timeout=30) as connection:
+        connection.sendall(b"GARBAGE\r\n\r\n")
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,49 @@ def test_a_client_that_does_not_read_is_cut_and_its_rows_are_free(server: Server
     assert rss() - before < 300e6
 
 
+def test_a_client_that_reads_slowly_gets_everything() -> None:
+    """One answer that takes several stall limits to go through: the client is cut only where it reads nothing."""
+    body = json.dumps({"text": "a b " * 240_000}).encode()
+    head = (
+        f"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    with serving("--write-stall", "0.5") as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        answer = b""
+        while part := connection.recv(16_384):
+            answer += part
+            time.sleep(0.005)
+    headers, _, content = answer.partition(b"\r\n\r\n")
+    assert f"content-length: {len(content)}".encode() in headers
+    assert len(content) > 7e6, "more than the kernel's buffers hold"
+
+
+def test_connections_beyond_the_bound_are_closed_and_the_others_served() -> None:
+    with serving("--max-connections", "5", "--header-timeout", "30") as server:
+        held = [server.connect() for _ in range(4)]
+        time.sleep(0.2)
+        with httpx.Client(base_url=server.url) as client:
+            assert client.get("/healthz").status_code == 200
+            with server.connect() as sixth, suppress(ConnectionResetError):
+                assert sixth.recv(1) == b""
+            assert client.get("/healthz").status_code == 200
+        for connection in held:
+            connection.close()
+        time.sleep(0.2)
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_in_prefill_frees_its_rows(server: Server, stream: bool) -> None:
     with server.connect() as connection:
         connection.sendall(raw_post({"prompt": "The capital city of Peru is " * 60, "max_tokens": 10, "stream": stream}))
         within(5, lambda: gauge(server.url, "requests_running") == 1, "it runs")
     within(0.5, lambda: is_idle(server), "its rows are free")
+    if not stream:
+        counted = 'juice_requests_total{code="client_gone",route="/generate",status="499",steer="none"}'
+        within(2, lambda: counted in httpx.get(f"{server.url}/metrics").text, "it is counted as gone, not as our failure")
 
 
 @pytest.mark.parametrize("stream", [False, True])

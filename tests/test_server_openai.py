@@ -140,10 +140,14 @@ def test_openais_defaults_are_theirs(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [
     ("best_of", 2), ("suffix", "end"), ("response_format", {"type": "json_object"}), ("tools", [{"type": "function"}]),
+    ("guided_json", {}), ("use_beam_search", True), ("Steer", "context"), ("steering", "context"), ("extra_body", {"steer": "context"}),
+    ("head_set", "context"), ("strength", 2.0),
 ])  # fmt: skip
 def test_fields_that_would_change_the_meaning_are_refused_by_name(client: openai.OpenAI, field: str, value: object) -> None:
-    with pytest.raises(openai.BadRequestError, match=field):
+    with pytest.raises(openai.BadRequestError, match=field) as caught:
         client.completions.create(model="mini", prompt="x", extra_body={field: value})
+    assert caught.value.param == field
+    assert caught.value.code == "unsupported_field"
 
 
 def test_fields_that_change_nothing_are_tolerated(client: openai.OpenAI) -> None:
@@ -166,6 +170,7 @@ def test_fields_that_change_nothing_are_tolerated(client: openai.OpenAI) -> None
     ({"prompt": [[]]}, openai.BadRequestError, "prompt"),
     ({"prompt": [5000]}, openai.BadRequestError, "prompt"),
     ({"prompt": [-1]}, openai.BadRequestError, "prompt.0.0"),
+    ({"prompt": [True]}, openai.BadRequestError, "prompt.0.0"),
     ({"prompt": [2**40]}, openai.BadRequestError, "prompt.0.0"),
     ({"prompt": "word " * 1000}, openai.BadRequestError, "prompt"),
     ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
@@ -237,8 +242,8 @@ def test_a_chat_without_max_tokens_gets_what_the_context_leaves(chat_client: ope
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]}, "messages.0.content.0.type"),
     ({"messages": [{"role": "user"}]}, "messages.0.content"),
-    ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, None),
-    ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", "json_schema": {"name": "s"}}}, None),
+    ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, None),
     ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
 ])  # fmt: skip

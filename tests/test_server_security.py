@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 from juice.cli.main import app as command_line
+from juice_server.security import KeyCheck
 from juice_server.settings import Settings
 from tests.serving import CONFLICT, Server, gauge, serving
 
@@ -36,6 +37,12 @@ def routes_of(server: Server) -> list[tuple[str, str]]:
     document = httpx.get(f"{server.url}/openapi.json", headers=BEARER).json()
     described = [(method.upper(), path) for path, own in document["paths"].items() for method in own]
     return [*described, ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/openapi.json"), ("GET", "/nothing"), ("OPTIONS", "/generate")]
+
+
+def test_the_keys_are_compared_whole() -> None:
+    """An empty key can't be configured; were it, a request without one still would not pass."""
+    check = KeyCheck(lambda *_: None, ["", "k"])
+    assert [check._is_known(sent) for sent in (b"k", b"", b"kk", b"K")] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("header", [
@@ -65,11 +72,28 @@ def test_each_key_is_accepted_and_none_is_told(server: Server) -> None:
     assert not any(key in server.errors() for key in KEYS)
 
 
-def test_an_empty_key_setting_does_not_open_the_server() -> None:
-    for environment in ({"JUICE_API_KEYS": ""}, {"JUICE_API_KEYS": " , "}):
-        server = Server(environment=environment)
-        assert server.process.wait(timeout=60) == 2
-        assert "JUICE_API_KEYS" in server.errors()
+@pytest.mark.parametrize(("environment", "arguments"), [
+    ({"JUICE_API_KEYS": ""}, ()), ({"JUICE_API_KEYS": " , "}, ()), ({}, ("--api-key", "")), ({}, ("--api-key", " k")),
+    ({"JUICE_API_KEY": "singular"}, ()),
+])  # fmt: skip
+def test_a_key_setting_that_is_empty_or_misspelt_does_not_open_the_server(environment: dict, arguments: tuple[str, ...]) -> None:
+    server = Server(*arguments, environment=environment)
+    assert server.process.wait(timeout=60) == 2
+    assert "JUICE_API_KEYS" in server.errors()
+
+
+def test_a_body_that_drips_in_after_its_refusal_is_cut() -> None:
+    with serving("--api-key", "k", "--header-timeout", "1", "--body-timeout", "1") as server, server.connect() as connection:
+        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401")
+        for _ in range(40):
+            try:
+                connection.sendall(b"1\r\n \r\n")
+            except OSError:
+                break
+            time.sleep(0.25)
+        else:
+            pytest.fail("the connection is still open")
 
 
 def test_pages_of_other_origins_may_not_ask_unless_named(server: Server) -> None:

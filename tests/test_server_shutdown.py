@@ -63,6 +63,46 @@ def test_sigterm_cuts_at_the_drain_limit_and_says_so() -> None:
     assert answers[0].status_code == 503
 
 
+def test_a_second_sigterm_cuts_at_once_and_says_so() -> None:
+    server = Server("--max-batch", "1")
+    server.wait_until_ready()
+    url = f"{server.url}/generate"
+
+    def stream() -> object:
+        with httpx.stream("POST", url, json={**LONG, "stream": True}, timeout=60) as response:
+            return events(response)[-1]["error"]["code"]
+
+    streaming, codes = in_thread(stream)
+    within(5, lambda: gauge(server.url, "requests_running") == 1, "it runs")
+    waiting, answers = in_thread(lambda: httpx.post(url, json={**LONG, "n": 8}, timeout=60))
+    within(5, lambda: gauge(server.url, "requests_waiting") == 8, "they wait")
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    server.process.send_signal(signal.SIGTERM)
+    streaming.join(60)
+    waiting.join(60)
+    assert server.process.wait(60) == 0
+    assert codes == ["not_ready"]
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["code"] == "not_ready"
+
+
+def test_a_body_that_is_still_coming_at_the_end_gets_a_503() -> None:
+    server = Server("--drain", "0", "--body-timeout", "60")
+    server.wait_until_ready()
+    with server.connect() as connection:
+        connection.sendall(raw_post(LONG)[:-5])
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b'"code":"not_ready"' in answer
+    assert server.process.wait(60) == 0
+    assert "Exception in ASGI" not in server.errors()
+
+
 def test_a_killed_server_starts_again_on_its_port() -> None:
     server = Server()
     server.wait_until_ready()

@@ -35,6 +35,7 @@ def run(
     cors_origins: Annotated[
         str | None, typer.Option(help="Origins of web pages that may ask, separated by commas; none by default.")
     ] = None,
+    max_connections: Annotated[int | None, typer.Option(help="Connections at once; 1000, or what the system allows.")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Generations that run at once; 32.")] = None,
     max_queue: Annotated[int | None, typer.Option(help="Generations that may wait; 256. Beyond it: 429.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and answer; else the model's context.")] = None,

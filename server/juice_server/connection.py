@@ -1,52 +1,78 @@
-"""What a connection may do: its headers must arrive in time, and it must read what it is sent.
+"""What a connection may do: its headers must arrive in time, it must read what it is sent, and there is a bound on how many.
 
-Uvicorn's HTTP/1.1 protocol with two timers: one while headers are awaited, one while the client does not read. Either ends
-the connection, at once and without waiting for its buffer, and whatever runs for it is cancelled as for any that leaves.
+Uvicorn's HTTP/1.1 protocol with two timers. One runs while headers are awaited, and while the rest of a body comes that was
+answered already; the other while the client does not read. Either ends the connection, at once and without waiting for its
+buffer, and whatever runs for it is cancelled as for any that leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from juice_server.errors import Failure
+
 
 class GuardedProtocol(H11Protocol):
-    """A connection with bounds; `guarded` makes the class for a pair of them."""
+    """A connection with bounds; `guarded` makes the class for them."""
 
     header_timeout_s = 10.0
     write_stall_s = 30.0
+    max_connections = 1000
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._headers_timer = _Timer(self.loop, self.header_timeout_s, self._abort)
-        self._stall_timer = _Timer(self.loop, self.write_stall_s, self._abort)
+        self._stall_timer = _Timer(self.loop, self.write_stall_s, self._abort_unless_it_reads)
+        self._n_unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for headers."""
+        """Begin to wait for headers; one connection too many is closed."""
         super().connection_made(transport)
-        self._headers_timer.start()
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+        else:
+            self._headers_timer.start()
 
     def data_received(self, data: bytes) -> None:
         """Wait on while a request has begun and its headers are not complete."""
         super().data_received(data)
+        if self._drops_a_body:
+            return
         if self.conn.their_state is not h11.IDLE:
             self._headers_timer.stop()
         elif not self._headers_timer.is_running:
             self._headers_timer.start()
 
     def on_response_complete(self) -> None:
-        """Wait again where the next request's headers have begun."""
+        """Wait again where the next request's headers have begun, or a body goes on that nobody reads."""
         super().on_response_complete()
-        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+        if self._drops_a_body or (self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]):
             self._headers_timer.start()
+
+    @property
+    def _drops_a_body(self) -> bool:
+        """Tell whether the answer was complete before the request's body was."""
+        return self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, in the envelope of every error."""
+        body = json.dumps(Failure(status=400, message=msg, code="invalid_http").body()).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        events: list[h11.Event] = [h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()]
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """Begin to count: the client does not read."""
         super().pause_writing()
+        self._n_unsent = self.transport.get_write_buffer_size()
         self._stall_timer.start()
 
     def resume_writing(self) -> None:
@@ -59,6 +85,14 @@ class GuardedProtocol(H11Protocol):
         self._headers_timer.stop()
         self._stall_timer.stop()
         super().connection_lost(exc)
+
+    def _abort_unless_it_reads(self) -> None:
+        n_unsent = self.transport.get_write_buffer_size()
+        if n_unsent >= self._n_unsent:
+            self._abort()
+        else:
+            self._n_unsent = n_unsent
+            self._stall_timer.start()
 
     def _abort(self) -> None:
         self.transport.abort()
@@ -85,6 +119,7 @@ class _Timer:
             self._handle = None
 
 
-def guarded(*, header_timeout_s: float, write_stall_s: float) -> type[GuardedProtocol]:
-    """Return the protocol with these bounds, in seconds."""
-    return type("Guarded", (GuardedProtocol,), {"header_timeout_s": header_timeout_s, "write_stall_s": write_stall_s})
+def guarded(*, header_timeout_s: float, write_stall_s: float, max_connections: int) -> type[GuardedProtocol]:
+    """Return the protocol with these bounds, times in seconds."""
+    bounds = {"header_timeout_s": header_timeout_s, "write_stall_s": write_stall_s, "max_connections": max_connections}
+    return type("Guarded", (GuardedProtocol,), bounds)

@@ -30,10 +30,16 @@ from juice.errors import (
 from juice_server.trace import trace_of
 
 LOG = logging.getLogger("juice_server")
+CLOSE = {"connection": "close"}  # for answers that come before the body is read
+CLIENT_GONE = 499  # as nginx logs it
 
 
 class NotReadyError(JuiceError):
     """The model is still loading, or the server is on its way out."""
+
+
+class ClientGoneError(JuiceError):
+    """The client left; whatever is answered, nobody hears it."""
 
 
 class TimedOutError(JuiceError):
@@ -101,6 +107,8 @@ def failure_of(error: Exception) -> Failure:
             return Failure(status=429, message=str(error), type="overloaded_error", code="queue_full", headers={"retry-after": "1"})
         case NotReadyError() | EngineStoppedError():
             return _server_failure(503, error, "not_ready", {"retry-after": "5"})
+        case ClientGoneError():
+            return _server_failure(CLIENT_GONE, error, "client_gone")
         case TimedOutError():
             return _server_failure(503, error, "timeout")
         case CancelledError():
@@ -137,9 +145,10 @@ def _invalid(error: RequestValidationError) -> Failure:
     # A union's branches are part of pydantic's path, not of the client's.
     path = [str(part) for part in first["loc"] if part not in ("body", "query", "path") and not _is_branch(str(part))]
     said = str(first["ctx"]["error"]) if first["type"] == "value_error" else REMEDIES.get(first["type"], first["msg"])
-    name = ".".join(path)
+    is_not_served = first["type"] == "not_served"
+    name = str(first["ctx"]["name"]) if is_not_served else ".".join(path)
     message = f"{name or 'body'}: {said}{_got(first)}"
-    code = "unsupported_field" if first["type"] == "value_error" and "not served" in said else "invalid_value"
+    code = "unsupported_field" if is_not_served else "invalid_value"
     return Failure(status=400, message=message, param=name or None, code=code)
 
 

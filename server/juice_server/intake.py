@@ -7,9 +7,7 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from juice_server.errors import Failure
-
-CLOSE = {"connection": "close"}  # what is left of such a body is not read
+from juice_server.errors import CLOSE, ClientGoneError, Failure, failure_of
 
 
 class BodyIntake:
@@ -33,7 +31,8 @@ class BodyIntake:
             failure = Failure(status=400, message=message, code="body_timeout", headers=CLOSE)
             await failure.response(scope)(scope, receive, send)
             return
-        except ClientGoneError:
+        except ClientGoneError as error:
+            await failure_of(error).response(scope)(scope, receive, send)
             return
         if body is None:
             message = f"the body has more than {self._max_bytes} bytes; send less, or raise the server's max_body"
@@ -57,13 +56,9 @@ class BodyIntake:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ClientGoneError
+                raise ClientGoneError("the client left while it sent")
             body += message.get("body", b"")
             if len(body) > self._max_bytes:
                 return None
             if not message.get("more_body", False):
                 return bytes(body)
-
-
-class ClientGoneError(Exception):
-    """The client left while it sent."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from juice.engine import Completion, Engine, GenerationRequest, Update
 from juice.engine.sequence import Sequence as Generation
 from juice.errors import CancelledError, JuiceError
-from juice_server.errors import TimedOutError
+from juice_server.errors import ClientGoneError, TimedOutError
 from juice_server.metrics import Metrics
 from juice_server.trace import Trace
 
@@ -87,6 +87,7 @@ class _Presence:
 
     def __init__(self, request: Request, job: Job) -> None:
         self._request, self._job = request, job
+        self._is_gone = False
 
     async def __aenter__(self) -> None:
         self._watcher = asyncio.create_task(self._watch())
@@ -95,8 +96,11 @@ class _Presence:
         self._watcher.cancel()
         with suppress(asyncio.CancelledError):
             await self._watcher
+        if self._is_gone:
+            raise ClientGoneError("the client left")
 
     async def _watch(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
+        self._is_gone = True
         self._job.cancel()

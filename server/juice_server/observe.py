@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -9,7 +10,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from juice_server.errors import failure_of
+from juice.errors import EngineStoppedError
+from juice_server.errors import CLIENT_GONE, failure_of
 from juice_server.metrics import Metrics
 from juice_server.trace import Trace, trace_of
 
@@ -40,17 +42,22 @@ class Observer:
 
         try:
             await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            # The process ends before the request did.
+            if status:
+                raise
+            await failure_of(EngineStoppedError("the server is shutting down")).response(scope)(scope, receive, watched)
         except Exception as error:
             if status:
                 raise
             await failure_of(error).response(scope)(scope, receive, watched)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
-            # A client that left before there was an answer has none.
-            self._metrics.answered(route, status or 499, trace.code, trace.steer)
+            status = status or CLIENT_GONE
+            self._metrics.answered(route, status, trace.code, trace.steer)
             # Probes come every few seconds and say nothing, unless they fail.
             is_dull = route in PROBES and status == 200
-            ACCESS.log(logging.DEBUG if is_dull else logging.INFO, "request", extra={"fields": _fields(scope, trace, route, status or 499)})
+            ACCESS.log(logging.DEBUG if is_dull else logging.INFO, "request", extra={"fields": _fields(scope, trace, route, status)})
 
 
 def _fields(scope: Scope, trace: Trace, route: str, status: int) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
+import resource
 import socket
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
@@ -23,6 +22,7 @@ from juice_server.settings import Settings
 KEEP_ALIVE_S = 75
 # What is cut at the drain limit still says so to its client.
 LAST_WORDS_S = 5.0
+RESERVED_FILES = 64  # for weights, logs, and what the libraries open
 LOG = logging.getLogger("juice_server")
 
 
@@ -32,12 +32,15 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self._n_signals = 0
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end; a second signal ends at once."""
-        self.force_exit = self.should_exit
-        self._service.is_draining = True
-        super().handle_exit(sig, frame)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Begin to end; a second signal cuts what runs, a third does not wait for anything."""
+        self._n_signals += 1
+        self._service.is_draining = self.should_exit = True
+        if self._n_signals > 1:
+            self._service.cut()
+        self.force_exit = self._n_signals > 2
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish what runs."""
@@ -54,27 +57,29 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
         failures.append(error)
         server.should_exit = True
 
-    log_as_json("juice", "juice_server", "uvicorn.error")
+    log_as_json("juice", "juice_server", "uvicorn.error", "asyncio")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     _check_port(settings)
     app = create(settings, on_ready=on_ready, on_failure=fail)
-    protocol = guarded(header_timeout_s=settings.header_timeout, write_stall_s=settings.write_stall)
+    protocol = guarded(
+        header_timeout_s=settings.header_timeout,
+        write_stall_s=settings.write_stall,
+        max_connections=min(settings.max_connections, _n_files() - RESERVED_FILES),
+    )
     config = uvicorn.Config(
         app, host=settings.host, port=settings.port, http=protocol, ws="none", log_config=None, access_log=False, server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(settings.drain + LAST_WORDS_S),
     )  # fmt: skip
     server = Server(config, app.state.service)
     LOG.info("settings", extra={"fields": {"settings": settings.public()}})
-    # Uvicorn raises the signal that ended it once more, for handlers such as these: the end was asked for, so it is a success.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _ignore)
     server.run()
     if failures:
         raise failures[0]
 
 
-def _ignore(_number: int, _frame: Any) -> None:
-    """Let the process end by itself."""
+def _n_files() -> int:
+    """Return how many files the process may open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _check_port(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from juice_server.errors import Failure
+from juice_server.errors import CLOSE, Failure
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
@@ -27,12 +27,14 @@ class KeyCheck:
         """Pass a request on, or answer 401."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._is_known(_sent_key(scope)):
             message = "the API key is missing or unknown; send the header Authorization: Bearer KEY"
-            failure = Failure(status=401, message=message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            failure = Failure(status=401, message=message, code="invalid_api_key", headers={"www-authenticate": "Bearer", **CLOSE})
             await failure.response(scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _is_known(self, key: bytes) -> bool:
+        if not key:
+            return False
         sent = sha256(key).digest()
         # A list, not a generator: all digests are compared whichever fits.
         return any([hmac.compare_digest(sent, digest) for digest in self._digests])  # noqa: C419

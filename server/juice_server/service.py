@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from threading import Thread
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -17,10 +18,14 @@ from juice_server.jobs import Job
 from juice_server.metrics import Metrics
 from juice_server.schemas.generation import GenerationFields
 from juice_server.settings import Settings
+from juice_server.tokens import TokenTexts
 from juice_server.trace import Trace, trace_of
 
+T = TypeVar("T")
 # A step of a large prompt on a slow machine may take seconds; an engine that does not begin one in this time is stuck.
 MAX_HEARTBEAT_AGE_S = 60.0
+# Large texts are tokenized so many at a time: they share the interpreter with everything else.
+N_TOKENIZING = 2
 STEERING_TARGETS: tuple[SteerTarget, ...] = ("context", "parametric")
 
 
@@ -33,7 +38,9 @@ class Service:
         self.is_draining = False
         self._load = load
         self._model: SteeredModel | None = None
+        self.texts: TokenTexts
         self._jobs: set[Job] = set()
+        self._tokenizing = asyncio.Semaphore(N_TOKENIZING)
 
     async def start(self) -> None:
         """Load the model and its head sets, in a thread that does not hold up the end of the process; raises JuiceError."""
@@ -57,6 +64,7 @@ class Service:
 
         Thread(target=work, name="juice-loading", daemon=True).start()
         self._model = await loaded
+        self.texts = TokenTexts(self._model.loaded.tokenizer)
         self.metrics.watch(lambda: self.model.engine.status)
 
     def _prepared(self) -> SteeredModel:
@@ -117,7 +125,7 @@ class Service:
 
     def cut(self) -> None:
         """End everything that runs: the drain limit is reached."""
-        for job in self._jobs:
+        for job in list(self._jobs):
             job.cancel(EngineStoppedError("the server is shutting down"))
 
     async def complete(self, request: Request, requests: Sequence[GenerationRequest]) -> list[Completion]:
@@ -143,7 +151,7 @@ class Service:
         trace.steer = steer.target
         if self.settings.log_prompts:
             trace.prompts = [prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts]
-        requests = await asyncio.to_thread(self._requests, prompts, fields, steer, add_special_tokens, options)
+        requests = await self.off_loop(lambda: self._requests(prompts, fields, steer, add_special_tokens, options))
         trace.n_prompt_tokens = sum(len(own.prompt_ids) for own in requests[:: fields.n])
         return requests
 
@@ -188,6 +196,11 @@ class Service:
                 made.append(self.model.request(ids, steer=steer, **{**own, "seed": seed}))
         return made
 
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Do what takes long for large inputs in a thread, a few at a time."""
+        async with self._tokenizing:
+            return await asyncio.to_thread(work)
+
     def tokens(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, param: str = "prompt") -> tuple[int, ...]:
         """Return a prompt's tokens; raises RequestError for one that is longer than it may be."""
         settings = self.settings
@@ -196,7 +209,11 @@ class Service:
                 raise RequestError(
                     f"the {param} has {len(prompt)} characters; expected at most {settings.max_prompt_characters}", param=param
                 )
-            ids = self.model.tokenize(prompt, add_special_tokens=add_special_tokens)
+            try:
+                ids = self.model.tokenize(prompt, add_special_tokens=add_special_tokens)
+            except RequestError as error:
+                error.param = param
+                raise
         else:
             ids = tuple(prompt)
         if settings.max_prompt_tokens is not None and len(ids) > settings.max_prompt_tokens:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,9 +24,19 @@ def _split(value: Any) -> Any:
 
 
 def _some(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    if not keys:
-        raise ValueError("set, but without a key; unset it to serve everybody")
+    values = [key.get_secret_value() for key in keys]
+    if not values or not all(values) or any(value != value.strip() for value in values):
+        raise ValueError("set, but without a key, or with one that is empty or begins or ends with a space; unset it to serve everybody")
     return keys
+
+
+def _check_names() -> None:
+    """Raise UsageError for an environment variable JUICE_* that is no setting: a misspelt limit or key must not pass unheard."""
+    known = [f"JUICE_{name.upper()}" for name in Settings.model_fields]
+    for name in os.environ:
+        if name.startswith("JUICE_") and name not in known and not name.startswith("JUICE_TEST_"):
+            close = get_close_matches(name, known, n=1)
+            raise UsageError(f"the environment sets {name}, which is no setting" + (f"; do you mean {close[0]}?" if close else ""))
 
 
 class Settings(BaseSettings):
@@ -47,6 +59,7 @@ class Settings(BaseSettings):
     api_keys_file: Path | None = None
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
 
+    max_connections: int = Field(default=1000, ge=1)
     max_batch: int = Field(default=32, ge=1, le=4096)
     max_queue: int = Field(default=256, ge=1, le=1_000_000)
     max_model_len: int | None = Field(default=None, ge=1)
@@ -96,6 +109,7 @@ class Settings(BaseSettings):
 
 def read(flags: Mapping[str, Any]) -> Settings:
     """Return the settings, flags before environment; raises UsageError that names the one that is wrong."""
+    _check_names()
     try:
         return Settings(**flags)
     except ValidationError as error:

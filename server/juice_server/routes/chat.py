@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice.errors import RequestError
@@ -16,17 +17,17 @@ from juice_server.schemas.generation import steering_of, usage_of
 from juice_server.schemas.openai import ChatRequest
 from juice_server.service import Service, service_of
 from juice_server.sse import Event, stream
-from juice_server.tokens import finite, token_text
+from juice_server.tokens import finite
 from juice_server.trace import Trace, trace_of
 
 router = APIRouter()
 
 
 @router.post("/v1/chat/completions", response_model=dict[str, Any])
-async def chat(body: ChatRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Any:
+async def chat(body: ChatRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
     """Answer a chat."""
     trace = trace_of(request.scope)
-    prompt = await asyncio.to_thread(_prompt, body, service)
+    prompt = await service.off_loop(lambda: _prompt(body, service))
     # The template has put the special tokens in place.
     requests = await service.requests(
         [prompt], body, trace, alias=body.model, add_special_tokens=False, top_logprobs=body.top_logprobs or 0
@@ -34,7 +35,8 @@ async def chat(body: ChatRequest, request: Request, service: Annotated[Service, 
     answer = _Answer(service, body, trace)
     if body.stream:
         return await stream(service, request, requests, answer)
-    return answer.of(await service.complete(request, requests))
+    completions = await service.complete(request, requests)
+    return await asyncio.to_thread(lambda: JSONResponse(answer.of(completions)))
 
 
 def _prompt(body: ChatRequest, service: Service) -> str:
@@ -53,7 +55,7 @@ class _Answer:
     """Puts completions together to an answer, or their updates to a stream's chunks."""
 
     def __init__(self, service: Service, body: ChatRequest, trace: Trace) -> None:
-        self._model, self._model_name = service.model, service.model_name
+        self._texts, self._model_name = service.texts, service.model_name
         self._body, self._trace = body, trace
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._begun: set[int] = set()
@@ -106,5 +108,5 @@ class _Answer:
         return {"content": content, "refusal": None}
 
     def _scored(self, token: int, logprob: float) -> Event:
-        text = token_text(self._model, token)
+        text = self._texts[token]
         return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Annotated, Any
 
@@ -14,7 +13,6 @@ from juice_server.routes.generate import timing_of
 from juice_server.schemas.generate import Answer, CompareRequest, CompareResponse
 from juice_server.schemas.generation import steering_of, usage_of
 from juice_server.service import Service, service_of
-from juice_server.tokens import alternatives
 from juice_server.trace import trace_of
 
 router = APIRouter()
@@ -25,14 +23,14 @@ TARGETS: tuple[SteerTarget, ...] = ("none", "context", "parametric")
 async def compare(body: CompareRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> CompareResponse:
     """Show what context and memory each would say."""
     trace = trace_of(request.scope)
-    requests = await asyncio.to_thread(_requests, body, service)
+    requests = await service.off_loop(lambda: _requests(body, service))
     trace.n_prompt_tokens = len(requests[0].prompt_ids)
     completions = await service.complete(request, requests)
     answers = {
         target: Answer(
             text=completion.text,
             finish_reason=completion.finish_reason,
-            first_token=alternatives(service.model, completion.tokens[0]),
+            first_token=service.texts.alternatives(completion.tokens[0]),
             steering=steering_of(completion),
         )
         for target, completion in zip(TARGETS, completions, strict=True)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice_server.schemas.generation import steering_of, usage_of
 from juice_server.schemas.openai import CompletionRequest
 from juice_server.service import Service, service_of
 from juice_server.sse import Event, stream
-from juice_server.tokens import finite, token_text
+from juice_server.tokens import finite
 from juice_server.trace import Trace, trace_of
 
 router = APIRouter()
 
 
 @router.post("/v1/completions", response_model=dict[str, Any])
-async def completions(body: CompletionRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Any:
+async def completions(body: CompletionRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
     """Continue one or more prompts."""
     trace = trace_of(request.scope)
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
@@ -31,14 +33,15 @@ async def completions(body: CompletionRequest, request: Request, service: Annota
     answer = _Answer(service, body, trace)
     if body.stream:
         return await stream(service, request, requests, answer)
-    return answer.of(await service.complete(request, requests))
+    done = await service.complete(request, requests)
+    return await asyncio.to_thread(lambda: JSONResponse(answer.of(done)))
 
 
 class _Answer:
     """Puts completions together to an answer, or their updates to a stream's chunks."""
 
     def __init__(self, service: Service, body: CompletionRequest, trace: Trace) -> None:
-        self._model, self._model_name = service.model, service.model_name
+        self._tokenizer, self._texts, self._model_name = service.model.loaded.tokenizer, service.texts, service.model_name
         self._body, self._trace = body, trace
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._begun: set[int] = set()
@@ -82,12 +85,12 @@ class _Answer:
         if not self._body.echo:
             return ""
         prompt = self._body.prompt[index // self._body.n]
-        return prompt if isinstance(prompt, str) else str(self._model.loaded.tokenizer.decode(prompt))
+        return prompt if isinstance(prompt, str) else str(self._tokenizer.decode(prompt))
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Event | None:
         if self._body.logprobs is None:
             return None
-        texts = [token_text(self._model, t.id) for t in tokens]
+        texts = [self._texts[t.id] for t in tokens]
         offset = self._offsets.get(index, 0)
         offsets = [offset := offset + n for n in (0, *map(len, texts))]
         self._offsets[index] = offsets[-1]
@@ -102,4 +105,4 @@ class _Answer:
         if token.logprob is None:
             return None
         # Of two tokens that read the same the likelier one stays.
-        return {token_text(self._model, other): finite(logprob) for other, logprob in reversed(token.top)}
+        return {self._texts[other]: finite(logprob) for other, logprob in reversed(token.top)}

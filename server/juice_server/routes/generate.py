@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
 
 from juice.engine import Completion, ScoredToken, Update
-from juice.steered_model import SteeredModel
 from juice_server.schemas.generate import Choice, GenerateRequest, GenerateResponse, Timing
 from juice_server.schemas.generation import Usage, steering_of, usage_of
 from juice_server.service import Service, service_of
 from juice_server.sse import Event, stream
-from juice_server.tokens import scores
 from juice_server.trace import Trace, trace_of
 
 router = APIRouter()
 
 
-@router.post("/generate", response_model=GenerateResponse, response_model_exclude_unset=True)
-async def generate(body: GenerateRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Any:
+@router.post("/generate", response_model=GenerateResponse)
+async def generate(body: GenerateRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
     """Continue one or more prompts; with `stream`, events {"text", "index"}, a last one with the rest, and [DONE]."""
     trace = trace_of(request.scope)
     requests = await service.requests(body.prompt, body, trace, top_logprobs=body.logprobs or 0)
     answer = _Answer(service, body, trace)
     if body.stream:
         return await stream(service, request, requests, _Stream(answer))
-    return answer.of(await service.complete(request, requests))
+    completions = await service.complete(request, requests)
+    return await asyncio.to_thread(lambda: JSONResponse(answer.of(completions).model_dump(exclude_unset=True)))
 
 
 class _Answer:
     """Puts completions together to an answer."""
 
     def __init__(self, service: Service, body: GenerateRequest, trace: Trace) -> None:
-        self.model: SteeredModel = service.model
+        self.texts = service.texts
         self.model_name = service.model_name
         self.trace = trace
         self.has_logprobs = body.logprobs is not None
@@ -58,7 +59,7 @@ class _Answer:
 
     def scored(self, tokens: tuple[ScoredToken, ...]) -> dict[str, Any]:
         """Return the field `logprobs`, where it was asked for."""
-        return {"logprobs": scores(self.model, tokens)} if self.has_logprobs else {}
+        return {"logprobs": self.texts.scores(tokens)} if self.has_logprobs else {}
 
     def usage(self) -> Usage:
         return usage_of(self.trace.n_prompt_tokens, self.trace.n_generated_tokens)

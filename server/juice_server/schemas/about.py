@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
 
-from juice_server.schemas.generation import TokenId
+from pydantic import BaseModel, Field
+
+from juice_server.schemas.generation import Body, TokenId, at_most
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """The body of POST /tokenize."""
-
-    model_config = ConfigDict(extra="forbid")
 
     text: str
     add_special_tokens: bool = True
@@ -25,12 +25,10 @@ class TokenizeResponse(BaseModel):
     max_model_len: int | None
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """The body of POST /detokenize."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    tokens: list[TokenId] = Field(max_length=1_000_000)
+    tokens: Annotated[list[TokenId], Field(fail_fast=True), at_most(1_000_000)]
 
 
 class DetokenizeResponse(BaseModel):

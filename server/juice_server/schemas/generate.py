@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from juice_server.schemas.generation import (
+    MAX_PROMPTS,
     TOP_LOGPROBS,
+    Body,
     FinishReason,
     GenerationFields,
     Steering,
     SteerTarget,
     Usage,
     as_list,
+    at_most,
 )
 
 
 class GenerateRequest(GenerationFields):
     """The body of POST /generate; `logprobs` is how many alternatives are reported for every token."""
 
-    prompt: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1, max_length=1024)]
+    prompt: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1), at_most(MAX_PROMPTS)]
     logprobs: int | None = TOP_LOGPROBS
 
 
-class CompareRequest(BaseModel):
+class CompareRequest(Body):
     """The body of POST /compare: one prompt, answered without steering, toward the context and toward memory."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     prompt: str
     strength: float = Field(default=1.0, ge=0, le=100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from juice.engine import Completion, Steer
 from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
@@ -13,14 +14,38 @@ from juice.head_set.schema import MAX_BETA
 
 SteerTarget = Literal["none", "context", "parametric"]
 FinishReason = Literal["stop", "length"]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+TokenKey = Annotated[int, Field(ge=0, lt=2**31)]  # a key of a JSON object is text
 MAX_TOKENS = 10_000_000
+MAX_KEYS, MAX_PROMPTS = 100, 1024
 
 
-class SteerField(BaseModel):
-    """`"steer": "context"`, or an object; all but the target optional."""
+def at_most(n: int) -> BeforeValidator:
+    """Refuse a list or object of more than n before its items are looked at: each wrong one would cost an error of its own."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > n:
+            raise PydanticCustomError("too_long", "expected at most {n} entries, got {got}", {"n": n, "got": len(value)})
+        return value
+
+    return BeforeValidator(check)
+
+
+class Body(BaseModel):
+    """An object that a client sends; unknown fields are refused, and so are more of them than any body has."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bound_keys(cls, body: Any) -> Any:
+        if isinstance(body, dict) and len(body) > MAX_KEYS:
+            raise PydanticCustomError("too_long", "expected at most {n} fields, got {got}", {"n": MAX_KEYS, "got": len(body)})
+        return body
+
+
+class SteerField(Body):
+    """`"steer": "context"`, or an object; all but the target optional."""
 
     target: SteerTarget
     strength: float = Field(default=1.0, ge=0, le=MAX_BETA)
@@ -43,10 +68,9 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class GenerationFields(BaseModel):
+class GenerationFields(Body):
     """How to steer, sample and stop; `options` are those of `SteeredModel.request`."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     default_max_tokens: ClassVar[int] = 64
 
     steer: Annotated[SteerField | None, BeforeValidator(_from_name)] = None
@@ -59,10 +83,10 @@ class GenerationFields(BaseModel):
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=MAX_BIASES)
+    logit_bias: Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63 - 1024)
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(as_list), Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[TokenId] = Field(default=[], max_length=MAX_STOPS)
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(as_list), at_most(MAX_STOPS)] = None
+    stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOPS)] = []
     ignore_eos: bool = False
     n: int = Field(default=1, ge=1, le=1024)
     stream: bool = False
@@ -75,6 +99,9 @@ class GenerationFields(BaseModel):
             "frequency_penalty": self.frequency_penalty, "logit_bias": self.logit_bias or {}, "stop": self.stop,
             "stop_token_ids": tuple(self.stop_token_ids), "ignore_eos": self.ignore_eos,
         }  # fmt: skip
+
+
+NEARLY_STEER = frozenset({"extra_body", "steering", "target", "head_set", "strength", "beta_plus", "beta_minus"})
 
 
 class StreamOptions(BaseModel):
@@ -101,7 +128,11 @@ class OpenAIFields(GenerationFields):
             return body
         for name, harmless in cls.not_served.items():
             if body.get(name) is not None and body[name] not in harmless:
-                raise ValueError(f"the field {name} is not served here; leave it out")
+                raise PydanticCustomError("not_served", "the field {name} is not served here; leave it out", {"name": name})
+        for name in body:
+            if name in NEARLY_STEER or (name != "steer" and name.casefold() == "steer"):
+                # Tolerated as unknown, it would pass unsteered.
+                raise PydanticCustomError("not_served", "the field {name} does not steer; say steer, at the top level", {"name": name})
         return {name: value for name, value in body.items() if value is not None}
 
     @property

@@ -6,14 +6,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from juice_server.schemas.generation import TOP_LOGPROBS, OpenAIFields, TokenId, as_list
+from juice_server.schemas.generation import MAX_PROMPTS, TOP_LOGPROBS, OpenAIFields, TokenId, as_list, at_most
 
 TEXT_FORMAT = {"type": "text"}
+# What other servers offer beside OpenAI's fields, and what would not be heard here.
+ELSEWHERE: dict[str, tuple[Any, ...]] = {
+    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (), "use_beam_search": (False,),
+    "prompt_logprobs": (0,), "tools": ([],), "functions": ([],), "response_format": (TEXT_FORMAT,), "best_of": (1,),
+    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
+}  # fmt: skip
 
 
 def _as_prompts(value: Any) -> Any:
     """Take a string, tokens, or a list of either for a list of prompts."""
-    if isinstance(value, list) and value and all(isinstance(token, int) for token in value):
+    if isinstance(value, list) and value and isinstance(value[0], int):
         return [value]
     return as_list(value)
 
@@ -22,11 +28,14 @@ class CompletionRequest(OpenAIFields):
     """The body of POST /v1/completions: `prompt` is text, tokens, or a list of either."""
 
     default_max_tokens: ClassVar[int] = 16
-    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tools": ([],), "functions": ([],), "response_format": (TEXT_FORMAT,), "best_of": (1,), "suffix": ("",),
-    }  # fmt: skip
+    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {**ELSEWHERE, "suffix": ("",)}
 
-    prompt: Annotated[list[str | list[TokenId]], BeforeValidator(_as_prompts), Field(min_length=1, max_length=1024)]
+    prompt: Annotated[
+        list[str | Annotated[list[TokenId], Field(fail_fast=True)]],
+        Field(min_length=1, fail_fast=True),
+        at_most(MAX_PROMPTS),
+        BeforeValidator(_as_prompts),
+    ]
     logprobs: int | None = TOP_LOGPROBS
     echo: bool = False
 
@@ -52,7 +61,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     role: str = Field(max_length=64)
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     def plain(self) -> dict[str, str]:
         """Return the turn as templates take it."""
@@ -65,11 +74,10 @@ class ChatRequest(OpenAIFields):
 
     default_max_tokens: ClassVar[int] = 512
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tools": ([],), "functions": ([],), "tool_choice": ("none",), "function_call": ("none",), "response_format": (TEXT_FORMAT,),
-        "best_of": (1,), "audio": (), "modalities": (["text"],), "web_search_options": (), "prediction": (),
+        **ELSEWHERE, "audio": (), "modalities": (["text"],), "web_search_options": (), "prediction": (),
     }  # fmt: skip
 
-    messages: list[Message] = Field(min_length=1, max_length=4096)
+    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     logprobs: bool = False
     top_logprobs: int | None = TOP_LOGPROBS
