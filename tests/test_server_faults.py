@@ -132,21 +132,21 @@ def test_a_client_that_does_not_read_is_cut_and_its_rows_are_free(server: Server
 
 def test_a_client_that_reads_slowly_gets_everything() -> None:
     """One answer that takes several stall limits to go through: the client is cut only where it reads nothing."""
-    body = json.dumps({"text": "a b " * 240_000}).encode()
+    body = json.dumps({"text": "ÿ" * 300_000}, ensure_ascii=False).encode()
     head = (
         f"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     with serving("--write-stall", "0.5") as server, socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
         connection.connect(("127.0.0.1", server.port))
-        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        connection.sendall(head.encode() + body)
         answer = b""
         while part := connection.recv(16_384):
             answer += part
             time.sleep(0.005)
     headers, _, content = answer.partition(b"\r\n\r\n")
     assert f"content-length: {len(content)}".encode() in headers
-    assert len(content) > 7e6, "more than the kernel's buffers hold"
+    assert len(content) > 5e6, "more than the kernel's buffers hold"
 
 
 def test_connections_beyond_the_bound_are_closed_and_the_others_served() -> None:

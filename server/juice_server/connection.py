@@ -8,7 +8,10 @@ buffer, and whatever runs for it is cancelled as for any that leaves.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import termios
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +32,7 @@ class GuardedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._headers_timer = _Timer(self.loop, self.header_timeout_s, self._abort)
         self._stall_timer = _Timer(self.loop, self.write_stall_s, self._abort_unless_it_reads)
-        self._n_unsent = 0
+        self._n_unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers; one connection too many is closed."""
@@ -72,7 +75,7 @@ class GuardedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """Begin to count: the client does not read."""
         super().pause_writing()
-        self._n_unsent = self.transport.get_write_buffer_size()
+        self._n_unread = _n_unread(self.transport)
         self._stall_timer.start()
 
     def resume_writing(self) -> None:
@@ -87,11 +90,11 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _abort_unless_it_reads(self) -> None:
-        n_unsent = self.transport.get_write_buffer_size()
-        if n_unsent >= self._n_unsent:
+        n_unread = _n_unread(self.transport)
+        if n_unread >= self._n_unread:
             self._abort()
         else:
-            self._n_unsent = n_unsent
+            self._n_unread = n_unread
             self._stall_timer.start()
 
     def _abort(self) -> None:
@@ -117,6 +120,17 @@ class _Timer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+
+
+def _n_unread(transport: asyncio.Transport) -> int:
+    """Return the bytes that were written and that the client has not taken yet, ours and, where it tells, the system's."""
+    n_ours = transport.get_write_buffer_size()
+    queued = array("i", [0])
+    try:
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+    except OSError:
+        return n_ours
+    return n_ours + queued[0]
 
 
 def guarded(*, header_timeout_s: float, write_stall_s: float, max_connections: int) -> type[GuardedProtocol]:
