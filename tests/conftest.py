@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
+# Tiny models are slower on several threads, which wait for each other; here and in the servers that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same cases in every run, however slow the machine is.
 settings.register_profile("project", derandomize=True, deadline=None)
 settings.load_profile("project")

@@ -107,7 +107,7 @@ MISTAKES = {
     "unknown_head_set": ("generate x --steer context --head-set nothing", 2, "no head set 'nothing'"),
     "head_set_of_the_other_target": ("generate x --steer context --head-set parametric", 2, "steers toward parametric"),
     "empty_prompt": ("generate ''", 2, "prompt is empty"),
-    "prompt_too_long": (f"generate '{'word ' * 2000}'", 2, "context of 512 tokens"),
+    "prompt_too_long": (f"generate '{'word ' * 2000}'", 2, "the context 512"),
     "beta_of_the_wrong_sign": ("generate x --steer context --beta-minus 1", 2, "beta_minus"),
     "steering_without_a_target": ("generate x --beta-minus -2", 2, "steer is none"),
     "head_set_without_a_target": ("generate x --head-set parametric", 2, "steer is none"),
