@@ -27,9 +27,9 @@ router = APIRouter()
 async def chat(body: ChatRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
     """Answer a chat."""
     trace = trace_of(request.scope)
-    prompt = await service.off_loop(lambda: _prompt(body, service))
+    prompt = await service.translator.off_loop(lambda: _prompt(body, service))
     # The template has put the special tokens in place.
-    requests = await service.requests(
+    requests = await service.translator.requests(
         [prompt], body, trace, alias=body.model, add_special_tokens=False, top_logprobs=body.top_logprobs or 0
     )
     answer = _Answer(service, body, trace)
@@ -41,21 +41,21 @@ async def chat(body: ChatRequest, request: Request, service: Annotated[Service, 
 
 def _prompt(body: ChatRequest, service: Service) -> str:
     """Return the chat as one text; raises RequestError where there is no template, or it refuses the messages."""
-    tokenizer = service.model.loaded.tokenizer
+    tokenizer, name = service.model.loaded.tokenizer, service.translator.model_name
     if not getattr(tokenizer, "chat_template", None):
-        raise RequestError(f"{service.model_name} has no chat template; use /v1/completions or /generate", param="messages")
+        raise RequestError(f"{name} has no chat template; use /v1/completions or /generate", param="messages")
     try:
         turns = [message.plain() for message in body.messages]
         return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     except Exception as error:  # whatever a template raises
-        raise RequestError(f"the chat template of {service.model_name} refuses these messages: {error}", param="messages") from error
+        raise RequestError(f"the chat template of {name} refuses these messages: {error}", param="messages") from error
 
 
 class _Answer:
     """Puts completions together to an answer, or their updates to a stream's chunks."""
 
     def __init__(self, service: Service, body: ChatRequest, trace: Trace) -> None:
-        self._texts, self._model_name = service.texts, service.model_name
+        self._texts, self._model_name = service.translator.texts, service.translator.model_name
         self._body, self._trace = body, trace
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._begun: set[int] = set()

@@ -23,21 +23,21 @@ TARGETS: tuple[SteerTarget, ...] = ("none", "context", "parametric")
 async def compare(body: CompareRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> CompareResponse:
     """Show what context and memory each would say."""
     trace = trace_of(request.scope)
-    requests = await service.off_loop(lambda: _requests(body, service))
+    requests = await service.translator.off_loop(lambda: _requests(body, service))
     trace.n_prompt_tokens = len(requests[0].prompt_ids)
     completions = await service.complete(request, requests)
     answers = {
         target: Answer(
             text=completion.text,
             finish_reason=completion.finish_reason,
-            first_token=service.texts.alternatives(completion.tokens[0]),
+            first_token=service.translator.texts.alternatives(completion.tokens[0]),
             steering=steering_of(completion),
         )
         for target, completion in zip(TARGETS, completions, strict=True)
     }
     return CompareResponse(
         id=f"cmp-{uuid.uuid4().hex}",
-        model=service.model_name,
+        model=service.translator.model_name,
         answers=answers,
         disagree=answers["context"].text.strip() != answers["parametric"].text.strip(),
         usage=usage_of(trace.n_prompt_tokens, trace.n_generated_tokens),
@@ -46,8 +46,8 @@ async def compare(body: CompareRequest, request: Request, service: Annotated[Ser
 
 
 def _requests(body: CompareRequest, service: Service) -> list[GenerationRequest]:
-    ids = service.tokens(body.prompt)
-    service.check_max_tokens(body.max_tokens)
+    ids = service.translator.tokens(body.prompt)
+    service.translator.check_max_tokens(body.max_tokens)
     steers = [Steer(target=target, strength=1.0 if target == "none" else body.strength) for target in TARGETS]
     options: dict[str, Any] = {"max_tokens": body.max_tokens, "temperature": body.temperature, "seed": body.seed, "top_logprobs": body.top}
     return [service.model.request(ids, steer=steer, **options) for steer in steers]

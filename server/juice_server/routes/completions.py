@@ -27,7 +27,7 @@ async def completions(body: CompletionRequest, request: Request, service: Annota
     """Continue one or more prompts."""
     trace = trace_of(request.scope)
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
-    requests = await service.requests(
+    requests = await service.translator.requests(
         body.prompt, body, trace, alias=body.model, top_logprobs=body.logprobs or 0, prompt_logprobs=scored_prompt
     )
     answer = _Answer(service, body, trace)
@@ -41,7 +41,8 @@ class _Answer:
     """Puts completions together to an answer, or their updates to a stream's chunks."""
 
     def __init__(self, service: Service, body: CompletionRequest, trace: Trace) -> None:
-        self._tokenizer, self._texts, self._model_name = service.model.loaded.tokenizer, service.texts, service.model_name
+        self._tokenizer = service.model.loaded.tokenizer
+        self._texts, self._model_name = service.translator.texts, service.translator.model_name
         self._body, self._trace = body, trace
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._begun: set[int] = set()

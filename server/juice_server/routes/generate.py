@@ -24,7 +24,7 @@ router = APIRouter()
 async def generate(body: GenerateRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
     """Continue one or more prompts; with `stream`, events {"text", "index"}, a last one with the rest, and [DONE]."""
     trace = trace_of(request.scope)
-    requests = await service.requests(body.prompt, body, trace, top_logprobs=body.logprobs or 0)
+    requests = await service.translator.requests(body.prompt, body, trace, top_logprobs=body.logprobs or 0)
     answer = _Answer(service, body, trace)
     if body.stream:
         return await stream(service, request, requests, _Stream(answer))
@@ -36,8 +36,8 @@ class _Answer:
     """Puts completions together to an answer."""
 
     def __init__(self, service: Service, body: GenerateRequest, trace: Trace) -> None:
-        self.texts = service.texts
-        self.model_name = service.model_name
+        self.texts = service.translator.texts
+        self.model_name = service.translator.model_name
         self.trace = trace
         self.has_logprobs = body.logprobs is not None
         self.id = f"gen-{uuid.uuid4().hex}"

@@ -21,7 +21,7 @@ ServiceOf = Annotated[Service, Depends(service_of)]
 async def models(service: ServiceOf) -> dict[str, Any]:
     """List the model, and its names that steer by themselves."""
     served = [name for name in ("context", "parametric") if name in service.model.head_sets.by_name]
-    names = [service.model_name, *(f"{service.model_name}:{target}" for target in served)]
+    names = [service.translator.model_name, *(f"{service.translator.model_name}:{target}" for target in served)]
     return {"object": "list", "data": [_model(name) for name in names]}
 
 
@@ -49,7 +49,7 @@ async def info(service: ServiceOf) -> dict[str, Any]:
     return {
         "version": juice.__version__,
         "model": {
-            "name": service.model_name, "architecture": identity.architecture, "n_layers": identity.n_layers,
+            "name": service.translator.model_name, "architecture": identity.architecture, "n_layers": identity.n_layers,
             "n_heads": identity.n_heads, "fingerprint": identity.fingerprint, "dtype": str(loaded.dtype).removeprefix("torch."),
             "device": str(loaded.device), "full_rows": service.model.engine.full_rows,
             "has_chat_template": bool(getattr(loaded.tokenizer, "chat_template", None)),

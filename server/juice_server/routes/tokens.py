@@ -20,12 +20,12 @@ async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
     """Return a text's tokens, as a prompt's would be."""
 
     def work() -> Response:
-        ids = service.tokens(body.text, add_special_tokens=body.add_special_tokens, param="text") if body.text else ()
-        texts = [service.texts[token] for token in ids]
-        answer = TokenizeResponse(tokens=list(ids), texts=texts, count=len(ids), max_model_len=service.max_model_len)
+        ids = service.translator.tokens(body.text, add_special_tokens=body.add_special_tokens, param="text") if body.text else ()
+        texts = [service.translator.texts[token] for token in ids]
+        answer = TokenizeResponse(tokens=list(ids), texts=texts, count=len(ids), max_model_len=service.translator.max_model_len)
         return JSONResponse(answer.model_dump())
 
-    return await service.off_loop(work)
+    return await service.translator.off_loop(work)
 
 
 @router.post("/detokenize")
@@ -35,5 +35,5 @@ async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> DetokenizeR
     if body.tokens and max(body.tokens) >= n:
         raise RequestError(f"tokens names token {max(body.tokens)}; the model has tokens 0 to {n - 1}", param="tokens")
     tokenizer = service.model.loaded.tokenizer
-    text = await service.off_loop(lambda: tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False))
+    text = await service.translator.off_loop(lambda: tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False))
     return DetokenizeResponse(text=str(text))
