@@ -131,12 +131,12 @@ class Sequence:
         return Update(index=self.index, text=text, tokens=new, completion=completion)
 
     def _scored(self, token: int, logits: torch.Tensor, normalizer: float) -> ScoredToken:
+        logprob = float(logits[token]) - normalizer
         n_top = min(self.request.top_logprobs, len(logits))
         if not n_top:
-            return ScoredToken(token, float(logits[token]) - normalizer)
+            return ScoredToken(token, logprob)
         best, ids = logits.topk(n_top)
-        top = tuple(zip(ids.tolist(), (best - normalizer).tolist(), strict=True))
-        return ScoredToken(token, float(logits[token] - normalizer), top)
+        return ScoredToken(token, logprob, tuple((i, logit - normalizer) for i, logit in zip(ids.tolist(), best.tolist(), strict=True)))
 
     def _completion(self) -> Completion:
         assert self.finish_reason is not None, "the sequence still runs"
