@@ -155,12 +155,17 @@ def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(
         listed = client.get("/v1/head_sets").json()
         assert [own["name"] for own in listed["data"]] == ["parametric"]
         assert "fingerprint" in listed["unfit"][0]["reason"]
-        assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == ["mini", "mini:parametric"]
+        assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == ["mini", "mini:none", "mini:parametric"]
         by_default = client.post("/generate", json=body).json()
         assert by_default["text"].startswith(" Lima")
         assert by_default["steering"]["target"] == "parametric"
         assert client.post("/generate", json={**body, "steer": "none"}).json()["steering"]["applied"] is False
         assert client.post("/v1/completions", json={**body, "model": "mini:context"}).status_code == 422
+        assert client.post("/v1/completions", json={**body, "model": "mini:none"}).json()["steering"]["applied"] is False
+        compared = client.post("/compare", json=body).json()
+        assert list(compared["answers"]) == ["none", "parametric"]
+        assert compared["disagree"] is None
+        assert "parametric (parametric)" in running.errors(), "the start says what steers"
 
 
 WRONG = {
@@ -277,6 +282,13 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line(tmp_path: P
     assert server.process.wait(timeout=120) == 2
     assert "juice: error: the folder" in server.errors()
     assert "Traceback" not in server.errors()
+
+
+def test_a_head_sets_folder_that_is_wrong_ends_the_server_with_one_line(tmp_path: Path) -> None:
+    for folder, message in ((tmp_path / "nowhere", "does not exist"), (Path("head_sets/mini"), "give the folder above")):
+        server = Server("--head-sets", str(folder))
+        assert server.process.wait(timeout=120) == 2
+        assert message in server.errors()
 
 
 def test_a_default_that_nothing_steers_ends_the_server_with_one_line(tmp_path: Path) -> None:

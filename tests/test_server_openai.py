@@ -140,7 +140,8 @@ def test_openais_defaults_are_theirs(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [
     ("best_of", 2), ("suffix", "end"), ("response_format", {"type": "json_object"}), ("tools", [{"type": "function"}]),
-    ("guided_json", {}), ("use_beam_search", True), ("Steer", "context"), ("steering", "context"), ("extra_body", {"steer": "context"}),
+    ("guided_json", {}), ("use_beam_search", True), ("Steer", "context"),
+    ("ster", "context"), ("steering", "context"), ("extra_body", {"steer": "context"}),
     ("head_set", "context"), ("strength", 2.0),
 ])  # fmt: skip
 def test_fields_that_would_change_the_meaning_are_refused_by_name(client: openai.OpenAI, field: str, value: object) -> None:

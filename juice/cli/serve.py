@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +13,8 @@ from juice.cli import console, options
 from juice.errors import UsageError
 
 EXAMPLE = (
-    "curl -s {url}/generate -H 'content-type: application/json' -d '"
-    '{{"prompt": "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is", '
-    '"steer": "parametric", "max_tokens": 8}}\''
+    "curl -s {url}/generate{key} -H 'content-type: application/json' -d '"
+    '{{"prompt": "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"{steer}, "max_tokens": 8}}\''
 )
 
 
@@ -73,16 +73,25 @@ def run(
     options.quiet_libraries()
     url = f"http://{chosen.host}:{chosen.port}"
     console.note(f"juice: loading {chosen.model}")
-    process.serve(chosen, on_ready=lambda loaded: console.note(_ready(loaded, url)))
+    process.serve(chosen, on_ready=lambda loaded: console.note(_ready(loaded, url, has_keys=bool(chosen.keys()))))
 
 
-def _ready(model: Any, url: str) -> str:
-    """Say what was chosen, and how to ask."""
-    engine = model.engine
+def _ready(model: Any, url: str, *, has_keys: bool) -> str:
+    """Say what was chosen, what steers, and how to ask."""
+    engine, library = model.engine, model.head_sets
+    names = [f"{name} ({own.target})" for name, own in sorted(library.by_name.items())]
+    served = ", ".join(names) or "none: every request that steers is refused"
+    unfit = f"; not for this model: {', '.join(sorted(library.unfit))}" if library.unfit else ""
+    by_default = next((own for name, own in library.by_name.items() if name == own.target == "parametric"), None)
+    own = by_default or next(iter(library.by_name.values()), None)
+    asked = {"target": own.target, "head_set": own.name} if own and not by_default else "parametric"
+    key = " -H 'authorization: Bearer KEY'" if has_keys else ""
+    example = EXAMPLE.format(url=url, key=key, steer=f', "steer": {json.dumps(asked)}' if own else "")
     limits, per_token = engine.limits, engine.n_kv_bytes_per_token
     n_tokens = limits.kv_memory_bytes // per_token
     return (
         f"juice: {limits.max_batch} at a time, up to {limits.max_model_len or 'any number of'} tokens each; keys and values may take "
         f"{limits.kv_memory_bytes / 2**30:.2f} GiB, {n_tokens:,} tokens\n"
-        f"juice: ready on {url}\n\n{EXAMPLE.format(url=url)}\n"
+        f"juice: head sets in {library.folder.resolve()}: {served}{unfit}\n"
+        f"juice: ready on {url}\n\n{example}\n"
     )

@@ -147,6 +147,8 @@ def _invalid(error: RequestValidationError) -> Failure:
     said = str(first["ctx"]["error"]) if first["type"] == "value_error" else REMEDIES.get(first["type"], first["msg"])
     is_not_served = first["type"] == "not_served"
     name = str(first["ctx"]["name"]) if is_not_served else ".".join(path)
+    if first["type"] == "model_attributes_type" and name:
+        said = REMEDIES["model_type"]
     message = f"{name or 'body'}: {said}{_got(first)}"
     code = "unsupported_field" if is_not_served else "invalid_value"
     return Failure(status=400, message=message, param=name or None, code=code)

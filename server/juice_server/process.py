@@ -37,6 +37,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to end; a second signal cuts what runs, a third does not wait for anything."""
         self._n_signals += 1
+        LOG.info("shutting down", extra={"fields": {"signal": sig, "n_signals": self._n_signals}})
         self._service.is_draining = self.should_exit = True
         if self._n_signals > 1:
             self._service.cut()

@@ -59,8 +59,9 @@ class Service:
 
     def _prepared(self) -> SteeredModel:
         model = self._load()
-        default = self.settings.default_steer
-        if default != "none" and default not in model.head_sets.by_name:
+        # Read here, so that a folder that is wrong ends the start and not the first request.
+        served, default = model.head_sets.by_name, self.settings.default_steer
+        if default != "none" and default not in served:
             raise UsageError(f"default_steer is {default}, but no head set of that name in {model.head_sets.folder} fits {model.id}")
         return model
 

@@ -104,7 +104,7 @@ class Settings(BaseSettings):
 
     def public(self) -> dict[str, Any]:
         """Return the settings without secrets, as plain data."""
-        return {**self.model_dump(mode="json", exclude={"api_keys"}), "api_keys": len(self.api_keys or ())}
+        return {**self.model_dump(mode="json", exclude={"api_keys"}), "api_keys": len(self.keys())}
 
 
 def read(flags: Mapping[str, Any]) -> Settings:
@@ -116,4 +116,4 @@ def read(flags: Mapping[str, Any]) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0])
         got = "" if name == "api_keys" else f" {first['input']!r}"
-        raise UsageError(f"the setting {name} (JUICE_{name.upper()}) is{got}: {first['msg']}") from error
+        raise UsageError(f"the setting {name} (JUICE_{name.upper()}) is{got}: {first['msg'].removeprefix('Value error, ')}") from error

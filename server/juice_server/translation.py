@@ -74,7 +74,7 @@ class Translator:
         """Return the target that a model name such as `mini:context` carries; raises UnknownModelError."""
         if name is None or name == self.model_name:
             return None
-        known: dict[str, SteerTarget] = {f"{self.model_name}:{target}": target for target in STEERING_TARGETS}
+        known: dict[str, SteerTarget] = {f"{self.model_name}:{target}": target for target in ("none", *STEERING_TARGETS)}
         if name not in known:
             raise UnknownModelError(f"the model {name!r} is not served; {self.model_name} is, see /v1/models", param="model")
         return known[name]

@@ -8,15 +8,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 
 from juice.engine import GenerationRequest, Steer
-from juice.engine.steer import SteerTarget
+from juice.errors import HeadSetNotFoundError
 from juice_server.routes.generate import timing_of
 from juice_server.schemas.generate import Answer, CompareRequest, CompareResponse
 from juice_server.schemas.generation import steering_of, usage_of
 from juice_server.service import Service, service_of
 from juice_server.trace import trace_of
+from juice_server.translation import STEERING_TARGETS
 
 router = APIRouter()
-TARGETS: tuple[SteerTarget, ...] = ("none", "context", "parametric")
 
 
 @router.post("/compare")
@@ -27,19 +27,19 @@ async def compare(body: CompareRequest, request: Request, service: Annotated[Ser
     trace.n_prompt_tokens = len(requests[0].prompt_ids)
     completions = await service.complete(request, requests)
     answers = {
-        target: Answer(
+        completion.steering.target: Answer(
             text=completion.text,
             finish_reason=completion.finish_reason,
             first_token=service.translator.texts.alternatives(completion.tokens[0]),
             steering=steering_of(completion),
         )
-        for target, completion in zip(TARGETS, completions, strict=True)
+        for completion in completions
     }
     return CompareResponse(
         id=f"cmp-{uuid.uuid4().hex}",
         model=service.translator.model_name,
         answers=answers,
-        disagree=answers["context"].text.strip() != answers["parametric"].text.strip(),
+        disagree=len({answers[t].text.strip() for t in STEERING_TARGETS}) > 1 if len(answers) > 2 else None,
         usage=usage_of(trace.n_prompt_tokens, trace.n_generated_tokens),
         timing=timing_of(completions, trace),
     )
@@ -48,6 +48,9 @@ async def compare(body: CompareRequest, request: Request, service: Annotated[Ser
 def _requests(body: CompareRequest, service: Service) -> list[GenerationRequest]:
     ids = service.translator.tokens(body.prompt)
     service.translator.check_max_tokens(body.max_tokens)
-    steers = [Steer(target=target, strength=1.0 if target == "none" else body.strength) for target in TARGETS]
+    served = [target for target in STEERING_TARGETS if target in service.model.head_sets.by_name]
+    if not served:
+        raise HeadSetNotFoundError("there is nothing to compare: no head set is named context or parametric; see /v1/head_sets")
+    steers = [Steer(), *(Steer(target=target, strength=body.strength) for target in served)]
     options: dict[str, Any] = {"max_tokens": body.max_tokens, "temperature": body.temperature, "seed": body.seed, "top_logprobs": body.top}
     return [service.model.request(ids, steer=steer, **options) for steer in steers]

@@ -20,7 +20,9 @@ ServiceOf = Annotated[Service, Depends(service_of)]
 @router.get("/v1/models")
 async def models(service: ServiceOf) -> dict[str, Any]:
     """List the model, and its names that steer by themselves."""
-    served = [name for name in ("context", "parametric") if name in service.model.head_sets.by_name]
+    served: list[str] = [name for name in ("context", "parametric") if name in service.model.head_sets.by_name]
+    if service.settings.default_steer != "none":
+        served.insert(0, "none")
     names = [service.translator.model_name, *(f"{service.translator.model_name}:{target}" for target in served)]
     return {"object": "list", "data": [_model(name) for name in names]}
 

@@ -96,11 +96,14 @@ class Answer(BaseModel):
 
 
 class CompareResponse(BaseModel):
-    """The answer of POST /compare; `disagree`: context and memory do not say the same."""
+    """The answer of POST /compare: what has no head set of its name is left out.
+
+    `disagree`: context and memory do not say the same (null where one of them has no head set).
+    """
 
     id: str
     model: str
     answers: dict[SteerTarget, Answer]
-    disagree: bool
+    disagree: bool | None
     usage: Usage
     timing: Timing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -130,7 +131,7 @@ class OpenAIFields(GenerationFields):
             if body.get(name) is not None and body[name] not in harmless:
                 raise PydanticCustomError("not_served", "the field {name} is not served here; leave it out", {"name": name})
         for name in body:
-            if name in NEARLY_STEER or (name != "steer" and name.casefold() == "steer"):
+            if name != "steer" and (name in NEARLY_STEER or get_close_matches(name.casefold(), ["steer"], cutoff=0.8)):
                 # Tolerated as unknown, it would pass unsteered.
                 raise PydanticCustomError("not_served", "the field {name} does not steer; say steer, at the top level", {"name": name})
         return {name: value for name, value in body.items() if value is not None}
