@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from juice_server.process import _max_connections
 from tests.serving import CONFLICT, Server, events, gauge, serving
 
 LONG = {"prompt": CONFLICT, "max_tokens": 480, "ignore_eos": True}
@@ -147,6 +149,10 @@ def test_a_client_that_reads_slowly_gets_everything() -> None:
     headers, _, content = answer.partition(b"\r\n\r\n")
     assert f"content-length: {len(content)}".encode() in headers
     assert len(content) > 5e6, "more than the kernel's buffers hold"
+
+
+def test_connections_are_fewer_where_the_system_allows_less_files() -> None:
+    assert [_max_connections(1000, n) for n in (4096, 256, 10, resource.RLIM_INFINITY)] == [1000, 192, 1, 1000]
 
 
 def test_connections_beyond_the_bound_are_closed_and_the_others_served() -> None:

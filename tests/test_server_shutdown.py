@@ -22,6 +22,12 @@ def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object
     return thread, results
 
 
+def how_it_was_cut(url: str, body: dict) -> object:
+    """Stream, and return the code of the error that ends it."""
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
+        return events(response)[-1]["error"]["code"]
+
+
 def test_sigterm_finishes_what_runs_and_exits_0() -> None:
     server = Server()
     server.wait_until_ready()
@@ -46,11 +52,7 @@ def test_sigterm_cuts_at_the_drain_limit_and_says_so() -> None:
     server.wait_until_ready()
     url, body = f"{server.url}/generate", {**LONG, "n": 8, "prompt": [CONFLICT] * 2}
 
-    def stream() -> object:
-        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
-            return events(response)[-1]["error"]["code"]
-
-    streaming, codes = in_thread(stream)
+    streaming, codes = in_thread(lambda: how_it_was_cut(url, body))
     waiting, answers = in_thread(lambda: httpx.post(url, json=body, timeout=60))
     within(20, lambda: gauge(server.url, "requests_running") == 32, "they run")
     server.process.send_signal(signal.SIGTERM)
@@ -66,11 +68,7 @@ def test_a_second_sigterm_cuts_at_once_and_says_so() -> None:
     server.wait_until_ready()
     url = f"{server.url}/generate"
 
-    def stream() -> object:
-        with httpx.stream("POST", url, json={**LONG, "stream": True}, timeout=60) as response:
-            return events(response)[-1]["error"]["code"]
-
-    streaming, codes = in_thread(stream)
+    streaming, codes = in_thread(lambda: how_it_was_cut(url, LONG))
     within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
     waiting, answers = in_thread(lambda: httpx.post(url, json={**LONG, "n": 8}, timeout=60))
     within(20, lambda: gauge(server.url, "requests_waiting") == 8, "they wait")

@@ -40,7 +40,6 @@ class ForwardBatch:
     n_tokens: tuple[int, ...]
     input_ids: torch.Tensor
     positions: torch.Tensor
-    n_keys: int
     kept_rows: torch.Tensor
     kept_tokens: torch.Tensor
     n_kept: tuple[int, ...]
@@ -83,7 +82,6 @@ def forward_batch(layout: Layout, n_tokens: Sequence[int], n_slot_positions: int
         n_tokens=tuple(map(len, pending)),
         input_ids=input_ids.to(device),
         positions=positions.to(device),
-        n_keys=n_keys,
         kept_rows=kept_rows,
         kept_tokens=kept_tokens,
         n_kept=tuple(n_kept),

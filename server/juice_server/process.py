@@ -65,7 +65,7 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
     protocol = guarded(
         header_timeout_s=settings.header_timeout,
         write_stall_s=settings.write_stall,
-        max_connections=min(settings.max_connections, _n_files() - RESERVED_FILES),
+        max_connections=_max_connections(settings.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     )
     config = uvicorn.Config(
         app, host=settings.host, port=settings.port, http=protocol, ws="none", log_config=None, access_log=False, server_header=False,
@@ -78,9 +78,9 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
         raise failures[0]
 
 
-def _n_files() -> int:
-    """Return how many files the process may open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+def _max_connections(asked: int, n_files: int) -> int:
+    """Return how many connections may be open where the system allows so many files; it may allow any number."""
+    return asked if n_files == resource.RLIM_INFINITY else max(1, min(asked, n_files - RESERVED_FILES))
 
 
 def _check_port(settings: Settings) -> None:

@@ -125,8 +125,8 @@ class OpenAIFields(GenerationFields):
     @classmethod
     def _refuse_what_changes_meaning(cls, body: Any) -> Any:
         """Refuse a field that is not served, unless its value means that it is not used; null is as good as absent."""
-        if not isinstance(body, dict):
-            return body
+        if not isinstance(body, dict) or len(body) > MAX_KEYS:
+            return body  # refused as it is, before every one of its names is looked at
         for name, harmless in cls.not_served.items():
             if body.get(name) is not None and body[name] not in harmless:
                 raise PydanticCustomError("not_served", "the field {name} is not served here; leave it out", {"name": name})
