@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice.errors import RequestError
-from juice_server.schemas.generation import steering_of, usage_of
+from juice_server.schemas.generation import usage_of
 from juice_server.schemas.openai import ChatRequest
 from juice_server.service import Service, service_of
 from juice_server.sse import Event, stream
@@ -71,7 +71,7 @@ class _Answer:
             for i, c in enumerate(completions)
         ]
         head = self._head("chat.completion")
-        return {**head, "choices": choices, "usage": self._usage(), "steering": steering_of(completions[0]).model_dump()}
+        return {**head, "choices": choices, "usage": self._usage(), "steering": completions[0].steering.to_dict()}
 
     def events(self, update: Update) -> Iterable[Event]:
         if update.index not in self._begun:
@@ -81,7 +81,7 @@ class _Answer:
             yield self._chunk(update.index, {"content": update.text}, logprobs=self._logprobs(update.tokens))
         if update.completion is not None:
             done = self._chunk(update.index, {}, finish_reason=update.completion.finish_reason)
-            yield {**done, "steering": steering_of(update.completion).model_dump()}
+            yield {**done, "steering": update.completion.steering.to_dict()}
 
     def closing(self) -> Iterable[Event]:
         if self._body.include_usage:

@@ -11,7 +11,7 @@ from juice.engine import GenerationRequest, Steer
 from juice.errors import HeadSetNotFoundError
 from juice_server.routes.generate import timing_of
 from juice_server.schemas.generate import Answer, CompareRequest, CompareResponse
-from juice_server.schemas.generation import steering_of, usage_of
+from juice_server.schemas.generation import usage_of
 from juice_server.service import Service, service_of
 from juice_server.trace import trace_of
 from juice_server.translation import STEERING_TARGETS
@@ -31,7 +31,7 @@ async def compare(body: CompareRequest, request: Request, service: Annotated[Ser
             text=completion.text,
             finish_reason=completion.finish_reason,
             first_token=service.translator.texts.alternatives(completion.tokens[0]),
-            steering=steering_of(completion),
+            steering=completion.steering,
         )
         for completion in completions
     }

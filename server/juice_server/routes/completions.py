@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from juice.engine import Completion, ScoredToken, Update
-from juice_server.schemas.generation import steering_of, usage_of
+from juice_server.schemas.generation import usage_of
 from juice_server.schemas.openai import CompletionRequest
 from juice_server.service import Service, service_of
 from juice_server.sse import Event, stream
@@ -54,7 +54,7 @@ class _Answer:
             text = self._echoed(i) + c.text
             tokens = (*c.prompt_tokens, *c.tokens)
             choices.append({"index": i, "text": text, "finish_reason": c.finish_reason, "logprobs": self._logprobs(i, tokens)})
-        return {**self._head(), "choices": choices, "usage": self._usage(), "steering": steering_of(completions[0]).model_dump()}
+        return {**self._head(), "choices": choices, "usage": self._usage(), "steering": completions[0].steering.to_dict()}
 
     def events(self, update: Update) -> Iterable[Event]:
         i = update.index
@@ -66,7 +66,7 @@ class _Answer:
         choice = {
             "index": i, "text": text, "finish_reason": done.finish_reason if done else None, "logprobs": self._logprobs(i, update.tokens)
         }  # fmt: skip
-        yield {**self._chunk_head(), "choices": [choice], **({"steering": steering_of(done).model_dump()} if done else {})}
+        yield {**self._chunk_head(), "choices": [choice], **({"steering": done.steering.to_dict()} if done else {})}
 
     def closing(self) -> Iterable[Event]:
         if self._body.include_usage:

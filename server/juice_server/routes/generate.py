@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice_server.schemas.generate import Choice, GenerateRequest, GenerateResponse, Timing
-from juice_server.schemas.generation import Usage, steering_of, usage_of
+from juice_server.schemas.generation import Usage, usage_of
 from juice_server.service import Service, service_of
 from juice_server.sse import Event, stream
 from juice_server.trace import Trace, trace_of
@@ -50,7 +50,7 @@ class _Answer:
             model=self.model_name,
             text=first.text,
             finish_reason=first.finish_reason,
-            steering=steering_of(first),
+            steering=first.steering,
             usage=self.usage(),
             timing=timing_of(completions, self.trace),
             **self.scored(first.tokens),

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from juice.engine import SteeringReport
+from juice.engine.steer import SteerTarget
 from juice_server.schemas.generation import (
     MAX_PROMPTS,
     TOP_LOGPROBS,
     Body,
     FinishReason,
     GenerationFields,
-    Steering,
-    SteerTarget,
     Usage,
     as_list,
     at_most,
@@ -79,7 +79,7 @@ class GenerateResponse(BaseModel):
     model: str
     text: str
     finish_reason: FinishReason
-    steering: Steering
+    steering: SteeringReport
     usage: Usage
     timing: Timing
     logprobs: list[TokenScore] | None = None
@@ -92,7 +92,7 @@ class Answer(BaseModel):
     text: str
     finish_reason: FinishReason
     first_token: list[TokenProbability]
-    steering: Steering
+    steering: SteeringReport
 
 
 class CompareResponse(BaseModel):

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from juice.engine import Completion, Steer
+from juice.engine import Steer
 from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
 from juice.engine.sampling import MAX_BIASES
+from juice.engine.steer import SteerTarget
 from juice.head_set.schema import MAX_BETA
 
-SteerTarget = Literal["none", "context", "parametric"]
 FinishReason = Literal["stop", "length"]
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 TokenKey = Annotated[int, Field(ge=0, lt=2**31)]  # a key of a JSON object is text
@@ -142,19 +142,6 @@ class OpenAIFields(GenerationFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class Steering(BaseModel):
-    """What was applied to a request."""
-
-    applied: bool
-    target: SteerTarget
-    head_set: str | None
-    beta_plus: float
-    beta_minus: float
-    strength: float
-    method: Literal["juice", "june"]
-    n_heads: int
-
-
 class Usage(BaseModel):
     """Tokens read and written; a prompt with several choices is read once."""
 
@@ -166,11 +153,6 @@ class Usage(BaseModel):
 def usage_of(n_prompt_tokens: int, n_new_tokens: int) -> Usage:
     """Return the usage of one HTTP request."""
     return Usage(prompt_tokens=n_prompt_tokens, completion_tokens=n_new_tokens, total_tokens=n_prompt_tokens + n_new_tokens)
-
-
-def steering_of(completion: Completion) -> Steering:
-    """Return what was applied to a completion."""
-    return Steering(**completion.steering.to_dict())
 
 
 TOP_LOGPROBS = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
