@@ -11,9 +11,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from juice.engine import Completion, GenerationRequest, Limits, Sampling, Steer, Steering
+from juice.engine import Completion, Contrast, GenerationRequest, Limits, Sampling, Steer, Steering
 from juice.engine.selfcheck import checked_engine
-from juice.engine.steer import SteerTarget, steering_of, unsteered
+from juice.engine.steer import SteerTarget, contrasting, steering_of, unsteered
 from juice.errors import HeadSetError, HeadSetMismatchError, RequestError
 from juice.head_set import HeadSet, HeadSetLibrary
 from juice.head_set.schema import FORMAT, Method
@@ -21,7 +21,9 @@ from juice.model.loading import LoadedModel, load_model, prepare
 
 DEFAULT_MAX_TOKENS = 64
 SAMPLING_OPTIONS = frozenset(f.name for f in fields(Sampling))
-REQUEST_OPTIONS = frozenset(f.name for f in fields(GenerationRequest)) - {"prompt_ids", "max_tokens", "steering", "sampling", "stop"}
+REQUEST_OPTIONS = frozenset(f.name for f in fields(GenerationRequest)) - {
+    "prompt_ids", "max_tokens", "steering", "sampling", "stop", "contrast",
+}  # fmt: skip
 
 
 class SteeredModel:
@@ -49,7 +51,8 @@ class SteeredModel:
         """Continue every prompt; all of them share batches, each with its own options.
 
         Options, each a value for all prompts or a list of one a prompt: `steer` ("none", "context", "parametric" or a
-        `Steer`), `strength` 1.0, `head_set` (name or HeadSet), `max_tokens` 64, `min_tokens`, `stop` (a string or a tuple of
+        `Steer`), `strength` 1.0, `head_set` (name or HeadSet), `context` (text that is read before the prompt; the method `cad`
+        needs it apart), `max_tokens` 64, `min_tokens`, `stop` (a string or a tuple of
         strings), `stop_token_ids` (a tuple), `ignore_eos`, `top_logprobs`, and those of `Sampling`: `temperature` 0, `top_p`
         1, `top_k` 0, `min_p` 0, `repetition_penalty` 1, `presence_penalty` 0, `frequency_penalty` 0, `logit_bias`, `seed`.
         Raises RequestError and HeadSetError.
@@ -77,15 +80,21 @@ class SteeredModel:
         steer: SteerTarget | Steer = "none",
         strength: float | None = None,
         head_set: str | HeadSet | None = None,
+        context: str | None = None,
+        without_context: str | Sequence[int] | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         stop: str | Sequence[str] | None = None,
         **options: Any,
     ) -> GenerationRequest:
         """Turn a prompt, text or tokens, and its options into a request for the engine.
 
-        Options are those of `generate`, and `watch` and `prompt_logprobs` of GenerationRequest. Raises RequestError, also
-        for an option that there is not, and HeadSetError.
+        Options are those of `generate`, and `watch` and `prompt_logprobs` of GenerationRequest. Where the prompt has its context
+        in it, `without_context` is the prompt without. Raises RequestError, also for an option that there is not, and HeadSetError.
         """
+        if context is not None:
+            if not isinstance(prompt, str) or without_context is not None:
+                raise RequestError("context goes before a prompt that is text and has none of its own", param="context")
+            prompt, without_context = join_context(context, prompt), prompt
         spec = steer if isinstance(steer, Steer) else Steer(target=steer)
         if strength is not None:
             spec = replace(spec, strength=strength)
@@ -95,10 +104,19 @@ class SteeredModel:
             prompt_ids=self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt),
             max_tokens=max_tokens,
             steering=self.steering(spec, head_set),
+            contrast=self._contrast(spec, without_context),
             sampling=Sampling(**{name: value for name, value in options.items() if name in SAMPLING_OPTIONS}),
             stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
             **{name: value for name, value in options.items() if name in REQUEST_OPTIONS},
         )
+
+    def _contrast(self, steer: Steer, without_context: str | Sequence[int] | None) -> Contrast | None:
+        if steer.method != "cad" or steer.target == "none" or not steer.strength:
+            return None
+        if without_context is None:
+            raise RequestError("method cad needs the context apart from the prompt; give it as `context`", param="context")
+        ids = self.tokenize(without_context) if isinstance(without_context, str) else tuple(without_context)
+        return Contrast(prompt_ids=ids, weight=steer.strength)
 
     def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return a prompt's tokens, as the tokenizer itself makes them; raises RequestError for one that has none."""
@@ -120,6 +138,10 @@ class SteeredModel:
             if head_set is not None:
                 raise RequestError("head_set is given, but steer is none; name a target: context or parametric", param="steer.target")
             return unsteered(steer)
+        if steer.method == "cad":
+            if head_set is not None:
+                raise RequestError("head_set is given, but method cad uses no heads; drop it", param="steer.head_set")
+            return contrasting(steer)
         if isinstance(head_set, HeadSet):
             head_set.check_fits(self.loaded.identity)
             chosen = head_set
@@ -190,6 +212,12 @@ def load(
         return SteeredModel(prepare(model, tokenizer), head_sets, limits)
     loaded = load_model(model, revision=revision, device=device, dtype=dtype, attn_implementation=attn_implementation)
     return SteeredModel(loaded, head_sets, limits)
+
+
+def join_context(context: str, prompt: str) -> str:
+    """Put a context before a prompt, with a space between where neither brings white space."""
+    glue = "" if not context or context[-1].isspace() or prompt[:1].isspace() else " "
+    return f"{context}{glue}{prompt}"
 
 
 def _value_of(name: str, value: Any, index: int, n_prompts: int) -> Any:

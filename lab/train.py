@@ -114,7 +114,7 @@ def train(out: Path, recipe: tuple[Phase, ...], seed: int, start: Path | None = 
         model = new_model(tokenizer.eos_token_id, seed)
     else:
         tokenizer = AutoTokenizer.from_pretrained(start)
-        model = GPT2LMHeadModel.from_pretrained(start)
+        model = GPT2LMHeadModel.from_pretrained(start, dtype=torch.float32)
     model.train()
     done, begun = 0, time.monotonic()
     for phase in recipe:

@@ -81,3 +81,15 @@ def generate(
         chosen.append(token)
         seen.append(logits)
     return chosen, torch.stack(seen)
+
+
+def generate_contrasted(
+    model: PreTrainedModel, ids: list[int], without: list[int], weight: float, n_tokens: int
+) -> tuple[list[int], torch.Tensor]:
+    """Return n greedy tokens of context-aware decoding and the logits [n_tokens, vocabulary] that chose them."""
+    chosen, seen = [], []
+    for _ in range(n_tokens):
+        told, alone = forward(model, ids + chosen)[0][-1], forward(model, without + chosen)[0][-1]
+        seen.append((1 + weight) * told - weight * alone)
+        chosen.append(int(seen[-1].argmax()))
+    return chosen, torch.stack(seen)

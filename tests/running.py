@@ -8,7 +8,7 @@ from random import Random
 import torch
 
 import juice
-from juice.engine import Completion, GenerationRequest, Limits, Sampling, Update
+from juice.engine import Completion, Contrast, GenerationRequest, Limits, Sampling, Update
 from juice.steered_model import SteeredModel
 from tests import tiny
 from tests.test_engine_exactness import steering
@@ -27,8 +27,13 @@ def random_request(rng: Random) -> GenerationRequest:
     sampling = Sampling(
         temperature=rng.choice([0, 0, 0.7, 1.5]), top_k=rng.choice([0, 20]), top_p=rng.choice([1, 0.8]), seed=rng.randrange(99)
     )
+    contrast = None
+    if not heads and rng.random() < 0.5:
+        without = tuple(rng.randrange(1, 283) for _ in range(rng.choice([1, 4, 30])))
+        contrast = Contrast(prompt_ids=without, weight=rng.choice([0.5, 1, 2]))
     return GenerationRequest(
         prompt_ids=tuple(rng.randrange(1, 283) for _ in range(rng.choice([1, 2, 5, 13, 27, 60]))),
+        contrast=contrast,
         max_tokens=rng.choice([1, 3, 9, 20]),
         ignore_eos=rng.random() < 0.8,
         sampling=sampling,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 def run(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     model: options.Model = "mini",
+    context: Annotated[str | None, typer.Option(help="Text that is read before the prompt; --method cad needs it apart.")] = None,
     steer: Annotated[Literal["none", "context", "parametric"], typer.Option(help="What wins a conflict.")] = "none",
     strength: Annotated[float, typer.Option(help="Multiplies both betas; 1 is as tuned.")] = 1.0,
     head_set: Annotated[str | None, typer.Option(help="Name of a head set; else the one named like the target.")] = None,
-    method: Annotated[Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")] = "juice",
+    method: Annotated[
+        Literal["juice", "june", "cad"], typer.Option(help="The dual run, the single one, or context-aware decoding.")
+    ] = "juice",
     beta_plus: Annotated[float | None, typer.Option(help="Instead of the tuned beta of the + heads.")] = None,
     beta_minus: Annotated[float | None, typer.Option(help="Instead of the tuned beta of the - heads.")] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
@@ -39,10 +42,19 @@ def run(
     from juice.engine import Steer
 
     loaded = options.load(model, device, dtype, revision, attn_implementation, head_sets)
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    sampling: dict[str, Any] = {
+        "context": context,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+    }
     if compare:
-        if steer != "none" or head_set is not None or beta_plus is not None or beta_minus is not None:
-            raise UsageError("--compare shows no steering, context and parametric side by side; drop --steer, --head-set and the betas")
+        if steer != "none" or head_set is not None or beta_plus is not None or beta_minus is not None or method == "cad":
+            raise UsageError(
+                "--compare shows no steering, context and parametric side by side; drop --steer, --head-set, the betas and --method cad"
+            )
         served = loaded.head_sets.by_name
         if not served.keys() & {"context", "parametric"}:
             raise HeadSetNotFoundError(

@@ -19,12 +19,13 @@ selfcheck  what must hold before a model is served
 
 from juice.engine.engine import Engine, Status
 from juice.engine.limits import Limits
-from juice.engine.request import Completion, GenerationRequest, ScoredToken, Update
+from juice.engine.request import Completion, Contrast, GenerationRequest, ScoredToken, Update
 from juice.engine.sampling import Sampling
 from juice.engine.steer import Steer, Steering, SteeringReport
 
 __all__ = [
     "Completion",
+    "Contrast",
     "Engine",
     "GenerationRequest",
     "Limits",

@@ -69,7 +69,7 @@ class Engine:
         return Status(
             is_alive=self._thread.is_alive(),
             heartbeat_age_s=time.monotonic() - self._loop.beat,
-            n_running=len(self._loop.table.mains.rows),
+            n_running=sum(row.owner is row for row in tuple(self._loop.table.mains.rows)),
             n_waiting=len(self._inbox),
             n_kv_bytes=self._loop.n_reserved_bytes,
             max_kv_bytes=self.limits.kv_memory_bytes or 0,
@@ -82,7 +82,8 @@ class Engine:
 
     def n_kv_bytes(self, request: GenerationRequest) -> int:
         """Return the bytes of keys and values that are reserved for a request."""
-        room = room_alone(self.companion_layers(request.steering), request.n_positions, self._loaded.layout.n_layers)
+        n_rows = 1 if request.contrast is None else 2
+        room = room_alone(n_rows, self.companion_layers(request.steering), request.n_positions, self._loaded.layout.n_layers)
         return self._loop.runner.cache.n_bytes(room)
 
     def companion_layers(self, steering: Steering) -> range:
@@ -93,7 +94,7 @@ class Engine:
     def check(self, request: GenerationRequest) -> None:
         """Raise RequestError, or ContextLengthError, for a request that cannot run."""
         request.check_tokens(self._loaded.vocabulary_size)
-        limit, n_prompt = self.limits.max_model_len, len(request.prompt_ids)
+        limit, n_prompt = self.limits.max_model_len, request.n_positions - request.max_tokens
         if limit is not None and request.n_positions > limit:
             if n_prompt >= limit:
                 raise ContextLengthError(f"the prompt has {n_prompt} tokens, the context {limit}: shorten it", param="prompt")

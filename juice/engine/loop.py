@@ -98,7 +98,7 @@ class Loop:
         for sequence in self._inbox.take_cancelled():
             self._tell(sequence, sequence.cancelled)
         for sequence in [s for s in self.table.mains.rows if s.cancelled is not None]:
-            self.table.leave(sequence)
+            self._leave(sequence)
             self._tell(sequence, sequence.cancelled)
 
     def _admit(self) -> None:
@@ -117,7 +117,8 @@ class Loop:
                 self._tell(sequence, _failure(error))
                 continue
             sequence.start()
-            self.table.join(sequence)
+            for row in sequence.rows:
+                self.table.join(row)
 
     def _advance(self, chosen: list[tuple[Sequence, int]]) -> None:
         """Run the next tokens of some sequences and let each choose its next one."""
@@ -136,7 +137,8 @@ class Loop:
             else:
                 LOG.warning("a forward over %d requests failed, each is run alone: %r", len(chosen), error)
                 for one in chosen:
-                    self._advance([one])
+                    if one[0] in self.table.mains.rows:  # it has left if its other row failed
+                        self._advance([one])
             return
         was_reading = [sequence.is_reading for sequence in layout.sequences]
         for sequence, n_new in zip(layout.sequences, batch.n_tokens, strict=True):
@@ -146,15 +148,16 @@ class Loop:
         for i in reversed(range(len(ends))):
             own = slice(ends[i] - batch.n_kept[i], ends[i])
             self._take(layout.sequences[i], was_reading[i], logits[own], normalizers[own], likeliest[ends[i] - 1])
-        for sequence in layout.sequences:
+        for sequence in dict.fromkeys(s.owner for s in layout.sequences):
             if sequence.finish_reason is not None:
                 # Its rows are free before anybody hears of it.
-                self.table.leave(sequence)
+                self._leave(sequence)
                 with suppress(Exception):
                     sequence.complete()
 
     def _take(self, sequence: Sequence, was_reading: bool, logits: torch.Tensor, normalizers: list[float], likeliest: int) -> None:
         """Give a sequence the logits float32 [kept, vocabulary] of its newest tokens."""
+        owner = sequence.owner
         try:
             # The sum of exponents is finite unless a logit is not, one of -inf apart.
             if not all(map(math.isfinite, normalizers)):
@@ -163,13 +166,20 @@ class Loop:
                 sequence.score_prompt(logits, normalizers)
             if sequence.is_reading:
                 return
-            if was_reading:
-                self.table.start_decoding(sequence)
-            sequence.advance(logits[-1], normalizers[-1], likeliest)
+            newest, normalizer = logits[-1], normalizers[-1]
+            if owner.without is not None:
+                combined = owner.contrasted(sequence, newest)
+                if combined is None:
+                    return
+                newest, normalizer, likeliest = combined, float(combined.logsumexp(-1)), int(combined.argmax())
+            if not owner.tokens:
+                for row in owner.rows:
+                    self.table.start_decoding(row)
+            owner.advance(newest, normalizer, likeliest)
         except Exception as error:
             if _is_fatal(error):
                 raise
-            sequence.finish_reason = None
+            owner.finish_reason = None
             self._fail(sequence, error)
 
     def _layout(self, sequences: list[Sequence]) -> Layout:
@@ -183,14 +193,19 @@ class Loop:
         return self._decode_layout[1]
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        """End one sequence and leave nothing of it behind."""
+        """End the request of a sequence and leave nothing of it behind."""
         LOG.warning("a request failed: %r", error, exc_info=None if isinstance(error, JuiceError) else error)
         everywhere = range(self._loaded.layout.n_layers)
-        self.runner.cache.clear(everywhere, self.table.mains.rows.index(sequence), is_main=True)
-        for layer in sequence.window:
-            self.runner.cache.clear((layer,), self.table.companions[layer].rows.index(sequence), is_main=False)
-        self.table.leave(sequence)
-        self._tell(sequence, _failure(error))
+        for row in sequence.owner.rows:
+            self.runner.cache.clear(everywhere, self.table.mains.rows.index(row), is_main=True)
+            for layer in row.window:
+                self.runner.cache.clear((layer,), self.table.companions[layer].rows.index(row), is_main=False)
+        self._leave(sequence.owner)
+        self._tell(sequence.owner, _failure(error))
+
+    def _leave(self, sequence: Sequence) -> None:
+        for row in sequence.rows:
+            self.table.leave(row)
 
     @staticmethod
     def _tell(sequence: Sequence, error: JuiceError | None) -> None:

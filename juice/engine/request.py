@@ -15,6 +15,17 @@ MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """Context-aware decoding (Shi et al., 2024): the same prompt without its context, and how much it counts against.
+
+    Every token is chosen from `(1 + weight) * logits - weight * logits without the context`; both rows then read that token.
+    """
+
+    prompt_ids: tuple[int, ...]
+    weight: float = 1.0
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GenerationRequest:
     """Tokens to continue, how to steer and sample, and when to stop.
@@ -22,7 +33,7 @@ class GenerationRequest:
     It stops at the model's own stop tokens unless `ignore_eos`, at `stop_token_ids` and at `stop` strings, none of them
     before `min_tokens`. `top_logprobs` is how many alternatives are reported for every new token, and for every token of the
     prompt with `prompt_logprobs`; only then may `max_tokens` be 0. `watch` names tokens whose log-probability at the first
-    new position is reported: how p_y is measured.
+    new position is reported: how p_y is measured. With a `contrast` all log-probabilities are those of the combined logits.
     """
 
     prompt_ids: tuple[int, ...]
@@ -36,9 +47,10 @@ class GenerationRequest:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     watch: tuple[int, ...] = ()
+    contrast: Contrast | None = None
 
     def __post_init__(self) -> None:
-        if not self.prompt_ids:
+        if not self.prompt_ids or (self.contrast is not None and not self.contrast.prompt_ids):
             raise RequestError("the prompt is empty; expected at least one token", param="prompt")
         least = 0 if self.prompt_logprobs else 1
         if self.max_tokens < least:
@@ -55,11 +67,13 @@ class GenerationRequest:
             )
         if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError(f"logprobs is {self.top_logprobs}; expected a number from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
+        if self.contrast is not None and self.prompt_logprobs:
+            raise RequestError("method cad scores new tokens only; leave prompt_logprobs (echo) out", param="steer.method")
 
     @property
     def n_positions(self) -> int:
-        """Positions that are reserved for it: its prompt's and all that it may generate."""
-        return len(self.prompt_ids) + self.max_tokens
+        """Positions that each of its rows is promised: those of its longest prompt and all that it may generate."""
+        return max(len(self.prompt_ids), len(self.contrast.prompt_ids) if self.contrast else 0) + self.max_tokens
 
     def with_steering(self, steering: Steering) -> GenerationRequest:
         """Return this request, steered otherwise."""
@@ -69,6 +83,7 @@ class GenerationRequest:
         """Raise RequestError for a token that the model does not have."""
         named = (
             ("prompt", self.prompt_ids),
+            ("prompt", self.contrast.prompt_ids if self.contrast else ()),
             ("stop_token_ids", self.stop_token_ids),
             ("logit_bias", self.sampling.logit_bias),
             ("watch", self.watch),

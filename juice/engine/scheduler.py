@@ -26,8 +26,8 @@ class Scheduler:
 
     def room_with(self, sequence: Generation) -> Room | None:
         """Return the room that is needed when a sequence joins now; None when it must wait."""
-        running = [*self._table.mains.rows, sequence]
-        if len(running) > self.limits.max_batch:
+        running = [*self._table.mains.rows, *sequence.rows]
+        if sum(row.owner is row for row in running) > self.limits.max_batch:
             return None
         window = sequence.window
         room = Room(
@@ -44,7 +44,7 @@ class Scheduler:
         """
         chosen: list[tuple[Generation, int]] = []
         n_rows, longest, n_scored = 0, 0, 0
-        for sequence in sorted(self._table.reading, key=lambda s: s.number):
+        for sequence in sorted((s for s in self._table.reading if s.is_reading), key=lambda s: s.number):
             n_tokens = min(sequence.n_unread, MAX_SCORED_CHUNK) if sequence.request.prompt_logprobs else sequence.n_unread
             n_rows += sequence.n_rows
             longest = max(longest, n_tokens)
@@ -58,6 +58,6 @@ class Scheduler:
         return chosen
 
 
-def room_alone(window: range, n_positions: int, n_layers: int) -> Room:
+def room_alone(n_rows: int, window: range, n_positions: int, n_layers: int) -> Room:
     """Return the room that a request needs when nothing else runs."""
-    return Room(1, tuple(int(layer in window) for layer in range(n_layers)), n_positions)
+    return Room(n_rows, tuple(int(layer in window) for layer in range(n_layers)), n_positions)

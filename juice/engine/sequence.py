@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,11 @@ from juice.errors import CancelledError, JuiceError
 
 
 class Sequence:
-    """One request's state. `cancel` may be called from any thread; all else belongs to the engine's."""
+    """One request's state. `cancel` may be called from any thread; all else belongs to the engine's.
+
+    With a contrast there are two: `without` reads the prompt without its context, shares the new tokens and is told nothing; its
+    `owner` decides for both.
+    """
 
     def __init__(
         self,
@@ -29,6 +34,8 @@ class Sequence:
         self.number = number  # in the order of arrival
         self.request = request
         self.window = window  # the layers in which it has a companion
+        self.without: Sequence | None = None
+        self._owner: Sequence | None = None
         self.cancelled: JuiceError | None = None
         self.n_cached = 0
         self.tokens: list[ScoredToken] = []
@@ -44,6 +51,21 @@ class Sequence:
         self._arrived = time.monotonic()
         self._queued_s = 0.0
         self._tokens_s: list[float] = []
+        self._held: torch.Tensor | None = None
+        if request.contrast is not None:
+            alone = replace(request, prompt_ids=request.contrast.prompt_ids, contrast=None)
+            self.without = Sequence(index, number, alone, range(0), text, frozenset(), lambda _update: None)
+            self.without._owner, self.without.tokens = self, self.tokens
+
+    @property
+    def owner(self) -> Sequence:
+        """The sequence that decides: this one, unless it is the row without a context of another."""
+        return self._owner or self
+
+    @property
+    def rows(self) -> tuple[Sequence, ...]:
+        """The sequences that run, join and leave together: this one, and the one without its context."""
+        return (self,) if self.without is None else (self, self.without)
 
     @property
     def is_reading(self) -> bool:
@@ -79,6 +101,16 @@ class Sequence:
         first = len(self._prompt_tokens)
         for i, token in enumerate(self.request.prompt_ids[first : first + len(logits)]):
             self._prompt_tokens.append(self._scored(token, logits[i], normalizers[i]))
+
+    def contrasted(self, row: Sequence, logits: torch.Tensor) -> torch.Tensor | None:
+        """Hold a row's logits float32 [vocabulary] until the other row has its own; return their combination then."""
+        row._held = logits
+        if self.without is None or self.request.contrast is None or self._held is None or self.without._held is None:
+            return None
+        told, alone, weight = self._held, self.without._held, self.request.contrast.weight
+        self._held = self.without._held = None
+        # What a model rules out has minus infinity in both.
+        return torch.where(told.isneginf(), told, (1 + weight) * told - weight * alone)
 
     def advance(self, logits: torch.Tensor, normalizer: float, likeliest: int) -> None:
         """Choose the next token and send what it makes final; the last news comes with `complete`.

@@ -2,7 +2,8 @@
 
     coefficient[layer][head] = strength * (beta_plus if head in plus) + strength * (beta_minus if head in minus)
 
-A head in both lists gets the sum. A request whose coefficients are all zero takes the unsteered path.
+A head in both lists gets the sum. A request whose coefficients are all zero takes the unsteered path. Context-aware decoding
+(`cad`) uses no heads: its strength is the weight of the contrast between the prompt with and without its context.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 
 from juice.errors import RequestError
 from juice.head_set import Betas, HeadSet
-from juice.head_set.schema import MAX_BETA, Method
+from juice.head_set.schema import MAX_BETA, METHODS
 
+SteerMethod = Literal["juice", "june", "cad"]
 SteerTarget = Literal["context", "parametric", "none"]
 TARGETS: tuple[SteerTarget, ...] = ("context", "parametric", "none")
 
@@ -31,7 +33,7 @@ class Steer:
     head_set: str | None = None
     beta_plus: float | None = None
     beta_minus: float | None = None
-    method: Method = "juice"
+    method: SteerMethod = "juice"
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -39,8 +41,13 @@ class Steer:
         ignored = [name for name in ("head_set", "beta_plus", "beta_minus") if getattr(self, name) is not None]
         if self.target == "none" and ignored:
             raise RequestError(f"{ignored[0]} is given, but steer is none; name a target: context or parametric", param="steer.target")
-        if self.method not in ("juice", "june"):
-            raise RequestError(f"method is {self.method!r}; expected juice or june", param="steer.method")
+        if self.method not in (*METHODS, "cad"):
+            raise RequestError(f"method is {self.method!r}; expected juice, june or cad", param="steer.method")
+        if self.method == "cad":
+            if self.target == "parametric":
+                raise RequestError("method cad steers toward the context only; choose juice or june", param="steer.method")
+            if ignored:
+                raise RequestError(f"{ignored[0]} is given, but method cad uses no heads; drop it", param=f"steer.{ignored[0]}")
         for name, low, high in (("strength", 0.0, MAX_BETA), ("beta_plus", 0.0, MAX_BETA), ("beta_minus", -MAX_BETA, 0.0)):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and low <= value <= high):
@@ -57,7 +64,7 @@ class SteeringReport:
     beta_plus: float
     beta_minus: float
     strength: float
-    method: Method
+    method: SteerMethod
     n_heads: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,6 +100,15 @@ def unsteered(steer: Steer | None = None) -> Steering:
     return Steering(coefficients={}, report=report)
 
 
+def contrasting(steer: Steer) -> Steering:
+    """Return the steering of context-aware decoding: no coefficients; the contrast is the request's."""
+    report = SteeringReport(
+        applied=steer.strength > 0, target=steer.target, head_set=None, beta_plus=0.0, beta_minus=0.0, strength=steer.strength,
+        method="cad", n_heads=0,
+    )  # fmt: skip
+    return Steering(coefficients={}, report=report)
+
+
 def steering_of(steer: Steer, head_set: HeadSet) -> Steering:
     """Return the coefficients of a request; raises RequestError when neither the request nor the set gives the betas."""
     betas = _betas(steer, head_set)
@@ -116,7 +132,7 @@ def steering_of(steer: Steer, head_set: HeadSet) -> Steering:
 
 
 def _betas(steer: Steer, head_set: HeadSet) -> Betas:
-    tuned = head_set.betas(steer.method)
+    tuned = None if steer.method == "cad" else head_set.betas(steer.method)
     plus = steer.beta_plus if steer.beta_plus is not None else tuned.plus if tuned else None
     minus = steer.beta_minus if steer.beta_minus is not None else tuned.minus if tuned else None
     # A sign without heads needs no beta: whatever it is, nothing is scaled by it.

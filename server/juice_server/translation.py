@@ -9,7 +9,7 @@ from typing import TypeVar
 from juice.engine import GenerationRequest, Steer
 from juice.engine.steer import SteerTarget
 from juice.errors import RequestError
-from juice.steered_model import SteeredModel
+from juice.steered_model import SteeredModel, join_context
 from juice_server.errors import UnknownModelError
 from juice_server.schemas.generation import GenerationFields
 from juice_server.settings import Settings
@@ -17,6 +17,8 @@ from juice_server.tokens import TokenTexts
 from juice_server.trace import Trace
 
 T = TypeVar("T")
+# A prompt, and the same without its context where that is given apart.
+_Told = tuple[str | Sequence[int], str | None]
 STEERING_TARGETS: tuple[SteerTarget, ...] = ("context", "parametric")
 # Large texts are tokenized so many at a time: they share the interpreter with everything else.
 N_TOKENIZING = 2
@@ -48,16 +50,21 @@ class Translator:
         fields: GenerationFields,
         trace: Trace,
         *,
+        contexts: Sequence[str] | None = None,
         alias: str | None = None,
         add_special_tokens: bool = True,
         **options: object,
     ) -> list[GenerationRequest]:
-        """Turn prompts and the fields of a body into requests, n of them a prompt, off the event loop."""
+        """Turn prompts and the fields of a body into requests, n of them a prompt, off the event loop.
+
+        `contexts` are read before the prompts: one for all of them, or one each.
+        """
         steer = self.steer(fields, alias)
         trace.steer = steer.target
         if self.settings.log_prompts:
             trace.prompts = [prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts]
-        requests = await self.off_loop(lambda: self._requests(prompts, fields, steer, add_special_tokens, options))
+        told = _told(prompts, contexts)
+        requests = await self.off_loop(lambda: self._requests(told, fields, steer, add_special_tokens, options))
         trace.n_prompt_tokens = sum(len(own.prompt_ids) for own in requests[:: fields.n])
         return requests
 
@@ -81,7 +88,7 @@ class Translator:
 
     def _requests(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[_Told],
         fields: GenerationFields,
         steer: Steer,
         add_special_tokens: bool,
@@ -93,9 +100,11 @@ class Translator:
         if fields.n > settings.max_n:
             raise RequestError(f"n is {fields.n}; expected at most {settings.max_n}", param="n")
         made = []
-        for prompt in prompts:
+        for prompt, without_context in prompts:
             ids = self.tokens(prompt, add_special_tokens=add_special_tokens)
             own = {**fields.options(), **options}
+            if without_context is not None:
+                own["without_context"] = self.tokens(without_context, add_special_tokens=add_special_tokens)
             own["max_tokens"] = self._max_tokens(fields, ids)
             for i in range(fields.n):
                 seed = None if fields.seed is None else fields.seed + i
@@ -135,3 +144,18 @@ class Translator:
         bound = self.settings.max_tokens
         if bound is not None and max_tokens > bound:
             raise RequestError(f"max_tokens is {max_tokens}; expected at most {bound}", param="max_tokens")
+
+
+def _told(prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None) -> list[_Told]:
+    """Put each prompt's context before it; raises RequestError where they do not match."""
+    if contexts is None:
+        return [(prompt, None) for prompt in prompts]
+    if len(contexts) not in (1, len(prompts)):
+        raise RequestError(f"there are {len(contexts)} contexts for {len(prompts)} prompts; give one, or one a prompt", param="context")
+    each = contexts if len(contexts) == len(prompts) else [contexts[0]] * len(prompts)
+    told: list[_Told] = []
+    for prompt, context in zip(prompts, each, strict=True):
+        if not isinstance(prompt, str):
+            raise RequestError("a context goes before a prompt that is text, this one is tokens", param="context")
+        told.append((join_context(context, prompt), prompt))
+    return told

@@ -28,7 +28,13 @@ async def completions(body: CompletionRequest, request: Request, service: Annota
     trace = trace_of(request.scope)
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
     requests = await service.translator.requests(
-        body.prompt, body, trace, alias=body.model, top_logprobs=body.logprobs or 0, prompt_logprobs=scored_prompt
+        body.prompt,
+        body,
+        trace,
+        contexts=body.context,
+        alias=body.model,
+        top_logprobs=body.logprobs or 0,
+        prompt_logprobs=scored_prompt,
     )
     answer = _Answer(service, body, trace)
     if body.stream:

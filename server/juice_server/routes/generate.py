@@ -24,7 +24,7 @@ router = APIRouter()
 async def generate(body: GenerateRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
     """Continue one or more prompts; with `stream`, events {"text", "index"}, a last one with the rest, and [DONE]."""
     trace = trace_of(request.scope)
-    requests = await service.translator.requests(body.prompt, body, trace, top_logprobs=body.logprobs or 0)
+    requests = await service.translator.requests(body.prompt, body, trace, contexts=body.context, top_logprobs=body.logprobs or 0)
     answer = _Answer(service, body, trace)
     if body.stream:
         return await stream(service, request, requests, _Stream(answer))

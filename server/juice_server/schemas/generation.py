@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from juice.engine import Steer
 from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
 from juice.engine.sampling import MAX_BIASES
-from juice.engine.steer import SteerTarget
+from juice.engine.steer import SteerMethod, SteerTarget
 from juice.head_set.schema import MAX_BETA
 
 FinishReason = Literal["stop", "length"]
@@ -53,7 +53,7 @@ class SteerField(Body):
     head_set: str | None = None
     beta_plus: float | None = Field(default=None, ge=0, le=MAX_BETA)
     beta_minus: float | None = Field(default=None, le=0, ge=-MAX_BETA)
-    method: Literal["juice", "june"] = "juice"
+    method: SteerMethod = "juice"
 
     def to_steer(self) -> Steer:
         """Return what the engine is asked for."""
@@ -155,4 +155,5 @@ def usage_of(n_prompt_tokens: int, n_new_tokens: int) -> Usage:
     return Usage(prompt_tokens=n_prompt_tokens, completion_tokens=n_new_tokens, total_tokens=n_prompt_tokens + n_new_tokens)
 
 
+Contexts = Annotated[list[str] | None, BeforeValidator(as_list), at_most(MAX_PROMPTS)]
 TOP_LOGPROBS = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from juice_server.schemas.generation import MAX_PROMPTS, TOP_LOGPROBS, OpenAIFields, TokenId, as_list, at_most
+from juice_server.schemas.generation import MAX_PROMPTS, TOP_LOGPROBS, Contexts, OpenAIFields, TokenId, as_list, at_most
 
 TEXT_FORMAT = {"type": "text"}
 # What other servers offer beside OpenAI's fields, and what would not be heard here.
@@ -25,7 +25,7 @@ def _as_prompts(value: Any) -> Any:
 
 
 class CompletionRequest(OpenAIFields):
-    """The body of POST /v1/completions: `prompt` is text, tokens, or a list of either."""
+    """The body of POST /v1/completions: `prompt` is text, tokens, or a list of either, and `context` is read before it."""
 
     default_max_tokens: ClassVar[int] = 16
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {**ELSEWHERE, "suffix": ("",)}
@@ -36,6 +36,7 @@ class CompletionRequest(OpenAIFields):
         at_most(MAX_PROMPTS),
         BeforeValidator(_as_prompts),
     ]
+    context: Contexts = None
     logprobs: int | None = TOP_LOGPROBS
     echo: bool = False
 
@@ -43,6 +44,8 @@ class CompletionRequest(OpenAIFields):
     def _check_echo(self) -> CompletionRequest:
         if self.echo and self.stream and self.logprobs is not None:
             raise ValueError("echo with logprobs is not served as a stream; drop stream, echo or logprobs")
+        if self.echo and self.context is not None:
+            raise ValueError("echo with a context apart is not served; put the context into the prompt")
         return self
 
 
@@ -75,6 +78,7 @@ class ChatRequest(OpenAIFields):
     default_max_tokens: ClassVar[int] = 512
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
         **ELSEWHERE, "audio": (), "modalities": (["text"],), "web_search_options": (), "prediction": (),
+        "context": (),
     }  # fmt: skip
 
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
