@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from juice.engine import Completion, Limits, Steer
     from juice.errors import JuiceError
-    from juice.examples import ConflictExample, read_examples
+    from juice.examples import ConflictExample
     from juice.head_set import Head, HeadSet
     from juice.identification import identify, select_heads, tune
+    from juice.readers import read_examples
     from juice.steered_model import SteeredModel, load
 
 __all__ = [
@@ -43,7 +44,7 @@ _HOMES = {
     "Steer": "juice.engine",
     "identify": "juice.identification",
     "load": "juice.steered_model",
-    "read_examples": "juice.examples",
+    "read_examples": "juice.readers",
     "select_heads": "juice.identification",
     "tune": "juice.identification",
 }

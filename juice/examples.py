@@ -4,19 +4,17 @@ The file format is JSON lines (UTF-8), one fact a line:
 
     {"subject": str, "parametric_answer": str | [str...], "context_answer": str | [str...],
      "prompts": {"clean": str, "substitution": str, "coherent": str},
-     "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number}
+     "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number, "match"?: "contains" | "begins"}
 
-`prompts` may hold any subset of the conflict types. The first accepted answer is the one scored by p_y.
+`prompts` may hold any subset of the conflict types. The first accepted answer is the one scored by p_y. `match` says when
+an output is the answer: "contains", when some accepted answer is within its first five words (ParaConflict); "begins", when
+its first n words are an accepted answer of n words, final punctuation aside (MemoTrap). Files are read by `juice.readers`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import warnings
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal, Self
 
@@ -27,7 +25,6 @@ from juice.errors import ExampleError
 ConflictType = Literal["clean", "substitution", "coherent"]
 Target = Literal["context", "parametric"]
 CONFLICT_TYPES: tuple[ConflictType, ...] = ("clean", "substitution", "coherent")
-MINI_EXAMPLES = Path(__file__).parent / "models" / "mini" / "examples.jsonl"
 
 
 def _as_tuple(value: Any) -> Any:
@@ -57,6 +54,7 @@ class ConflictExample(BaseModel):
     question: str | None = None
     relation: str | None = None
     popularity: float | None = None
+    match: Literal["contains", "begins"] = "contains"
 
     @model_validator(mode="after")
     def _answers_differ(self) -> Self:
@@ -73,34 +71,10 @@ class ConflictExample(BaseModel):
         return self.parametric_answer if target == "parametric" else self.context_answer
 
 
-def read_examples(source: str | Path) -> list[ConflictExample]:
-    """Read the examples of a JSON lines file, or of the bundled model for the name `mini`.
-
-    Raises ExampleError for a missing or empty file and for the first line that is not an example, naming the line.
-    Warns of duplicate subjects (within a relation) and keeps them.
-    """
-    path = MINI_EXAMPLES if str(source) == "mini" else Path(source)
+def parse_example(row: Any, where: str) -> ConflictExample:
+    """Make an example of a row of the file format; raises ExampleError that names `where` and the first wrong field."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExampleError(f"cannot read the examples {path}: {error}; give a JSON lines file in UTF-8, or `mini`") from error
-    examples = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not examples:
-        raise ExampleError(f"the examples file {path} is empty; expected one JSON object a line")
-    counts = Counter((e.relation, e.subject) for e in examples)
-    repeated = [subject for (_, subject), count in counts.items() if count > 1]
-    if repeated:
-        warnings.warn(f"{path}: {len(repeated)} subjects appear more than once ({repeated[0]!r} first); all are kept", stacklevel=2)
-    return examples
-
-
-def _parse(line: str, where: str) -> ConflictExample:
-    try:
-        return ConflictExample.model_validate(json.loads(line))
-    except json.JSONDecodeError as error:
-        raise ExampleError(f"{where}: not JSON ({error}); expected one object a line") from error
-    except RecursionError as error:
-        raise ExampleError(f"{where}: nested too deeply; expected one flat object a line") from error
+        return ConflictExample.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "example"
@@ -124,5 +98,10 @@ def examples_sha256(examples: Sequence[ConflictExample]) -> str:
     """Hash examples by content: SHA-256 over their canonical JSON lines."""
     digest = hashlib.sha256()
     for example in examples:
-        digest.update(example.model_dump_json(exclude_none=True).encode() + b"\n")
+        digest.update(to_json_line(example).encode())
     return digest.hexdigest()
+
+
+def to_json_line(example: ConflictExample) -> str:
+    """Format an example as a line of the file format, without the fields that were left as they are by default."""
+    return example.model_dump_json(exclude_defaults=True) + "\n"

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from juice.errors import ExampleError
-from juice.examples import draw, examples_sha256, read_examples
-from juice.scoring import contains_answer, normalise
+from juice.examples import draw, examples_sha256
+from juice.readers import read_examples
+from juice.scoring import contains_answer, is_among, is_correct, normalise
 
 ROW = {"subject": "Peru", "parametric_answer": ["Lima"], "context_answer": "Oslo", "prompts": {"clean": "The capital of Peru is"}}
 
@@ -90,6 +91,12 @@ def test_a_draw_is_the_same_for_the_same_seed_and_leaves_the_others() -> None:
         draw(examples, 0, seed=0)
 
 
+def test_a_hash_that_head_sets_carry_stays_what_it_is() -> None:
+    first = read_examples("mini")[:4]
+    assert examples_sha256(first) == "8fa91ba14e6dc98dc011358c089bd43e450c4da2600b3f1de1b54200d69c2cc5"
+    assert examples_sha256([e.model_copy(update={"match": "begins"}) for e in first]) != examples_sha256(first)
+
+
 @pytest.mark.parametrize(
     ("output", "accepted", "correct"),
     [
@@ -112,6 +119,43 @@ def test_a_draw_is_the_same_for_the_same_seed_and_leaves_the_others() -> None:
 )
 def test_the_answer_counts_within_the_first_five_words(output: str, accepted: list[str], *, correct: bool) -> None:
     assert contains_answer(output, accepted) is correct
+
+
+@pytest.mark.parametrize(
+    ("output", "accepted", "correct"),
+    [
+        (" fonder.", ["fonder"], True),
+        (' "Fonder!" he said', ["fonder"], True),
+        (" much fonder", ["fonder"], False),
+        (" fonderly", ["fonder"], False),
+        (" a friend in need.\n", ["a friend in need."], True),
+        (" a friend in deed", ["a friend in need"], False),
+        (" a friend", ["a friend in need"], False),
+        (" melting-pot of", ["meltingpot"], True),
+        (" neighbour's wife", ["neighbours"], True),
+        (" - fonder", ["fonder"], True),
+        (" café", ["cafe"], True),
+        (" B. The Earth", ["B"], True),
+        (" second", ["first", "second"], True),
+        (" anything", ["..."], False),
+        ("", ["fonder"], False),
+        ("", [""], False),
+    ],
+)
+def test_an_ending_counts_when_the_output_begins_with_it(output: str, accepted: list[str], *, correct: bool) -> None:
+    assert is_correct(output, accepted, "begins") is correct
+
+
+def test_each_rule_judges_what_the_other_would_not() -> None:
+    assert is_correct(" the city of Paris", ["Paris"])
+    assert not is_correct(" the city of Paris", ["Paris"], "begins")
+    assert is_correct(" one two three four five six", ["one two three four five six"], "begins")
+    assert not is_correct(" one two three four five six", ["one two three four five six"])
+
+
+def test_an_answer_is_among_others_however_it_is_written() -> None:
+    assert is_among("São Tomé!", ["Lima", "sao tome"])
+    assert not is_among("Sao", ["sao tome"])
 
 
 @given(st.text())

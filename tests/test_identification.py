@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +14,7 @@ import juice
 from juice.errors import ExampleError, NoConsistentHeadError, UsageError
 from juice.examples import ConflictExample
 from juice.head_set import HeadScores
-from juice.identification import run
+from juice.identification import run, tuning
 from juice.identification.probe import CleanRun, Prober
 from juice.identification.run import Settings, usable_examples
 from juice.identification.scores import score_heads, scored_prompt
@@ -238,3 +240,13 @@ def test_tuning_takes_the_best_pair_of_the_whole_grid() -> None:
     assert sums[best.plus, best.minus].rank == max(o.rank for o in sums.values())
     assert tuned.metrics["validation_juice"]["accuracy"] == sums[best.plus, best.minus].accuracy
     assert len({o.accuracy["substitution"] for o in sums.values()}) > 1
+
+
+def test_every_example_is_judged_by_its_own_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    fact = {"subject": "x", "parametric_answer": "sea", "context_answer": "sand", "prompts": {"clean": "the river runs to"}}
+    pair = [ConflictExample(**fact, match=match) for match in ("contains", "begins")]
+    said = {"clean": [SimpleNamespace(text=" the sea", watched=())] * 2}
+    assert outcome(pair, said, "parametric").accuracy == {"clean": 0.5}
+    monkeypatch.setattr(tuning, "scoring_requests", lambda *_: {})
+    monkeypatch.setattr(tuning, "answer", lambda *_: said)
+    assert tuning.known_examples(None, pair) == pair[:1]

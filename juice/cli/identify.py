@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def run(
     model: options.Model = "mini",
     target: Annotated[Literal["parametric", "context", "both"], typer.Option(help="What the heads push toward.")] = "both",
-    examples: Annotated[str, typer.Option(help="JSON lines file of conflict examples, or `mini`.")] = "mini",
+    examples: Annotated[str, typer.Option(help=options.SOURCES)] = "mini",
     n_examples: Annotated[int, typer.Option(help="Examples drawn to identify on; the paper uses 4.")] = 4,
     relation: Annotated[str | None, typer.Option(help="Draw examples of this relation only.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
@@ -38,10 +38,10 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Find the heads that push a model toward its memory or its context, and save them as head sets."""
-    from juice.examples import read_examples
     from juice.head_set.lookup import slug
     from juice.head_set.storage import check_writable
     from juice.identification.run import Settings, check_name, identify_targets, tune_all, usable_examples, validation_share
+    from juice.readers import read_examples
 
     targets: list[Target] = ["parametric", "context"] if target == "both" else [target]
     if name is not None and len(targets) > 1:
@@ -56,12 +56,12 @@ def run(
     folders = {t: out / slug(model) / names[t] for t in targets}
     for folder in folders.values():
         check_writable(folder, overwrite=force)
-    pool = read_examples(examples)
+    pool = read_examples(examples, split="identification")
     loaded = options.load(model, device, dtype, revision, attn_implementation)
     drawn, rest = usable_examples(loaded, pool, settings)
     found = identify_targets(loaded, drawn, targets, settings, names=names, progress=console.progress)
     if tune:
-        given = read_examples(validation) if validation else validation_share(rest, seed)
+        given = read_examples(validation, split="validation") if validation else validation_share(rest, seed)
         found = tune_all(loaded, found, given, methods=("juice", "june") if june else ("juice",), progress=console.progress)
     for t, head_set in found.items():
         head_set.save(folders[t], overwrite=force)

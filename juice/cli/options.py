@@ -12,6 +12,7 @@ from juice.errors import UsageError
 if TYPE_CHECKING:
     from juice.steered_model import SteeredModel
 
+SOURCES = "Examples: a file, a folder, `mini`, `paraconflict`, `nq-swap` or `hub:owner/name`."
 Model = Annotated[str, typer.Option(help="A hub id, a local folder, or `mini` (bundled, no network).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option(help="auto (as stored on a GPU, float32 on a CPU), float32, bfloat16 or float16.")]
@@ -19,7 +20,7 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a h
 Attention = Annotated[str | None, typer.Option("--attn-implementation", help="eager, sdpa or another of transformers'.")]
 HeadSets = Annotated[Path | None, typer.Option(help="Folder of head sets; else JUICE_HEAD_SETS, ./head_sets, the shipped ones.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the head set that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
 def load(model: str, device: str, dtype: str, revision: str | None, attention: str | None, head_sets: Path | None = None) -> SteeredModel:

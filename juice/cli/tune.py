@@ -12,7 +12,7 @@ from juice.cli import console, options
 
 def run(
     head_set: Annotated[Path, typer.Argument(help="The head set's folder.")],
-    validation: Annotated[str, typer.Option(help="JSON lines file of conflict examples, or `mini`.")],
+    validation: Annotated[str, typer.Option(help=options.SOURCES)],
     model: options.Model = "mini",
     method: Annotated[Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")] = "juice",
     device: options.Device = "auto",
@@ -22,14 +22,14 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Choose the betas of a head set on a validation file and save them in it."""
-    from juice.examples import read_examples
     from juice.head_set import HeadSet
     from juice.head_set.storage import check_writable
     from juice.identification import tune
+    from juice.readers import read_examples
 
     chosen = HeadSet.load(head_set)
     check_writable(head_set.resolve(), overwrite=True)
-    examples = read_examples(validation)
+    examples = read_examples(validation, split="validation")
     loaded = options.load(model, device, dtype, revision, attn_implementation)
     chosen.check_fits(loaded.loaded.identity)
     tuned = tune(loaded, chosen, examples, method=method, progress=console.progress)

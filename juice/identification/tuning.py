@@ -19,7 +19,7 @@ from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target
 from juice.head_set import Betas, HeadSet
 from juice.head_set.schema import Method
 from juice.progress import Progress, silent
-from juice.scoring import MAX_TOKENS, contains_answer
+from juice.scoring import MAX_TOKENS, is_correct
 from juice.steered_model import SteeredModel
 
 N_FEW = 20
@@ -69,10 +69,10 @@ def answer(model: SteeredModel, requests: Requests, steering: Steering | None = 
 
 
 def outcome(examples: Sequence[ConflictExample], answers: Answers, target: Target) -> Outcome:
-    """Score answers by the paper's rule."""
+    """Score answers, each by its example's own rule."""
     accuracy, p_answer = {}, {}
     for conflict_type, completions in answers.items():
-        hits = [contains_answer(c.text, e.accepted(target)) for c, e in zip(completions, examples, strict=True)]
+        hits = [is_correct(c.text, e.accepted(target), e.match) for c, e in zip(completions, examples, strict=True)]
         accuracy[conflict_type] = sum(hits) / len(hits)
         p_answer[conflict_type] = sum(math.exp(c.watched[0]) if c.watched else 0.0 for c in completions) / len(completions)
     return Outcome(accuracy, p_answer)
@@ -82,7 +82,7 @@ def known_examples(model: SteeredModel, examples: Sequence[ConflictExample]) -> 
     """Keep the examples whose clean prompt the unsteered model answers right, and those without one."""
     asked = [e for e in examples if "clean" in e.prompts]
     completions = answer(model, scoring_requests(model, asked, ("clean",), "parametric"))["clean"]
-    wrong = {id(e) for e, c in zip(asked, completions, strict=True) if not contains_answer(c.text, e.parametric_answer)}
+    wrong = {id(e) for e, c in zip(asked, completions, strict=True) if not is_correct(c.text, e.parametric_answer, e.match)}
     return [e for e in examples if id(e) not in wrong]
 
 
