@@ -1,0 +1,186 @@
+"""`juice evaluate`: the paper's evaluation on a model and data, with its baselines, side effects and analyses, as a report."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from juice.cli import console, options
+from juice.errors import ExampleError, UsageError
+
+if TYPE_CHECKING:
+    from juice.evaluation.methods import MethodName
+    from juice.evaluation.splits import Data
+    from juice.evaluation.store import Store
+    from juice.examples import ConflictExample, Target
+    from juice.steered_model import SteeredModel
+
+HUB_ORDER = "paraconflict"
+
+
+def run(
+    out: Annotated[Path, typer.Option(help="Folder of the report; an evaluation that is in it already goes on where it was.")],
+    model: options.Model = "mini",
+    data: Annotated[list[str] | None, typer.Option(help="Examples to test on: a file, a folder, a data set, `mini`. Repeatable.")] = None,
+    target: Annotated[Literal["parametric", "context", "both"], typer.Option(help="Whose answer counts as right.")] = "both",
+    head_set: Annotated[str | None, typer.Option(help="Name of a head set; else the one named like the target, else found now.")] = None,
+    examples: Annotated[str | None, typer.Option(help="Examples to find heads on; else some of the data.")] = None,
+    validation: Annotated[str | None, typer.Option(help="Examples to tune on; else 15% of the data.")] = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods, separated by commas; ph3 is ph3_large and ph3_small.")
+    ] = "original,prompt,cad,ph3,june,juice",
+    analyses: Annotated[str, typer.Option(help="Analyses, separated by commas, `all` or `none`; see the documentation.")] = "none",
+    limit: Annotated[int | None, typer.Option(min=1, help="Facts to test on, spread over the relations.")] = None,
+    relation: Annotated[str | None, typer.Option(help="Find heads on examples of this relation only.")] = None,
+    n_examples: Annotated[int, typer.Option(min=1, help="Examples to find heads on.")] = 4,
+    top_k: Annotated[int, typer.Option(min=1, help="Heads of each sign: 5 up to about 3B parameters, 10 above.")] = 5,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    text: Annotated[Path | None, typer.Option(help="Plain text for perplexity, a text a line; else one that comes with JuICE.")] = None,
+    templates: Annotated[Path | None, typer.Option(help="Templates of paraphrased prompts (JSON); else those of six relations.")] = None,
+    checkpoints: Annotated[list[Path] | None, typer.Option(help="Instead: context reliance over these checkpoints. Repeatable.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Start anew in a folder that holds another evaluation.")] = False,
+    head_sets: options.HeadSets = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    attn_implementation: options.Attention = None,
+    json: options.Json = False,
+) -> None:
+    """Measure what steering does to a model on your data, against its baselines, and write a report."""
+    from juice.evaluation.analyses import ANALYSES
+    from juice.evaluation.methods import METHODS
+    from juice.evaluation.run import Settings, evaluate
+    from juice.identification.run import Settings as IdentificationSettings
+
+    require_extra()
+    test = _read(data or ["mini"])
+    if checkpoints:
+        _evaluate_checkpoints(checkpoints, test, out, limit=limit, seed=seed, device=device, dtype=dtype, force=force, as_json=json)
+        return
+    asked = _names("--methods", methods, [*METHODS, "ph3"])
+    chosen: tuple[MethodName, ...] = tuple(name for name in METHODS if name in asked or (name.startswith("ph3") and "ph3" in asked))
+    wanted = () if analyses == "none" else tuple(ANALYSES) if analyses == "all" else _names("--analyses", analyses, list(ANALYSES))
+    targets: tuple[Target, ...] = ("parametric", "context") if target == "both" else (target,)
+    settings = Settings(
+        targets=targets, methods=chosen, analyses=wanted, head_set=head_set, limit=limit, seed=seed,
+        identification=IdentificationSettings(n_examples=n_examples, top_k=top_k, seed=seed, relation=relation),
+    )  # fmt: skip
+    texts, own_templates = _texts(text, model), _templates(templates)
+    given = _data(data or ["mini"], test, validation, examples)
+    loaded = options.load(model, device, dtype, revision, attn_implementation, head_sets)
+    store = evaluate(
+        loaded, _with_scored_answers(loaded, given, data or ["mini"]), settings, out,
+        texts=texts, templates=own_templates, overwrite=force, progress=console.progress,
+    )  # fmt: skip
+    _report(store, as_json=json)
+
+
+def require_extra() -> None:
+    """Raise UsageError where the extra `eval` is not installed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("scipy", "matplotlib", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"evaluation needs {', '.join(missing)}; install it with: pip install 'juice-steering[eval]'")
+
+
+def _read(sources: list[str], split: str = "test") -> list[ConflictExample]:
+    from juice.readers import read_examples
+
+    return [example for source in sources for example in read_examples(source, split=split)]  # type: ignore[arg-type]
+
+
+def _data(sources: list[str], test: list[ConflictExample], validation: str | None, examples: str | None) -> Data:
+    """Return the splits that are given: files of their own, or those that a data set's folder brings along."""
+    from juice.evaluation.splits import Data
+
+    def other(given: str | None, split: str) -> list[ConflictExample] | None:
+        if given is not None:
+            return _read([given], split)
+        folders = [source for source in sources if Path(source).is_dir()]
+        pattern = {"validation": "*filtered_validation*", "identification": "*head_finding*"}[split]
+        brought = [folder for folder in folders if any(Path(folder).glob(pattern))]
+        return _read(brought, split) if brought else None
+
+    return Data(test, other(validation, "validation"), other(examples, "identification"))
+
+
+def _with_scored_answers(model: SteeredModel, data: Data, sources: list[str]) -> Data:
+    """Choose which accepted answer is scored where the data does not say: ParaConflict from the hub."""
+    from juice.evaluation.splits import Data, with_likeliest_answer
+
+    if not any(source.split(":")[0] == HUB_ORDER for source in sources):
+        return data
+    parts = (None if own is None else with_likeliest_answer(model, own) for own in (data.validation, data.identification))
+    return Data(with_likeliest_answer(model, data.test), *parts)
+
+
+def _names(option: str, given: str, known: list[str]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"{option} names {unknown[0]!r}; expected {', '.join(known)}")
+    if not names:
+        raise UsageError(f"{option} is empty; expected {', '.join(known)}")
+    return names
+
+
+def _texts(given: Path | None, model: str) -> list[str]:
+    from juice.evaluation import run as evaluation
+    from juice.model.loading import MINI
+
+    path = given or (MINI if model == "mini" else Path(evaluation.__file__).parent / "data") / "plain_text.txt"
+    try:
+        texts = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExampleError(f"cannot read the text {path}: {error}; give a file in UTF-8, a text a line") from error
+    if not texts:
+        raise ExampleError(f"the text {path} is empty; give a file with a text a line")
+    return texts
+
+
+def _templates(given: Path | None) -> dict[str, dict[str, list[str]]]:
+    from juice.evaluation import run as evaluation
+    from juice.evaluation.analyses.paraphrases import check_templates
+
+    path = given or Path(evaluation.__file__).parent / "data" / "templates.json"
+    try:
+        content = json_module.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ExampleError(f"cannot read the templates {path}: {error}; expected a JSON object") from error
+    check_templates(content, str(path))
+    templates: dict[str, dict[str, list[str]]] = content
+    return templates
+
+
+def _evaluate_checkpoints(
+    given: list[Path], examples: list[ConflictExample], out: Path, *,
+    limit: int | None, seed: int, device: str, dtype: str, force: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints
+    from juice.evaluation.splits import limited
+
+    options.quiet_libraries()
+    store = measure_checkpoints(
+        find_checkpoints(given), limited(examples, limit, seed), out, device=device, dtype=dtype, seed=seed, overwrite=force,
+        progress=console.progress,
+    )  # fmt: skip
+    _report(store, as_json=as_json)
+
+
+def _report(store: Store, *, as_json: bool) -> None:
+    from juice.evaluation.report import write_report
+    from juice.evaluation.report.sections import sections
+    from juice.evaluation.store import FILE
+
+    write_report(store.folder, made := sections(store.results))
+    console.note(f"{store.n_computed} units of work computed, {store.n_cached} were in {store.folder} already")
+    if as_json:
+        console.answer_json({"out": str(store.folder), "files": [FILE, "report.md", "report.html"], "n_cached": store.n_cached})
+        return
+    for section in made:
+        if section.level == 2:
+            console.answer("\n".join([section.title, *section.text[:3]]))
+    console.answer(f"{store.folder / 'report.html'}")

@@ -1,0 +1,62 @@
+"""One run against two, over the best 1 to 10 heads (the paper's table 2 and figure 6).
+
+Heads whose removal alone raises p of the target's answer under a conflict type are ranked by how much, on the
+identification and validation examples. On the test examples the best i of them are removed together: in one run
+(z_h <- z_h - z_h, of the stream already changed) and in two (z_h <- z_h - z_h of the clean run).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from juice.engine import Steer
+from juice.evaluation.analyses.context import N_EXAMPLES, Context
+from juice.evaluation.analyses.knock_out_scores import knock_out_scores
+from juice.evaluation.answers import in_batches
+from juice.evaluation.methods import Treatment
+from juice.evaluation.metrics import mean
+from juice.examples import ConflictExample, ConflictType
+from juice.head_set import Head
+from juice.head_set.schema import METHODS, Method
+
+N_HEADS = 10
+
+
+def measure(context: Context) -> dict[str, Any]:
+    """Return {conflict type: {heads, none, juice: [p with 1, 2 ... heads], june: [...]}}; p of the target's answer, mean over examples."""
+    finders = [*context.splits.identification[context.target], *context.splits.validation][:N_EXAMPLES]
+    measured: dict[str, Any] = {"n_examples": len(context.few), "n_finders": len(finders), "by_type": {}}
+    for conflict_type in context.judged_types:
+        if conflict_type == "clean":
+            continue
+        finding = [e for e in finders if conflict_type in e.prompts]
+        changes = knock_out_scores(context.model.loaded, finding, (conflict_type,), context.progress)[context.target][0]
+        heads = best_heads(changes)
+        own: dict[str, Any] = {"heads": [list(head) for head in heads], "none": mean_p(context, conflict_type, [], "juice")}
+        for method in METHODS:
+            own[method] = [mean_p(context, conflict_type, heads[: i + 1], method) for i in range(len(heads))]
+        measured["by_type"][conflict_type] = own
+    return measured
+
+
+def best_heads(changes: torch.Tensor) -> list[Head]:
+    """Return up to ten heads whose removal raises p, best first; changes: [layers, heads]."""
+    heads = [Head(layer, index) for layer, index in (changes > 0).nonzero().tolist()]
+    return sorted(heads, key=lambda head: (-float(changes[head]), head))[:N_HEADS]
+
+
+def mean_p(context: Context, conflict_type: ConflictType, heads: Sequence[Head], method: Method) -> float:
+    """Return the mean p of the target's answer with these heads removed."""
+    model, target, steering = context.model, context.target, None
+    if heads:
+        head_set = model.make_head_set(name="removed", target=target, minus=heads, beta_minus=-1.0, method=method)
+        steering = model.steering(Steer(target=target, method=method), head_set)
+    treatment = Treatment(target=target, steering=steering)
+    examples: list[ConflictExample] = context.few
+    requests = [treatment.request(model, e, conflict_type, max_tokens=1) for e in examples]
+    watched = [c.watched for c in in_batches(model, requests, lambda _n: None)]
+    return mean([math.exp(own[0 if target == "parametric" else 1]) for own in watched if own])

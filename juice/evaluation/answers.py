@@ -1,0 +1,93 @@
+"""Asking: every prompt of every example under one method, in large batches, and the verdicts of the paper's rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from juice.engine import Completion, GenerationRequest
+from juice.evaluation.methods import Treatment
+from juice.evaluation.metrics import context_reliance
+from juice.evaluation.splits import domain_of
+from juice.examples import ConflictExample, ConflictType, Target
+from juice.progress import Progress, silent
+from juice.scoring import MAX_TOKENS, is_correct
+from juice.steered_model import SteeredModel
+
+# So many requests at once: the engine batches them, and progress moves in between.
+N_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one method said to one prompt: its text, the verdict, p of both answers' first tokens."""
+
+    output: str
+    is_correct: bool
+    p_parametric: float | None
+    p_context: float | None
+
+    @property
+    def context_reliance(self) -> float | None:
+        """M_C of this prompt; None where an answer has no token of its own."""
+        if self.p_context is None or self.p_parametric is None:
+            return None
+        return context_reliance(self.p_context, self.p_parametric)
+
+    def to_list(self) -> list[Any]:
+        """Return [output, is_correct, p_parametric, p_context], probabilities to six digits: the form of results.json."""
+        p_values = [None if p is None else round(p, 6) for p in (self.p_parametric, self.p_context)]
+        return [self.output, self.is_correct, *p_values]
+
+    @classmethod
+    def of(cls, row: Sequence[Any] | None) -> Answer | None:
+        """Return the answer of such a row."""
+        return None if row is None else cls(*row)
+
+
+def ask(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    conflict_types: Sequence[ConflictType],
+    treatments: Mapping[str, Treatment],
+    judged_by: Target,
+    *,
+    progress: Progress = silent,
+    said: str = "asking",
+) -> dict[ConflictType, list[Answer | None]]:
+    """Ask every example, each as its domain's treatment says; None where an example has no such prompt.
+
+    `judged_by` says whose answer counts as right.
+    """
+    asked = [(t, i) for t in conflict_types for i, e in enumerate(examples) if t in e.prompts]
+    answers: dict[ConflictType, list[Answer | None]] = {t: [None] * len(examples) for t in conflict_types}
+
+    def request(at: tuple[ConflictType, int]) -> GenerationRequest:
+        example = examples[at[1]]
+        return treatments[domain_of(example)].request(model, example, at[0], max_tokens=MAX_TOKENS)
+
+    with progress(said, len(asked)) as advance:
+        for (conflict_type, i), completion in zip(asked, in_batches(model, list(map(request, asked)), advance), strict=True):
+            answers[conflict_type][i] = verdict(completion, examples[i], judged_by)
+    return answers
+
+
+def in_batches(model: SteeredModel, requests: Sequence[GenerationRequest], advance: Callable[[int], None]) -> list[Completion]:
+    """Generate for all requests, many at once, and tell of progress in between."""
+    # Longest first, so that prompts that go through together need little padding.
+    order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
+    done: dict[int, Completion] = {}
+    for start in range(0, len(order), N_AT_ONCE):
+        chunk = order[start : start + N_AT_ONCE]
+        done.update(zip(chunk, model.engine.generate([requests[i] for i in chunk]), strict=True))
+        advance(len(chunk))
+    return [done[i] for i in range(len(requests))]
+
+
+def verdict(completion: Completion, example: ConflictExample, judged_by: Target) -> Answer:
+    """Judge a completion of a treatment's request, which watches the parametric and the context answer."""
+    p_parametric, p_context = map(math.exp, completion.watched) if completion.watched else (None, None)
+    is_right = is_correct(completion.text, example.accepted(judged_by), example.match)
+    return Answer(completion.text, is_right, p_parametric, p_context)

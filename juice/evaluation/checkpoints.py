@@ -1,0 +1,143 @@
+"""Context reliance over a series of checkpoints: does it rise and fall (the context-parametric inversion)?
+
+For every checkpoint, on the same facts, unsteered:
+
+    clean_accuracy            the parametric answer to the clean prompt
+    counterfactual_accuracy   the context answer to conflict prompts
+    parametric_accuracy       the parametric answer to conflict prompts
+    context_reliance          M_C = p_context / (p_context + p_parametric), mean over conflict prompts
+    attention_context         attention of a conflict prompt's last token on its context, mean over heads, layers, prompts
+    attention_subject         the same on the subject where the question names it
+
+Source: Goyal et al., "Context-Parametric Inversion" (2024), figures 2 and 3b.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from juice.errors import ExampleError, ModelNotFoundError
+from juice.evaluation.answers import Answer, ask
+from juice.evaluation.methods import Treatment, context_end
+from juice.evaluation.metrics import interval, mean
+from juice.evaluation.splits import domain_of
+from juice.evaluation.store import Store
+from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target, examples_sha256
+from juice.model.loading import LoadedModel
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel, load
+
+N_ATTENDED = 60
+
+
+def find_checkpoints(given: Sequence[Path]) -> list[Path]:
+    """Return the checkpoints of some folders, each a checkpoint or a folder of them, in the order of the numbers in their names.
+
+    Raises ModelNotFoundError for a folder that holds none.
+    """
+    found: list[Path] = []
+    for folder in given:
+        inside = [folder] if (folder / "config.json").exists() else sorted((p.parent for p in folder.glob("*/config.json")), key=_in_order)
+        if not inside:
+            raise ModelNotFoundError(f"{folder} is no checkpoint and holds none; expected config.json in it, or in the folders within")
+        found += inside
+    return found
+
+
+def measure_checkpoints(
+    checkpoints: Sequence[Path], examples: Sequence[ConflictExample], out: Path, *, device: str = "auto", dtype: str = "auto",
+    seed: int = 0, overwrite: bool = False, progress: Progress = silent,
+) -> Store:  # fmt: skip
+    """Measure every checkpoint that the folder `out` does not hold yet; raises ExampleError, ModelNotFoundError and OutputError."""
+    names = [path.name for path in checkpoints]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in checkpoints]
+    identity = {"data_sha256": examples_sha256(examples), "seed": seed, "checkpoints": names, "dtype": dtype}
+    store = Store.open(out, identity, overwrite=overwrite)
+    with progress("checkpoints", len(names)) as advance:
+        for name, path in zip(names, checkpoints, strict=True):
+            store.unit("measured", name, make=partial(_measure, path, device, dtype, examples, seed))
+            advance(1)
+    store.results["checkpoints"] = [{"name": name, **store.results["measured"][name]} for name in names]
+    store.results["is_complete"] = True
+    store.save()
+    return store
+
+
+def attention_mass(loaded: LoadedModel, prompt: str, spans: Sequence[tuple[int, int]]) -> list[float]:
+    """Return how much the last token attends to each span of characters, mean over layers and heads; the model must run eager attention.
+
+    A token belongs to a span when it lies in it, a leading space aside.
+    """
+    encoded = loaded.tokenizer(prompt, return_offsets_mapping=True)
+    ids = torch.tensor([encoded["input_ids"]], device=loaded.device)
+    with torch.inference_mode(), loaded.turn:
+        layers = loaded.model(input_ids=ids, use_cache=False, output_attentions=True).attentions
+    if not layers or layers[0] is None:
+        raise ExampleError(f"{type(loaded.model).__name__} does not give its attention; load it with --attn-implementation eager")
+    last = torch.stack([layer[0, :, -1].float().mean(0) for layer in layers]).mean(0)  # [pos]
+    within = [[start + len(prompt[start:end]) - len(prompt[start:end].lstrip()), end] for start, end in encoded["offset_mapping"]]
+    return [
+        float(sum(w for w, (a, b) in zip(last.tolist(), within, strict=True) if a >= start and b <= end and b > a)) for start, end in spans
+    ]
+
+
+def _measure(path: Path, device: str, dtype: str, examples: Sequence[ConflictExample], seed: int) -> dict[str, Any]:
+    model = load(str(path), device=device, dtype=dtype, attn_implementation="eager")
+    conflicts: tuple[ConflictType, ...] = tuple(t for t in CONFLICT_TYPES if t != "clean" and any(t in e.prompts for e in examples))
+    told = _answers(model, examples, conflicts, "context")
+    known = _answers(model, examples, conflicts, "parametric")
+    clean = _answers(model, examples, ("clean",), "parametric")
+    try:
+        context, subject = _attention(model.loaded, examples, conflicts)
+    finally:
+        model.engine.close()
+    right = [float(a.is_correct) for a in told]
+    return {
+        "n": len(told),
+        "clean_accuracy": mean([float(a.is_correct) for a in clean]) if clean else None,
+        "counterfactual_accuracy": mean(right),
+        "counterfactual_interval": interval(right, seed),
+        "parametric_accuracy": mean([float(a.is_correct) for a in known]),
+        "context_reliance": mean([r for a in told if (r := a.context_reliance) is not None]),
+        "attention_context": context,
+        "attention_subject": subject,
+    }
+
+
+def _answers(model: SteeredModel, examples: Sequence[ConflictExample], types: Sequence[ConflictType], judged_by: Target) -> list[Answer]:
+    treatments = {domain_of(e): Treatment(target=judged_by) for e in examples}
+    answers = ask(model, examples, types, treatments, judged_by)
+    return [a for own in answers.values() for a in own if a is not None]
+
+
+def _attention(
+    loaded: LoadedModel, examples: Sequence[ConflictExample], types: Sequence[ConflictType]
+) -> tuple[float | None, float | None]:
+    on_context, on_subject = [], []
+    step = max(1, len(examples) // N_ATTENDED)
+    for example in examples[::step][:N_ATTENDED]:
+        for conflict_type in types:
+            prompt = example.prompts.get(conflict_type)
+            if prompt is None:
+                continue
+            boundary = context_end(example, conflict_type)
+            if boundary is None:
+                continue
+            named = [(boundary + m.start(), boundary + m.end()) for m in re.finditer(re.escape(example.subject), prompt[boundary:])]
+            masses = attention_mass(loaded, prompt, [(0, boundary), *named])
+            on_context.append(masses[0])
+            if named:
+                on_subject.append(sum(masses[1:]))
+    return (mean(on_context) if on_context else None, mean(on_subject) if on_subject else None)
+
+
+def _in_order(path: Path) -> list[tuple[int, str]]:
+    """Order step-9 before step-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]

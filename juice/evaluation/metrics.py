@@ -1,0 +1,73 @@
+"""The numbers of an evaluation, from verdicts and probabilities alone; nothing here knows a model.
+
+    accuracy            share of right answers (the paper's rule decides what is right, see juice.scoring)
+    context reliance    M_C = p_context / (p_context + p_parametric), of one prompt at its last position
+    perplexity          exp(-mean log-probability) of a text's tokens
+    repetition          share of the n-grams of a text that came before in it
+    interval            95 % of the bootstrap distribution of the mean (scipy, percentile method, seeded)
+
+Source of M_C: Goyal et al., "Context-Parametric Inversion" (2024), equation 14.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LEVEL = 0.95
+N_RESAMPLES = 1000
+N_GRAM = 3
+
+
+class Interval(NamedTuple):
+    """A confidence interval of a mean."""
+
+    low: float
+    high: float
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN of nothing, which no table shows as a number."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def interval(values: Sequence[float], seed: int) -> Interval | None:
+    """Return the bootstrap interval of the mean; None for fewer than two values. It has no width where all are the same."""
+    if len(values) < 2:
+        return None
+    if min(values) == max(values):
+        return Interval(values[0], values[0])
+    import numpy as np
+    from scipy.stats import bootstrap
+
+    drawn = bootstrap(
+        (np.asarray(values, dtype=float),), np.mean, n_resamples=N_RESAMPLES, confidence_level=LEVEL, method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return Interval(float(drawn.low), float(drawn.high))
+
+
+def context_reliance(p_context: float, p_parametric: float) -> float | None:
+    """Return M_C of one prompt; None where the model expects neither answer at all."""
+    total = p_context + p_parametric
+    return p_context / total if total > 0 else None
+
+
+def perplexity(logprobs: Sequence[float]) -> float:
+    """Return the perplexity of tokens from their natural log-probabilities; raises ValueError for none."""
+    if not logprobs:
+        raise ValueError("perplexity of no tokens")
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+def repetition(tokens: Sequence[int], n: int = N_GRAM) -> float:
+    """Return the share of n-grams that came before; 0 for a text that is too short to have two."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def overlap(one: Sequence[object], other: Sequence[object]) -> float | None:
+    """Return the Jaccard index of two sets, |A and B| / |A or B|; None where both are empty."""
+    a, b = set(one), set(other)
+    return len(a & b) / len(a | b) if a | b else None

@@ -1,0 +1,136 @@
+"""What validation chooses for a method in each domain, as plain data, and the treatment that follows from it.
+
+    juice, june          the betas
+    ph3_large, _small    how many of the heads that pull the other way are pruned, and which
+
+Where a domain has no validation examples, those of all domains choose; where there are none at all, a head set's own betas
+are used and PH3 prunes five heads. The choice says which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from juice.engine import Steer, Steering
+from juice.errors import ExampleError, JuiceError
+from juice.evaluation import path_patching
+from juice.evaluation.methods import MethodName, Treatment, has_context_apart
+from juice.evaluation.splits import Splits, domain_of
+from juice.examples import ConflictExample, ConflictType, Target
+from juice.head_set import Head, HeadSet
+from juice.head_set.schema import Method
+from juice.identification.tuning import answer, conflict_types_of, outcome, scoring_requests, tune
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+
+N_PRUNED = (1, 3, 5, 7, 9, 15)
+N_PRUNED_UNTUNED = 5
+Choice = dict[str, Any]
+
+
+class MethodUnavailableError(JuiceError):
+    """A method cannot be used on this model or data; the report says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparer:
+    """Prepares methods for one model and one set of splits; `head_sets` are those of JuICE and JuNe."""
+
+    model: SteeredModel
+    splits: Splits
+    head_sets: Mapping[Target, HeadSet]
+    seed: int = 0
+    progress: Progress = silent
+
+    def choose(self, name: MethodName, target: Target) -> dict[str, Choice]:
+        """Return what validation chooses for every domain; raises MethodUnavailableError with the reason."""
+        if name in ("juice", "june"):
+            return self._betas(name, target)
+        if name in ("ph3_large", "ph3_small"):
+            return self._pruned(self.splits.large if name == "ph3_large" else self.splits.identification[target], target)
+        if name == "cad" and not all(map(has_context_apart, self.splits.test)):
+            raise MethodUnavailableError("context-aware decoding needs the context apart; give `question` in the examples")
+        return {domain: {} for domain in self.splits.domains}
+
+    def treatments(self, name: MethodName, target: Target, choices: Mapping[str, Choice]) -> dict[str, Treatment]:
+        """Return the treatments that follow from what was chosen."""
+        return {domain: self._treatment(name, target, choice) for domain, choice in choices.items()}
+
+    def _treatment(self, name: MethodName, target: Target, choice: Choice) -> Treatment:
+        if name in ("juice", "june"):
+            steer = Steer(target=target, method=name, beta_plus=choice["beta_plus"], beta_minus=choice["beta_minus"])
+            return Treatment(target=target, steering=self.model.steering(steer, self.head_sets[target]))
+        if name in ("ph3_large", "ph3_small"):
+            return Treatment(target=target, steering=pruning(self.model, [Head(*head) for head in choice["heads"]], target))
+        return Treatment(target=target, instructs=name == "prompt", contrasts=name == "cad")
+
+    def _in_each_domain(self, choose: Callable[[Sequence[ConflictExample]], Choice], target: Target) -> dict[str, Choice]:
+        """Choose on every domain's own validation examples, else on all of them."""
+        chosen: dict[str, Choice] = {}
+        on_all: Choice | None = None
+        for domain in self.splits.domains:
+            own = [e for e in self.splits.validation if domain_of(e) == domain]
+            if own and conflict_types_of(target, own):
+                chosen[domain] = {**choose(own), "tuned_on": domain, "n_validation": len(own)}
+            else:
+                every = self.splits.validation
+                on_all = on_all or {**choose(every), "tuned_on": "all domains" if every else None, "n_validation": len(every)}
+                chosen[domain] = on_all
+        return chosen
+
+    def _betas(self, method: Method, target: Target) -> dict[str, Choice]:
+        head_set = self.head_sets.get(target)
+        if head_set is None:
+            raise MethodUnavailableError(f"no head pushes toward the {target} answer under every conflict type; see the notes")
+
+        def choose(validation: Sequence[ConflictExample]) -> Choice:
+            try:
+                betas = tune(self.model, head_set, validation, method=method, progress=self.progress).betas(method)
+            except ExampleError:
+                betas = head_set.betas(method)
+            if betas is None:
+                raise MethodUnavailableError(
+                    f"{head_set.name!r} has no betas for {method} and no validation example can be used to tune them"
+                )
+            return {"beta_plus": betas.plus, "beta_minus": betas.minus}
+
+        return self._in_each_domain(choose, target)
+
+    def _pruned(self, examples: Sequence[ConflictExample], target: Target) -> dict[str, Choice]:
+        made = path_patching.patches(self.model.loaded, examples, patched_type(examples), self.seed)
+        if not made:
+            raise MethodUnavailableError(f"{len(examples)} identification examples give no pair of prompts to patch between")
+        ranked = path_patching.ranked(path_patching.score_heads(self.model.loaded, made, self.progress))
+        # Context heads come first, memory heads last; what is pruned is what pulls the other way.
+        opposing = ranked if target == "parametric" else ranked[::-1]
+
+        def choose(validation: Sequence[ConflictExample]) -> Choice:
+            n = self._n_pruned(opposing, validation, target)
+            return {"heads": [list(head) for head in opposing[:n]], "n_patched": len(made)}
+
+        return self._in_each_domain(choose, target)
+
+    def _n_pruned(self, opposing: Sequence[Head], validation: Sequence[ConflictExample], target: Target) -> int:
+        conflict_types = conflict_types_of(target, validation) if validation else ()
+        if not conflict_types:
+            return N_PRUNED_UNTUNED
+        requests = scoring_requests(self.model, validation, conflict_types, target)
+        ranks = {}
+        with self.progress("tuning how many heads to prune", len(N_PRUNED)) as advance:
+            for n in N_PRUNED:
+                ranks[n] = outcome(validation, answer(self.model, requests, pruning(self.model, opposing[:n], target)), target).rank
+                advance(1)
+        return max(N_PRUNED, key=lambda n: (ranks[n], -n))
+
+
+def patched_type(examples: Sequence[ConflictExample]) -> ConflictType:
+    """Return the conflict type that path patching looks at: substitution where every example has it, as in PH3."""
+    return "substitution" if all("substitution" in e.prompts for e in examples) else "coherent"
+
+
+def pruning(model: SteeredModel, heads: Sequence[Head], target: Target) -> Steering:
+    """Return the steering that takes heads out of a single run: z_h <- z_h - z_h."""
+    head_set = model.make_head_set(name="ph3", target=target, minus=heads, beta_minus=-1.0, method="june")
+    return model.steering(Steer(target=target, method="june"), head_set)

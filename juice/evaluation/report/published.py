@@ -1,0 +1,28 @@
+"""The published numbers, for models of the paper: `data/published.json`.
+
+Source: tables 5 and 6 of "Taming Knowledge Conflicts in Language Models" (ICML 2025).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from juice.examples import Target
+
+FILE = Path(__file__).parents[1] / "data" / "published.json"
+KEYS: dict[Target, str] = {"parametric": "parametric", "context": "contextual"}
+
+
+def published(model_id: str, target: Target) -> dict[str, dict[str, Any]]:
+    """Return {method: {domain: {conflict type: percent} or percent}} of a model, by its hub id or the id's last part; empty for others."""
+    tables = json.loads(FILE.read_text(encoding="utf-8"))
+    name = model_id.rstrip("/").rsplit("/", 1)[-1].lower()
+    rows = [row for row in tables[KEYS[target]] if row["model"].rsplit("/", 1)[-1].lower() == name]
+    return {row["method"]: row["accuracy"] for row in rows}
+
+
+def source() -> str:
+    """Return where the numbers were published."""
+    return str(json.loads(FILE.read_text(encoding="utf-8"))["source"])

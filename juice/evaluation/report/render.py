@@ -1,0 +1,83 @@
+"""Sections to Markdown with pictures beside it, and to one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from juice.errors import OutputError, UsageError
+from juice.evaluation.report.sections import Section, Table
+from juice.evaluation.store import write_atomically
+
+TEMPLATE = Path(__file__).parents[1] / "data" / "report.html"
+DPI = 110
+
+
+def write_report(folder: Path, made: Sequence[Section]) -> None:
+    """Write report.md, report.html and the pictures.
+
+    Raises UsageError without matplotlib or jinja2, and OutputError where the folder cannot be written.
+    """
+    pictures = _pictures(made)
+    try:
+        (folder / "figures").mkdir(exist_ok=True)
+        for name, content in pictures.items():
+            (folder / "figures" / f"{name}.png").write_bytes(content)
+    except OSError as error:
+        raise OutputError(f"cannot write the pictures in {folder}: {error}; give another --out") from error
+    write_atomically(folder / "report.md", _markdown(made))
+    write_atomically(folder / "report.html", _html(made, pictures))
+
+
+def _pictures(made: Sequence[Section]) -> dict[str, bytes]:
+    try:
+        from matplotlib import pyplot as plt
+    except ImportError as error:
+        raise UsageError("reports need matplotlib and jinja2; install them with: pip install 'juice-steering[eval]'") from error
+    drawn = {}
+    for picture in (picture for section in made for picture in section.pictures):
+        figure, content = picture.draw(), io.BytesIO()
+        # Without the date and the version the same numbers give the same file.
+        figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None})
+        plt.close(figure)
+        drawn[picture.name] = content.getvalue()
+    return drawn
+
+
+def _markdown(made: Sequence[Section]) -> str:
+    lines: list[str] = []
+    for i, section in enumerate(made):
+        lines += [f"{'#' * (section.level if i else 1)} {section.title}", ""]
+        for sentence in section.text:
+            lines += [sentence, ""]
+        for table in section.tables:
+            lines += [*_rows(table), ""]
+        for picture in section.pictures:
+            lines += [f"![{picture.caption}](figures/{picture.name}.png)", ""]
+    return "\n".join(lines)
+
+
+def _rows(table: Table) -> list[str]:
+    rows = [table.header, ["---"] * len(table.header), *table.rows]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows]
+
+
+def _html(made: Sequence[Section], pictures: dict[str, bytes]) -> str:
+    try:
+        from jinja2 import Environment
+        from markupsafe import Markup, escape
+    except ImportError as error:
+        raise UsageError("reports need matplotlib and jinja2; install them with: pip install 'juice-steering[eval]'") from error
+
+    def inline(text: str) -> Markup:
+        """Show the little Markdown that sentences have: code and bold."""
+        safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+        return Markup(re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", safe))  # noqa: S704  # escaped above
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["inline"] = inline
+    encoded = {name: base64.b64encode(content).decode() for name, content in pictures.items()}
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(sections=made, pictures=encoded)

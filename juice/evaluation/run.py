@@ -1,0 +1,224 @@
+"""One evaluation, a unit of work at a time: what the report folder holds already is not computed again.
+
+targets/<target>/head_set                  the heads of JuICE and JuNe
+targets/<target>/methods/<method>/choice   what validation chose, by domain
+                                  answers  {conflict type: [[output, is_correct, p_parametric, p_context] or null]}
+                                  collateral, continuations, perplexity
+targets/<target>/analyses/<analysis>
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import juice
+from juice.errors import HeadSetError, NoConsistentHeadError
+from juice.evaluation import analyses, side_effects
+from juice.evaluation.answers import Answer, ask
+from juice.evaluation.methods import METHODS, MethodName, Treatment, methods_for
+from juice.evaluation.preparation import MethodUnavailableError, Preparer
+from juice.evaluation.splits import Data, Splits, split
+from juice.evaluation.store import Store
+from juice.evaluation.tables import by_popularity, table
+from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target, examples_sha256
+from juice.head_set import HeadSet
+from juice.identification.run import Settings as IdentificationSettings
+from juice.identification.run import identify_targets
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+
+N_LARGE = 200
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is evaluated and how.
+
+    `head_set` names a set to use for its target; else the set named like the target is used; where there is none, heads are found.
+    """
+
+    targets: tuple[Target, ...] = ("parametric", "context")
+    methods: tuple[MethodName, ...] = METHODS
+    analyses: tuple[str, ...] = ()
+    head_set: str | None = None
+    limit: int | None = None
+    seed: int = 0
+    n_large: int = N_LARGE
+    identification: IdentificationSettings = field(default_factory=IdentificationSettings)
+
+
+def evaluate(
+    model: SteeredModel, data: Data, settings: Settings, out: Path, *,
+    texts: Sequence[str] = (), templates: Mapping[str, Any] | None = None, overwrite: bool = False, progress: Progress = silent,
+) -> Store:  # fmt: skip
+    """Evaluate a model on data and keep everything in the folder `out`; returns its store, complete.
+
+    `texts` are plain texts for perplexity, `templates` those of paraphrased prompts. Raises ExampleError, HeadSetError and OutputError.
+    """
+    # Opened before anything is computed: a folder that cannot be used is said at once.
+    store = Store.open(out, _identity(model, data, settings, texts), overwrite=overwrite)
+    with _noting(store):
+        head_sets = _head_sets(model, data, settings, store, progress)
+        splits = split(model, data, settings.targets, head_sets, settings.identification, n_large=settings.n_large, limit=settings.limit)
+        if not splits.validation:
+            warnings.warn("no validation example can be used: the betas are the head set's own, PH3 prunes five heads", stacklevel=2)
+    store.results["data"] = _described(splits)
+    for target in settings.targets:
+        _Target(model, splits, head_sets, settings, store, target, texts, progress).run(templates)
+    store.results["is_complete"] = True
+    store.save()
+    return store
+
+
+def conflict_types_for(target: Target, examples: Sequence[ConflictExample]) -> tuple[ConflictType, ...]:
+    """Return the conflict types that a target's table shows; toward the context, clean prompts have no right answer."""
+    return tuple(t for t in CONFLICT_TYPES if any(t in e.prompts for e in examples) and (t != "clean" or target == "parametric"))
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The work of one target."""
+
+    model: SteeredModel
+    splits: Splits
+    head_sets: dict[Target, HeadSet]
+    settings: Settings
+    store: Store
+    target: Target
+    texts: Sequence[str]
+    progress: Progress
+
+    def run(self, templates: Mapping[str, Any] | None) -> None:
+        preparer = Preparer(model=self.model, splits=self.splits, head_sets=self.head_sets, seed=self.settings.seed, progress=self.progress)
+        for name in methods_for(self.target, self.settings.methods):
+            self._method(name, preparer)
+        methods = self.store.results["targets"].get(self.target, {}).get("methods", {})
+        context = analyses.Context(
+            model=self.model, splits=self.splits, target=self.target, head_set=self.head_sets.get(self.target), preparer=preparer,
+            seed=self.settings.seed, settings=self.settings.identification,
+            choices={name: own["choice"] for name, own in methods.items()}, templates=templates, progress=self.progress,
+        )  # fmt: skip
+        for analysis in self.settings.analyses:
+            with _noting(self.store):
+                self._unit("analyses", analysis, make=partial(analyses.run, analysis, context))
+
+    def _unit(self, *path: str, make: Callable[[], Any]) -> Any:
+        return self.store.unit("targets", self.target, *path, make=make)
+
+    def _method(self, name: MethodName, preparer: Preparer) -> None:
+        at, said = ("methods", name), f"{name.replace('_', ' ')}, {self.target}"
+        with _noting(self.store):
+            try:
+                choice = self._unit(*at, "choice", make=lambda: preparer.choose(name, self.target))
+            except MethodUnavailableError as error:
+                warnings.warn(f"{name} toward the {self.target} answer is left out: {error}", stacklevel=2)
+                return
+            treatments = preparer.treatments(name, self.target, choice)
+            answers = self._unit(*at, "answers", make=lambda: self._answers(treatments, said))
+            self._unit(*at, "collateral", make=lambda: self._collateral(treatments))
+            self._unit(*at, "continuations", make=lambda: self._continuations(treatments))
+            self._unit(*at, "perplexity", make=lambda: side_effects.plain_text_perplexity(self.model, self.texts, treatments))
+        own = {t: [Answer.of(row) for row in rows] for t, rows in answers.items()}
+        method = self.store.results["targets"][self.target]["methods"][name]
+        method["table"] = table(self.splits.test, own, self.settings.seed)
+        method["by_popularity"] = by_popularity(self.splits.test, own, self.settings.seed)
+
+    def _answers(self, treatments: dict[str, Treatment], said: str) -> dict[str, list[list[Any] | None]]:
+        conflict_types = conflict_types_for(self.target, self.splits.test)
+        answers = ask(self.model, self.splits.test, conflict_types, treatments, self.target, progress=self.progress, said=said)
+        return {t: [None if a is None else a.to_list() for a in own] for t, own in answers.items()}
+
+    def _collateral(self, treatments: dict[str, Treatment]) -> dict[str, Any]:
+        return side_effects.collateral(self.model, self.splits.test, treatments, self.settings.seed, self.progress)
+
+    def _continuations(self, treatments: dict[str, Treatment]) -> dict[str, Any]:
+        return side_effects.continuations(self.model, self.splits.test, treatments, self.progress)
+
+
+def _head_sets(model: SteeredModel, data: Data, settings: Settings, store: Store, progress: Progress) -> dict[Target, HeadSet]:
+    """Return the head set of every target: the one named, else the one named like the target, else one that is found now."""
+    chosen: dict[Target, HeadSet] = {}
+    if settings.head_set is not None:
+        named = model.head_sets.get(settings.head_set)
+        if named.target not in settings.targets:
+            raise HeadSetError(f"head set {named.name!r} steers toward {named.target}; evaluate it with --target {named.target}")
+        chosen[named.target] = named
+    for target in settings.targets:
+        if target in chosen:
+            continue
+        served = model.head_sets.by_name.get(target)
+        if served is not None and served.target == target and served.identification is not None:
+            chosen[target] = served
+            continue
+        found = store.unit("targets", target, "found", make=partial(_find, model, data, target, settings, progress))
+        if found is not None:
+            chosen[target] = HeadSet.parse(found, f"{store.folder}")
+    for target, head_set in chosen.items():
+        content = head_set.model_dump(mode="json", exclude={"metrics"})
+        store.results.setdefault("targets", {}).setdefault(target, {})["head_set"] = content
+    return chosen
+
+
+def _find(model: SteeredModel, data: Data, target: Target, settings: Settings, progress: Progress) -> Any:
+    pool = data.test if data.identification is None else data.identification
+    splits = split(model, Data(pool), [target], {}, settings.identification, n_large=0, limit=None)
+    names: dict[Target, str] = {target: target}
+    try:
+        found = identify_targets(model, splits.identification[target], [target], settings.identification, names=names, progress=progress)
+    except NoConsistentHeadError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return None
+    return found[target].model_dump(mode="json")
+
+
+def _identity(model: SteeredModel, data: Data, settings: Settings, texts: Sequence[str]) -> dict[str, Any]:
+    """Return all that the numbers depend on; methods, targets and analyses may be added to a report later."""
+    identification = asdict(settings.identification)
+    return {
+        "model": model.loaded.identity.model_dump(mode="json"),
+        "dtype": str(model.loaded.dtype).removeprefix("torch."),
+        "data_sha256": examples_sha256(data.test),
+        "validation_sha256": None if data.validation is None else examples_sha256(data.validation),
+        "identification_sha256": None if data.identification is None else examples_sha256(data.identification),
+        "n_texts": len(texts),
+        "head_set": settings.head_set,
+        "limit": settings.limit,
+        "seed": settings.seed,
+        "n_large": settings.n_large,
+        "identification": identification,
+        "versions": {"juice": juice.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+def _described(splits: Splits) -> dict[str, Any]:
+    """Return what the splits hold: every test example with its prompts, and the subjects of the others."""
+    return {
+        "test": [e.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for e in splits.test],
+        "identification": {target: [e.subject for e in own] for target, own in splits.identification.items()},
+        "n_large": len(splits.large),
+        "n_validation": len(splits.validation),
+        "left_out": splits.left_out,
+    }
+
+
+@contextmanager
+def _noting(store: Store) -> Iterator[None]:
+    """Keep every warning within as a note of the report, once, and pass it on."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    notes: list[str] = store.results.setdefault("notes", [])
+    for warning in caught:
+        if issubclass(warning.category, UserWarning) and str(warning.message) not in notes:
+            notes.append(str(warning.message))
+            warnings.warn(str(warning.message), stacklevel=2)

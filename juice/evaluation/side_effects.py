@@ -1,0 +1,91 @@
+"""What a method does beside what is asked of it: to clean prompts, to plain text, to how answers go on, where it is not needed.
+
+clean         accuracy of the parametric answer on clean prompts
+true_context  the same where the context tells the truth
+unknown       accuracy of the context answer about subjects that do not exist
+perplexity    of plain text, with the method's steering on; the mean over the domains' treatments
+length, repetition   of answers of up to 64 tokens to conflict prompts
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from juice.engine import Completion
+from juice.evaluation.answers import Answer, ask, in_batches
+from juice.evaluation.methods import Treatment
+from juice.evaluation.metrics import interval, mean, perplexity, repetition
+from juice.evaluation.situations import true_contexts, unknown_subjects
+from juice.evaluation.splits import domain_of
+from juice.examples import ConflictExample, ConflictType, Target
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+
+N_CONTINUED = 60
+N_NEW_TOKENS = 64
+CONFLICTS: tuple[ConflictType, ...] = ("substitution", "coherent")
+
+
+def collateral(
+    model: SteeredModel, examples: Sequence[ConflictExample], treatments: Mapping[str, Treatment], seed: int, progress: Progress = silent
+) -> dict[str, Any]:
+    """Return accuracy with its interval and number of prompts, by situation and conflict type."""
+    limit = model.loaded.max_positions or math.inf
+    unknown = [e for e in unknown_subjects(examples, seed) if all(len(model.tokenize(p)) + 80 <= limit for p in e.prompts.values())]
+    situations: tuple[tuple[str, Sequence[ConflictExample], tuple[ConflictType, ...], Target], ...] = (
+        ("clean", examples, ("clean",), "parametric"),
+        ("true_context", true_contexts(examples), CONFLICTS, "parametric"),
+        ("unknown_subject", unknown, CONFLICTS, "context"),
+    )
+    measured = {}
+    for name, own, conflict_types, judged_by in situations:
+        answers = ask(model, own, conflict_types, treatments, judged_by, progress=progress, said=f"asking, {name.replace('_', ' ')}")
+        measured[name] = {t: _share(rows, seed) for t, rows in answers.items() if any(rows)}
+    return measured
+
+
+def _share(answers: Sequence[Answer | None], seed: int) -> dict[str, Any]:
+    right = [float(a.is_correct) for a in answers if a is not None]
+    return {"n": len(right), "accuracy": mean(right), "interval": interval(right, seed)}
+
+
+def plain_text_perplexity(model: SteeredModel, texts: Sequence[str], treatments: Mapping[str, Treatment]) -> float | None:
+    """Return the perplexity of plain text under a method's steering, averaged over the domains' treatments; None where no text fits."""
+    limit = model.loaded.max_positions or math.inf
+    fitting = [ids for text in texts if 1 < len(ids := model.tokenize(text)) <= limit]
+    if not fitting:
+        return None
+    by_domain, seen = [], dict[tuple[float, ...], float]()
+    for treatment in treatments.values():
+        steering = treatment.steering
+        key = (steering.report.beta_plus, steering.report.beta_minus, float(steering.report.n_heads)) if steering else ()
+        if key not in seen:
+            requests = [model.request(ids, max_tokens=0, prompt_logprobs=True) for ids in fitting]
+            requests = [r.with_steering(steering) for r in requests] if steering else requests
+            completions = model.engine.generate(requests)
+            seen[key] = perplexity([t.logprob for c in completions for t in c.prompt_tokens if t.logprob is not None])
+        by_domain.append(seen[key])
+    return mean(by_domain)
+
+
+def continuations(
+    model: SteeredModel, examples: Sequence[ConflictExample], treatments: Mapping[str, Treatment], progress: Progress = silent
+) -> dict[str, Any]:
+    """Return how answers of up to 64 tokens to conflict prompts go on: how many tokens, how many end by themselves, what repeats."""
+    limit = model.loaded.max_positions or math.inf
+    requests = []
+    for example in examples[:N_CONTINUED]:
+        for conflict_type in CONFLICTS:
+            if conflict_type in example.prompts:
+                request = treatments[domain_of(example)].request(model, example, conflict_type, max_tokens=N_NEW_TOKENS)
+                requests += [request] if request.n_positions <= limit else []
+    with progress("continuing answers", len(requests)) as advance:
+        completions: list[Completion] = in_batches(model, requests, advance)
+    return {
+        "n": len(completions),
+        "mean_tokens": mean([float(len(c.token_ids)) for c in completions]) if completions else None,
+        "ended": mean([float(c.finish_reason == "stop") for c in completions]) if completions else None,
+        "repetition": mean([repetition(c.token_ids) for c in completions]) if completions else None,
+    }

@@ -1,0 +1,99 @@
+"""The report folder's `results.json`: one document that grows a unit of work at a time and is never half written.
+
+A unit is a path into the document. What is there is not computed again, so that an interrupted run goes on where it was.
+The document names all that its numbers depend on (model, data, settings, versions); a folder that holds another evaluation
+is refused, never overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from juice.errors import OutputError
+
+FORMAT = "juice.evaluation/1"
+FILE = "results.json"
+
+
+class Store:
+    """The results of one evaluation in one folder."""
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.n_cached = 0
+        self.n_computed = 0
+        self.results: dict[str, Any] = {"format": FORMAT, "identity": json.loads(json.dumps(identity)), "is_complete": False}
+
+    @classmethod
+    def open(cls, folder: Path, identity: Mapping[str, Any], *, overwrite: bool = False) -> Store:
+        """Open a folder for an evaluation; raises OutputError for one that holds another evaluation, or something else."""
+        store = cls(folder, identity)
+        if folder.exists() and not folder.is_dir():
+            raise OutputError(f"{folder} is a file; give a folder for the report with --out")
+        if folder.is_dir() and not overwrite:
+            if (folder / FILE).exists():
+                store._resume(read_results(folder))
+            elif any(folder.iterdir()):
+                raise OutputError(f"the folder {folder} is not empty and holds no {FILE}; give another --out, or --force")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot make the folder {folder}: {error}; give another --out") from error
+        return store
+
+    def _resume(self, found: dict[str, Any]) -> None:
+        mine, theirs = self.results["identity"], found.get("identity", {})
+        for name in mine:
+            if mine[name] != theirs.get(name):
+                raise OutputError(
+                    f"{self.folder} holds another evaluation: its {name} is {_short(theirs.get(name))}, this one's is "
+                    f"{_short(mine[name])}; give another --out, or --force to start anew"
+                )
+        self.results = {**found, "is_complete": False}
+
+    def unit(self, *path: str, make: Callable[[], Any]) -> Any:
+        """Return a unit of work, from the document or made now and saved; its content is plain data."""
+        at = self.results
+        for name in path[:-1]:
+            at = at.setdefault(name, {})
+        if path[-1] in at:
+            self.n_cached += 1
+        else:
+            at[path[-1]] = json.loads(json.dumps(make(), allow_nan=False))
+            self.n_computed += 1
+            self.save()
+        return at[path[-1]]
+
+    def save(self) -> None:
+        """Write the document in one step; raises OutputError when it cannot be written."""
+        write_atomically(self.folder / FILE, json.dumps(self.results, ensure_ascii=False, allow_nan=False))
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Read a report folder's document; raises OutputError for one that is not ours."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OutputError(f"cannot read {folder / FILE}: {error}; give another --out, or --force") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise OutputError(f"{folder / FILE} is not of the format {FORMAT}; give another --out, or --force")
+    return found
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old or the new one; raises OutputError."""
+    try:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error}; free some space, or give another --out") from error
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

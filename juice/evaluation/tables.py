@@ -1,0 +1,73 @@
+"""From answers to the tables of the report: accuracy, probabilities and context reliance by method, domain and conflict type.
+
+A cell is {n, accuracy, interval, p_parametric, p_context, context_reliance}; `average` is the mean over the domains' cells,
+as in the paper, with the interval of all answers together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from juice.evaluation.answers import Answer
+from juice.evaluation.metrics import interval, mean
+from juice.evaluation.splits import domain_of
+from juice.examples import ConflictExample, ConflictType
+
+AVERAGE = "average"
+N_POPULARITY_BINS = 3
+Cell = dict[str, Any]
+
+
+def table(
+    examples: Sequence[ConflictExample], answers: Mapping[ConflictType, Sequence[Answer | None]], seed: int
+) -> dict[str, dict[str, Cell]]:
+    """Return {domain: {conflict type: cell}} of one method, `average` last."""
+    rows: dict[str, dict[str, Cell]] = {}
+    for domain in sorted({domain_of(e) for e in examples}):
+        own = {t: [a for e, a in zip(examples, given, strict=True) if a and domain_of(e) == domain] for t, given in answers.items()}
+        rows[domain] = {t: cell(given, seed) for t, given in own.items() if given}
+    rows[AVERAGE] = {t: _average(t, rows, [a for a in given if a], seed) for t, given in answers.items() if any(given)}
+    return rows
+
+
+def cell(answers: Sequence[Answer], seed: int) -> Cell:
+    """Return the numbers of some answers."""
+    right = [float(a.is_correct) for a in answers]
+    return {"n": len(answers), "accuracy": mean(right), "interval": interval(right, seed), **_probabilities(answers)}
+
+
+def _average(conflict_type: str, rows: Mapping[str, Mapping[str, Cell]], answers: Sequence[Answer], seed: int) -> Cell:
+    own = [row[conflict_type] for row in rows.values() if conflict_type in row]
+    everything = cell(answers, seed)
+    for name in ("accuracy", "p_parametric", "p_context", "context_reliance"):
+        values = [c[name] for c in own if c[name] is not None]
+        everything[name] = mean(values) if values else None
+    return everything
+
+
+def _probabilities(answers: Sequence[Answer]) -> Cell:
+    columns = {
+        "p_parametric": [a.p_parametric for a in answers],
+        "p_context": [a.p_context for a in answers],
+        "context_reliance": [a.context_reliance for a in answers],
+    }
+    known = {name: [v for v in values if v is not None] for name, values in columns.items()}
+    return {name: mean(values) if values else None for name, values in known.items()}
+
+
+def by_popularity(
+    examples: Sequence[ConflictExample], answers: Mapping[ConflictType, Sequence[Answer | None]], seed: int
+) -> list[dict[str, Any]] | None:
+    """Return accuracy by tercile of popularity, least popular first; None where fewer than three examples have one."""
+    known = sorted((e.popularity, i) for i, e in enumerate(examples) if e.popularity is not None)
+    if len(known) < N_POPULARITY_BINS:
+        return None
+    bounds = [round(k * len(known) / N_POPULARITY_BINS) for k in range(N_POPULARITY_BINS + 1)]
+    bins = []
+    for start, end in pairwise(bounds):
+        own = known[start:end]
+        cells = {t: cell(given, seed) for t, rows in answers.items() if (given := [a for _, i in own if (a := rows[i])])}
+        bins.append({"from": own[0][0], "to": own[-1][0], "n": len(own), "cells": cells})
+    return bins

@@ -1,0 +1,40 @@
+"""Components of a layer removed for a while: the output of its attention, of its MLP, or of both is zero."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+from torch import nn
+
+from juice.errors import UnsupportedModelError
+from juice.model.layout import AttentionLayer
+
+Component = Literal["attention", "mlp"]
+
+
+@contextmanager
+def knocked_out(layer: AttentionLayer, components: Collection[Component]) -> Iterator[None]:
+    """Zero what these components of a layer add to the residual stream; raises UnsupportedModelError for a layer without an MLP."""
+    with ExitStack() as stack:
+        for component in components:
+            module = layer.attention if component == "attention" else mlp_of(layer)
+            stack.callback(module.register_forward_hook(_zero).remove)
+        yield
+
+
+def mlp_of(layer: AttentionLayer) -> nn.Module:
+    """Return the module whose output is the MLP's: behind the attention, the layer's last child with a matrix of its own."""
+    attention = set(layer.attention.modules())
+    others = [child for child in layer.layer.children() if not attention & set(child.modules())]
+    with_matrix = [child for child in others if any(p.dim() > 1 for p in child.parameters())]
+    if not with_matrix:
+        raise UnsupportedModelError(f"layer {layer.index} has no MLP beside its attention; leave the analysis knock_outs out")
+    return with_matrix[-1]
+
+
+def _zero(_module: nn.Module, _args: Any, output: Any) -> Any:
+    if isinstance(output, tuple):
+        return (output[0] * 0, *output[1:])
+    return output * 0
