@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from juice.steered_model import SteeredModel
 
 SOURCES = "Examples: a file, a folder, `mini`, `paraconflict`, `nq-swap` or `hub:owner/name`."
+ROWS = "A file (JSON lines, JSON or CSV), a folder or `hub:owner/name`."
 Model = Annotated[str, typer.Option(help="A hub id, a local folder, or `mini` (bundled, no network).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option(help="auto (as stored on a GPU, float32 on a CPU), float32, bfloat16 or float16.")]
@@ -20,6 +21,8 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a h
 Attention = Annotated[str | None, typer.Option("--attn-implementation", help="eager, sdpa or another of transformers'.")]
 HeadSets = Annotated[Path | None, typer.Option(help="Folder of head sets; else JUICE_HEAD_SETS, ./head_sets, the shipped ones.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+OutFile = Annotated[Path, typer.Option(help="The JSON lines file to write.")]
+Columns = Annotated[str | None, typer.Option(help="What your columns are called, such as question=q,context=passage.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
@@ -47,3 +50,11 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise UsageError(f"{option} is {text!r}; expected numbers separated by commas") from error
+
+
+def pairs(option: str, text: str | None) -> dict[str, str]:
+    """Parse a comma-separated list of name=value; raises UsageError that names the option."""
+    parts = [part.partition("=") for part in (text or "").split(",") if part.strip()]
+    if not all(name.strip() and value.strip() for name, _, value in parts):
+        raise UsageError(f"{option} is {text!r}; expected name=value, separated by commas")
+    return {name.strip(): value.strip() for name, _, value in parts}

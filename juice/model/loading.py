@@ -81,9 +81,14 @@ class LoadedModel:
         words = answer.split()
         if not words:
             return None
+        ids, start = self.joined(prompt, words[0])
+        return ids[start] if start < len(ids) else None
+
+    def joined(self, prompt: str, answer: str) -> tuple[tuple[int, ...], int]:
+        """Return the tokens of `prompt + " " + answer`, and the first position at which they differ from those of `prompt`."""
         alone = self.tokenizer(prompt)["input_ids"]
-        joined = self.tokenizer(f"{prompt} {words[0]}")["input_ids"]
-        return next((token for i, token in enumerate(joined) if i >= len(alone) or token != alone[i]), None)
+        ids = tuple(self.tokenizer(f"{prompt} {answer}")["input_ids"])
+        return ids, next((i for i, token in enumerate(ids) if i >= len(alone) or token != alone[i]), len(ids))
 
 
 def load_model(

@@ -1,0 +1,65 @@
+"""`juice examples`: make conflict examples of a user's own questions and passages."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from juice.cli import console, options
+from juice.errors import UsageError
+
+if TYPE_CHECKING:
+    from juice.preparation.conflicts import Conflicts
+
+
+def run(
+    data: Annotated[str, typer.Argument(help=options.ROWS + " With question, context and answer.")],
+    out: options.OutFile,
+    model: options.Model = "mini",
+    limit: Annotated[int | None, typer.Option(help="Look at so many rows at most, drawn with the seed.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
+    columns: options.Columns = None,
+    force: options.Force = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    attn_implementation: options.Attention = None,
+    json: options.Json = False,
+) -> None:
+    """Ask a model questions without their passages, and make conflict examples of what it knows."""
+    from juice.examples import to_json_line
+    from juice.preparation.conflicts import FIELDS, REQUIRED, make_conflicts
+    from juice.preparation.fields import columns_of
+    from juice.preparation.output import check_writable, write_lines
+    from juice.readers.source import read_rows
+
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit is {limit}; expected at least 1")
+    named = options.pairs("--columns", columns)
+    check_writable(out, overwrite=force)
+    rows = read_rows(data)
+    if limit is not None and limit < len(rows):
+        rows = [rows[i] for i in sorted(Random(seed).sample(range(len(rows)), limit))]
+    columns_of(rows, FIELDS, REQUIRED, named)  # before the model is loaded
+    loaded = options.load(model, device, dtype, revision, attn_implementation)
+    made = make_conflicts(loaded, rows, columns=named, seed=seed, progress=console.progress)
+    write_lines(out, map(to_json_line, made.examples), overwrite=force)
+    _note_counts(made, len(rows))
+    if json:
+        counts = {"n_rows": len(rows), "n_examples": len(made.examples), "n_without_coherent": made.n_without_coherent}
+        console.answer_json({"path": str(out), "model": loaded.id, "seed": seed, **counts, "dropped": made.dropped})
+    else:
+        console.answer(str(out))
+
+
+def _note_counts(made: Conflicts, n_rows: int) -> None:
+    from juice.preparation.conflicts import REASONS
+
+    console.note(f"{len(made.examples)} conflict examples of {n_rows} rows")
+    for reason, n in made.dropped.items():
+        if n:
+            console.note(f"  {n} dropped: they {REASONS[reason]}")
+    if made.n_without_coherent:
+        console.note(f"  {made.n_without_coherent} kept without a coherent prompt: their passage is the sentences of the answer alone")

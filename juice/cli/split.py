@@ -1,0 +1,51 @@
+"""`juice split`: mark which fine-tuning rows need their context."""
+
+from __future__ import annotations
+
+from json import dumps
+from typing import Annotated
+
+import typer
+
+from juice.cli import console, options
+
+
+def run(
+    data: Annotated[str, typer.Argument(help=options.ROWS + " With question, context and answer, or instruction, input and output.")],
+    out: options.OutFile,
+    model: options.Model = "mini",
+    share: Annotated[float, typer.Option(help="Share of the rows, those of lowest perplexity, that need no context.")] = 0.25,
+    drop: Annotated[bool, typer.Option("--drop", help="Write only the rows that need their context.")] = False,
+    columns: options.Columns = None,
+    force: options.Force = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    attn_implementation: options.Attention = None,
+    json: options.Json = False,
+) -> None:
+    """Mark the fine-tuning rows whose answer a model cannot give without the context."""
+    from juice.preparation.critical import FIELDS, REASONS, check_share, mark_critical
+    from juice.preparation.fields import columns_of
+    from juice.preparation.output import check_writable, write_lines
+    from juice.readers.source import read_rows
+
+    check_share(share)
+    named = options.pairs("--columns", columns)
+    check_writable(out, overwrite=force)
+    rows = read_rows(data)
+    columns_of(rows, FIELDS, tuple(FIELDS), named)  # before the model is loaded
+    loaded = options.load(model, device, dtype, revision, attn_implementation)
+    marked = mark_critical(loaded, rows, share=share, columns=named, progress=console.progress)
+    written = marked.critical if drop else marked.rows
+    write_lines(out, (dumps(row, ensure_ascii=False, default=str) + "\n" for row in written), overwrite=force)
+    threshold = f"{marked.threshold:.4g}" if marked.threshold is not None else "none"
+    console.note(f"{len(marked.critical)} of {len(rows)} rows need their context: perplexity without it from {threshold}")
+    for reason, n in marked.unmeasured.items():
+        if n:
+            console.note(f"  {n} not measured: they {REASONS[reason]}")
+    if json:
+        counts = {"n_rows": len(rows), "n_written": len(written), "n_critical": len(marked.critical), "unmeasured": marked.unmeasured}
+        console.answer_json({"path": str(out), "model": loaded.id, "share": share, "threshold": marked.threshold, **counts})
+    else:
+        console.answer(str(out))
