@@ -171,6 +171,18 @@ def test_a_folder_without_splits_is_read_whole_in_any_formats(tmp_path: Path) ->
     assert [e.subject for e in read_examples(tmp_path, split="validation")] == ["Chad", "Peru", "The river runs to the"]
 
 
+def test_a_downloaded_data_set_may_have_its_files_in_data(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / ".hidden.json").write_text("not data")
+    write_json(tmp_path / "data" / "test.json", {**PARACONFLICT, "Category": "official_language"})
+    assert [e.relation for e in read_examples(tmp_path)] == ["official_language"]
+
+
+def test_a_folder_without_data_says_what_it_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ExampleError, match=r"holds no \.jsonl, \.json, \.csv and no parquet files"):
+        read_examples(tmp_path)
+
+
 def test_a_folder_without_a_file_of_the_split_says_what_it_has(tmp_path: Path) -> None:
     write_json(tmp_path / "a.unfiltered_test.json", PARACONFLICT)
     with pytest.raises(ExampleError, match=r"no file of the validation split .*a\.unfiltered_test\.json"):

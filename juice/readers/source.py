@@ -85,7 +85,9 @@ def _files(source: str | Path, split: Split | None) -> list[tuple[str, list[Row]
 
 
 def _data_files(folder: Path, split: Split | None) -> list[Path]:
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS and not path.name.startswith("."))
+    # A data set that was downloaded may have its files in `data`.
+    places = [[path for path in sorted(folder.glob(glob)) if path.suffix.lower() in ENDINGS] for glob in ("[!.]*", "data/[!.]*")]
+    files = places[0] or places[1]
     if not files:
         raise ExampleError(f"the folder {folder} holds no {', '.join(ENDINGS)} and no parquet files; give the folder that holds them")
     named = [path for path in files if any(part in path.name for part in SPLIT_PARTS.values())]
