@@ -4,17 +4,23 @@
     contains         some accepted answer, normalised, is contained in the first five words of the output, normalised
     begins           the first n words of the output, normalised, are some accepted answer, normalised, of n words
 
-An answer that normalises to nothing never matches. This module knows nothing of models.
+An answer that normalises to nothing never matches. And how surprised a model is by a text:
+
+    perplexity       exp(-mean log-probability of its tokens)
+
+This module knows nothing of models.
 """
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 N_WORDS = 5
 MAX_TOKENS = 15
+LARGEST_LOG = 700.0  # exp of more is no float
 
 
 def normalise(text: str) -> str:
@@ -45,3 +51,10 @@ def is_correct(output: str, accepted: Iterable[str], match: Literal["contains", 
 def is_among(answer: str, accepted: Iterable[str]) -> bool:
     """Tell whether an answer is one of those accepted, however it is written."""
     return normalise(answer) in set(map(normalise, accepted))
+
+
+def perplexity(logprobs: Sequence[float]) -> float:
+    """Return the perplexity of tokens from their natural log-probabilities; raises ValueError for none."""
+    if not logprobs:
+        raise ValueError("perplexity of no tokens")
+    return math.exp(min(LARGEST_LOG, -sum(logprobs) / len(logprobs)))

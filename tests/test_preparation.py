@@ -16,10 +16,10 @@ import juice
 from juice.cli.main import app
 from juice.errors import ExampleError, OutputError, UsageError
 from juice.identification.run import Settings, usable_examples
+from juice.output import write_lines
 from juice.preparation import make_conflicts, mark_critical
 from juice.preparation.fields import columns_of, texts_of
 from juice.preparation.kinds import kind_of
-from juice.preparation.output import write_lines
 from juice.preparation.passage import find, replace, sentences_with
 from juice.readers.rows import Row
 from juice.scoring import contains_answer, normalise

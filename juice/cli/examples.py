@@ -30,9 +30,9 @@ def run(
 ) -> None:
     """Ask a model questions without their passages, and make conflict examples of what it knows."""
     from juice.examples import to_json_line
+    from juice.output import check_writable, write_lines
     from juice.preparation.conflicts import FIELDS, REQUIRED, make_conflicts
     from juice.preparation.fields import columns_of
-    from juice.preparation.output import check_writable, write_lines
     from juice.readers.source import read_rows
 
     if limit is not None and limit < 1:

@@ -18,6 +18,7 @@ from juice.cli import console, evaluate, examples, generate, identify, inspect, 
 from juice.errors import JuiceError
 
 P = ParamSpec("P")
+INTERRUPTED = {"evaluate": "interrupted; what was done is kept in --out: run the same command again to go on"}
 
 
 def ends_cleanly(run: Callable[P, None]) -> Callable[P, None]:
@@ -31,7 +32,7 @@ def ends_cleanly(run: Callable[P, None]) -> Callable[P, None]:
             console.error(str(error))
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
-            console.error("interrupted; nothing was written")
+            console.error(INTERRUPTED.get(run.__module__.rsplit(".", 1)[-1], "interrupted; nothing was written"))
             raise typer.Exit(130) from interrupt
 
     return ending

@@ -25,9 +25,9 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Mark the fine-tuning rows whose answer a model cannot give without the context."""
+    from juice.output import check_writable, write_lines
     from juice.preparation.critical import FIELDS, REASONS, check_share, mark_critical
     from juice.preparation.fields import columns_of
-    from juice.preparation.output import check_writable, write_lines
     from juice.readers.source import read_rows
 
     check_share(share)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from juice.asking import ask_all
 from juice.engine import Completion, GenerationRequest
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import context_reliance
@@ -15,9 +16,6 @@ from juice.examples import ConflictExample, ConflictType, Target
 from juice.progress import Progress, silent
 from juice.scoring import MAX_TOKENS, is_correct
 from juice.steered_model import SteeredModel
-
-# So many requests at once: the engine batches them, and progress moves in between.
-N_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -68,22 +66,9 @@ def ask(
         example = examples[at[1]]
         return treatments[domain_of(example)].request(model, example, at[0], max_tokens=MAX_TOKENS)
 
-    with progress(said, len(asked)) as advance:
-        for (conflict_type, i), completion in zip(asked, in_batches(model, list(map(request, asked)), advance), strict=True):
-            answers[conflict_type][i] = verdict(completion, examples[i], judged_by)
+    for (conflict_type, i), completion in zip(asked, ask_all(model, list(map(request, asked)), said, progress), strict=True):
+        answers[conflict_type][i] = verdict(completion, examples[i], judged_by)
     return answers
-
-
-def in_batches(model: SteeredModel, requests: Sequence[GenerationRequest], advance: Callable[[int], None]) -> list[Completion]:
-    """Generate for all requests, many at once, and tell of progress in between."""
-    # Longest first, so that prompts that go through together need little padding.
-    order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
-    done: dict[int, Completion] = {}
-    for start in range(0, len(order), N_AT_ONCE):
-        chunk = order[start : start + N_AT_ONCE]
-        done.update(zip(chunk, model.engine.generate([requests[i] for i in chunk]), strict=True))
-        advance(len(chunk))
-    return [done[i] for i in range(len(requests))]
 
 
 def verdict(completion: Completion, example: ConflictExample, judged_by: Target) -> Answer:

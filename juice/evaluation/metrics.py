@@ -2,7 +2,6 @@
 
     accuracy            share of right answers (the paper's rule decides what is right, see juice.scoring)
     context reliance    M_C = p_context / (p_context + p_parametric), of one prompt at its last position
-    perplexity          exp(-mean log-probability) of a text's tokens
     repetition          share of the n-grams of a text that came before in it
     interval            95 % of the bootstrap distribution of the mean (scipy, percentile method, seeded)
 
@@ -52,13 +51,6 @@ def context_reliance(p_context: float, p_parametric: float) -> float | None:
     """Return M_C of one prompt; None where the model expects neither answer at all."""
     total = p_context + p_parametric
     return p_context / total if total > 0 else None
-
-
-def perplexity(logprobs: Sequence[float]) -> float:
-    """Return the perplexity of tokens from their natural log-probabilities; raises ValueError for none."""
-    if not logprobs:
-        raise ValueError("perplexity of no tokens")
-    return math.exp(-sum(logprobs) / len(logprobs))
 
 
 def repetition(tokens: Sequence[int], n: int = N_GRAM) -> float:

@@ -13,14 +13,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from juice.engine import Completion
-from juice.evaluation.answers import Answer, ask, in_batches
+from juice.asking import ask_all
+from juice.evaluation.answers import Answer, ask
 from juice.evaluation.methods import Treatment
-from juice.evaluation.metrics import interval, mean, perplexity, repetition
+from juice.evaluation.metrics import interval, mean, repetition
 from juice.evaluation.situations import true_contexts, unknown_subjects
 from juice.evaluation.splits import domain_of
 from juice.examples import ConflictExample, ConflictType, Target
 from juice.progress import Progress, silent
+from juice.scoring import perplexity
 from juice.steered_model import SteeredModel
 
 N_CONTINUED = 60
@@ -81,8 +82,7 @@ def continuations(
             if conflict_type in example.prompts:
                 request = treatments[domain_of(example)].request(model, example, conflict_type, max_tokens=N_NEW_TOKENS)
                 requests += [request] if request.n_positions <= limit else []
-    with progress("continuing answers", len(requests)) as advance:
-        completions: list[Completion] = in_batches(model, requests, advance)
+    completions = ask_all(model, requests, "continuing answers", progress)
     return {
         "n": len(completions),
         "mean_tokens": mean([float(len(c.token_ids)) for c in completions]) if completions else None,

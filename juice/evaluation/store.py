@@ -8,12 +8,13 @@ is refused, never overwritten.
 from __future__ import annotations
 
 import json
-import os
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from juice.errors import OutputError
+from juice.output import write_lines
 
 FORMAT = "juice.evaluation/1"
 FILE = "results.json"
@@ -56,21 +57,25 @@ class Store:
         self.results = {**found, "is_complete": False}
 
     def unit(self, *path: str, make: Callable[[], Any]) -> Any:
-        """Return a unit of work, from the document or made now and saved; its content is plain data."""
-        at = self.results
+        """Return a unit of work, from the document or made now and saved; a number that is not finite is no value there."""
+        parent = self.results
         for name in path[:-1]:
-            at = at.setdefault(name, {})
-        if path[-1] in at:
+            parent = parent.get(name, {})
+        if path[-1] in parent:
             self.n_cached += 1
-        else:
-            at[path[-1]] = json.loads(json.dumps(make(), allow_nan=False))
-            self.n_computed += 1
-            self.save()
-        return at[path[-1]]
+            return parent[path[-1]]
+        made = _plain(make())  # before there is a place for it: what cannot be made leaves nothing
+        parent = self.results
+        for name in path[:-1]:
+            parent = parent.setdefault(name, {})
+        parent[path[-1]] = made
+        self.n_computed += 1
+        self.save()
+        return made
 
     def save(self) -> None:
         """Write the document in one step; raises OutputError when it cannot be written."""
-        write_atomically(self.folder / FILE, json.dumps(self.results, ensure_ascii=False, allow_nan=False))
+        write_lines(self.folder / FILE, [json.dumps(self.results, ensure_ascii=False, allow_nan=False)], overwrite=True)
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -84,14 +89,13 @@ def read_results(folder: Path) -> dict[str, Any]:
     return found
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new one; raises OutputError."""
-    try:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error}; free some space, or give another --out") from error
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: lists for tuples, null for what is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _short(value: Any) -> str:

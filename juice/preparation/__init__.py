@@ -3,10 +3,8 @@
 fields     values by our names, whatever the user's columns are called
 kinds      what kind of answer an answer is, by its looks
 passage    where answers stand in a passage, the passage with another answer, its sentences
-asking     many requests at once, with progress
 conflicts  questions with passages, turned into conflict examples
 critical   fine-tuning rows, marked by whether their context is needed
-output     a file of JSON lines, written in one step
 """
 
 from juice.preparation.conflicts import make_conflicts

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from juice.asking import ask_all, fits
 from juice.errors import ExampleError
 from juice.examples import ConflictExample, ConflictType
 from juice.preparation import passage
-from juice.preparation.asking import ask_all, fits
 from juice.preparation.fields import columns_of, text_of, texts_of
 from juice.preparation.kinds import kind_of
 from juice.progress import Progress, silent

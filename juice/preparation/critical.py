@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from juice.asking import ask_all, fits
 from juice.engine import Completion, GenerationRequest
 from juice.errors import ExampleError, UsageError
-from juice.preparation.asking import ask_all, fits
 from juice.preparation.fields import columns_of, text_of, texts_of
 from juice.progress import Progress, silent
 from juice.readers.rows import Row
+from juice.scoring import perplexity
 from juice.steered_model import SteeredModel
 
 FIELDS = {"question": ("question", "instruction"), "context": ("context", "input"), "answer": ("answer", "answers", "output")}
@@ -33,7 +34,6 @@ REASONS = {
     "too_long": "are too long for the model",
 }
 SHARE = 0.25
-LARGEST_LOG = 700.0  # exp of more is no float
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def mark_critical(
         reasons = "; ".join(f"{n} {REASONS[reason]}" for reason, n in unmeasured.items())
         raise ExampleError(f"none of {len(rows)} rows can be measured: {reasons}; expected a question, a context and an answer in each")
     completions = ask_all(model, [request for request, _ in measured.values()], "measuring without contexts", progress)
-    perplexities = {i: perplexity(c, start) for (i, (_, start)), c in zip(measured.items(), completions, strict=True)}
+    perplexities = {i: answer_perplexity(c, start) for (i, (_, start)), c in zip(measured.items(), completions, strict=True)}
     n_low = math.floor(share * len(measured) + 1e-9)  # 0.29 of 100 is 29, in floats as well
     low = set(sorted(perplexities, key=perplexities.__getitem__)[:n_low])
     marked = [
@@ -96,10 +96,9 @@ def mark_critical(
     return Marked(marked, {reason: unmeasured[reason] for reason in REASONS})
 
 
-def perplexity(completion: Completion, start: int) -> float:
+def answer_perplexity(completion: Completion, start: int) -> float:
     """Return the perplexity of the prompt's tokens from `start` on."""
-    logprobs = [token.logprob for token in completion.prompt_tokens[start:] if token.logprob is not None]
-    return math.exp(min(LARGEST_LOG, -sum(logprobs) / len(logprobs)))
+    return perplexity([token.logprob for token in completion.prompt_tokens[start:] if token.logprob is not None])
 
 
 def _request(model: SteeredModel, values: Mapping[str, object]) -> tuple[GenerationRequest, int] | str:

@@ -16,7 +16,6 @@ import torch
 from juice.engine import Steer
 from juice.evaluation.analyses.context import N_EXAMPLES, Context
 from juice.evaluation.analyses.knock_out_scores import knock_out_scores
-from juice.evaluation.answers import in_batches
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean
 from juice.examples import ConflictExample, ConflictType
@@ -58,5 +57,5 @@ def mean_p(context: Context, conflict_type: ConflictType, heads: Sequence[Head],
     treatment = Treatment(target=target, steering=steering)
     examples: list[ConflictExample] = context.few
     requests = [treatment.request(model, e, conflict_type, max_tokens=1) for e in examples]
-    watched = [c.watched for c in in_batches(model, requests, lambda _n: None)]
+    watched = [c.watched for c in model.engine.generate(requests)]
     return mean([math.exp(own[0 if target == "parametric" else 1]) for own in watched if own])

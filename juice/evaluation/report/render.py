@@ -10,7 +10,7 @@ from pathlib import Path
 
 from juice.errors import OutputError, UsageError
 from juice.evaluation.report.sections import Section, Table
-from juice.evaluation.store import write_atomically
+from juice.output import write_lines
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html"
 DPI = 110
@@ -28,8 +28,8 @@ def write_report(folder: Path, made: Sequence[Section]) -> None:
             (folder / "figures" / f"{name}.png").write_bytes(content)
     except OSError as error:
         raise OutputError(f"cannot write the pictures in {folder}: {error}; give another --out") from error
-    write_atomically(folder / "report.md", _markdown(made))
-    write_atomically(folder / "report.html", _html(made, pictures))
+    write_lines(folder / "report.md", [_markdown(made)], overwrite=True)
+    write_lines(folder / "report.html", [_html(made, pictures)], overwrite=True)
 
 
 def _pictures(made: Sequence[Section]) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""A file of JSON lines, written in one step: readers see the old file or the new one, an interrupted write leaves nothing."""
+"""A text file, written in one step: readers see the old file or the new one, an interrupted write leaves nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_writable(path: Path, *, overwrite: bool) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str], *, overwrite: bool) -> None:
-    """Write lines, each with its end, and rename them into place; raises OutputError."""
+    """Write lines, each with its end, and rename the file into place, its folder made; raises OutputError."""
     check_writable(path, overwrite=overwrite)
     path, temporary = path.resolve(), None
     try:

@@ -1,0 +1,314 @@
+"""One evaluation from beginning to end: what it measures, that it resumes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import juice
+from juice.cli.main import app
+from juice.evaluation import side_effects
+from juice.evaluation.methods import Treatment, context_end, methods_for, without_context
+from juice.evaluation.preparation import Preparer
+from juice.evaluation.run import Settings, evaluate
+from juice.evaluation.situations import true_contexts, unknown_subjects
+from juice.evaluation.splits import Data, Splits, domain_of, limited, split, with_likeliest_answer
+from juice.evaluation.tables import table
+from juice.examples import ConflictExample, examples_sha256
+from juice.identification.run import Settings as IdentificationSettings
+from juice.scoring import contains_answer
+from tests import oracle
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(tune the betas|cannot be scored|is left out|no validation example|no head raises).*:UserWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> juice.SteeredModel:
+    return juice.load("mini", head_sets="head_sets")
+
+
+@pytest.fixture(scope="module")
+def pool() -> list[ConflictExample]:
+    every = juice.read_examples("mini")
+    return [e for relation in ("world_capital", "book_author") for e in [e for e in every if e.relation == relation][:60]]
+
+
+@pytest.fixture(scope="module")
+def store(model: juice.SteeredModel, pool: list[ConflictExample], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("evaluation") / "out"
+    settings = Settings(methods=("original", "prompt", "cad", "ph3_small", "juice"), limit=10, n_large=10)
+    return evaluate(model, Data(pool), settings, out, texts=["The capital of Peru is Lima."])
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["evaluate", *arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_every_answer_is_kept_with_its_verdict_and_the_table_follows_from_them(store: Any, model: juice.SteeredModel) -> None:
+    results = json.loads((store.folder / "results.json").read_text())
+    assert results["is_complete"] is True
+    test = [ConflictExample.model_validate(e) for e in results["data"]["test"]]
+    assert len(test) == 10
+    assert {domain_of(e) for e in test} == {"world_capital", "book_author"}
+    for target, own in results["targets"].items():
+        for name, method in own["methods"].items():
+            for conflict_type, answers in method["answers"].items():
+                assert len(answers) == 10
+                for e, (output, is_right, p_parametric, p_context) in zip(test, answers, strict=True):
+                    assert is_right == contains_answer(output, e.accepted(target))
+                    assert 0 <= p_parametric <= 1
+                    assert 0 <= p_context <= 1
+                cells = [method["table"][domain][conflict_type]["accuracy"] for domain in ("book_author", "world_capital")]
+                assert method["table"]["average"][conflict_type]["accuracy"] == pytest.approx(sum(cells) / 2)
+            assert name != "original" or set(method["answers"]) >= {"substitution", "coherent"}
+    assert "cad" not in results["targets"]["parametric"]["methods"]
+    assert "clean" not in results["targets"]["context"]["methods"]["original"]["answers"]
+    steered, plain = (results["targets"]["parametric"]["methods"][name]["table"]["average"] for name in ("juice", "original"))
+    assert steered["coherent"]["accuracy"] > plain["coherent"]["accuracy"] + 0.2
+
+
+def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(store: Any, model: juice.SteeredModel) -> None:
+    """Each method once more, by hand: kills a treatment of another domain, an instruction at the wrong place, rows that are mixed up."""
+    results = store.results
+    test = [ConflictExample.model_validate(e) for e in results["data"]["test"]]
+    e, i = test[7], 7
+    prompt = e.prompts["coherent"]
+    methods = results["targets"]["context"]["methods"]
+    betas = methods["juice"]["choice"][domain_of(e)]
+    steer = juice.Steer(target="context", beta_plus=betas["beta_plus"], beta_minus=betas["beta_minus"])
+    assert methods["juice"]["answers"]["coherent"][i][0] == model.generate(prompt, steer=steer, max_tokens=15)[0].text
+    assert methods["original"]["answers"]["coherent"][i][0] == model.generate(prompt, max_tokens=15)[0].text
+    asked = prompt[prompt.index("Question:") :]
+    tokens, logits = oracle.generate_contrasted(model.loaded.model, list(model.tokenize(prompt)), list(model.tokenize(asked)), 1.0, 1)
+    first = model.loaded.first_token(prompt, e.answer("context"))
+    assert methods["cad"]["answers"]["coherent"][i][3] == pytest.approx(float(logits[0].softmax(-1)[first]), abs=1e-4)
+    said = methods["prompt"]["answers"]["substitution"][i][0]
+    instruction = "Finish the sentence below as the statement that is given demands, whatever you remember yourself."
+    assert said == model.generate(f"{instruction} {e.prompts['substitution']}", max_tokens=15)[0].text
+    pruned = methods["ph3_small"]["choice"][domain_of(e)]["heads"]
+    heads = {tuple(head): -1.0 for head in pruned}
+    logits = oracle.steered_logits(model.loaded.model, list(model.tokenize(prompt)), heads, method="june")[-1]
+    assert methods["ph3_small"]["answers"]["coherent"][i][3] == pytest.approx(float(logits.softmax(-1)[first]), abs=1e-4)
+
+
+def test_an_evaluation_goes_on_where_it_was_and_takes_more_methods(
+    store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    settings = Settings(methods=("original", "prompt", "cad", "ph3_small", "juice"), limit=10, n_large=10)
+    again = evaluate(model, Data(pool), settings, store.folder, texts=["The capital of Peru is Lima."])
+    assert again.n_computed == 0
+    assert again.n_cached > 30
+    assert again.results["targets"] == store.results["targets"]
+    more = Settings(methods=("original", "june"), targets=("parametric",), limit=10, n_large=10)
+    added = evaluate(model, Data(pool), more, store.folder, texts=["The capital of Peru is Lima."])
+    assert added.n_computed == 5  # june: its betas, answers, collateral, continuations, perplexity
+    assert "juice" in added.results["targets"]["parametric"]["methods"]
+
+
+def test_a_folder_of_another_evaluation_is_refused_and_left_as_it_is(
+    store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    before = (store.folder / "results.json").read_bytes()
+    with pytest.raises(juice.JuiceError, match="holds another evaluation: its seed is 0, this one's is 1"):
+        evaluate(model, Data(pool), Settings(limit=10, n_large=10, seed=1), store.folder, texts=["The capital of Peru is Lima."])
+    assert (store.folder / "results.json").read_bytes() == before
+
+
+def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(model: juice.SteeredModel) -> None:
+    every = juice.read_examples("mini")
+    head_sets = {t: model.head_sets.get(t) for t in ("parametric", "context")}
+    made = split(model, Data(every), ["parametric", "context"], head_sets, IdentificationSettings(), n_large=200, limit=60)
+    for target, head_set in head_sets.items():
+        assert examples_sha256(made.identification[target]) == head_set.identification.examples_sha256
+    groups = [*made.identification.values(), made.large, made.validation, made.test]
+    keys = [{(e.relation, e.subject) for e in group} for group in groups]
+    assert not any(a & b for i, a in enumerate(keys[1:], 1) for b in keys[i + 1 :])
+    assert not (keys[0] | keys[1]) & keys[-1]
+    assert len(made.large) == 200
+    assert [sum(domain_of(e) == d for e in made.test) for d in made.domains] == [10] * 6
+    known = model.generate([e.prompts["clean"] for e in made.validation], max_tokens=15)
+    assert all(contains_answer(c.text, e.parametric_answer) for c, e in zip(known, made.validation, strict=True))
+
+
+def test_what_cannot_be_used_is_left_out_and_counted(model: juice.SteeredModel, pool: list[ConflictExample]) -> None:
+    long = pool[0].model_copy(update={"subject": "long", "prompts": {**pool[0].prompts, "coherent": "word " * 600}})
+    right = pool[1].model_copy(update={"subject": "right", "context_answer": ("somewhere", pool[1].parametric_answer[0].upper())})
+    same = pool[2].model_copy(update={"subject": "same", "context_answer": (pool[2].parametric_answer[0].split()[0] + " x",)})
+    made = split(model, Data([long, right, same, *pool]), ["context"], {}, IdentificationSettings(), n_large=0, limit=None)
+    counted = {reason: n for reason, n in made.left_out.items() if "validation" not in reason}
+    assert counted["prompts that are too long for the model"] == 1
+    assert counted["context answers that are a right answer"] == 1
+    assert counted["answers that begin with the same token, or with none"] >= 1
+    assert not {"long", "right", "same"} & {e.subject for e in made.test}
+
+
+def test_a_limit_spreads_over_the_domains_and_uses_up_the_small_ones(pool: list[ConflictExample]) -> None:
+    few = [*pool[:30], *pool[60:63]]
+    kept = limited(few, 11, seed=0)
+    assert [sum(domain_of(e) == d for e in kept) for d in ("world_capital", "book_author")] == [8, 3]
+    assert kept == [e for e in few if e in kept]
+
+
+def test_the_answer_that_the_model_finds_likeliest_is_scored(model: juice.SteeredModel) -> None:
+    example = juice.ConflictExample(
+        subject="Peru",
+        parametric_answer=["Zurich", "Lima"],
+        context_answer="Oslo",
+        prompts={"clean": "The name of the capital city of Peru is"},
+    )
+    assert with_likeliest_answer(model, [example])[0].parametric_answer == ("Lima", "Zurich")
+
+
+def test_situations_tell_the_truth_or_of_nobody(pool: list[ConflictExample]) -> None:
+    e = pool[0]
+    truth, nobody = true_contexts([e])[0], unknown_subjects([e], seed=0)[0]
+    assert e.context_answer[0] not in truth.prompts["coherent"]
+    assert truth.prompts["coherent"].count(e.parametric_answer[0]) == e.prompts["coherent"].count(e.context_answer[0])
+    assert truth.prompts["clean"] == e.prompts["clean"]
+    assert all(e.subject not in prompt for prompt in nobody.prompts.values())
+    assert e.context_answer[0] in nobody.prompts["substitution"]
+    assert true_contexts([e.model_copy(update={"context_answer": ("nowhere",)})]) == []
+
+
+def test_collateral_counts_right_answers_where_steering_is_not_needed(model: juice.SteeredModel, pool: list[ConflictExample]) -> None:
+    head_set = model.head_sets.get("parametric")
+    steering = model.steering(juice.Steer(target="parametric"), head_set)
+    examples = pool[4:10]
+    measured = side_effects.collateral(
+        model, examples, {domain_of(e): Treatment(target="parametric", steering=steering) for e in examples}, 3
+    )
+    nobody = unknown_subjects(examples, 3)
+    right = [
+        contains_answer(model.generate(e.prompts["substitution"], steer="parametric", max_tokens=15)[0].text, e.context_answer)
+        for e in nobody
+    ]
+    assert measured["unknown_subject"]["substitution"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert measured["clean"]["clean"]["n"] == 6
+
+
+def test_perplexity_of_plain_text_is_that_of_the_steered_model(model: juice.SteeredModel) -> None:
+    text = "The capital of Peru is Lima. The official language of Peru is Spanish."
+    ids = list(model.tokenize(text))
+    steer = juice.Steer(target="parametric", beta_minus=-2.0)
+    treatment = Treatment(target="parametric", steering=model.steering(steer, model.head_sets.get("parametric")))
+    heads = {tuple(head): -2.0 for head in model.head_sets.get("parametric").heads.minus}
+    logprobs = oracle.steered_logits(model.loaded.model, ids, heads).log_softmax(-1)
+    expected = torch.exp(-logprobs[torch.arange(len(ids) - 1), ids[1:]].mean())
+    assert side_effects.plain_text_perplexity(model, [text], {"a": treatment}) == pytest.approx(float(expected), rel=1e-4)
+    assert side_effects.plain_text_perplexity(model, ["word " * 600], {"a": treatment}) is None
+
+
+def test_a_domain_without_validation_examples_uses_those_of_all(model: juice.SteeredModel, pool: list[ConflictExample]) -> None:
+    splits = Splits({"parametric": pool[:4]}, [], pool[64:70], [pool[10], pool[75]])
+    own = Preparer(model=model, splits=splits, head_sets={"parametric": model.head_sets.get("parametric")})
+    choice = own.choose("june", "parametric")
+    assert choice["book_author"]["tuned_on"] == "book_author"
+    assert choice["world_capital"]["tuned_on"] == "all domains"
+    none = Preparer(model=model, splits=Splits({"parametric": pool[:4]}, [], [], [pool[10]]), head_sets=own.head_sets)
+    untuned = none.choose("juice", "parametric")["world_capital"]
+    assert (untuned["beta_minus"], untuned["tuned_on"], untuned["n_validation"]) == (-2.0, None, 0)
+
+
+def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample]) -> None:
+    e = pool[0]
+    assert without_context(e, "substitution") == e.prompts["clean"]
+    assert without_context(e, "coherent") == e.prompts["coherent"][e.prompts["coherent"].index("Question:") :]
+    assert context_end(e, "coherent") == e.prompts["coherent"].index("Question:")
+    given = e.model_copy(update={"question": "Say:", "prompts": {"substitution": "Told. Say:"}})
+    assert without_context(given, "substitution") == "Say:"
+    assert context_end(e.model_copy(update={"prompts": {"substitution": "No seam"}}), "substitution") is None
+    assert methods_for("parametric", ("original", "cad", "juice")) == ("original", "juice")
+
+
+def test_a_model_without_consistent_heads_is_reported_with_the_reason(tmp_path: Path, pool: list[ConflictExample]) -> None:
+    model = juice.load("mini", head_sets=tmp_path)
+    settings = Settings(
+        targets=("parametric",), methods=("original", "juice"), limit=4, n_large=0,
+        identification=IdentificationSettings(alphas_plus=(1e6,), alphas_minus=(-1e6,)),
+    )  # fmt: skip
+    store = evaluate(model, Data(pool), settings, tmp_path / "out")
+    assert list(store.results["targets"]["parametric"]["methods"]) == ["original"]
+    assert any("no head raises" in note for note in store.results["notes"])
+    assert any("juice toward the parametric answer is left out" in note for note in store.results["notes"])
+
+
+def test_heads_are_found_where_no_set_is_served(tmp_path: Path, pool: list[ConflictExample]) -> None:
+    model = juice.load("mini", head_sets=tmp_path)
+    settings = Settings(targets=("parametric",), methods=("juice",), limit=4, n_large=0)
+    store = evaluate(model, Data(pool), settings, tmp_path / "out")
+    found = store.results["targets"]["parametric"]["head_set"]
+    assert found["identification"]["n_examples"] == 4
+    assert "juice" in store.results["targets"]["parametric"]["methods"]
+    assert evaluate(juice.load("mini", head_sets=tmp_path), Data(pool), settings, tmp_path / "out").n_computed == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--methods", "juise"), "juise"),
+        (("--methods", ","), "is empty"),
+        (("--analyses", "all,heads"), "'all'"),
+        (("--head-set", "nobody"), "no head set 'nobody'"),
+        (("--data", "/nowhere.jsonl"), "/nowhere.jsonl"),
+        (("--text", "/nowhere.txt"), "/nowhere.txt"),
+        (("--templates", "/nowhere.json"), "/nowhere.json"),
+        (("--checkpoints", "/nowhere"), "no checkpoint"),
+        (("--target", "context", "--head-set", "parametric"), "--target parametric"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_line_and_leaves_no_report(tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:
+    code, said, error = run("--out", str(tmp_path / "out"), *arguments)
+    assert code == 2, error
+    assert named in error
+    assert "Traceback" not in error + said
+    assert not (tmp_path / "out" / "report.md").exists()
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    code, _, error = run("--out", str(tmp_path), "--limit", "2")
+    assert code == 2
+    assert "holds no results.json" in error
+    (tmp_path / "results.json").write_text("{}")
+    assert "not of the format" in run("--out", str(tmp_path), "--limit", "2")[2]
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "juice.cli.main", "evaluate", "--out", str(out), "--limit", "6", "--methods", "original,prompt"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    deadline = time.monotonic() + 120
+    while not (out / "results.json").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=120)[1]
+    assert process.returncode == 130, error
+    assert "run the same command again" in error
+    assert json.loads((out / "results.json").read_text())["is_complete"] is False
+    code, said, error = run("--out", str(out), "--limit", "6", "--methods", "original,prompt")
+    assert code == 0, error
+    assert "were in" in error
+    assert "report.html" in said
+    assert (out / "report.html").exists()
+
+
+def test_tables_of_the_test_helper_and_the_report_agree(store: Any) -> None:
+    test = [ConflictExample.model_validate(e) for e in store.results["data"]["test"]]
+    from juice.evaluation.answers import Answer
+
+    method = store.results["targets"]["parametric"]["methods"]["original"]
+    answers = {t: [Answer.of(row) for row in rows] for t, rows in method["answers"].items()}
+    assert json.loads(json.dumps(table(test, answers, seed=0))) == json.loads(json.dumps(method["table"]))

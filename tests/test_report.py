@@ -1,0 +1,125 @@
+"""The report: what it says of given results, that it is one file, and that the published numbers stand beside ours."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from juice.evaluation.report import write_report
+from juice.evaluation.report.published import published
+from juice.evaluation.report.sections import Section, Table, sections, verdict
+from juice.evaluation.store import Store, read_results
+
+
+def cell(accuracy: float) -> dict:
+    return {"n": 4, "accuracy": accuracy, "interval": [0.1, 0.9], "p_parametric": 0.5, "p_context": 0.25, "context_reliance": None}
+
+
+def method(accuracies: dict[str, float]) -> dict:
+    table = {domain: {"substitution": cell(a)} for domain, a in accuracies.items()}
+    going_on = {"n": 2, "mean_tokens": 3.0, "ended": 1.0, "repetition": 0.0}
+    return {"choice": {}, "table": table, "collateral": {}, "continuations": going_on, "perplexity": None, "by_popularity": None}
+
+
+def results(model: str = "mini", **methods: dict[str, float]) -> dict:
+    identity = {
+        "model": {"id": model, "architecture": "GPT2LMHeadModel", "n_layers": 6, "n_heads": 8, "fingerprint": None},
+        "dtype": "float32", "limit": None, "seed": 0, "versions": {"juice": "1"},
+    }  # fmt: skip
+    data = {"test": [{}, {}], "n_validation": 3, "n_large": 0, "identification": {"parametric": ["Peru"]}, "left_out": {"too long": 2}}
+    own = {
+        "methods": {name: method(accuracies) for name, accuracies in methods.items()},
+        "analyses": {"heads": {"unavailable": "no heads"}},
+    }
+    return {"format": "juice.evaluation/1", "identity": identity, "data": data, "targets": {"parametric": own}, "notes": ["one <note>"]}
+
+
+def test_the_verdict_says_where_juice_is_not_best() -> None:
+    tables = {name: method(a)["table"] for name, a in {
+        "original": {"a": 0.2, "b": 0.3, "average": 0.25}, "juice": {"a": 0.9, "b": 0.5, "average": 0.7}, "june": {"a": 0.8, "b": 0.6, "average": 0.7},
+    }.items()}  # fmt: skip
+    first, second = verdict(tables, ["substitution"])
+    assert "has 70.0 and is best (a tie); next comes june with 70.0" in first
+    assert second == "Another method is ahead in 1 cells: b substitution (june 60.0, juice 50.0)."
+    tables["june"] = method({"a": 1.0, "b": 1.0, "average": 1.0})["table"]
+    assert "is **not** best: june has 100.0" in verdict(tables, ["substitution"])[0]
+    assert verdict({"original": tables["original"]}, ["substitution"]) == []
+
+
+class Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.cells: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open += [] if tag in ("meta", "img", "link") else [tag]
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "td":
+            self.cells.append(data)
+
+
+def test_the_page_is_one_file_that_loads_nothing_and_says_what_markdown_says(tmp_path: Path) -> None:
+    made = sections(results(original={"a": 0.25, "average": 0.25}, juice={"a": 0.75, "average": 0.75}))
+    write_report(tmp_path, made)
+    html, markdown = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
+    page = Links()
+    page.feed(html)
+    assert not page.open
+    assert page.loads
+    assert all(load.startswith("data:image/png;base64,") for load in page.loads)
+    assert "one &lt;note&gt;" in html
+    assert "75.0" in page.cells
+    assert "| juice | 75.0 | 75.0 |" in markdown
+    assert "left out: too long | 2" in markdown
+    assert "Not available: no heads" in markdown
+    assert (tmp_path / "figures" / "parametric-methods.png").read_bytes().startswith(b"\x89PNG")
+    assert "figures/parametric-methods.png" in markdown
+
+
+def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        write_report(folder, sections(results(original={"a": 0.25, "average": 0.25}, juice={"a": 0.75, "average": 0.75})))
+    names = ("report.md", "report.html", "figures/parametric-methods.png")
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+
+
+def test_published_numbers_stand_beside_those_of_the_papers_models() -> None:
+    assert published("google/gemma-2-2b", "parametric")["juice"]["world_capital"]["clean"] > 90
+    assert published("/models/gemma-2-2b", "context")["cad"]["average"] > 0
+    assert published("mini", "parametric") == {}
+    made = sections(results("google/gemma-2-2b", juice={"world_capital": 0.5, "average": 0.5}))
+    table: Table = next(section for section in made if section.title == "Toward the parametric answer").tables[0]
+    printed = next(row for row in table.rows if row[0] == "juice (published)")
+    assert printed[1] == f"{published('google/gemma-2-2b', 'parametric')['juice']['world_capital']['substitution']:.1f}"
+    said = next(section for section in made if section.title == "Toward the parametric answer").text
+    assert any("ICML 2025" in sentence for sentence in said)
+
+
+def test_a_cell_with_a_bar_does_not_break_its_row(tmp_path: Path) -> None:
+    write_report(tmp_path, [Section("t", tables=[Table(("a", "b"), [["x | y", "line\nbreak"]])])])
+    assert "| x \\| y | line break |" in (tmp_path / "report.md").read_text()
+
+
+def test_a_document_that_is_half_written_is_never_seen(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "out", {"seed": 0})
+    store.unit("a", "b", make=lambda: {"x": (1, None, 0.5, float("nan"))})
+    found = read_results(tmp_path / "out")
+    assert found["a"]["b"] == {"x": [1, None, 0.5, None]}
+    assert not (tmp_path / "out" / ".results.json").exists()
+    with pytest.raises(KeyboardInterrupt):
+        store.unit("a", "c", make=interrupt)
+    assert read_results(tmp_path / "out") == found
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
