@@ -37,9 +37,11 @@ def results(model: str = "mini", **methods: dict[str, float]) -> dict:
 
 
 def test_the_verdict_says_where_juice_is_not_best() -> None:
-    tables = {name: method(a)["table"] for name, a in {
-        "original": {"a": 0.2, "b": 0.3, "average": 0.25}, "juice": {"a": 0.9, "b": 0.5, "average": 0.7}, "june": {"a": 0.8, "b": 0.6, "average": 0.7},
-    }.items()}  # fmt: skip
+    told = {
+        "original": {"a": 0.2, "b": 0.3, "average": 0.25}, "juice": {"a": 0.9, "b": 0.5, "average": 0.7},
+        "june": {"a": 0.8, "b": 0.6, "average": 0.7},
+    }  # fmt: skip
+    tables = {name: method(accuracies)["table"] for name, accuracies in told.items()}
     first, second = verdict(tables, ["substitution"])
     assert "has 70.0 and is best (a tie); next comes june with 70.0" in first
     assert second == "Another method is ahead in 1 cells: b substitution (june 60.0, juice 50.0)."

@@ -65,27 +65,15 @@ def _lines(head_set: HeadSet) -> list[tuple[str, str]]:
 
 
 def _draw(scores: HeadScores, head_set: HeadSet, path: Path) -> None:
+    from juice.evaluation.report import figures
+
+    tables = {"conflict_types": scores.conflict_types, "plus": scores.plus.tolist(), "minus": scores.minus.tolist()}
     try:
-        import matplotlib as mpl
+        figure = figures.heads({**tables, "chosen": head_set.heads.model_dump(mode="json")}, head_set.target)
     except ImportError as error:
         raise UsageError("plots need matplotlib; install it with: pip install 'juice-steering[eval]'") from error
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    rows = (("+", scores.plus, head_set.heads.plus), ("-", scores.minus, head_set.heads.minus))
-    n_types = len(scores.conflict_types)
-    figure, axes = plt.subplots(2, n_types, figsize=(1.5 + 3.2 * n_types, 6.4), squeeze=False, layout="constrained")
-    for i, (sign, table, chosen) in enumerate(rows):
-        limit = float(table.abs().max()) or 1.0
-        for j, conflict_type in enumerate(scores.conflict_types):
-            image = axes[i][j].imshow(table[j], cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
-            axes[i][j].plot([h.index for h in chosen], [h.layer for h in chosen], "k*", markersize=9)
-            axes[i][j].set(title=f"{sign} scores, {conflict_type}", xlabel="head", ylabel="layer")
-        figure.colorbar(image, ax=list(axes[i]), label="mean change of p_y")
-    figure.suptitle(f"{head_set.model.id}: heads toward {head_set.target} (stars: chosen)")
+    figure.suptitle(f"{head_set.model.id}: heads toward {head_set.target} (ringed: chosen)")
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot draw to {path}: {error}") from error
-    finally:
-        plt.close(figure)

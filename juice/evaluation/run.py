@@ -109,6 +109,8 @@ class _Target:
             choices={name: own["choice"] for name, own in methods.items()}, templates=templates, progress=self.progress,
         )  # fmt: skip
         for analysis in self.settings.analyses:
+            if analysis in analyses.OF_THE_MODEL and self.target != self.settings.targets[0]:
+                continue
             with _noting(self.store):
                 self._unit("analyses", analysis, make=partial(analyses.run, analysis, context))
 

@@ -83,7 +83,7 @@ def split(
     validation = known_examples(model, candidates)
     left_out["validation examples that the model does not know"] += len(candidates) - len(validation)
     others = _without(finders, candidates) if data.identification is not None else rest
-    large = _large(others, settings, n_large)
+    large = _large(others, n_large, settings.seed)
     test = limited(_without(rest, large), limit, settings.seed)
     if not test:
         raise ExampleError(f"nothing is left to test on: {_said(left_out) or 'the data is too small'}; give more examples")
@@ -144,12 +144,10 @@ def _drawn(model: SteeredModel, pool: list[ConflictExample], head_set: HeadSet |
     return usable_examples(model, pool, replace(settings, n_examples=max(n, 1)))[0]
 
 
-def _large(rest: list[ConflictExample], settings: Settings, n_large: int) -> list[ConflictExample]:
-    """Draw the large identification set, of the relation that heads are found on first."""
-    own = [e for e in rest if settings.relation in (None, e.relation)]
-    n = min(n_large, int(LARGE_SHARE * len(own)) if settings.relation is None else int(LARGE_SHARE * len(rest)), len(own))
-    chosen = set(Random(settings.seed).sample(range(len(own)), n))
-    return [e for i, e in enumerate(own) if i in chosen]
+def _large(rest: list[ConflictExample], n_large: int, seed: int) -> list[ConflictExample]:
+    """Draw the large identification set, of every domain, so that enough of each is left to test on."""
+    chosen = set(Random(seed).sample(range(len(rest)), min(n_large, int(LARGE_SHARE * len(rest)))))
+    return [e for i, e in enumerate(rest) if i in chosen]
 
 
 def limited(examples: list[ConflictExample], limit: int | None, seed: int) -> list[ConflictExample]:

@@ -10,6 +10,6 @@ stability     how much the head sets of resampled examples overlap
 """
 
 from juice.evaluation.analyses.context import Context
-from juice.evaluation.analyses.registry import ANALYSES, run
+from juice.evaluation.analyses.registry import ANALYSES, OF_THE_MODEL, run
 
-__all__ = ["ANALYSES", "Context", "run"]
+__all__ = ["ANALYSES", "OF_THE_MODEL", "Context", "run"]

@@ -20,6 +20,10 @@ ANALYSES: dict[str, Callable[[Context], dict[str, Any]]] = {
 }
 
 
+# These look at both answers: the same whatever the target.
+OF_THE_MODEL = frozenset({"reversals", "knock_outs"})
+
+
 def run(name: str, context: Context) -> dict[str, Any]:
     """Run one analysis; where the model or the data does not allow it, the result is the reason: {"unavailable": ...}."""
     try:

@@ -10,16 +10,11 @@ GREYS = ("black", "dimgrey", "darkgrey", "silver")
 SIZE = (4.2, 3.2)
 
 
-def _axes(n: int, *, width: float = SIZE[0], height: float = SIZE[1], n_rows: int = 1, share_y: bool = False) -> Any:
-    import matplotlib as mpl
+def _axes(n: int, *, width: float = SIZE[0], height: float = SIZE[1], n_rows: int = 1) -> Any:
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    n_columns = -(-n // n_rows)
-    figure, axes = plt.subplots(
-        n_rows, n_columns, figsize=(width * n_columns, height * n_rows), squeeze=False, layout="constrained", sharey=share_y
-    )
+    figure = Figure(figsize=(width * -(-n // n_rows), height * n_rows), layout="constrained")
+    axes = figure.subplots(n_rows, -(-n // n_rows), squeeze=False)
     return figure, [ax for row in axes for ax in row]
 
 

@@ -14,6 +14,7 @@ from juice.output import write_lines
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html"
 DPI = 110
+NEEDED = "reports need matplotlib and jinja2; install them with: pip install 'juice-steering[eval]'"
 
 
 def write_report(folder: Path, made: Sequence[Section]) -> None:
@@ -33,16 +34,15 @@ def write_report(folder: Path, made: Sequence[Section]) -> None:
 
 
 def _pictures(made: Sequence[Section]) -> dict[str, bytes]:
-    try:
-        from matplotlib import pyplot as plt
-    except ImportError as error:
-        raise UsageError("reports need matplotlib and jinja2; install them with: pip install 'juice-steering[eval]'") from error
     drawn = {}
     for picture in (picture for section in made for picture in section.pictures):
-        figure, content = picture.draw(), io.BytesIO()
+        content = io.BytesIO()
+        try:
+            figure = picture.draw()
+        except ImportError as error:
+            raise UsageError(NEEDED) from error
         # Without the date and the version the same numbers give the same file.
         figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None})
-        plt.close(figure)
         drawn[picture.name] = content.getvalue()
     return drawn
 
@@ -70,7 +70,7 @@ def _html(made: Sequence[Section], pictures: dict[str, bytes]) -> str:
         from jinja2 import Environment
         from markupsafe import Markup, escape
     except ImportError as error:
-        raise UsageError("reports need matplotlib and jinja2; install them with: pip install 'juice-steering[eval]'") from error
+        raise UsageError(NEEDED) from error
 
     def inline(text: str) -> Markup:
         """Show the little Markdown that sentences have: code and bold."""

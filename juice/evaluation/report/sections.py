@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from juice.evaluation.methods import METHODS
+from juice.evaluation.metrics import interval
 from juice.evaluation.report import analysis_tables, figures
 from juice.evaluation.report.published import published, source
 from juice.evaluation.tables import AVERAGE
@@ -94,6 +95,7 @@ def _accuracy(results: Mapping[str, Any], target: str, tables: Mapping[str, Any]
     text = [
         f"Accuracy in percent: how often the answer is {ARTICLES[target]}. Each cell: {' / '.join(types)}.",
         *verdict(tables, types),
+        *_beyond_chance(results["targets"][target]["methods"], tables, types, results["identity"]["seed"]),
     ]
     if printed:
         text.append(f"Published numbers: {source()}. The test facts, the heads and the validation split differ from the authors'.")
@@ -136,6 +138,24 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
         if behind
         else [said, "No method is ahead of it in any cell."]
     )
+
+
+def _beyond_chance(methods: Mapping[str, Any], tables: Mapping[str, Any], types: Sequence[str], seed: int) -> list[str]:
+    """Say whether JuICE and the best of the others differ by more than chance: the interval of the paired difference."""
+    if "juice" not in tables or len(tables) < 2:
+        return []
+    right = {name: [float(row[1]) for t in types for row in methods[name].get("answers", {}).get(t, []) if row] for name in tables}
+    best = max((name for name in right if name != "juice"), key=lambda name: sum(right[name]))
+    if not right["juice"] or len(right[best]) != len(right["juice"]):
+        return []
+    span = interval([a - b for a, b in zip(right["juice"], right[best], strict=True)], seed)
+    if span is None:
+        return []
+    low, high = (100 * bound for bound in span)
+    name = best.replace("_", " ")
+    if low <= 0 <= high:
+        return [f"Against {name}, prompt by prompt, the difference is within chance: {low:+.1f} to {high:+.1f} points (95 %)."]
+    return [f"Against {name}, prompt by prompt, JuICE is {'ahead' if low > 0 else 'behind'} by {low:+.1f} to {high:+.1f} points (95 %)."]
 
 
 def _cells(row: Mapping[str, Any], types: Sequence[str]) -> str:
