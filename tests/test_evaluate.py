@@ -312,3 +312,19 @@ def test_tables_of_the_test_helper_and_the_report_agree(store: Any) -> None:
     method = store.results["targets"]["parametric"]["methods"]["original"]
     answers = {t: [Answer.of(row) for row in rows] for t, rows in method["answers"].items()}
     assert json.loads(json.dumps(table(test, answers, seed=0))) == json.loads(json.dumps(method["table"]))
+
+
+@pytest.mark.skipif(
+    "JUICE_TEST_DATA" not in os.environ, reason="JUICE_TEST_DATA names no folder of third-party samples (paraconflict, memo_trap)"
+)
+@pytest.mark.parametrize(("name", "target"), [("paraconflict", "parametric"), ("memo_trap", "context")])
+def test_fifty_facts_of_the_papers_data_are_evaluated(tmp_path: Path, name: str, target: str) -> None:
+    """mini knows few of them: what counts is that all of it runs, and that the report says so."""
+    data = str(Path(os.environ["JUICE_TEST_DATA"]) / name)
+    code, said, error = run("--out", str(tmp_path), "--data", data, "--target", target, "--limit", "50", "--methods", "original,cad,juice")
+    assert code == 0, error + said
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["data"]["test"]) == 50
+    assert results["data"]["left_out"]
+    assert "juice" in results["targets"][target]["methods"]
+    assert "Note:" in (tmp_path / "report.md").read_text()
