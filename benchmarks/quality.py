@@ -16,7 +16,7 @@ from benchmarks import machine
 from juice.engine import Steer
 from juice.examples import ConflictExample, ConflictType, Target
 from juice.identification.run import Settings, usable_examples, validation_share
-from juice.identification.tuning import answer, outcome, scoring_requests
+from juice.identification.tuning import answer, outcome
 from juice.steered_model import SteeredModel
 from lab.examples import prompts
 from lab.relations import RELATIONS, Fact
@@ -37,8 +37,8 @@ def unseen_examples(model: SteeredModel) -> list[ConflictExample]:
 
 def accuracy(model: SteeredModel, examples: list[ConflictExample], target: Target, steer: Steer) -> dict[str, float]:
     """Return how often the target's answer is given, by conflict type."""
-    requests = scoring_requests(model, examples, TYPES, target)
-    return {str(t): round(v, 4) for t, v in outcome(examples, answer(model, requests, model.steering(steer)), target).accuracy.items()}
+    answers = answer(model, examples, TYPES, target, model.steering(steer))
+    return {str(t): round(v, 4) for t, v in outcome(examples, answers, target).accuracy.items()}
 
 
 def true_contexts(examples: list[ConflictExample]) -> list[ConflictExample]:

@@ -19,7 +19,7 @@ from juice.identification.probe import CleanRun, Prober
 from juice.identification.run import Settings, usable_examples
 from juice.identification.scores import score_heads, scored_prompt
 from juice.identification.select import chosen_heads
-from juice.identification.tuning import GRID_MINUS, GRID_PLUS, answer, outcome, scoring_requests
+from juice.identification.tuning import GRID_MINUS, GRID_PLUS, answer, outcome
 from juice.model.loading import prepare
 from tests import naive_scores, tiny
 
@@ -234,8 +234,8 @@ def test_tuning_takes_the_best_pair_of_the_whole_grid() -> None:
     for plus in GRID_PLUS:
         for minus in GRID_MINUS:
             steer = juice.Steer(target="context", beta_plus=plus, beta_minus=minus)
-            requests = scoring_requests(model, validation, ["substitution"], "context")
-            sums[plus, minus] = outcome(validation, answer(model, requests, model.steering(steer, head_set)), "context")
+            answers = answer(model, validation, ["substitution"], "context", model.steering(steer, head_set))
+            sums[plus, minus] = outcome(validation, answers, "context")
     best = tuned.betas()
     assert sums[best.plus, best.minus].rank == max(o.rank for o in sums.values())
     assert tuned.metrics["validation_juice"]["accuracy"] == sums[best.plus, best.minus].accuracy
@@ -247,6 +247,5 @@ def test_every_example_is_judged_by_its_own_rule(monkeypatch: pytest.MonkeyPatch
     pair = [ConflictExample(**fact, match=match) for match in ("contains", "begins")]
     said = {"clean": [SimpleNamespace(text=" the sea", watched=())] * 2}
     assert outcome(pair, said, "parametric").accuracy == {"clean": 0.5}
-    monkeypatch.setattr(tuning, "scoring_requests", lambda *_: {})
     monkeypatch.setattr(tuning, "answer", lambda *_: said)
     assert tuning.known_examples(None, pair) == pair[:1]

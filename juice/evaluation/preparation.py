@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from juice.engine import Steer, Steering
-from juice.errors import ExampleError, JuiceError
+from juice.errors import JuiceError
 from juice.evaluation import path_patching
 from juice.evaluation.methods import MethodName, Treatment, has_context_apart
 from juice.evaluation.splits import Splits, domain_of
 from juice.examples import ConflictExample, ConflictType, Target
 from juice.head_set import Head, HeadSet
 from juice.head_set.schema import Method
-from juice.identification.tuning import answer, conflict_types_of, outcome, scoring_requests, tune
+from juice.identification.tuning import Trials, best_betas, conflict_types_of, try_betas
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
@@ -66,30 +66,30 @@ class Preparer:
             return Treatment(target=target, steering=pruning(self.model, [Head(*head) for head in choice["heads"]], target))
         return Treatment(target=target, instructs=name == "prompt", contrasts=name == "cad")
 
-    def _in_each_domain(self, choose: Callable[[Sequence[ConflictExample]], Choice], target: Target) -> dict[str, Choice]:
-        """Choose on every domain's own validation examples, else on all of them."""
-        chosen: dict[str, Choice] = {}
-        on_all: Choice | None = None
+    def _in_each_domain(self, choose: Callable[[Sequence[int]], Choice], target: Target) -> dict[str, Choice]:
+        """Choose on every domain's own validation examples, by their indices, else on all of them."""
+        every, chosen = self.splits.validation, dict[str, Choice]()
         for domain in self.splits.domains:
-            own = [e for e in self.splits.validation if domain_of(e) == domain]
-            if own and conflict_types_of(target, own):
+            own = [i for i, e in enumerate(every) if domain_of(e) == domain]
+            if own and conflict_types_of(target, [every[i] for i in own]):
                 chosen[domain] = {**choose(own), "tuned_on": domain, "n_validation": len(own)}
             else:
-                every = self.splits.validation
-                on_all = on_all or {**choose(every), "tuned_on": "all domains" if every else None, "n_validation": len(every)}
-                chosen[domain] = on_all
+                on_all = bool(every) and bool(conflict_types_of(target, every))
+                own = list(range(len(every))) if on_all else []
+                chosen[domain] = {**choose(own), "tuned_on": "all domains" if own else None, "n_validation": len(own)}
         return chosen
 
     def _betas(self, method: Method, target: Target) -> dict[str, Choice]:
         head_set = self.head_sets.get(target)
         if head_set is None:
             raise MethodUnavailableError(f"no head pushes toward the {target} answer under every conflict type; see the notes")
+        trials = try_betas(self.model, head_set, self.splits.validation, method, self.progress)
 
-        def choose(validation: Sequence[ConflictExample]) -> Choice:
-            try:
-                betas = tune(self.model, head_set, validation, method=method, progress=self.progress).betas(method)
-            except ExampleError:
-                betas = head_set.betas(method)
+        def choose(among: Sequence[int]) -> Choice:
+            if among:
+                plus, minus = best_betas(head_set, trials, among)
+                return {"beta_plus": plus, "beta_minus": minus}
+            betas = head_set.betas(method)
             if betas is None:
                 raise MethodUnavailableError(
                     f"{head_set.name!r} has no betas for {method} and no validation example can be used to tune them"
@@ -106,23 +106,14 @@ class Preparer:
         # Context heads come first, memory heads last; what is pruned is what pulls the other way.
         opposing = ranked if target == "parametric" else ranked[::-1]
 
-        def choose(validation: Sequence[ConflictExample]) -> Choice:
-            n = self._n_pruned(opposing, validation, target)
+        steerings = {n: pruning(self.model, opposing[:n], target) for n in N_PRUNED}
+        trials = Trials(self.model, self.splits.validation, target, steerings, "tuning how many heads to prune", self.progress)
+
+        def choose(among: Sequence[int]) -> Choice:
+            n = max(N_PRUNED, key=lambda n: (trials.outcome(n, among).rank, -n)) if among else N_PRUNED_UNTUNED
             return {"heads": [list(head) for head in opposing[:n]], "n_patched": len(made)}
 
         return self._in_each_domain(choose, target)
-
-    def _n_pruned(self, opposing: Sequence[Head], validation: Sequence[ConflictExample], target: Target) -> int:
-        conflict_types = conflict_types_of(target, validation) if validation else ()
-        if not conflict_types:
-            return N_PRUNED_UNTUNED
-        requests = scoring_requests(self.model, validation, conflict_types, target)
-        ranks = {}
-        with self.progress("tuning how many heads to prune", len(N_PRUNED)) as advance:
-            for n in N_PRUNED:
-                ranks[n] = outcome(validation, answer(self.model, requests, pruning(self.model, opposing[:n], target)), target).rank
-                advance(1)
-        return max(N_PRUNED, key=lambda n: (ranks[n], -n))
 
 
 def patched_type(examples: Sequence[ConflictExample]) -> ConflictType:

@@ -1,18 +1,20 @@
 """The betas (method.md, stage 2): the pair of the grid with the best accuracy on a validation set.
 
-Every pair of beta_plus in {0 ... 5} and beta_minus in {0 ... -3} steers the whole validation set; the best sum of
-accuracies over the target's conflict types wins, ties by the mean p_y, then by the gentler pair. A sign without heads is
-not varied. Validation examples are those whose clean prompt this model answers right.
+Every pair of beta_plus in {0 ... 5} and beta_minus in {0 ... -3} steers the whole validation set, all pairs in one go; the best
+sum of accuracies over the target's conflict types wins, ties by the mean p_y, then by the gentler pair. A sign without heads
+is not varied. Validation examples are those whose clean prompt this model answers right.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Generic, TypeVar
 
+from juice.asking import ask_all
 from juice.engine import Completion, GenerationRequest, Steer, Steering
 from juice.errors import ExampleError
 from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target
@@ -45,27 +47,61 @@ def conflict_types_of(target: Target, examples: Sequence[ConflictExample]) -> tu
     return tuple(t for t in CONFLICT_TYPES if all(t in e.prompts for e in examples) and (t != "clean" or target == "parametric"))
 
 
-Requests = dict[ConflictType, list[GenerationRequest]]
 Answers = dict[ConflictType, list[Completion]]
+Choice = TypeVar("Choice", bound=Hashable)
 
 
-def scoring_requests(
-    model: SteeredModel, examples: Sequence[ConflictExample], conflict_types: Sequence[ConflictType], target: Target
-) -> Requests:
-    """Return unsteered requests for the scored tokens of every example; they watch the first token of the target's answer."""
-    requests: Requests = {conflict_type: [] for conflict_type in conflict_types}
-    for conflict_type, example in product(conflict_types, examples):
-        prompt = example.prompts[conflict_type]
-        token = model.loaded.first_token(prompt, example.answer(target))
-        requests[conflict_type].append(model.request(prompt, max_tokens=MAX_TOKENS, watch=() if token is None else (token,)))
-    return requests
+def scoring_request(
+    model: SteeredModel, example: ConflictExample, conflict_type: ConflictType, target: Target, steering: Steering | None = None
+) -> GenerationRequest:
+    """Return the request for an example's scored tokens; it watches the first token of the target's answer."""
+    prompt = example.prompts[conflict_type]
+    token = model.loaded.first_token(prompt, example.answer(target))
+    request = model.request(prompt, max_tokens=MAX_TOKENS, watch=() if token is None else (token,))
+    return request if steering is None else request.with_steering(steering)
 
 
-def answer(model: SteeredModel, requests: Requests, steering: Steering | None = None) -> Answers:
-    """Generate for all requests in one go, steered or not."""
-    every = [request for own in requests.values() for request in own]
-    completions = iter(model.engine.generate([r.with_steering(steering) for r in every] if steering else every))
-    return {conflict_type: [next(completions) for _ in own] for conflict_type, own in requests.items()}
+def answer(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    conflict_types: Sequence[ConflictType],
+    target: Target,
+    steering: Steering | None = None,
+) -> Answers:
+    """Generate for all examples in one go, steered or not."""
+    requests = [scoring_request(model, e, t, target, steering) for t in conflict_types for e in examples]
+    completions = iter(model.engine.generate(requests))
+    return {conflict_type: [next(completions) for _ in examples] for conflict_type in conflict_types}
+
+
+class Trials(Generic[Choice]):
+    """What every one of several ways of steering does to validation examples, asked in one go."""
+
+    def __init__(
+        self,
+        model: SteeredModel,
+        examples: Sequence[ConflictExample],
+        target: Target,
+        steerings: Mapping[Choice, Steering],
+        said: str,
+        progress: Progress = silent,
+    ) -> None:
+        self._examples = examples
+        self._target: Target = target
+        judged = [t for t in CONFLICT_TYPES if t != "clean" or target == "parametric"]
+        asked = [(t, i) for t in judged for i, e in enumerate(examples) if t in e.prompts]
+        unsteered = {at: scoring_request(model, examples[at[1]], at[0], target) for at in asked}
+        # The same prompt under all ways of steering, side by side: equally long rows need no padding.
+        keys = [(at, choice) for at in asked for choice in steerings]
+        requests = [unsteered[at].with_steering(steerings[choice]) for at, choice in keys]
+        self._completions = dict(zip(keys, ask_all(model, requests, said, progress), strict=True))
+
+    def outcome(self, choice: Choice, among: Sequence[int] | None = None) -> Outcome:
+        """Return what a choice did to some of the examples, by their indices."""
+        chosen = range(len(self._examples)) if among is None else among
+        own = [self._examples[i] for i in chosen]
+        answers = {t: [self._completions[(t, i), choice] for i in chosen] for t in conflict_types_of(self._target, own)}
+        return outcome(own, answers, self._target)
 
 
 def outcome(examples: Sequence[ConflictExample], answers: Answers, target: Target) -> Outcome:
@@ -81,7 +117,7 @@ def outcome(examples: Sequence[ConflictExample], answers: Answers, target: Targe
 def known_examples(model: SteeredModel, examples: Sequence[ConflictExample]) -> list[ConflictExample]:
     """Keep the examples whose clean prompt the unsteered model answers right, and those without one."""
     asked = [e for e in examples if "clean" in e.prompts]
-    completions = answer(model, scoring_requests(model, asked, ("clean",), "parametric"))["clean"]
+    completions = answer(model, asked, ("clean",), "parametric")["clean"]
     wrong = {id(e) for e, c in zip(asked, completions, strict=True) if not is_correct(c.text, e.parametric_answer, e.match)}
     return [e for e in examples if id(e) not in wrong]
 
@@ -127,21 +163,31 @@ def tune(
 ) -> HeadSet:
     """Return the head set with the best betas of a method and what they did; raises ExampleError without usable examples."""
     target = head_set.target
-    examples, conflict_types = usable_validation(model, validation, target)
-    grid = list(product(GRID_PLUS if head_set.heads.plus else (0.0,), GRID_MINUS if head_set.heads.minus else (0.0,)))
-    requests = scoring_requests(model, examples, conflict_types, target)
-    outcomes: dict[tuple[float, float], Outcome] = {}
-    with progress(f"tuning {head_set.name} betas", len(grid)) as advance:
-        for plus, minus in grid:
-            steer = Steer(target=target, beta_plus=plus, beta_minus=minus, method=method)
-            outcomes[plus, minus] = outcome(examples, answer(model, requests, model.steering(steer, head_set)), target)
-            advance(1)
-    best = max(grid, key=lambda pair: (*outcomes[pair].rank, -(pair[0] - pair[1])))
-    metrics = {
-        f"validation_{method}": {
-            "n_examples": len(examples),
-            "accuracy": outcomes[best].accuracy,
-            "accuracy_unsteered": outcomes[0.0, 0.0].accuracy,
-        }
-    }
+    examples, _ = usable_validation(model, validation, target)
+    trials = try_betas(model, head_set, examples, method, progress)
+    best = best_betas(head_set, trials)
+    outcomes = {"accuracy": trials.outcome(best).accuracy, "accuracy_unsteered": trials.outcome((0.0, 0.0)).accuracy}
+    metrics = {f"validation_{method}": {"n_examples": len(examples), **outcomes}}
     return head_set.with_betas(method, Betas(plus=best[0], minus=best[1]), metrics)
+
+
+def try_betas(
+    model: SteeredModel, head_set: HeadSet, examples: Sequence[ConflictExample], method: Method, progress: Progress = silent
+) -> Trials[tuple[float, float]]:
+    """Steer the examples with every pair of betas of the grid."""
+
+    def steering(pair: tuple[float, float]) -> Steering:
+        return model.steering(Steer(target=head_set.target, beta_plus=pair[0], beta_minus=pair[1], method=method), head_set)
+
+    said = f"tuning {head_set.name} betas"
+    return Trials(model, examples, head_set.target, {pair: steering(pair) for pair in grid_of(head_set)}, said, progress)
+
+
+def grid_of(head_set: HeadSet) -> list[tuple[float, float]]:
+    """Return the pairs of betas that are tried."""
+    return list(product(GRID_PLUS if head_set.heads.plus else (0.0,), GRID_MINUS if head_set.heads.minus else (0.0,)))
+
+
+def best_betas(head_set: HeadSet, trials: Trials[tuple[float, float]], among: Sequence[int] | None = None) -> tuple[float, float]:
+    """Return the pair that did best on some of the examples."""
+    return max(grid_of(head_set), key=lambda pair: (*trials.outcome(pair, among).rank, -(pair[0] - pair[1])))
