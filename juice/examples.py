@@ -4,9 +4,11 @@ The file format is JSON lines (UTF-8), one fact a line:
 
     {"subject": str, "parametric_answer": str | [str...], "context_answer": str | [str...],
      "prompts": {"clean": str, "substitution": str, "coherent": str},
-     "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number, "match"?: "contains" | "begins"}
+     "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number, "match"?: "contains" | "begins",
+     "scored"?: "first" | "likeliest"}
 
-`prompts` may hold any subset of the conflict types. The first accepted answer is the one scored by p_y. `match` says when
+`prompts` may hold any subset of the conflict types. The first accepted answer is the one scored by p_y, unless `scored` leaves
+that to the model: then it is the one it finds likeliest (juice.identification.scored_answer). `match` says when
 an output is the answer: "contains", when some accepted answer is within its first five words (ParaConflict); "begins", when
 its first n words are an accepted answer of n words, final punctuation aside (MemoTrap). Files are read by `juice.readers`.
 """
@@ -53,8 +55,9 @@ class ConflictExample(BaseModel):
     context: str | None = None
     question: str | None = None
     relation: str | None = None
-    popularity: float | None = None
+    popularity: float | None = Field(default=None, allow_inf_nan=False)
     match: Literal["contains", "begins"] = "contains"
+    scored: Literal["first", "likeliest"] = "first"
 
     @model_validator(mode="after")
     def _answers_differ(self) -> Self:

@@ -74,13 +74,14 @@ def test_a_cancelled_contrast_leaves_no_row_behind(when: str) -> None:
     assert model.engine.status.n_running == model.engine.status.n_kv_bytes == 0
 
 
-def test_a_contrast_whose_other_row_fails_ends_alone() -> None:
-    """Token 299 has no finite embedding: only the row without the context reads it."""
+@pytest.mark.parametrize("told", [(1, 2), (299, 2)])
+def test_a_contrast_whose_rows_fail_ends_alone(told: tuple[int, int]) -> None:
+    """Token 299 has no finite embedding: the row without the context reads it, or both do, in one forward."""
     network = tiny.tiny_model("llama")
     with torch.no_grad():
         network.model.embed_tokens.weight[299] = torch.nan
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
-    poisoned = GenerationRequest(prompt_ids=(1, 2), contrast=Contrast(prompt_ids=(299, 3)), max_tokens=4)
+    poisoned = GenerationRequest(prompt_ids=told, contrast=Contrast(prompt_ids=(299, 3)), max_tokens=4)
     well = GenerationRequest(prompt_ids=(1, 2, 3), contrast=Contrast(prompt_ids=(5, 6)), max_tokens=4, ignore_eos=True)
     collector = Collector()
     model.engine.submit([well, poisoned], collector)

@@ -20,17 +20,20 @@ from juice.cli.main import app
 from juice.evaluation import side_effects
 from juice.evaluation.methods import Treatment, context_end, methods_for, without_context
 from juice.evaluation.preparation import Preparer
+from juice.evaluation.report import write_report
+from juice.evaluation.report.sections import sections
 from juice.evaluation.run import Settings, evaluate
 from juice.evaluation.situations import true_contexts, unknown_subjects
-from juice.evaluation.splits import Data, Splits, domain_of, limited, split, with_likeliest_answer
+from juice.evaluation.splits import Data, Splits, domain_of, limited, split
 from juice.evaluation.tables import table
 from juice.examples import ConflictExample, examples_sha256
 from juice.identification.run import Settings as IdentificationSettings
+from juice.identification.scored_answer import with_scored_answers
 from juice.scoring import contains_answer
 from tests import oracle
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(tune the betas|cannot be scored|is left out|no validation example|no head raises).*:UserWarning"
+    "ignore:.*(tune the betas|cannot be scored|is left out|no validation example|no head raises|not recognised).*:UserWarning"
 )
 
 
@@ -122,15 +125,78 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_as_it_is(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
     before = (store.folder / "results.json").read_bytes()
+    texts = ["The capital of Peru is Lima."]
     with pytest.raises(juice.JuiceError, match="holds another evaluation: its seed is 0, this one's is 1"):
-        evaluate(model, Data(pool), Settings(limit=10, n_large=10, seed=1), store.folder, texts=["The capital of Peru is Lima."])
+        evaluate(model, Data(pool), Settings(limit=10, n_large=10, seed=1), store.folder, texts=texts)
+    with pytest.raises(juice.JuiceError, match="holds another evaluation: its texts_sha256"):
+        evaluate(model, Data(pool), Settings(limit=10, n_large=10), store.folder, texts=["Another text."])
+    other = model.head_sets.get("context").model_copy(update={"beta": None})
+    library = model.head_sets.by_name
+    library["context"], own = other, library["context"]
+    try:
+        with pytest.raises(juice.JuiceError, match="another context head set"):
+            evaluate(model, Data(pool), Settings(limit=10, n_large=10), store.folder, texts=texts)
+    finally:
+        library["context"] = own
     assert (store.folder / "results.json").read_bytes() == before
+
+
+def test_a_target_that_is_added_later_tests_on_the_same_facts(
+    model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path
+) -> None:
+    """The head sets of the two targets were found on different facts: both are kept from the test, whichever target is asked for."""
+    first = evaluate(model, Data(pool), Settings(targets=("parametric",), methods=("original",), limit=6, n_large=0), tmp_path / "out")
+    facts = first.results["data"]["test"]
+    both = evaluate(model, Data(pool), Settings(methods=("original",), limit=6, n_large=0), tmp_path / "out")
+    assert both.results["data"]["test"] == facts
+    assert set(both.results["targets"]) == {"parametric", "context"}
+
+
+def test_the_large_set_is_larger_than_the_small_one_where_the_small_one_has_its_own_file(
+    model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    made = split(model, Data(pool[10:], identification=pool[:4]), {}, IdentificationSettings(), n_large=30, limit=None)
+    assert len(made.large) == 30
+    assert {e.subject for e in made.identification["context"]} == {e.subject for e in pool[:4]}
+    assert not {e.subject for e in made.large} & {e.subject for e in [*pool[:4], *made.test, *made.validation]}
+
+
+@pytest.mark.parametrize("kind", ["substitution only", "mixed"])
+def test_data_of_every_shape_is_evaluated(model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path, kind: str) -> None:
+    def prompts(i: int, e: ConflictExample) -> dict[str, str]:
+        dropped = {
+            "substitution only": {"clean", "coherent"},
+            "mixed": [{"coherent"}, {"substitution"}, {"clean"}][i % 3],
+            "no clean": {"clean"},
+        }
+        return {t: p for t, p in e.prompts.items() if t not in dropped.get(kind, set())}
+
+    examples = [e.model_copy(update={"prompts": prompts(i, e), "relation": None}) for i, e in enumerate(pool[:40])]
+    settings = Settings(limit=6, n_large=8, analyses=("reversals", "running_once"))
+    store = evaluate(juice.load("mini", head_sets="head_sets"), Data(examples), settings, tmp_path / "out", texts=["Lima."])
+    write_report(store.folder, sections(store.results))
+    assert store.results["is_complete"]
+    for own in store.results["targets"].values():
+        assert own["methods"]["original"]["table"]["average"]
+        assert "juice" in own["methods"]
+
+
+def test_data_without_a_conflict_is_refused(model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path) -> None:
+    examples = [e.model_copy(update={"prompts": {"clean": e.prompts["clean"]}}) for e in pool[:40]]
+    with pytest.raises(juice.JuiceError, match="conflict"):
+        evaluate(model, Data(examples), Settings(targets=("context",), methods=("original",), limit=6, n_large=0), tmp_path / "out")
+
+
+def test_an_instruction_has_no_subject_to_replace(pool: list[ConflictExample]) -> None:
+    trap = pool[0].model_copy(update={"match": "begins"})
+    asked = pool[0].model_copy(update={"subject": "Who rules", "question": "Question: Who rules Albania?"})
+    assert true_contexts([trap]) == unknown_subjects([trap, asked], 0) == []
 
 
 def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(model: juice.SteeredModel) -> None:
     every = juice.read_examples("mini")
     head_sets = {t: model.head_sets.get(t) for t in ("parametric", "context")}
-    made = split(model, Data(every), ["parametric", "context"], head_sets, IdentificationSettings(), n_large=200, limit=60)
+    made = split(model, Data(every), head_sets, IdentificationSettings(), n_large=200, limit=60)
     for target, head_set in head_sets.items():
         assert examples_sha256(made.identification[target]) == head_set.identification.examples_sha256
     groups = [*made.identification.values(), made.large, made.validation, made.test]
@@ -147,7 +213,7 @@ def test_what_cannot_be_used_is_left_out_and_counted(model: juice.SteeredModel, 
     long = pool[0].model_copy(update={"subject": "long", "prompts": {**pool[0].prompts, "coherent": "word " * 600}})
     right = pool[1].model_copy(update={"subject": "right", "context_answer": ("somewhere", pool[1].parametric_answer[0].upper())})
     same = pool[2].model_copy(update={"subject": "same", "context_answer": (pool[2].parametric_answer[0].split()[0] + " x",)})
-    made = split(model, Data([long, right, same, *pool]), ["context"], {}, IdentificationSettings(), n_large=0, limit=None)
+    made = split(model, Data([long, right, same, *pool]), {}, IdentificationSettings(), n_large=0, limit=None)
     counted = {reason: n for reason, n in made.left_out.items() if "validation" not in reason}
     assert counted["prompts that are too long for the model"] == 1
     assert counted["context answers that are a right answer"] == 1
@@ -162,14 +228,13 @@ def test_a_limit_spreads_over_the_domains_and_uses_up_the_small_ones(pool: list[
     assert kept == [e for e in few if e in kept]
 
 
-def test_the_answer_that_the_model_finds_likeliest_is_scored(model: juice.SteeredModel) -> None:
-    example = juice.ConflictExample(
-        subject="Peru",
-        parametric_answer=["Zurich", "Lima"],
-        context_answer="Oslo",
-        prompts={"clean": "The name of the capital city of Peru is"},
-    )
-    assert with_likeliest_answer(model, [example])[0].parametric_answer == ("Lima", "Zurich")
+def test_the_answer_that_the_model_finds_likeliest_is_scored_where_the_data_leaves_it_open(model: juice.SteeredModel) -> None:
+    fact = {
+        "subject": "Peru", "parametric_answer": ["Zurich", "Lima"], "context_answer": "Oslo",
+        "prompts": {"clean": "The name of the capital city of Peru is"},
+    }  # fmt: skip
+    given, left_open = juice.ConflictExample(**fact), juice.ConflictExample(**fact, scored="likeliest")
+    assert [e.parametric_answer[0] for e in with_scored_answers(model, [given, left_open])] == ["Zurich", "Lima"]
 
 
 def test_situations_tell_the_truth_or_of_nobody(pool: list[ConflictExample]) -> None:

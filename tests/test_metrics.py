@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 
 from juice.evaluation.answers import Answer
-from juice.evaluation.metrics import context_reliance, interval, mean, overlap, repetition
+from juice.evaluation.metrics import context_reliance, interval, interval_of_groups, mean, overlap, repetition
 from juice.evaluation.tables import by_popularity, cell, table
 from juice.examples import ConflictExample
 from juice.scoring import perplexity
@@ -57,6 +57,16 @@ def test_the_interval_is_that_of_a_bootstrap_by_hand() -> None:
 @pytest.mark.parametrize(("values", "expected"), [([], None), ([1.0], None), ([1.0, 1.0, 1.0], (1.0, 1.0))])
 def test_an_interval_of_few_or_equal_values_says_so(values: list[float], expected: tuple[float, float] | None) -> None:
     assert interval(values, seed=0) == expected
+
+
+def test_the_interval_of_an_average_over_domains_is_around_it() -> None:
+    examples = [*(example(f"s{i}", "large") for i in range(100)), *(example(f"t{i}", "small") for i in range(5))]
+    answers = [Answer("", is_correct=i >= 98, p_parametric=None, p_context=None) for i in range(105)]
+    average = table(examples, {"clean": answers}, seed=0)["average"]["clean"]
+    assert average["accuracy"] == pytest.approx((0.02 + 1) / 2)
+    assert average["interval"].low <= average["accuracy"] <= average["interval"].high
+    assert interval_of_groups([[1.0], [0.0, 0.0]], 0) == (0.5, 0.5)
+    assert interval_of_groups([[1.0], []], 0) is None
 
 
 def test_repetition_counts_what_came_before() -> None:

@@ -59,7 +59,7 @@ def test_a_counterpart_is_about_another_subject_and_answer() -> None:
         subject="Peru", parametric_answer="Lima", context_answer="Oslo", prompts={"substitution": "Oslo rules Peru. Peruvian Peru is"}
     )
     mali = juice.ConflictExample(subject="Mali", parametric_answer="Bamako", context_answer="Rome", prompts={"clean": "x"})
-    assert counterpart(peru, mali, "substitution") == "Rome rules Mali. Malivian Mali is"
+    assert counterpart(peru, mali, "substitution") == "Rome rules Mali. Peruvian Mali is"
 
 
 def test_patches_pair_examples_of_one_relation() -> None:

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from juice.evaluation.splits import Data
     from juice.evaluation.store import Store
     from juice.examples import ConflictExample, Target
-    from juice.steered_model import SteeredModel
-
-HUB_ORDER = "paraconflict"
 
 
 def run(
@@ -51,7 +48,7 @@ def run(
 ) -> None:
     """Measure what steering does to a model on your data, against its baselines, and write a report."""
     from juice.evaluation.analyses import ANALYSES
-    from juice.evaluation.methods import METHODS
+    from juice.evaluation.methods import METHODS, methods_for
     from juice.evaluation.run import Settings, evaluate
     from juice.identification.run import Settings as IdentificationSettings
 
@@ -64,6 +61,8 @@ def run(
     chosen: tuple[MethodName, ...] = tuple(name for name in METHODS if name in asked or (name.startswith("ph3") and "ph3" in asked))
     wanted = () if analyses == "none" else tuple(ANALYSES) if analyses == "all" else _names("--analyses", analyses, list(ANALYSES))
     targets: tuple[Target, ...] = ("parametric", "context") if target == "both" else (target,)
+    if not any(methods_for(t, chosen) for t in targets):
+        raise UsageError("cad steers toward the context only; choose --target context, or other --methods")
     settings = Settings(
         targets=targets, methods=chosen, analyses=wanted, head_set=head_set, limit=limit, seed=seed,
         identification=IdentificationSettings(n_examples=n_examples, top_k=top_k, seed=seed, relation=relation),
@@ -72,7 +71,7 @@ def run(
     given = _data(data or ["mini"], test, validation, examples)
     loaded = options.load(model, device, dtype, revision, attn_implementation, head_sets)
     store = evaluate(
-        loaded, _with_scored_answers(loaded, given, data or ["mini"]), settings, out,
+        loaded, given, settings, out,
         texts=texts, templates=own_templates, overwrite=force, progress=console.progress,
     )  # fmt: skip
     _report(store, as_json=json)
@@ -102,20 +101,10 @@ def _data(sources: list[str], test: list[ConflictExample], validation: str | Non
             return _read([given], split)
         folders = [source for source in sources if Path(source).is_dir()]
         pattern = {"validation": "*filtered_validation*", "identification": "*head_finding*"}[split]
-        brought = [folder for folder in folders if any(Path(folder).glob(pattern))]
+        brought = [folder for folder in folders if any(any(Path(folder, inside).glob(pattern)) for inside in (".", "data"))]
         return _read(brought, split) if brought else None
 
     return Data(test, other(validation, "validation"), other(examples, "identification"))
-
-
-def _with_scored_answers(model: SteeredModel, data: Data, sources: list[str]) -> Data:
-    """Choose which accepted answer is scored where the data does not say: ParaConflict from the hub."""
-    from juice.evaluation.splits import Data, with_likeliest_answer
-
-    if not any(source.split(":")[0] == HUB_ORDER for source in sources):
-        return data
-    parts = (None if own is None else with_likeliest_answer(model, own) for own in (data.validation, data.identification))
-    return Data(with_likeliest_answer(model, data.test), *parts)
 
 
 def _names(option: str, given: str, known: list[str]) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ def run(
     from juice.head_set.lookup import slug
     from juice.head_set.storage import check_writable
     from juice.identification.run import Settings, check_name, identify_targets, tune_all, usable_examples, validation_share
+    from juice.identification.scored_answer import with_scored_answers
     from juice.readers import read_examples
 
     targets: list[Target] = ["parametric", "context"] if target == "both" else [target]
@@ -58,10 +59,11 @@ def run(
         check_writable(folder, overwrite=force)
     pool = read_examples(examples, split="identification")
     loaded = options.load(model, device, dtype, revision, attn_implementation)
+    pool = with_scored_answers(loaded, pool)
     drawn, rest = usable_examples(loaded, pool, settings)
     found = identify_targets(loaded, drawn, targets, settings, names=names, progress=console.progress)
     if tune:
-        given = read_examples(validation, split="validation") if validation else validation_share(rest, seed)
+        given = with_scored_answers(loaded, read_examples(validation, split="validation")) if validation else validation_share(rest, seed)
         found = tune_all(loaded, found, given, methods=("juice", "june") if june else ("juice",), progress=console.progress)
     for t, head_set in found.items():
         head_set.save(folders[t], overwrite=force)

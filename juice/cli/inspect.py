@@ -72,7 +72,7 @@ def _draw(scores: HeadScores, head_set: HeadSet, path: Path) -> None:
         figure = figures.heads({**tables, "chosen": head_set.heads.model_dump(mode="json")}, head_set.target)
     except ImportError as error:
         raise UsageError("plots need matplotlib; install it with: pip install 'juice-steering[eval]'") from error
-    figure.suptitle(f"{head_set.model.id}: heads toward {head_set.target} (ringed: chosen)")
+    figure.suptitle(f"{head_set.model.id}: heads toward {head_set.target} (dots: chosen)")
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:

@@ -25,6 +25,7 @@ def run(
     from juice.head_set import HeadSet
     from juice.head_set.storage import check_writable
     from juice.identification import tune
+    from juice.identification.scored_answer import with_scored_answers
     from juice.readers import read_examples
 
     chosen = HeadSet.load(head_set)
@@ -32,7 +33,7 @@ def run(
     examples = read_examples(validation, split="validation")
     loaded = options.load(model, device, dtype, revision, attn_implementation)
     chosen.check_fits(loaded.loaded.identity)
-    tuned = tune(loaded, chosen, examples, method=method, progress=console.progress)
+    tuned = tune(loaded, chosen, with_scored_answers(loaded, examples), method=method, progress=console.progress)
     tuned.save(head_set, overwrite=True)
     betas, metrics = tuned.betas(method), tuned.metrics[f"validation_{method}"]
     assert betas is not None, "tune sets the betas"

@@ -158,6 +158,8 @@ class Loop:
     def _take(self, sequence: Sequence, was_reading: bool, logits: torch.Tensor, normalizers: list[float], likeliest: int) -> None:
         """Give a sequence the logits float32 [kept, vocabulary] of its newest tokens."""
         owner = sequence.owner
+        if owner.without is not None and sequence not in self.table.mains.rows:
+            return  # its other row has failed in this forward
         try:
             # The sum of exponents is finite unless a logit is not, one of -inf apart.
             if not all(map(math.isfinite, normalizers)):

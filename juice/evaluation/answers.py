@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from juice.asking import ask_all
+from juice.asking import ask_all, fits
 from juice.engine import Completion, GenerationRequest
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import context_reliance
@@ -35,8 +35,8 @@ class Answer:
         return context_reliance(self.p_context, self.p_parametric)
 
     def to_list(self) -> list[Any]:
-        """Return [output, is_correct, p_parametric, p_context], probabilities to six digits: the form of results.json."""
-        p_values = [None if p is None else round(p, 6) for p in (self.p_parametric, self.p_context)]
+        """Return [output, is_correct, p_parametric, p_context], six digits each: the form of results.json."""
+        p_values = [None if p is None else float(f"{p:.6g}") for p in (self.p_parametric, self.p_context)]
         return [self.output, self.is_correct, *p_values]
 
     @classmethod
@@ -55,18 +55,20 @@ def ask(
     progress: Progress = silent,
     said: str = "asking",
 ) -> dict[ConflictType, list[Answer | None]]:
-    """Ask every example, each as its domain's treatment says; None where an example has no such prompt.
+    """Ask every example, each as its domain's treatment says; `judged_by` says whose answer counts as right.
 
-    `judged_by` says whose answer counts as right.
+    None where an example has no such prompt, the method cannot be used on it, or the prompt is too long.
     """
-    asked = [(t, i) for t in conflict_types for i, e in enumerate(examples) if t in e.prompts]
+    requests: dict[tuple[ConflictType, int], GenerationRequest] = {}
+    for conflict_type in conflict_types:
+        for i, example in enumerate(examples):
+            treatment = treatments[domain_of(example)]
+            if conflict_type in example.prompts and treatment.applies(example):
+                request = treatment.request(model, example, conflict_type, max_tokens=MAX_TOKENS)
+                if fits(model, request):
+                    requests[conflict_type, i] = request
     answers: dict[ConflictType, list[Answer | None]] = {t: [None] * len(examples) for t in conflict_types}
-
-    def request(at: tuple[ConflictType, int]) -> GenerationRequest:
-        example = examples[at[1]]
-        return treatments[domain_of(example)].request(model, example, at[0], max_tokens=MAX_TOKENS)
-
-    for (conflict_type, i), completion in zip(asked, ask_all(model, list(map(request, asked)), said, progress), strict=True):
+    for (conflict_type, i), completion in zip(requests, ask_all(model, list(requests.values()), said, progress), strict=True):
         answers[conflict_type][i] = verdict(completion, examples[i], judged_by)
     return answers
 

@@ -14,6 +14,7 @@ Source: Goyal et al., "Context-Parametric Inversion" (2024), figures 2 and 3b.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from juice.errors import ExampleError, ModelNotFoundError
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.methods import Treatment, context_end
 from juice.evaluation.metrics import interval, mean
-from juice.evaluation.splits import domain_of
+from juice.evaluation.splits import domain_of, limited
 from juice.evaluation.store import Store
 from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target, examples_sha256
 from juice.model.loading import LoadedModel
@@ -34,6 +35,7 @@ from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel, load
 
 N_ATTENDED = 60
+N_HASHED_BYTES = 2**20
 
 
 def find_checkpoints(given: Sequence[Path]) -> list[Path]:
@@ -58,7 +60,10 @@ def measure_checkpoints(
     names = [path.name for path in checkpoints]
     if len(set(names)) < len(names):
         names = [str(path) for path in checkpoints]
-    identity = {"data_sha256": examples_sha256(examples), "seed": seed, "checkpoints": names, "dtype": dtype}
+    if not any(t != "clean" for e in examples for t in e.prompts):
+        raise ExampleError("no example has a conflict prompt; give substitution or coherent ones")
+    weights = {name: _weights_sha256(path) for name, path in zip(names, checkpoints, strict=True)}
+    identity = {"data_sha256": examples_sha256(examples), "seed": seed, "checkpoints": weights, "dtype": dtype}
     store = Store.open(out, identity, overwrite=overwrite)
     with progress("checkpoints", len(names)) as advance:
         for name, path in zip(names, checkpoints, strict=True):
@@ -121,8 +126,7 @@ def _attention(
     loaded: LoadedModel, examples: Sequence[ConflictExample], types: Sequence[ConflictType]
 ) -> tuple[float | None, float | None]:
     on_context, on_subject = [], []
-    step = max(1, len(examples) // N_ATTENDED)
-    for example in examples[::step][:N_ATTENDED]:
+    for example in limited(examples, N_ATTENDED, 0):
         for conflict_type in types:
             prompt = example.prompts.get(conflict_type)
             if prompt is None:
@@ -136,6 +140,18 @@ def _attention(
             if named:
                 on_subject.append(sum(masses[1:]))
     return (mean(on_context) if on_context else None, mean(on_subject) if on_subject else None)
+
+
+def _weights_sha256(path: Path) -> str:
+    """Hash the names, sizes and ends of a checkpoint's weight files: enough to tell one from another, whatever their size."""
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")):
+        size = file.stat().st_size
+        with file.open("rb") as content:
+            digest.update(f"{file.name} {size} ".encode() + content.read(N_HASHED_BYTES))
+            content.seek(max(0, size - N_HASHED_BYTES))
+            digest.update(content.read(N_HASHED_BYTES))
+    return "sha256:" + digest.hexdigest()
 
 
 def _in_order(path: Path) -> list[tuple[int, str]]:

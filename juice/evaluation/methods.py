@@ -37,6 +37,10 @@ class Treatment:
     instructs: bool = False
     contrasts: bool = False
 
+    def applies(self, example: ConflictExample) -> bool:
+        """Tell whether the method can be used on an example: a contrast needs the context apart."""
+        return not self.contrasts or has_context_apart(example)
+
     def request(
         self, model: SteeredModel, example: ConflictExample, conflict_type: ConflictType, *, max_tokens: int, **options: Any
     ) -> GenerationRequest:
@@ -61,16 +65,16 @@ def methods_for(target: Target, asked: tuple[MethodName, ...]) -> tuple[MethodNa
 def without_context(example: ConflictExample, conflict_type: ConflictType) -> str:
     """Return a conflict prompt without its context.
 
-    That is the question that is given apart or the clean prompt, if the prompt ends with it, else its last `Question: ...`; where the
-    prompt shows none of these, the question given apart, or the clean prompt.
+    That is its last `Question: ...`, else the question that is given apart or the clean prompt, if the prompt ends with it; where
+    the prompt shows none of these, the question given apart, or the clean prompt.
     """
     prompt, apart = example.prompts[conflict_type], [text for text in (example.question, example.prompts.get("clean")) if text]
-    for text in apart:
-        if prompt.endswith(text):
-            return text
     questions = list(QUESTION.finditer(prompt))
     if questions and questions[-1].start() > 0:
         return prompt[questions[-1].start() :]
+    for text in apart:
+        if prompt.endswith(text):
+            return text
     return apart[0] if apart else prompt
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LEVEL = 0.95
 N_RESAMPLES = 1000
@@ -33,15 +33,27 @@ def mean(values: Sequence[float]) -> float:
 
 def interval(values: Sequence[float], seed: int) -> Interval | None:
     """Return the bootstrap interval of the mean; None for fewer than two values. It has no width where all are the same."""
-    if len(values) < 2:
+    return interval_of_groups([values], seed)
+
+
+def interval_of_groups(groups: Sequence[Sequence[float]], seed: int) -> Interval | None:
+    """Return the interval of the mean of the groups' means, each group resampled within itself; None where all have one value or none."""
+    given = [values for values in groups if values]
+    if not given or max(map(len, given)) < 2:
         return None
-    if min(values) == max(values):
-        return Interval(values[0], values[0])
+    if all(min(values) == max(values) for values in given):
+        middle = sum(values[0] for values in given) / len(given)
+        return Interval(middle, middle)
     import numpy as np
     from scipy.stats import bootstrap
 
+    def mean_of_means(*drawn: Any, axis: int) -> Any:
+        return sum(values.mean(axis=axis) for values in drawn) / len(drawn)
+
+    # A group of one value is that value, twice: scipy resamples no single ones.
+    arrays = [np.asarray(values if len(values) > 1 else [*values, *values], dtype=float) for values in given]
     drawn = bootstrap(
-        (np.asarray(values, dtype=float),), np.mean, n_resamples=N_RESAMPLES, confidence_level=LEVEL, method="percentile",
+        arrays, mean_of_means, n_resamples=N_RESAMPLES, confidence_level=LEVEL, method="percentile", vectorized=True,
         rng=np.random.default_rng(seed),
     ).confidence_interval  # fmt: skip
     return Interval(float(drawn.low), float(drawn.high))

@@ -44,16 +44,16 @@ class Patch:
 
 
 def counterpart(example: ConflictExample, other: ConflictExample, conflict_type: ConflictType) -> str:
-    """Return the example's prompt with its subject and context answers replaced by another example's."""
+    """Return the example's prompt with its subject and context answers, as whole words, replaced by another example's."""
     new = {example.subject: other.subject, **dict.fromkeys(example.context_answer, other.context_answer[0])}
-    old = re.compile("|".join(re.escape(text) for text in sorted(new, key=len, reverse=True)))
+    old = re.compile("|".join(rf"(?<!\w){re.escape(text)}(?!\w)" for text in sorted(new, key=len, reverse=True)))
     return old.sub(lambda match: new[match.group()], example.prompts[conflict_type])
 
 
 def patches(loaded: LoadedModel, examples: Sequence[ConflictExample], conflict_type: ConflictType, seed: int) -> list[Patch]:
     """Pair every example with another one of its relation, where there is one; those that nothing can be replaced in are left out."""
     rng, made = Random(seed), []
-    for example in examples:
+    for example in (e for e in examples if conflict_type in e.prompts):
         others = [e for e in examples if e.subject != example.subject and e.context_answer[0] != example.context_answer[0]]
         others = [e for e in others if e.relation == example.relation] or others
         if not others:

@@ -50,7 +50,7 @@ class Preparer:
             return self._betas(name, target)
         if name in ("ph3_large", "ph3_small"):
             return self._pruned(self.splits.large if name == "ph3_large" else self.splits.identification[target], target)
-        if name == "cad" and not all(map(has_context_apart, self.splits.test)):
+        if name == "cad" and not any(map(has_context_apart, self.splits.test)):
             raise MethodUnavailableError("context-aware decoding needs the context apart; give `question` in the examples")
         return {domain: {} for domain in self.splits.domains}
 
@@ -99,10 +99,12 @@ class Preparer:
         return self._in_each_domain(choose, target)
 
     def _pruned(self, examples: Sequence[ConflictExample], target: Target) -> dict[str, Choice]:
-        made = path_patching.patches(self.model.loaded, examples, patched_type(examples), self.seed)
-        if not made:
-            raise MethodUnavailableError(f"{len(examples)} identification examples give no pair of prompts to patch between")
-        ranked = path_patching.ranked(path_patching.score_heads(self.model.loaded, made, self.progress))
+        conflict_type = patched_type(examples)
+        try:
+            made = path_patching.patches(self.model.loaded, examples, conflict_type, self.seed) if conflict_type else []
+            ranked = path_patching.ranked(path_patching.score_heads(self.model.loaded, made, self.progress))
+        except JuiceError as error:
+            raise MethodUnavailableError(str(error)) from error
         # Context heads come first, memory heads last; what is pruned is what pulls the other way.
         opposing = ranked if target == "parametric" else ranked[::-1]
 
@@ -116,9 +118,12 @@ class Preparer:
         return self._in_each_domain(choose, target)
 
 
-def patched_type(examples: Sequence[ConflictExample]) -> ConflictType:
-    """Return the conflict type that path patching looks at: substitution where every example has it, as in PH3."""
-    return "substitution" if all("substitution" in e.prompts for e in examples) else "coherent"
+def patched_type(examples: Sequence[ConflictExample]) -> ConflictType | None:
+    """Return the conflict type that path patching looks at: the one that most examples have, substitution as in PH3 among equals."""
+    conflicts: tuple[ConflictType, ...] = ("substitution", "coherent")
+    counts = {t: sum(t in e.prompts for e in examples) for t in conflicts}
+    best = max(conflicts, key=lambda t: counts[t])
+    return best if counts[best] else None
 
 
 def pruning(model: SteeredModel, heads: Sequence[Head], target: Target) -> Steering:

@@ -9,6 +9,8 @@ targets/<target>/analyses/<analysis>
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,18 +23,19 @@ import torch
 import transformers
 
 import juice
-from juice.errors import HeadSetError, NoConsistentHeadError
+from juice.errors import ExampleError, HeadSetError, NoConsistentHeadError
 from juice.evaluation import analyses, side_effects
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.methods import METHODS, MethodName, Treatment, methods_for
 from juice.evaluation.preparation import MethodUnavailableError, Preparer
-from juice.evaluation.splits import Data, Splits, split
+from juice.evaluation.splits import TARGETS, Data, Splits, split
 from juice.evaluation.store import Store
 from juice.evaluation.tables import by_popularity, table
 from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target, examples_sha256
 from juice.head_set import HeadSet
 from juice.identification.run import Settings as IdentificationSettings
 from juice.identification.run import identify_targets
+from juice.identification.scored_answer import with_scored_answers
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
@@ -68,12 +71,27 @@ def evaluate(
     # Opened before anything is computed: a folder that cannot be used is said at once.
     store = Store.open(out, _identity(model, data, settings, texts), overwrite=overwrite)
     with _noting(store):
-        head_sets = _head_sets(model, data, settings, store, progress)
-        splits = split(model, data, settings.targets, head_sets, settings.identification, n_large=settings.n_large, limit=settings.limit)
+        examples = Data(
+            with_scored_answers(model, data.test),
+            None if data.validation is None else with_scored_answers(model, data.validation),
+            None if data.identification is None else with_scored_answers(model, data.identification),
+        )
+        head_sets = _head_sets(model, examples, settings, store, progress)
+        served = {t: s for t in TARGETS if (s := model.head_sets.by_name.get(t)) is not None and s.target == t}
+        splits = split(
+            model, examples, {**served, **head_sets}, settings.identification, n_large=settings.n_large, limit=settings.limit
+        )  # fmt: skip
+        store.check("examples", splits.sha256)
+        if "paraphrases" in settings.analyses:
+            store.check("templates", _sha256(json.dumps(templates, sort_keys=True)))
         if not splits.validation:
             warnings.warn("no validation example can be used: the betas are the head set's own, PH3 prunes five heads", stacklevel=2)
     store.results["data"] = _described(splits)
     for target in settings.targets:
+        if not conflict_types_for(target, splits.test):
+            raise ExampleError(
+                f"no test example has a conflict prompt that the {target} target is judged on; give substitution or coherent ones"
+            )
         _Target(model, splits, head_sets, settings, store, target, texts, progress).run(templates)
     store.results["is_complete"] = True
     store.save()
@@ -129,7 +147,8 @@ class _Target:
             answers = self._unit(*at, "answers", make=lambda: self._answers(treatments, said))
             self._unit(*at, "collateral", make=lambda: self._collateral(treatments))
             self._unit(*at, "continuations", make=lambda: self._continuations(treatments))
-            self._unit(*at, "perplexity", make=lambda: side_effects.plain_text_perplexity(self.model, self.texts, treatments))
+            if name not in ("prompt", "cad"):  # plain text has neither an instruction nor a context
+                self._unit(*at, "perplexity", make=lambda: side_effects.plain_text_perplexity(self.model, self.texts, treatments))
         own = {t: [Answer.of(row) for row in rows] for t, rows in answers.items()}
         method = self.store.results["targets"][self.target]["methods"][name]
         method["table"] = table(self.splits.test, own, self.settings.seed)
@@ -144,7 +163,7 @@ class _Target:
         return side_effects.collateral(self.model, self.splits.test, treatments, self.settings.seed, self.progress)
 
     def _continuations(self, treatments: dict[str, Treatment]) -> dict[str, Any]:
-        return side_effects.continuations(self.model, self.splits.test, treatments, self.progress)
+        return side_effects.continuations(self.model, self.splits.test, treatments, self.settings.seed, self.progress)
 
 
 def _head_sets(model: SteeredModel, data: Data, settings: Settings, store: Store, progress: Progress) -> dict[Target, HeadSet]:
@@ -167,13 +186,14 @@ def _head_sets(model: SteeredModel, data: Data, settings: Settings, store: Store
             chosen[target] = HeadSet.parse(found, f"{store.folder}")
     for target, head_set in chosen.items():
         content = head_set.model_dump(mode="json", exclude={"metrics"})
+        store.check(f"{target}_head_set", _sha256(json.dumps(content, sort_keys=True)))
         store.results.setdefault("targets", {}).setdefault(target, {})["head_set"] = content
     return chosen
 
 
 def _find(model: SteeredModel, data: Data, target: Target, settings: Settings, progress: Progress) -> Any:
     pool = data.test if data.identification is None else data.identification
-    splits = split(model, Data(pool), [target], {}, settings.identification, n_large=0, limit=None)
+    splits = split(model, Data(pool), {}, settings.identification, n_large=0, limit=None)
     names: dict[Target, str] = {target: target}
     try:
         found = identify_targets(model, splits.identification[target], [target], settings.identification, names=names, progress=progress)
@@ -192,7 +212,7 @@ def _identity(model: SteeredModel, data: Data, settings: Settings, texts: Sequen
         "data_sha256": examples_sha256(data.test),
         "validation_sha256": None if data.validation is None else examples_sha256(data.validation),
         "identification_sha256": None if data.identification is None else examples_sha256(data.identification),
-        "n_texts": len(texts),
+        "texts_sha256": _sha256("\n".join(texts)),
         "head_set": settings.head_set,
         "limit": settings.limit,
         "seed": settings.seed,
@@ -200,6 +220,10 @@ def _identity(model: SteeredModel, data: Data, settings: Settings, texts: Sequen
         "identification": identification,
         "versions": {"juice": juice.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
     }
+
+
+def _sha256(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _described(splits: Splits) -> dict[str, Any]:

@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from juice.asking import ask_all
+from juice.asking import ask_all, fits
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import interval, mean, repetition
 from juice.evaluation.situations import true_contexts, unknown_subjects
-from juice.evaluation.splits import domain_of
+from juice.evaluation.splits import domain_of, limited
 from juice.examples import ConflictExample, ConflictType, Target
 from juice.progress import Progress, silent
 from juice.scoring import perplexity
@@ -33,12 +33,10 @@ def collateral(
     model: SteeredModel, examples: Sequence[ConflictExample], treatments: Mapping[str, Treatment], seed: int, progress: Progress = silent
 ) -> dict[str, Any]:
     """Return accuracy with its interval and number of prompts, by situation and conflict type."""
-    limit = model.loaded.max_positions or math.inf
-    unknown = [e for e in unknown_subjects(examples, seed) if all(len(model.tokenize(p)) + 80 <= limit for p in e.prompts.values())]
     situations: tuple[tuple[str, Sequence[ConflictExample], tuple[ConflictType, ...], Target], ...] = (
         ("clean", examples, ("clean",), "parametric"),
         ("true_context", true_contexts(examples), CONFLICTS, "parametric"),
-        ("unknown_subject", unknown, CONFLICTS, "context"),
+        ("unknown_subject", unknown_subjects(examples, seed), CONFLICTS, "context"),
     )
     measured = {}
     for name, own, conflict_types, judged_by in situations:
@@ -72,16 +70,16 @@ def plain_text_perplexity(model: SteeredModel, texts: Sequence[str], treatments:
 
 
 def continuations(
-    model: SteeredModel, examples: Sequence[ConflictExample], treatments: Mapping[str, Treatment], progress: Progress = silent
+    model: SteeredModel, examples: Sequence[ConflictExample], treatments: Mapping[str, Treatment], seed: int, progress: Progress = silent
 ) -> dict[str, Any]:
     """Return how answers of up to 64 tokens to conflict prompts go on: how many tokens, how many end by themselves, what repeats."""
-    limit = model.loaded.max_positions or math.inf
     requests = []
-    for example in examples[:N_CONTINUED]:
+    for example in limited(examples, N_CONTINUED, seed):
         for conflict_type in CONFLICTS:
-            if conflict_type in example.prompts:
-                request = treatments[domain_of(example)].request(model, example, conflict_type, max_tokens=N_NEW_TOKENS)
-                requests += [request] if request.n_positions <= limit else []
+            treatment = treatments[domain_of(example)]
+            if conflict_type in example.prompts and treatment.applies(example):
+                request = treatment.request(model, example, conflict_type, max_tokens=N_NEW_TOKENS)
+                requests += [request] if fits(model, request) else []
     completions = ask_all(model, requests, "continuing answers", progress)
     return {
         "n": len(completions),

@@ -3,7 +3,8 @@
     true context       the conflict prompts tell the truth: the context answer is replaced by the parametric one
     unknown subject    the conflict prompts are about a subject that does not exist: the context is all there is to know
 
-In the first the parametric answer is right, in the second the context answer.
+In the first the parametric answer is right, in the second the context answer. Examples whose subject is their question, or
+whose context is an instruction (MemoTrap), have neither.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CODAS = ("", "n", "r", "l", "s", "m", "th", "nd")
 def true_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
     """Return those examples whose conflict prompts can be made to tell the truth."""
     made = []
-    for example in examples:
+    for example in filter(_is_about_something, examples):
         told = _replaced(example, dict.fromkeys(example.context_answer, example.parametric_answer[0]))
         if told is not None:
             made.append(told)
@@ -32,7 +33,7 @@ def true_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
 def unknown_subjects(examples: Sequence[ConflictExample], seed: int) -> list[ConflictExample]:
     """Return those examples whose prompts name their subject, about an invented one each."""
     rng, made = Random(seed), []
-    for example in examples:
+    for example in filter(_is_about_something, examples):
         told = _replaced(example, {example.subject: invented_name(rng)})
         if told is not None:
             made.append(told)
@@ -43,6 +44,11 @@ def invented_name(rng: Random) -> str:
     """Return a name of two or three syllables that nobody has."""
     syllables = (rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(rng.choice((2, 2, 3))))
     return ("".join(syllables) + rng.choice(CODAS)).capitalize()
+
+
+def _is_about_something(example: ConflictExample) -> bool:
+    asked = (example.question or "").removeprefix("Question:").strip()
+    return example.match == "contains" and not asked.startswith(example.subject)
 
 
 def _replaced(example: ConflictExample, new: dict[str, str]) -> ConflictExample | None:

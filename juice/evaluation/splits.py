@@ -12,14 +12,15 @@ with the same token.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from juice.errors import ExampleError
 from juice.evaluation.instructions import instructed
-from juice.examples import ConflictExample, Target, examples_sha256
+from juice.examples import ConflictExample, ConflictType, Target, examples_sha256
 from juice.head_set import HeadSet
 from juice.identification.run import Settings, usable_examples, validation_share
 from juice.identification.scores import scored_prompt
@@ -28,6 +29,7 @@ from juice.scoring import MAX_TOKENS, normalise
 from juice.steered_model import SteeredModel
 
 LARGE_SHARE = 0.4
+TARGETS: tuple[Target, ...] = ("parametric", "context")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,12 @@ class Splits:
     left_out: dict[str, int] = field(default_factory=dict)
 
     @property
+    def sha256(self) -> str:
+        """Hash what finds, tunes and tests."""
+        groups = (*self.identification.values(), self.large, self.validation, self.test)
+        return examples_sha256([example for group in groups for example in group])
+
+    @property
     def domains(self) -> list[str]:
         """The domains of the test examples, sorted."""
         return sorted({domain_of(e) for e in self.test})
@@ -61,54 +69,32 @@ def domain_of(example: ConflictExample) -> str:
 
 
 def split(
-    model: SteeredModel, data: Data, targets: Sequence[Target], head_sets: dict[Target, HeadSet], settings: Settings, *,
-    n_large: int, limit: int | None,
-) -> Splits:  # fmt: skip
-    """Split the data; raises ExampleError when nothing is left to find heads on, or to test.
+    model: SteeredModel, data: Data, head_sets: Mapping[Target, HeadSet], settings: Settings, *, n_large: int, limit: int | None
+) -> Splits:
+    """Split the data, for both targets, whichever is evaluated; raises ExampleError when nothing is left to test.
 
-    For a head set that was found on examples of this data, those are found again by their hash.
+    For a head set that was found on examples of this data, those are found again by their hash; warns where they are not.
     """
     left_out: Counter[str] = Counter()
     pool = _usable(model, data.test, left_out)
     finders = pool if data.identification is None else _usable(model, data.identification, left_out)
-    drawn = {target: _drawn(model, finders, head_sets.get(target), settings) for target in targets}
-    taken = _keys(e for own in drawn.values() for e in own)
-    rest = [e for e in pool if _key(e) not in taken]
-    if data.validation is None:
-        candidates = validation_share(rest, settings.seed)
-        rest = _without(rest, candidates)
-    else:
-        candidates = _usable(model, data.validation, left_out)
-        rest = _without(rest, candidates)
-    validation = known_examples(model, candidates)
-    left_out["validation examples that the model does not know"] += len(candidates) - len(validation)
-    others = _without(finders, candidates) if data.identification is not None else rest
-    large = _large(others, n_large, settings.seed)
+    drawn = {target: _drawn(model, finders, head_sets.get(target), settings) for target in TARGETS}
+    every_drawn = [e for own in drawn.values() for e in own]
+    rest = _without(pool, every_drawn)
+    given = (
+        validation_share(rest, settings.seed)
+        if data.validation is None
+        else _without(_usable(model, data.validation, left_out), every_drawn)
+    )
+    rest = _without(rest, given)
+    validation = _complete(known_examples(model, given))
+    left_out["validation examples that the model does not know, or that lack a prompt"] += len(given) - len(validation)
+    unused = [] if data.identification is None else _without(finders, [*every_drawn, *given, *rest])
+    large = _large(unused, rest, n_large, settings.seed)
     test = limited(_without(rest, large), limit, settings.seed)
     if not test:
         raise ExampleError(f"nothing is left to test on: {_said(left_out) or 'the data is too small'}; give more examples")
     return Splits(drawn, large, validation, test, {reason: n for reason, n in left_out.items() if n})
-
-
-def with_likeliest_answer(model: SteeredModel, examples: Sequence[ConflictExample]) -> list[ConflictExample]:
-    """Put first, for p_y, the accepted answer whose first token the model finds most probable on the clean prompt.
-
-    For data whose accepted answers come in no order (ParaConflict from the hub).
-    """
-    asked = [e for e in examples if len(e.parametric_answer) > 1 and "clean" in e.prompts]
-    requests, choices = [], []
-    for example in asked:
-        prompt = example.prompts["clean"]
-        tokens = {a: t for a in example.parametric_answer if (t := model.loaded.first_token(prompt, a)) is not None}
-        choices.append(tokens)
-        requests.append(model.request(prompt, max_tokens=1, watch=tuple(tokens.values())))
-    best = {}
-    for example, tokens, completion in zip(asked, choices, model.engine.generate(requests) if requests else [], strict=True):
-        if tokens:
-            first = max(zip(completion.watched, tokens, strict=True), key=lambda pair: pair[0])[1]
-            answers = (first, *(a for a in example.parametric_answer if a != first))
-            best[id(example)] = example.model_copy(update={"parametric_answer": answers})
-    return [best.get(id(e), e) for e in examples]
 
 
 def _usable(model: SteeredModel, examples: Sequence[ConflictExample], left_out: Counter[str]) -> list[ConflictExample]:
@@ -130,30 +116,53 @@ def _usable(model: SteeredModel, examples: Sequence[ConflictExample], left_out: 
     return kept
 
 
+def _complete(examples: list[ConflictExample]) -> list[ConflictExample]:
+    """Keep the examples that have every prompt that others of their domain have: choices are made on types that all have."""
+    wanted: dict[str, set[ConflictType]] = {}
+    for example in examples:
+        wanted.setdefault(domain_of(example), set()).update(example.prompts)
+    return [e for e in examples if wanted[domain_of(e)] <= e.prompts.keys()]
+
+
 def _drawn(model: SteeredModel, pool: list[ConflictExample], head_set: HeadSet | None, settings: Settings) -> list[ConflictExample]:
     """Return the examples that a head set was found on, where they are here; else draw."""
     found = head_set.identification if head_set else None
-    if found is not None:
+    if head_set is not None and found is not None:
         for relation in (settings.relation, None, *sorted({e.relation for e in pool if e.relation})):
             if sum(relation in (None, e.relation) for e in pool) >= found.n_examples:
                 again = replace(settings, n_examples=found.n_examples, seed=found.seed, relation=relation)
-                drawn, _ = usable_examples(model, pool, again)
+                try:
+                    drawn, _ = usable_examples(model, pool, again)
+                except ExampleError:  # too few of them have the prompts that others have
+                    continue
                 if examples_sha256(drawn) == found.examples_sha256:
                     return drawn
-    n = min(settings.n_examples, len([e for e in pool if settings.relation in (None, e.relation)]))
-    return usable_examples(model, pool, replace(settings, n_examples=max(n, 1)))[0]
+        warnings.warn(
+            f"the examples that head set {head_set.name!r} was found on are not recognised in this data: others stand for them in "
+            "ph3_small and the analyses, and they may be among the facts that are tested on",
+            stacklevel=3,
+        )
+    own = [e for e in pool if settings.relation in (None, e.relation)]
+    types = Counter(frozenset(e.prompts) for e in own)
+    if own:
+        # Heads are found on examples that have the same prompts: those that most have.
+        commonest = max(types, key=lambda names: (types[names], len(names), sorted(names)))
+        own = [e for e in own if e.prompts.keys() == commonest]
+    return usable_examples(model, own, replace(settings, n_examples=max(1, min(settings.n_examples, len(own)))))[0]
 
 
-def _large(rest: list[ConflictExample], n_large: int, seed: int) -> list[ConflictExample]:
-    """Draw the large identification set, of every domain, so that enough of each is left to test on."""
-    chosen = set(Random(seed).sample(range(len(rest)), min(n_large, int(LARGE_SHARE * len(rest)))))
-    return [e for i, e in enumerate(rest) if i in chosen]
+def _large(unused: list[ConflictExample], rest: list[ConflictExample], n_large: int, seed: int) -> list[ConflictExample]:
+    """Draw the large identification set, of every domain: what serves nothing else first, then at most two fifths of the rest."""
+    drawn = Random(seed).sample(unused, min(n_large, len(unused)))
+    n_more = min(n_large - len(drawn), int(LARGE_SHARE * len(rest)))
+    chosen = set(Random(seed).sample(range(len(rest)), n_more))
+    return [*drawn, *(e for i, e in enumerate(rest) if i in chosen)]
 
 
-def limited(examples: list[ConflictExample], limit: int | None, seed: int) -> list[ConflictExample]:
+def limited(examples: Sequence[ConflictExample], limit: int | None, seed: int) -> list[ConflictExample]:
     """Keep `limit` examples, as many of every domain as can be, in file order."""
     if limit is None or limit >= len(examples):
-        return examples
+        return list(examples)
     rng, by_domain = Random(seed), dict[str, list[int]]()
     for i, example in enumerate(examples):
         by_domain.setdefault(domain_of(example), []).append(i)
@@ -167,10 +176,6 @@ def limited(examples: list[ConflictExample], limit: int | None, seed: int) -> li
 
 def _key(example: ConflictExample) -> tuple[str, str]:
     return domain_of(example), example.subject
-
-
-def _keys(examples: object) -> set[tuple[str, str]]:
-    return {_key(e) for e in examples}  # type: ignore[attr-defined]
 
 
 def _without(examples: Sequence[ConflictExample], taken: Sequence[ConflictExample]) -> list[ConflictExample]:

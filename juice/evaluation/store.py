@@ -56,6 +56,12 @@ class Store:
                 )
         self.results = {**found, "is_complete": False}
 
+    def check(self, name: str, value: str) -> None:
+        """Note what the numbers depend on too; raises OutputError where the document notes another value."""
+        noted = self.results.setdefault("depends_on", {})
+        if noted.setdefault(name, value) != value:
+            raise OutputError(f"{self.folder} was made with another {name.replace('_', ' ')}; give another --out, or --force to start anew")
+
     def unit(self, *path: str, make: Callable[[], Any]) -> Any:
         """Return a unit of work, from the document or made now and saved; a number that is not finite is no value there."""
         parent = self.results
@@ -75,7 +81,7 @@ class Store:
 
     def save(self) -> None:
         """Write the document in one step; raises OutputError when it cannot be written."""
-        write_lines(self.folder / FILE, [json.dumps(self.results, ensure_ascii=False, allow_nan=False)], overwrite=True)
+        write_lines(self.folder / FILE, [json.dumps(_plain(self.results), ensure_ascii=False, allow_nan=False)], overwrite=True)
 
 
 def read_results(folder: Path) -> dict[str, Any]:

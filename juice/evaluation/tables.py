@@ -1,7 +1,7 @@
 """From answers to the tables of the report: accuracy, probabilities and context reliance by method, domain and conflict type.
 
 A cell is {n, accuracy, interval, p_parametric, p_context, context_reliance}; `average` is the mean over the domains' cells,
-as in the paper, with the interval of all answers together.
+as in the paper, and so is its interval: answers are resampled within their domains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from juice.evaluation.answers import Answer
-from juice.evaluation.metrics import interval, mean
+from juice.evaluation.metrics import interval, interval_of_groups, mean
 from juice.evaluation.splits import domain_of
 from juice.examples import ConflictExample, ConflictType
 
@@ -28,7 +28,11 @@ def table(
     for domain in sorted({domain_of(e) for e in examples}):
         own = {t: [a for e, a in zip(examples, given, strict=True) if a and domain_of(e) == domain] for t, given in answers.items()}
         rows[domain] = {t: cell(given, seed) for t, given in own.items() if given}
-    rows[AVERAGE] = {t: _average(t, rows, [a for a in given if a], seed) for t, given in answers.items() if any(given)}
+    for conflict_type, given in answers.items():
+        if any(given):
+            groups = [[a for e, a in zip(examples, given, strict=True) if a and domain_of(e) == d] for d in rows if d != AVERAGE]
+            rows.setdefault(AVERAGE, {})[conflict_type] = _average(conflict_type, rows, groups, seed)
+    rows.setdefault(AVERAGE, {})
     return rows
 
 
@@ -38,9 +42,10 @@ def cell(answers: Sequence[Answer], seed: int) -> Cell:
     return {"n": len(answers), "accuracy": mean(right), "interval": interval(right, seed), **_probabilities(answers)}
 
 
-def _average(conflict_type: str, rows: Mapping[str, Mapping[str, Cell]], answers: Sequence[Answer], seed: int) -> Cell:
-    own = [row[conflict_type] for row in rows.values() if conflict_type in row]
-    everything = cell(answers, seed)
+def _average(conflict_type: str, rows: Mapping[str, Mapping[str, Cell]], groups: Sequence[Sequence[Answer]], seed: int) -> Cell:
+    own = [row[conflict_type] for domain, row in rows.items() if domain != AVERAGE and conflict_type in row]
+    everything = cell([a for group in groups for a in group], seed)
+    everything["interval"] = interval_of_groups([[float(a.is_correct) for a in group] for group in groups], seed)
     for name in ("accuracy", "p_parametric", "p_context", "context_reliance"):
         values = [c[name] for c in own if c[name] is not None]
         everything[name] = mean(values) if values else None

@@ -4,7 +4,7 @@
     Answer_ns? (accepted answers; files only), Category? (the domain; hub only)
 
 On the hub (`gaotang/ParaConfilct`, sic) `Answer` lists all accepted answers and there is no `Answer_ns`. The first of them
-stands first here as well; that the scored one is the one the model finds likeliest is up to the evaluation.
+stands first here as well, and the examples say that the scored one is the one the model finds likeliest.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | st
         "context": substitution.removesuffix(clean).strip() if apart else None,
         "question": clean if apart else None,
         "relation": domain_of(str(row.get("Category") or name)),
+        "scored": "likeliest" if isinstance(row["Answer"], list) and row.get("Answer_ns") is None else "first",
     }
     return parse_example(example, where)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from juice.evaluation.methods import MethodName
 from juice.evaluation.preparation import Preparer
-from juice.evaluation.splits import Splits
+from juice.evaluation.splits import Splits, limited
 from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target
 from juice.head_set import HeadSet
 from juice.identification.run import Settings
@@ -40,9 +40,8 @@ class Context:
 
     @property
     def few(self) -> list[ConflictExample]:
-        """The first test examples, spread over the domains as the test examples are."""
-        step = max(1, len(self.splits.test) // N_EXAMPLES)
-        return self.splits.test[::step][:N_EXAMPLES]
+        """Some test examples, spread over the domains."""
+        return limited(self.splits.test, N_EXAMPLES, self.seed)
 
     @property
     def conflict_types(self) -> tuple[ConflictType, ...]:

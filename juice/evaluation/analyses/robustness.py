@@ -17,7 +17,7 @@ from juice.evaluation.analyses.scored_pool import pool_of, score_each, scores_of
 from juice.evaluation.answers import ask
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean
-from juice.evaluation.splits import domain_of
+from juice.evaluation.splits import domain_of, limited
 from juice.examples import ConflictExample
 from juice.head_set import Betas, Head, HeadScores
 from juice.identification.select import select_heads
@@ -45,7 +45,7 @@ def measure(context: Context) -> dict[str, Any]:
     by_size = [{"n": n, "accuracy": accuracy_of(scores_of(scored[:n]), top_k)} for n in SIZES if n <= len(scored)]
     by_k = [{"k": k, "accuracy": accuracy_of(scores_of(scored[:n_drawn]), k)} for k in TOP_KS]
     return {
-        "examples": by_size, "heads": by_k, "betas": _grid(context, few[:: max(1, len(few) // N_GRID_EXAMPLES)][:N_GRID_EXAMPLES]),
+        "examples": by_size, "heads": by_k, "betas": _grid(context, limited(few, N_GRID_EXAMPLES, context.seed)),
         "unsteered": accuracy(context, few, [], [], betas), "beta": betas.model_dump(), "n_examples": len(few),
     }  # fmt: skip
 

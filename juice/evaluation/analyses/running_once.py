@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from juice.engine import Steer
+from juice.errors import ExampleError
 from juice.evaluation.analyses.context import N_EXAMPLES, Context
 from juice.evaluation.analyses.knock_out_scores import knock_out_scores
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean
+from juice.evaluation.splits import limited
 from juice.examples import ConflictExample, ConflictType
 from juice.head_set import Head
 from juice.head_set.schema import METHODS, Method
@@ -27,18 +29,22 @@ N_HEADS = 10
 
 def measure(context: Context) -> dict[str, Any]:
     """Return {conflict type: {heads, none, juice: [p with 1, 2 ... heads], june: [...]}}; p of the target's answer, mean over examples."""
-    finders = [*context.splits.identification[context.target], *context.splits.validation][:N_EXAMPLES]
+    finders = limited([*context.splits.identification[context.target], *context.splits.validation], N_EXAMPLES, context.seed)
     measured: dict[str, Any] = {"n_examples": len(context.few), "n_finders": len(finders), "by_type": {}}
     for conflict_type in context.judged_types:
         if conflict_type == "clean":
             continue
         finding = [e for e in finders if conflict_type in e.prompts]
+        if not finding:
+            continue
         changes = knock_out_scores(context.model.loaded, finding, (conflict_type,), context.progress)[context.target][0]
         heads = best_heads(changes)
         own: dict[str, Any] = {"heads": [list(head) for head in heads], "none": mean_p(context, conflict_type, [], "juice")}
         for method in METHODS:
             own[method] = [mean_p(context, conflict_type, heads[: i + 1], method) for i in range(len(heads))]
         measured["by_type"][conflict_type] = own
+    if not measured["by_type"]:
+        raise ExampleError("no conflict type is in every test example and in some that heads can be found on")
     return measured
 
 

@@ -29,7 +29,7 @@ def _head(head: Sequence[int]) -> str:
 def _heads(result: Mapping[str, Any], target: str) -> Described:
     text = (
         f"What scaling a head does to p of the {target} answer, mean over {result['n_examples']} examples and the alphas "
-        f"{', '.join(f'{a:g}' for a in result['alphas'])}; chosen heads are ringed."
+        f"{', '.join(f'{a:g}' for a in result['alphas'])}; dots mark the chosen heads."
     )
     return [text], (), []
 

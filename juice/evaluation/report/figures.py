@@ -26,16 +26,16 @@ def _lines(ax: Any, x: Sequence[Any], series: Mapping[str, Sequence[float | None
 
 
 def heads(result: Mapping[str, Any], target: str) -> Any:
-    """Heat maps of head scores: + above, - below, a column a conflict type; chosen heads are ringed."""
+    """Heat maps of head scores: + above, - below, a column a conflict type; dots mark the chosen heads."""
     types = result["conflict_types"]
     figure, axes = _axes(2 * len(types), n_rows=2)
     for i, sign in enumerate(("plus", "minus")):
         limit = max((abs(v) for table in result[sign] for row in table for v in row), default=0) or 1.0
         for j, conflict_type in enumerate(types):
             ax = axes[i * len(types) + j]
-            image = ax.imshow(result[sign][j], cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
+            image = ax.imshow(result[sign][j], cmap="cividis", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
             chosen = result["chosen"][sign]
-            ax.plot([h[1] for h in chosen], [h[0] for h in chosen], "ko", markerfacecolor="none", markersize=9)
+            ax.plot([h[1] for h in chosen], [h[0] for h in chosen], "o", color="white", markeredgecolor="black", markersize=8)
             ax.set(title=f"{'+' if sign == 'plus' else '-'} scores, {conflict_type}", xlabel="head", ylabel="layer")
         figure.colorbar(image, ax=axes[i * len(types) : (i + 1) * len(types)], label=f"mean change of p ({target} answer)")
     return figure

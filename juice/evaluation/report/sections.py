@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from juice.evaluation.methods import METHODS
-from juice.evaluation.metrics import interval
+from juice.evaluation.metrics import interval_of_groups
 from juice.evaluation.report import analysis_tables, figures
 from juice.evaluation.report.published import published, source
 from juice.evaluation.tables import AVERAGE
 
 Row = Sequence[str]
+FEW = 10
 ARTICLES = {"parametric": "what the model remembers", "context": "what the prompt claims"}
 
 
@@ -95,7 +96,7 @@ def _accuracy(results: Mapping[str, Any], target: str, tables: Mapping[str, Any]
     text = [
         f"Accuracy in percent: how often the answer is {ARTICLES[target]}. Each cell: {' / '.join(types)}.",
         *verdict(tables, types),
-        *_beyond_chance(results["targets"][target]["methods"], tables, types, results["identity"]["seed"]),
+        *_beyond_chance(results, target, tables, types),
     ]
     if printed:
         text.append(f"Published numbers: {source()}. The test facts, the heads and the validation split differ from the authors'.")
@@ -107,7 +108,7 @@ def _accuracy(results: Mapping[str, Any], target: str, tables: Mapping[str, Any]
 
 def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
     """Say plainly whether JuICE is the best method, on average and cell by cell."""
-    if "juice" not in tables or len(tables) < 2:
+    if "juice" not in tables or len(tables) < 2 or not types:
         return []
     average = {
         name: sum(t[AVERAGE][j]["accuracy"] for j in types) / len(types)
@@ -140,22 +141,31 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
     )
 
 
-def _beyond_chance(methods: Mapping[str, Any], tables: Mapping[str, Any], types: Sequence[str], seed: int) -> list[str]:
-    """Say whether JuICE and the best of the others differ by more than chance: the interval of the paired difference."""
-    if "juice" not in tables or len(tables) < 2:
+def _beyond_chance(results: Mapping[str, Any], target: str, tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
+    """Say whether JuICE and the best of the others differ by more than chance: the interval of the difference, fact by fact."""
+    methods, test = results["targets"][target]["methods"], results["data"]["test"]
+    if "juice" not in tables or len(tables) < 2 or len(test) < FEW:
         return []
-    right = {name: [float(row[1]) for t in types for row in methods[name].get("answers", {}).get(t, []) if row] for name in tables}
-    best = max((name for name in right if name != "juice"), key=lambda name: sum(right[name]))
-    if not right["juice"] or len(right[best]) != len(right["juice"]):
-        return []
-    span = interval([a - b for a, b in zip(right["juice"], right[best], strict=True)], seed)
+    right = {name: [_right(methods[name].get("answers", {}), types, i) for i in range(len(test))] for name in tables}
+    best = max((name for name in right if name != "juice"), key=lambda name: sum(v for v in right[name] if v is not None))
+    groups: dict[str, list[float]] = {}
+    for fact, a, b in zip(test, right["juice"], right[best], strict=True):
+        if a is not None and b is not None:
+            groups.setdefault(fact.get("relation", ""), []).append(a - b)
+    span = interval_of_groups(list(groups.values()), results["identity"]["seed"])
     if span is None:
         return []
     low, high = (100 * bound for bound in span)
     name = best.replace("_", " ")
     if low <= 0 <= high:
-        return [f"Against {name}, prompt by prompt, the difference is within chance: {low:+.1f} to {high:+.1f} points (95 %)."]
-    return [f"Against {name}, prompt by prompt, JuICE is {'ahead' if low > 0 else 'behind'} by {low:+.1f} to {high:+.1f} points (95 %)."]
+        return [f"Against {name}, fact by fact, the difference is within chance: {low:+.1f} to {high:+.1f} points (95 %)."]
+    return [f"Against {name}, fact by fact, JuICE is {'ahead' if low > 0 else 'behind'}: {low:+.1f} to {high:+.1f} points (95 %)."]
+
+
+def _right(answers: Mapping[str, Any], types: Sequence[str], i: int) -> float | None:
+    """Return the share of a fact's prompts that were answered right."""
+    own = [float(row[1]) for t in types if t in answers and (row := answers[t][i])]
+    return sum(own) / len(own) if own else None
 
 
 def _cells(row: Mapping[str, Any], types: Sequence[str]) -> str:
@@ -178,7 +188,7 @@ def _averages(target: str, tables: Mapping[str, Any]) -> Section:
     header = ("method", "conflict", "n", "accuracy", "95 % interval", "p parametric", "p context", "M_C")
     text = [
         "p is the probability of the first token of an answer at the prompt's end, M_C = p context / (p context + p parametric), means "
-        "over the domains. The interval is of all answers together (bootstrap, 1,000 resamples).",
+        "over the domains. The interval is that of this mean (bootstrap within the domains, 1,000 resamples).",
     ]
     return Section(f"Averages, {target}", level=3, text=text, tables=[Table(header, rows)])
 
@@ -250,7 +260,7 @@ def _checkpoints(results: Mapping[str, Any]) -> Section:
     )  # fmt: skip
     header = ("checkpoint", "clean", "counterfactual", "parametric", "M_C", "attention on context", "on subject")
     rows = [[row["name"], *(_number(row[column]) for column in columns)] for row in results["checkpoints"]]
-    reliance = [row["context_reliance"] for row in results["checkpoints"]]
+    reliance = [row["context_reliance"] or 0.0 for row in results["checkpoints"]]
     peak = max(range(len(reliance)), key=lambda i: reliance[i])
     name = results["checkpoints"][peak]["name"]
     if 0 < peak < len(reliance) - 1:
