@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import juice
 from juice.cli.main import app
-from juice.evaluation import side_effects
+from juice.evaluation import path_patching, side_effects
 from juice.evaluation.methods import Treatment, context_end, methods_for, without_context
 from juice.evaluation.preparation import Preparer
 from juice.evaluation.report import write_report
@@ -105,6 +105,17 @@ def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(store: Any, 
     heads = {tuple(head): -1.0 for head in pruned}
     logits = oracle.steered_logits(model.loaded.model, list(model.tokenize(prompt)), heads, method="june")[-1]
     assert methods["ph3_small"]["answers"]["coherent"][i][3] == pytest.approx(float(logits.softmax(-1)[first]), abs=1e-4)
+
+
+def test_what_ph3_prunes_pulls_the_other_way(store: Any, model: juice.SteeredModel, pool: list[ConflictExample]) -> None:
+    """Toward memory the heads whose patching lowers the context answer most are pruned, toward the context those that raise it most."""
+    for target, is_pruned_first in (("parametric", min), ("context", max)):
+        subjects = store.results["data"]["identification"][target]
+        examples = [e for e in pool if e.subject in subjects]
+        scores = path_patching.score_heads(model.loaded, path_patching.patches(model.loaded, examples, "substitution", seed=0))
+        choice = store.results["targets"][target]["methods"]["ph3_small"]["choice"]["world_capital"]
+        assert is_pruned_first(scores.flatten().tolist()) == pytest.approx(float(scores[tuple(choice["heads"][0])]))
+        assert choice["n_patched"] == len(examples) == 4
 
 
 def test_an_evaluation_goes_on_where_it_was_and_takes_more_methods(
