@@ -106,7 +106,7 @@ def _paraphrases(result: Mapping[str, Any], target: str) -> Described:  # noqa: 
 def _stability(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
     text = [
         f"Head sets (K = {result['top_k']}) of {result['n_draws']} draws of |D| examples from {result['n_pool']}: the mean overlap of two "
-        "of them, |A and B| / |A or B|, and that of heads drawn at random.",
+        "of them, |A and B| / |A or B|, and that of heads drawn at random. Large draws from the same pool share examples, which raises it.",
     ]
     rows = []
     for size, own in result["sizes"].items():
