@@ -18,17 +18,16 @@ from typer.testing import CliRunner
 import juice
 from juice.cli.main import app
 from juice.evaluation import path_patching, side_effects
-from juice.evaluation.methods import Treatment, context_end, methods_for, without_context
+from juice.evaluation.methods import Treatment
 from juice.evaluation.preparation import Preparer
 from juice.evaluation.report import write_report
 from juice.evaluation.report.sections import sections
 from juice.evaluation.run import Settings, evaluate
-from juice.evaluation.situations import true_contexts, unknown_subjects
-from juice.evaluation.splits import Data, Splits, domain_of, limited, split
+from juice.evaluation.situations import unknown_subjects
+from juice.evaluation.splits import Data, Splits, domain_of
 from juice.evaluation.tables import table
-from juice.examples import ConflictExample, examples_sha256
+from juice.examples import ConflictExample
 from juice.identification.run import Settings as IdentificationSettings
-from juice.identification.scored_answer import with_scored_answers
 from juice.scoring import contains_answer
 from tests import oracle
 
@@ -163,15 +162,6 @@ def test_a_target_that_is_added_later_tests_on_the_same_facts(
     assert set(both.results["targets"]) == {"parametric", "context"}
 
 
-def test_the_large_set_is_larger_than_the_small_one_where_the_small_one_has_its_own_file(
-    model: juice.SteeredModel, pool: list[ConflictExample]
-) -> None:
-    made = split(model, Data(pool[10:], identification=pool[:4]), {}, IdentificationSettings(), n_large=30, limit=None)
-    assert len(made.large) == 30
-    assert {e.subject for e in made.identification["context"]} == {e.subject for e in pool[:4]}
-    assert not {e.subject for e in made.large} & {e.subject for e in [*pool[:4], *made.test, *made.validation]}
-
-
 @pytest.mark.parametrize("kind", ["substitution only", "mixed"])
 def test_data_of_every_shape_is_evaluated(model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path, kind: str) -> None:
     def prompts(i: int, e: ConflictExample) -> dict[str, str]:
@@ -196,67 +186,6 @@ def test_data_without_a_conflict_is_refused(model: juice.SteeredModel, pool: lis
     examples = [e.model_copy(update={"prompts": {"clean": e.prompts["clean"]}}) for e in pool[:40]]
     with pytest.raises(juice.JuiceError, match="conflict"):
         evaluate(model, Data(examples), Settings(targets=("context",), methods=("original",), limit=6, n_large=0), tmp_path / "out")
-
-
-def test_an_instruction_has_no_subject_to_replace(pool: list[ConflictExample]) -> None:
-    trap = pool[0].model_copy(update={"match": "begins"})
-    asked = pool[0].model_copy(update={"subject": "Who rules", "question": "Question: Who rules Albania?"})
-    assert true_contexts([trap]) == unknown_subjects([trap, asked], 0) == []
-
-
-def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(model: juice.SteeredModel) -> None:
-    every = juice.read_examples("mini")
-    head_sets = {t: model.head_sets.get(t) for t in ("parametric", "context")}
-    made = split(model, Data(every), head_sets, IdentificationSettings(), n_large=200, limit=60)
-    for target, head_set in head_sets.items():
-        assert examples_sha256(made.identification[target]) == head_set.identification.examples_sha256
-    groups = [*made.identification.values(), made.large, made.validation, made.test]
-    keys = [{(e.relation, e.subject) for e in group} for group in groups]
-    assert not any(a & b for i, a in enumerate(keys[1:], 1) for b in keys[i + 1 :])
-    assert not (keys[0] | keys[1]) & keys[-1]
-    assert len(made.large) == 200
-    assert [sum(domain_of(e) == d for e in made.test) for d in made.domains] == [10] * 6
-    known = model.generate([e.prompts["clean"] for e in made.validation], max_tokens=15)
-    assert all(contains_answer(c.text, e.parametric_answer) for c, e in zip(known, made.validation, strict=True))
-
-
-def test_what_cannot_be_used_is_left_out_and_counted(model: juice.SteeredModel, pool: list[ConflictExample]) -> None:
-    long = pool[0].model_copy(update={"subject": "long", "prompts": {**pool[0].prompts, "coherent": "word " * 600}})
-    right = pool[1].model_copy(update={"subject": "right", "context_answer": ("somewhere", pool[1].parametric_answer[0].upper())})
-    same = pool[2].model_copy(update={"subject": "same", "context_answer": (pool[2].parametric_answer[0].split()[0] + " x",)})
-    made = split(model, Data([long, right, same, *pool]), {}, IdentificationSettings(), n_large=0, limit=None)
-    counted = {reason: n for reason, n in made.left_out.items() if "validation" not in reason}
-    assert counted["prompts that are too long for the model"] == 1
-    assert counted["context answers that are a right answer"] == 1
-    assert counted["answers that begin with the same token, or with none"] >= 1
-    assert not {"long", "right", "same"} & {e.subject for e in made.test}
-
-
-def test_a_limit_spreads_over_the_domains_and_uses_up_the_small_ones(pool: list[ConflictExample]) -> None:
-    few = [*pool[:30], *pool[60:63]]
-    kept = limited(few, 11, seed=0)
-    assert [sum(domain_of(e) == d for e in kept) for d in ("world_capital", "book_author")] == [8, 3]
-    assert kept == [e for e in few if e in kept]
-
-
-def test_the_answer_that_the_model_finds_likeliest_is_scored_where_the_data_leaves_it_open(model: juice.SteeredModel) -> None:
-    fact = {
-        "subject": "Peru", "parametric_answer": ["Zurich", "Lima"], "context_answer": "Oslo",
-        "prompts": {"clean": "The name of the capital city of Peru is"},
-    }  # fmt: skip
-    given, left_open = juice.ConflictExample(**fact), juice.ConflictExample(**fact, scored="likeliest")
-    assert [e.parametric_answer[0] for e in with_scored_answers(model, [given, left_open])] == ["Zurich", "Lima"]
-
-
-def test_situations_tell_the_truth_or_of_nobody(pool: list[ConflictExample]) -> None:
-    e = pool[0]
-    truth, nobody = true_contexts([e])[0], unknown_subjects([e], seed=0)[0]
-    assert e.context_answer[0] not in truth.prompts["coherent"]
-    assert truth.prompts["coherent"].count(e.parametric_answer[0]) == e.prompts["coherent"].count(e.context_answer[0])
-    assert truth.prompts["clean"] == e.prompts["clean"]
-    assert all(e.subject not in prompt for prompt in nobody.prompts.values())
-    assert e.context_answer[0] in nobody.prompts["substitution"]
-    assert true_contexts([e.model_copy(update={"context_answer": ("nowhere",)})]) == []
 
 
 def test_collateral_counts_right_answers_where_steering_is_not_needed(model: juice.SteeredModel, pool: list[ConflictExample]) -> None:
@@ -296,17 +225,6 @@ def test_a_domain_without_validation_examples_uses_those_of_all(model: juice.Ste
     none = Preparer(model=model, splits=Splits({"parametric": pool[:4]}, [], [], [pool[10]]), head_sets=own.head_sets)
     untuned = none.choose("juice", "parametric")["world_capital"]
     assert (untuned["beta_minus"], untuned["tuned_on"], untuned["n_validation"]) == (-2.0, None, 0)
-
-
-def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample]) -> None:
-    e = pool[0]
-    assert without_context(e, "substitution") == e.prompts["clean"]
-    assert without_context(e, "coherent") == e.prompts["coherent"][e.prompts["coherent"].index("Question:") :]
-    assert context_end(e, "coherent") == e.prompts["coherent"].index("Question:")
-    given = e.model_copy(update={"question": "Say:", "prompts": {"substitution": "Told. Say:"}})
-    assert without_context(given, "substitution") == "Say:"
-    assert context_end(e.model_copy(update={"prompts": {"substitution": "No seam"}}), "substitution") is None
-    assert methods_for("parametric", ("original", "cad", "juice")) == ("original", "juice")
 
 
 def test_a_model_without_consistent_heads_is_reported_with_the_reason(tmp_path: Path, pool: list[ConflictExample]) -> None:

@@ -120,7 +120,7 @@ class _Target:
         preparer = Preparer(model=self.model, splits=self.splits, head_sets=self.head_sets, seed=self.settings.seed, progress=self.progress)
         for name in methods_for(self.target, self.settings.methods):
             self._method(name, preparer)
-        methods = self.store.results["targets"].get(self.target, {}).get("methods", {})
+        methods = self.store.results.get("targets", {}).get(self.target, {}).get("methods", {})
         context = analyses.Context(
             model=self.model, splits=self.splits, target=self.target, head_set=self.head_sets.get(self.target), preparer=preparer,
             seed=self.settings.seed, settings=self.settings.identification,
