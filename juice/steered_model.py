@@ -111,7 +111,7 @@ class SteeredModel:
         )
 
     def _contrast(self, steer: Steer, without_context: str | Sequence[int] | None) -> Contrast | None:
-        if steer.method != "cad" or steer.target == "none" or not steer.strength:
+        if steer.method != "cad" or not steer.strength:
             return None
         if without_context is None:
             raise RequestError("method cad needs the context apart from the prompt; give it as `context`", param="context")

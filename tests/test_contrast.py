@@ -132,5 +132,7 @@ def test_what_cad_cannot_do_is_refused(options: dict, named: str) -> None:
 def test_cad_has_one_target_and_no_heads() -> None:
     with pytest.raises(RequestError, match="context only"):
         juice.Steer(target="parametric", method="cad")
+    with pytest.raises(RequestError, match="steer is none"):
+        juice.Steer(method="cad")
     with pytest.raises(RequestError, match="beta_plus is given"):
         juice.Steer(target="context", method="cad", beta_plus=1.0)

@@ -32,7 +32,7 @@ from juice.scoring import contains_answer
 from tests import oracle
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(tune the betas|cannot be scored|is left out|no validation example|no head raises|not recognised).*:UserWarning"
+    "ignore:.*(tune the betas|choose betas|cannot be scored|is left out|no validation example|no head raises|not recognised).*:UserWarning"
 )
 
 
@@ -283,7 +283,14 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "juice.cli.main", "evaluate", "--out", str(out), "--limit", "6", "--methods", "original,prompt"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    # A shell's background job starts with SIGINT ignored; a terminal's does not.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 120
     while not (out / "results.json").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)

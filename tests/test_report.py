@@ -14,7 +14,7 @@ from juice.evaluation.store import Store, read_results
 
 
 def cell(accuracy: float) -> dict:
-    return {"n": 4, "accuracy": accuracy, "interval": [0.1, 0.9], "p_parametric": 0.5, "p_context": 0.25, "context_reliance": None}
+    return {"n": 40, "accuracy": accuracy, "interval": [0.1, 0.9], "p_parametric": 0.5, "p_context": 0.25, "context_reliance": None}
 
 
 def method(accuracies: dict[str, float]) -> dict:
@@ -43,11 +43,13 @@ def test_the_verdict_says_where_juice_is_not_best() -> None:
     }  # fmt: skip
     tables = {name: method(accuracies)["table"] for name, accuracies in told.items()}
     first, second = verdict(tables, ["substitution"])
-    assert "has 70.0 and is best (a tie); next comes june with 70.0" in first
+    assert first.endswith("JuICE has 70.0, as has june: a tie for the best.")
     assert second == "Another method is ahead in 1 cells: b substitution (june 60.0, juice 50.0)."
     tables["june"] = method({"a": 1.0, "b": 1.0, "average": 1.0})["table"]
     assert "is **not** best: june has 100.0" in verdict(tables, ["substitution"])[0]
     assert verdict({"original": tables["original"]}, ["substitution"]) == []
+    tables["juice"]["average"]["substitution"]["n"] = 4
+    assert verdict(tables, ["substitution"]) == ["4 facts are too few to tell methods apart."]
 
 
 class Links(HTMLParser):

@@ -234,9 +234,11 @@ def test_a_full_queue_is_a_429_with_retry_after_and_the_probes_answer(server: Se
     within(20, lambda: is_idle(server), "all rows are free")
 
 
-def test_500_clients_at_once_are_all_answered(server: Server) -> None:
-    async def crowd() -> Counter[int]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+def test_500_clients_at_once_are_all_answered() -> None:
+    """Its own server: on a busy machine 500 clients need more than the second that the others' limits leave them."""
+
+    async def crowd(url: str) -> Counter[int]:
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
 
             async def one(i: int) -> int:
                 body = {
@@ -251,11 +253,12 @@ def test_500_clients_at_once_are_all_answered(server: Server) -> None:
 
             return Counter(await asyncio.gather(*(one(i) for i in range(500))))
 
-    statuses = asyncio.run(crowd())
-    assert statuses.total() == 500
-    assert set(statuses) <= {200, 429, 503}
-    assert statuses[200] + statuses[503] >= 40, "the batch and the queue were used"
-    within(20, lambda: is_idle(server), "all rows are free")
+    with serving("--max-batch", "8", "--max-queue", "40", "--header-timeout", "60", "--body-timeout", "60") as server:
+        statuses = asyncio.run(crowd(server.url))
+        assert statuses.total() == 500
+        assert set(statuses) <= {200, 429, 503}
+        assert statuses[200] + statuses[503] >= 40, "the batch and the queue were used"
+        within(20, lambda: is_idle(server), "all rows are free")
 
 
 def test_a_request_that_takes_too_long_is_a_503_or_an_event_and_frees_its_rows() -> None:

@@ -14,7 +14,7 @@ from juice.identification.scored_answer import with_scored_answers
 from juice.scoring import contains_answer
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(tune the betas|cannot be scored|is left out|no validation example|no head raises|not recognised).*:UserWarning"
+    "ignore:.*(tune the betas|choose betas|cannot be scored|is left out|no validation example|no head raises|not recognised).*:UserWarning"
 )
 
 

@@ -29,15 +29,19 @@ def run(
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas; ph3 is ph3_large and ph3_small.")
     ] = "original,prompt,cad,ph3,june,juice",
-    analyses: Annotated[str, typer.Option(help="Analyses, separated by commas, `all` or `none`; see the documentation.")] = "none",
+    analyses: Annotated[
+        str, typer.Option(help="`all`, `none`, or some of: heads, reversals, running_once, knock_outs, robustness, paraphrases, stability.")
+    ] = "none",
     limit: Annotated[int | None, typer.Option(min=1, help="Facts to test on, spread over the relations.")] = None,
-    relation: Annotated[str | None, typer.Option(help="Find heads on examples of this relation only.")] = None,
+    relation: Annotated[str | None, typer.Option(help="Find heads on examples of this relation only; all relations are tested.")] = None,
     n_examples: Annotated[int, typer.Option(min=1, help="Examples to find heads on.")] = 4,
     top_k: Annotated[int, typer.Option(min=1, help="Heads of each sign: 5 up to about 3B parameters, 10 above.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     text: Annotated[Path | None, typer.Option(help="Plain text for perplexity, a text a line; else one that comes with JuICE.")] = None,
     templates: Annotated[Path | None, typer.Option(help="Templates of paraphrased prompts (JSON); else those of six relations.")] = None,
-    checkpoints: Annotated[list[Path] | None, typer.Option(help="Instead: context reliance over these checkpoints. Repeatable.")] = None,
+    checkpoints: Annotated[
+        list[Path] | None, typer.Option(help="Measure context reliance over these checkpoints instead of methods. Repeatable.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start anew in a folder that holds another evaluation.")] = False,
     head_sets: options.HeadSets = None,
     device: options.Device = "auto",

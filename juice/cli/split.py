@@ -40,7 +40,8 @@ def run(
     written = marked.critical if drop else marked.rows
     write_lines(out, (dumps(row, ensure_ascii=False, default=str) + "\n" for row in written), overwrite=force)
     threshold = f"{marked.threshold:.4g}" if marked.threshold is not None else "none"
-    console.note(f"{len(marked.critical)} of {len(rows)} rows need their context: perplexity without it from {threshold}")
+    said = f"{len(marked.critical)} of {len(rows)} rows marked context_critical"
+    console.note(f"{said}: perplexity without the context from {threshold} (--share {share:g})")
     for reason, n in marked.unmeasured.items():
         if n:
             console.note(f"  {n} not measured: they {REASONS[reason]}")

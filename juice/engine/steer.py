@@ -44,8 +44,11 @@ class Steer:
         if self.method not in (*METHODS, "cad"):
             raise RequestError(f"method is {self.method!r}; expected juice, june or cad", param="steer.method")
         if self.method == "cad":
-            if self.target == "parametric":
-                raise RequestError("method cad steers toward the context only; choose juice or june", param="steer.method")
+            if self.target != "context":
+                raise RequestError(
+                    f"method cad steers toward the context only, steer is {self.target}; say steer=context, or choose juice or june",
+                    param="steer.method",
+                )
             if ignored:
                 raise RequestError(f"{ignored[0]} is given, but method cad uses no heads; drop it", param=f"steer.{ignored[0]}")
         for name, low, high in (("strength", 0.0, MAX_BETA), ("beta_plus", 0.0, MAX_BETA), ("beta_minus", -MAX_BETA, 0.0)):

@@ -3,8 +3,8 @@
     juice, june          the betas
     ph3_large, _small    how many of the heads that pull the other way are pruned, and which
 
-Where a domain has no validation examples, those of all domains choose; where there are none at all, a head set's own betas
-are used and PH3 prunes five heads. The choice says which it was.
+Where a domain has fewer than five validation examples, those of all domains choose; where there are none at all, a head
+set's own betas are used and PH3 prunes five heads. The choice says which it was.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from juice.steered_model import SteeredModel
 
 N_PRUNED = (1, 3, 5, 7, 9, 15)
 N_PRUNED_UNTUNED = 5
+N_OWN = 5
 Choice = dict[str, Any]
 
 
@@ -71,7 +72,7 @@ class Preparer:
         every, chosen = self.splits.validation, dict[str, Choice]()
         for domain in self.splits.domains:
             own = [i for i, e in enumerate(every) if domain_of(e) == domain]
-            if own and conflict_types_of(target, [every[i] for i in own]):
+            if len(own) >= N_OWN and conflict_types_of(target, [every[i] for i in own]):
                 chosen[domain] = {**choose(own), "tuned_on": domain, "n_validation": len(own)}
             else:
                 on_all = bool(every) and bool(conflict_types_of(target, every))

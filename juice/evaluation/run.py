@@ -36,6 +36,7 @@ from juice.head_set import HeadSet
 from juice.identification.run import Settings as IdentificationSettings
 from juice.identification.run import identify_targets
 from juice.identification.scored_answer import with_scored_answers
+from juice.identification.tuning import N_FEW
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
@@ -84,9 +85,8 @@ def evaluate(
         store.check("examples", splits.sha256)
         if "paraphrases" in settings.analyses:
             store.check("templates", _sha256(json.dumps(templates, sort_keys=True)))
-        if not splits.validation:
-            warnings.warn("no validation example can be used: the betas are the head set's own, PH3 prunes five heads", stacklevel=2)
-    store.results["data"] = _described(splits)
+        _warn(splits, head_sets)
+    store.results["data"] = _described(splits, head_sets)
     for target in settings.targets:
         if not conflict_types_for(target, splits.test):
             raise ExampleError(
@@ -96,6 +96,24 @@ def evaluate(
     store.results["is_complete"] = True
     store.save()
     return store
+
+
+def _warn(splits: Splits, head_sets: Mapping[Target, HeadSet]) -> None:
+    """Warn of what makes the numbers less than they seem."""
+    n = len(splits.validation)
+    if not n:
+        warnings.warn("no validation example can be used: the betas are the head set's own, PH3 prunes five heads", stacklevel=3)
+    elif n < N_FEW:
+        warnings.warn(
+            f"only {n} validation examples choose betas and pruned heads; {N_FEW} or more are better (--validation)", stacklevel=3
+        )
+    for head_set in head_sets.values():
+        if not splits.holds_finders_of(head_set):
+            warnings.warn(
+                f"head set {head_set.name!r} was found on examples that are not recognised in this data: if some of them are tested on, "
+                "its results are optimistic",
+                stacklevel=3,
+            )
 
 
 def conflict_types_for(target: Target, examples: Sequence[ConflictExample]) -> tuple[ConflictType, ...]:
@@ -226,11 +244,12 @@ def _sha256(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _described(splits: Splits) -> dict[str, Any]:
+def _described(splits: Splits, head_sets: Mapping[Target, HeadSet]) -> dict[str, Any]:
     """Return what the splits hold: every test example with its prompts, and the subjects of the others."""
     return {
         "test": [e.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for e in splits.test],
         "identification": {target: [e.subject for e in own] for target, own in splits.identification.items()},
+        "finders_are_known": {target: splits.holds_finders_of(head_set) for target, head_set in head_sets.items()},
         "n_large": len(splits.large),
         "n_validation": len(splits.validation),
         "left_out": splits.left_out,

@@ -12,7 +12,6 @@ with the same token.
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +50,11 @@ class Splits:
     test: list[ConflictExample]
     left_out: dict[str, int] = field(default_factory=dict)
 
+    def holds_finders_of(self, head_set: HeadSet) -> bool:
+        """Tell whether the examples that a head set was found on are among these, and so not tested on."""
+        found = head_set.identification
+        return found is not None and examples_sha256(self.identification[head_set.target]) == found.examples_sha256
+
     @property
     def sha256(self) -> str:
         """Hash what finds, tunes and tests."""
@@ -73,8 +77,12 @@ def split(
 ) -> Splits:
     """Split the data, for both targets, whichever is evaluated; raises ExampleError when nothing is left to test.
 
-    For a head set that was found on examples of this data, those are found again by their hash; warns where they are not.
+    For a head set that was found on examples of this data, those are found again by their hash; where they are not, others are
+    set aside in their place.
     """
+    relations = {e.relation for own in (data.test, data.identification or ()) for e in own if e.relation}
+    if settings.relation is not None and settings.relation not in relations:
+        raise ExampleError(f"no example has the relation {settings.relation!r}; the data has {', '.join(sorted(relations)) or 'none'}")
     left_out: Counter[str] = Counter()
     pool = _usable(model, data.test, left_out)
     finders = pool if data.identification is None else _usable(model, data.identification, left_out)
@@ -93,7 +101,10 @@ def split(
     large = _large(unused, rest, n_large, settings.seed)
     test = limited(_without(rest, large), limit, settings.seed)
     if not test:
-        raise ExampleError(f"nothing is left to test on: {_said(left_out) or 'the data is too small'}; give more examples")
+        raise ExampleError(
+            f"nothing of {len(data.test)} examples is left to test on: {_said(left_out) or 'all of them find heads or tune'}; "
+            f"give more, at least {4 * settings.n_examples}"
+        )
     return Splits(drawn, large, validation, test, {reason: n for reason, n in left_out.items() if n})
 
 
@@ -127,7 +138,7 @@ def _complete(examples: list[ConflictExample]) -> list[ConflictExample]:
 def _drawn(model: SteeredModel, pool: list[ConflictExample], head_set: HeadSet | None, settings: Settings) -> list[ConflictExample]:
     """Return the examples that a head set was found on, where they are here; else draw."""
     found = head_set.identification if head_set else None
-    if head_set is not None and found is not None:
+    if found is not None:
         for relation in (settings.relation, None, *sorted({e.relation for e in pool if e.relation})):
             if sum(relation in (None, e.relation) for e in pool) >= found.n_examples:
                 again = replace(settings, n_examples=found.n_examples, seed=found.seed, relation=relation)
@@ -137,11 +148,6 @@ def _drawn(model: SteeredModel, pool: list[ConflictExample], head_set: HeadSet |
                     continue
                 if examples_sha256(drawn) == found.examples_sha256:
                     return drawn
-        warnings.warn(
-            f"the examples that head set {head_set.name!r} was found on are not recognised in this data: others stand for them in "
-            "ph3_small and the analyses, and they may be among the facts that are tested on",
-            stacklevel=3,
-        )
     own = [e for e in pool if settings.relation in (None, e.relation)]
     types = Counter(frozenset(e.prompts) for e in own)
     if own:

@@ -27,7 +27,7 @@ from juice.preparation.kinds import kind_of
 from juice.progress import Progress, silent
 from juice.readers.question import question_prompt
 from juice.readers.rows import Row
-from juice.scoring import MAX_TOKENS, contains_answer, normalise
+from juice.scoring import MAX_TOKENS, N_WORDS, contains_answer, normalise
 from juice.steered_model import SteeredModel
 
 FIELDS = {
@@ -101,18 +101,23 @@ def make_conflicts(
     obstacles = [_obstacle(model, question) for question in questions]
     dropped = Counter(["malformed"] * read.count(None) + [obstacle for obstacle in obstacles if obstacle])
     candidates = [question for question, obstacle in zip(questions, obstacles, strict=True) if not obstacle]
-    examples = []
+    examples, unknown = [], ""
     requests = [model.request(q.clean, max_tokens=MAX_TOKENS) for q in candidates]
     for question, completion in zip(candidates, ask_all(model, requests, "asking without the passages", progress), strict=True):
         made = _conflict(model, _as_answered(question, completion.text), pools[question.kind], seed)
         if isinstance(made, str):
             dropped[made] += 1
+            if made == "not_known":
+                unknown = (
+                    unknown
+                    or f"; {question.clean!r} was answered {completion.text.strip()!r}, not {question.answers[0]!r} within {N_WORDS} words"
+                )
         else:
             examples.append(made)
     counts = {reason: dropped[reason] for reason in REASONS}
     if not examples:
         reasons = "; ".join(f"{n} {REASONS[reason]}" for reason, n in counts.items() if n)
-        raise ExampleError(f"no conflict example can be made: {reasons}; give more rows, or questions that the model can answer")
+        raise ExampleError(f"no conflict example can be made: {reasons}{unknown}; give more rows, or questions that the model can answer")
     return Conflicts(examples, counts)
 
 

@@ -73,7 +73,7 @@ def _setting(results: Mapping[str, Any]) -> Section:
         ("fingerprint", str(model["fingerprint"])),
         ("test facts", f"{len(data.get('test', []))}" + (f", limited to {identity['limit']}" if identity["limit"] else "")),
         ("validation facts", f"{data.get('n_validation', 0)} that the model answers right on the clean prompt"),
-        ("heads found on", "; ".join(f"{target}: {', '.join(names)}" for target, names in data.get("identification", {}).items())),
+        *_finders(results),
         ("`ph3_large` found on", f"{data.get('n_large', 0)} facts"),
         *((f"left out: {reason}", str(n)) for reason, n in data.get("left_out", {}).items()),
         ("seed", str(identity["seed"])),
@@ -81,6 +81,16 @@ def _setting(results: Mapping[str, Any]) -> Section:
     ]
     notes = [f"Note: {note}" for note in results.get("notes", [])]
     return Section(f"Evaluation of {model['id']}", text=notes, tables=[Table(("", ""), rows)])
+
+
+def _finders(results: Mapping[str, Any]) -> list[Row]:
+    """Say what the heads were found on, or what is set aside where that is not known."""
+    data = results.get("data", {})
+    return [
+        (f"heads toward {target} found on" if data.get("finders_are_known", {}).get(target) else f"set aside, {target}", ", ".join(names))
+        for target, names in data.get("identification", {}).items()
+        if target in results.get("targets", {})
+    ]
 
 
 def _accuracy(results: Mapping[str, Any], target: str, tables: Mapping[str, Any]) -> Section:
@@ -115,13 +125,18 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
         for name, t in tables.items()
         if all(j in t[AVERAGE] for j in types)
     }
+    if "juice" not in average:
+        return []
+    if (n := max(c["n"] for c in tables["juice"][AVERAGE].values())) < FEW:
+        return [f"{n} facts are too few to tell methods apart."]
     best = max(average, key=lambda name: (average[name], name == "juice"))
     said = f"On average over domains and conflict types JuICE has {percent(average['juice'])}"
     if best == "juice":
         others = {name: value for name, value in average.items() if name != "juice"}
         second = max(others, key=lambda name: others[name])
-        tie = " (a tie)" if others[second] == average["juice"] else ""
-        said += f" and is best{tie}; next comes {second.replace('_', ' ')} with {percent(others[second])}."
+        name = second.replace("_", " ")
+        is_tie = others[second] == average["juice"]
+        said += f", as has {name}: a tie for the best." if is_tie else f" and is best; next comes {name} with {percent(others[second])}."
     else:
         said += f" and is **not** best: {best.replace('_', ' ')} has {percent(average[best])}."
     behind = []
