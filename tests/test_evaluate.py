@@ -25,7 +25,6 @@ from juice.evaluation.report.sections import sections
 from juice.evaluation.run import Settings, evaluate
 from juice.evaluation.situations import unknown_subjects
 from juice.evaluation.splits import Data, Splits, domain_of
-from juice.evaluation.tables import table
 from juice.examples import ConflictExample
 from juice.identification.run import Settings as IdentificationSettings
 from juice.scoring import contains_answer
@@ -304,15 +303,6 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     assert "were in" in error
     assert "report.html" in said
     assert (out / "report.html").exists()
-
-
-def test_tables_of_the_test_helper_and_the_report_agree(store: Any) -> None:
-    test = [ConflictExample.model_validate(e) for e in store.results["data"]["test"]]
-    from juice.evaluation.answers import Answer
-
-    method = store.results["targets"]["parametric"]["methods"]["original"]
-    answers = {t: [Answer.of(row) for row in rows] for t, rows in method["answers"].items()}
-    assert json.loads(json.dumps(table(test, answers, seed=0))) == json.loads(json.dumps(method["table"]))
 
 
 @pytest.mark.skipif(
