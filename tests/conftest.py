@@ -24,3 +24,8 @@ def quiet_transformers() -> Iterator[None]:
     transformers_logging.set_verbosity(logging.ERROR)
     yield
     transformers_logging.enable_progress_bar()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the tests write the pages that they keep."""
+    parser.addoption("--write-docs", action="store_true", help="write docs/models.md from what the tests of architectures find")

@@ -15,11 +15,25 @@ from transformers import PreTrainedModel
 Heads = Mapping[tuple[int, int], float]
 
 
+PROJECTIONS = {
+    "bloom": "transformer.h.{}.self_attention.dense",
+    "falcon": "transformer.h.{}.self_attention.dense",
+    "gemma3": "model.language_model.layers.{}.self_attn.o_proj",
+    "gpt2": "transformer.h.{}.attn.c_proj",
+    "gpt_bigcode": "transformer.h.{}.attn.c_proj",
+    "gpt_neo": "transformer.h.{}.attn.attention.out_proj",
+    "gpt_neox": "gpt_neox.layers.{}.attention.dense",
+    "gptj": "transformer.h.{}.attn.out_proj",
+    "mpt": "transformer.blocks.{}.attn.out_proj",
+    "opt": "model.decoder.layers.{}.self_attn.out_proj",
+    "phi": "model.layers.{}.self_attn.dense",
+}
+
+
 def projections(model: PreTrainedModel) -> list[nn.Module]:
     """Return the attention output projections, named one architecture at a time."""
-    if hasattr(model, "transformer"):
-        return [block.attn.c_proj for block in model.transformer.h]
-    return [layer.self_attn.o_proj for layer in model.model.layers]
+    path = PROJECTIONS.get(model.config.model_type, "model.layers.{}.self_attn.o_proj")
+    return [model.get_submodule(path.format(i)) for i in range(model.config.get_text_config().num_hidden_layers)]
 
 
 def forward(model: PreTrainedModel, ids: list[int], change: Mapping[int, object] | None = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -50,7 +64,7 @@ def forward(model: PreTrainedModel, ids: list[int], change: Mapping[int, object]
 
 def steered_logits(model: PreTrainedModel, ids: list[int], heads: Heads, *, method: str = "juice") -> torch.Tensor:
     """Return the logits [pos, vocabulary] of the steered run over these tokens."""
-    n_heads = model.config.num_attention_heads
+    n_heads = model.config.get_text_config().num_attention_heads
     clean = forward(model, ids)[1]
     change = {}
     for layer in {layer for layer, _ in heads}:

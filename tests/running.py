@@ -11,7 +11,7 @@ import juice
 from juice.engine import Completion, Contrast, GenerationRequest, Limits, Sampling, Update
 from juice.steered_model import SteeredModel
 from tests import tiny
-from tests.test_engine_exactness import steering
+from tests.mixed import steering
 
 
 def loaded(shape: str = "llama", *, dtype: torch.dtype = torch.float32, limits: Limits | None = None) -> SteeredModel:

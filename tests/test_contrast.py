@@ -11,8 +11,8 @@ import juice
 from juice.engine import Contrast, Engine, GenerationRequest, Limits, Sampling
 from juice.errors import NonFiniteError, RequestError
 from tests import oracle, tiny
+from tests.mixed import TOLERANCE, mixed_requests
 from tests.running import Collector, loaded
-from tests.test_engine_exactness import TOLERANCE, mixed_requests
 
 CAD = juice.Steer(target="context", method="cad")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
@@ -10,37 +9,10 @@ import pytest
 import torch
 
 import juice
-from juice.engine import Engine, GenerationRequest, Limits, Sampling, Steering, SteeringReport
+from juice.engine import Engine, GenerationRequest, Limits, Sampling
+from juice.engine.mode import Mode
 from tests import oracle, tiny
-
-# fp32, logits of order 10: differences come from the order of sums in batched matrix products.
-TOLERANCE = 1e-5
-
-
-def steering(heads: Mapping[tuple[int, int], float], method: str = "juice") -> Steering:
-    coefficients: dict[int, torch.Tensor] = {}
-    for (layer, head), beta in heads.items():
-        coefficients.setdefault(layer, torch.zeros(tiny.N_HEADS))[head] = beta
-    report = SteeringReport(
-        applied=True, target="context", head_set="test", beta_plus=0, beta_minus=0, strength=1, method=method, n_heads=len(heads)
-    )
-    return Steering(coefficients=coefficients, report=report)
-
-
-def mixed_requests(seed: int, n: int = 12) -> list[tuple[GenerationRequest, dict[tuple[int, int], float], str]]:
-    """Prompts of different lengths, each with other heads, betas and methods, some unsteered; all logits are watched."""
-    rng, made = Random(seed), []
-    for i in range(n):
-        method = ("juice", "june", "none", "juice")[i % 4]
-        n_heads = rng.randint(1, 5) if method != "none" else 0
-        heads = {(rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): rng.choice([-3, -1, 0.5, 2]) for _ in range(n_heads)}
-        ids = tuple(rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 2, 5, 13, 27])))
-        steered = {} if method == "none" else {"steering": steering(heads, method)}
-        request = GenerationRequest(
-            prompt_ids=ids, max_tokens=rng.choice([1, 4, 12]), ignore_eos=True, watch=tuple(range(tiny.VOCAB_SIZE)), **steered
-        )
-        made.append((request, heads, "juice" if method == "none" else method))
-    return made
+from tests.mixed import TOLERANCE, mixed_requests, steering
 
 
 @pytest.mark.parametrize(("max_batch", "max_prefill_tokens"), [(3, 60), (64, 2048), (5, 7)])
@@ -214,11 +186,11 @@ def test_layers_that_must_all_see_the_same_rows_get_two_full_ones(shape: str) ->
     for layer in network.transformer.h if shape == "gpt2" else network.model.layers:
         layer.register_forward_hook(same_rows)
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
-    assert model.engine.full_rows
-    engine = Engine(model.loaded, Limits(max_batch=4, max_prefill_tokens=15), full_rows=True)
+    assert model.engine.mode.full_rows
+    engine = Engine(model.loaded, Limits(max_batch=4, max_prefill_tokens=15), Mode(full_rows=True))
     for completion, (tokens, logits) in zip(engine.generate([r for r, _, _ in mixed_requests(seed=4)]), expected, strict=True):
         assert list(completion.token_ids) == tokens
         torch.testing.assert_close(torch.tensor(completion.watched), logits.log_softmax(-1)[0], rtol=0, atol=TOLERANCE)
     request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=3, ignore_eos=True, steering=steering({(1, 0): 2.0, (2, 3): -1.0}))
     assert rows_by_layer(model, request) == [2, 2, 2, 2]
-    assert not juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer()).engine.full_rows
+    assert not juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer()).engine.mode.full_rows

@@ -16,8 +16,8 @@ import torch
 from juice.engine import GenerationRequest, Limits, Sampling, Update
 from juice.errors import CancelledError, EngineStoppedError, GenerationError, NonFiniteError
 from juice.steered_model import SteeredModel
+from tests.mixed import steering
 from tests.running import Collector, loaded, random_request
-from tests.test_engine_exactness import steering
 
 BROKEN, HUGE = 299, 298  # tokens that the faulty model below cannot bear
 

@@ -15,8 +15,8 @@ from juice.engine import Engine, GenerationRequest, Limits, Sampling
 from juice.engine.scheduler import MAX_SCORED_CHUNK
 from juice.errors import CancelledError, ContextLengthError, OverloadedError, RequestError
 from tests import tiny
+from tests.mixed import steering
 from tests.running import Collector, loaded, random_request
-from tests.test_engine_exactness import steering
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)

@@ -9,21 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    BitNetConfig,
-    BitNetForCausalLM,
-    BloomConfig,
-    BloomForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    RwkvConfig,
-    RwkvForCausalLM,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -102,51 +89,6 @@ def test_a_projection_that_bypasses_its_hook_is_an_error_not_silence() -> None:
         network(torch.tensor([[1, 2, 3]]))
     with loaded.steering.apply(SteeringPlan({2: torch.tensor([0])}, {2: torch.ones(1, tiny.N_HEADS)})):
         network(torch.tensor([[1, 2, 3]]))
-
-
-def mamba() -> PreTrainedModel:
-    return MambaForCausalLM(MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4))
-
-
-def bitnet() -> PreTrainedModel:
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
-    return BitNetForCausalLM(BitNetConfig(vocab_size=50, **sizes))
-
-
-def bloom() -> PreTrainedModel:
-    return BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=2))
-
-
-def longrope() -> PreTrainedModel:
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
-    factors = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    positions = {"max_position_embeddings": 128, "original_max_position_embeddings": 32, "rope_parameters": factors}
-    return Phi3ForCausalLM(Phi3Config(vocab_size=50, pad_token_id=0, **sizes, **positions))
-
-
-def rwkv() -> PreTrainedModel:
-    return RwkvForCausalLM(RwkvConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16))
-
-
-def bert() -> PreTrainedModel:
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertLMHeadModel(BertConfig(vocab_size=50, **sizes))
-
-
-REFUSALS = [
-    (mamba, "no attention heads"),
-    (rwkv, "no attention heads"),
-    (bitnet, "normalises across heads"),
-    (bloom, "ALiBi"),
-    (longrope, "longrope"),
-    (bert, "not causal"),
-]
-
-
-@pytest.mark.parametrize(("make", "reason"), REFUSALS)
-def test_a_model_that_cannot_be_steered_exactly_is_refused_with_the_reason(make, reason: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=reason):
-        prepare(make(), tiny.tiny_tokenizer())
 
 
 def test_a_model_object_is_hooked_once() -> None:

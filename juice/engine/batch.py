@@ -61,8 +61,13 @@ def lay_out(sequences: Sequence[Generation], table: RowTable, cache: SlotCache, 
     return Layout(ordered, _routing(ordered, by_layer, device), tuple(access), _steering_plan(ordered, by_layer, n_heads, device))
 
 
-def forward_batch(layout: Layout, n_tokens: Sequence[int], n_slot_positions: int, device: torch.device) -> ForwardBatch:
-    """Lay out the next tokens of a layout's sequences, n_tokens[i] of sequence i; slots hold n_slot_positions."""
+def forward_batch(
+    layout: Layout, n_tokens: Sequence[int], n_slot_positions: int, device: torch.device, *, reach: int | None = None
+) -> ForwardBatch:
+    """Lay out the next tokens of a layout's sequences, n_tokens[i] of sequence i; slots hold n_slot_positions.
+
+    With `reach` one token of padding goes to that position, if no token comes so far.
+    """
     pending = [s.pending(n) for s, n in zip(layout.sequences, n_tokens, strict=True)]
     width = max(map(len, pending))
     # Padding repeats the last token at the last position: what it computes is finite if the row's own is.
@@ -72,6 +77,11 @@ def forward_batch(layout: Layout, n_tokens: Sequence[int], n_slot_positions: int
     steps = torch.arange(width)
     positions = starts[:, None] + torch.minimum(steps, lengths[:, None] - 1)
     writes = positions.masked_fill(steps >= lengths[:, None], n_slot_positions)
+    if reach is not None and int(positions.max()) < reach:
+        input_ids = torch.cat([input_ids, input_ids[:, -1:]], 1)
+        positions = torch.cat([positions, torch.full_like(positions[:, -1:], reach)], 1)
+        writes = torch.cat([writes, torch.full_like(writes[:, -1:], n_slot_positions)], 1)
+        width += 1
     n_keys = int((starts + lengths).max())
     is_fresh = not starts.any()
     n_kept = [n if s.request.prompt_logprobs and s.is_reading else 1 for s, n in zip(layout.sequences, map(len, pending), strict=True)]

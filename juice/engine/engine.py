@@ -18,6 +18,7 @@ from threading import Thread, current_thread
 from juice.engine.inbox import Inbox
 from juice.engine.limits import Limits
 from juice.engine.loop import Loop
+from juice.engine.mode import Mode
 from juice.engine.request import Completion, GenerationRequest, Sink, Update
 from juice.engine.scheduler import room_alone
 from juice.engine.sequence import Sequence as Generation
@@ -44,17 +45,14 @@ class Status:
 
 
 class Engine:
-    """Generates for any number of requests on one loaded model; raises RequestError for limits that it cannot keep.
+    """Generates for any number of requests on one loaded model; raises RequestError for limits that it cannot keep."""
 
-    With `full_rows` a dual run is two rows from the first layer to the last, for models whose layers must all see the same rows.
-    """
-
-    def __init__(self, loaded: LoadedModel, limits: Limits | None = None, *, full_rows: bool = False) -> None:
-        self.full_rows = full_rows
+    def __init__(self, loaded: LoadedModel, limits: Limits | None = None, mode: Mode | None = None) -> None:
+        self.mode = mode or Mode(own_masks=loaded.attention is None)
         self.limits = (limits or Limits()).settled(loaded.max_positions, loaded.device)
         self._loaded = loaded
         self._inbox = Inbox(self.limits.max_waiting)
-        self._loop = Loop(loaded, self.limits, self._inbox, full_rows=full_rows)
+        self._loop = Loop(loaded, self.limits, self._inbox, self.mode)
         self._loop.measure()
         self._loop.runner.cache.max_bytes = self.limits.kv_memory_bytes
         self._numbers = count()
@@ -76,6 +74,11 @@ class Engine:
         )
 
     @property
+    def n_kv_heads(self) -> int:
+        """The heads of keys and values that the first layer caches; query heads share them in groups."""
+        return self._loop.runner.cache.slot_layers[0].n_kv_heads
+
+    @property
     def n_kv_bytes_per_token(self) -> int:
         """Bytes of keys and values of one unsteered token, over all layers."""
         return sum(layer.bytes_per_position for layer in self._loop.runner.cache.slot_layers)
@@ -89,7 +92,7 @@ class Engine:
     def companion_layers(self, steering: Steering) -> range:
         """Return the layers in which a request has a second row."""
         window = steering.window
-        return range(self._loaded.layout.n_layers) if window and self.full_rows else window
+        return range(self._loaded.layout.n_layers) if window and self.mode.full_rows else window
 
     def check(self, request: GenerationRequest) -> None:
         """Raise RequestError, or ContextLengthError, for a request that cannot run."""

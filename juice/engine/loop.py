@@ -18,6 +18,7 @@ import torch
 from juice.engine.batch import Layout, forward_batch, lay_out
 from juice.engine.inbox import Inbox
 from juice.engine.limits import Limits
+from juice.engine.mode import Mode
 from juice.engine.request import GenerationRequest
 from juice.engine.rows import Lane, RowTable
 from juice.engine.runner import Runner
@@ -36,8 +37,8 @@ LOG.addHandler(logging.NullHandler())  # a library is silent unless its user lis
 class Loop:
     """The state of one engine. Every method belongs to the thread that runs it."""
 
-    def __init__(self, loaded: LoadedModel, limits: Limits, inbox: Inbox, *, full_rows: bool = False) -> None:
-        self.runner = Runner(loaded, full_rows=full_rows)
+    def __init__(self, loaded: LoadedModel, limits: Limits, inbox: Inbox, mode: Mode) -> None:
+        self.runner = Runner(loaded, mode)
         self.beat = time.monotonic()
         self._loaded = loaded
         self._inbox = inbox
@@ -47,7 +48,7 @@ class Loop:
             return Lane(partial(cache.copy, layers, is_main=is_main), partial(cache.swap, layers, is_main=is_main))
 
         self.table = RowTable(lane(every, is_main=True), [lane((layer,), is_main=False) for layer in every])
-        self._scheduler = Scheduler(limits, self.table, cache)
+        self._scheduler = Scheduler(limits, self.table, cache, rope_switch=loaded.rope_switch, by_length=mode.own_masks)
         self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
         self._decode_layout: tuple[int, Layout] | None = None
 
@@ -70,11 +71,9 @@ class Loop:
         self.beat = time.monotonic()
         self._drop_cancelled()
         self._admit()
-        reading, decoding = self._scheduler.chunks(), self.table.decoding
-        if reading:
-            self._advance(reading)
-        if decoding:
-            self._advance([(sequence, 1) for sequence in decoding])
+        for together in self._scheduler.forwards():
+            # A row has left if the other one of its request has failed.
+            self._advance([one for one in together if one[0] in self.table.mains.rows])
         if not self.table.mains.rows:
             self._decode_layout = None  # it holds what is over
 
@@ -122,10 +121,18 @@ class Loop:
 
     def _advance(self, chosen: list[tuple[Sequence, int]]) -> None:
         """Run the next tokens of some sequences and let each choose its next one."""
+        if not chosen:
+            return
         try:
             layout = self._layout([sequence for sequence, _ in chosen])
             n_tokens = dict(chosen)
-            batch = forward_batch(layout, [n_tokens[s] for s in layout.sequences], self.runner.cache.n_positions, self._loaded.device)
+            batch = forward_batch(
+                layout,
+                [n_tokens[s] for s in layout.sequences],
+                self.runner.cache.n_positions,
+                self._loaded.device,
+                reach=self._scheduler.reach(layout.sequences),
+            )
             logits = self.runner.forward(batch)
             normalizers = logits.logsumexp(-1).tolist()
             likeliest = logits.argmax(-1).tolist()

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import torch
 
 from juice.engine.batch import ForwardBatch
+from juice.engine.mode import Mode
 from juice.engine.slots import SlotCache
 from juice.model.loading import LoadedModel
 
@@ -14,12 +15,12 @@ from juice.model.loading import LoadedModel
 class Runner:
     """Runs batches of rows through one model and owns the KV cache.
 
-    With `full_rows` the model is called with every row, companions included; otherwise with the main rows alone, and companions
+    With full rows the model is called with every row, companions included; otherwise with the main rows alone, and companions
     enter and leave between its layers.
     """
 
-    def __init__(self, loaded: LoadedModel, *, full_rows: bool = False) -> None:
-        self._full_rows = full_rows
+    def __init__(self, loaded: LoadedModel, mode: Mode) -> None:
+        self._mode = mode
         self.cache = SlotCache(loaded.layout.n_layers)
         self._loaded = loaded
 
@@ -31,11 +32,13 @@ class Runner:
             layer.access, layer.span = access, span
         input_ids, positions = batch.input_ids, batch.positions
         # In this case every layer has the same rows.
-        if self._full_rows and (origins := batch.layout.routing[0].origins) is not None:
+        if self._mode.full_rows and (origins := batch.layout.routing[0].origins) is not None:
             input_ids, positions = input_ids[origins], positions[origins]
+        pattern = None if self._mode.own_masks else loaded.attention
+        masks = pattern.masks(positions, batch.spans[0].n_keys, loaded.dtype) if pattern else None
         with ExitStack() as stack:
             stack.enter_context(loaded.turn)
-            if not self._full_rows:
+            if not self._mode.full_rows:
                 stack.enter_context(loaded.routing.route(batch.layout.routing, n))
             if batch.layout.steering is not None:
                 stack.enter_context(loaded.steering.apply(batch.layout.steering))
@@ -43,7 +46,7 @@ class Runner:
             logits: torch.Tensor = loaded.model(
                 input_ids=input_ids,
                 position_ids=positions,
-                attention_mask=loaded.attention.masks(positions, batch.spans[0].n_keys, loaded.dtype),
+                attention_mask=masks,
                 past_key_values=self.cache,
                 use_cache=True,
             ).logits

@@ -3,9 +3,14 @@
 A request joins, in the order in which they came, when its rows and all positions that it may need fit into the memory for
 keys and values beside what runs: what has joined is never evicted. Between two decode steps a bounded number of padded
 prompt tokens goes through, so that a long prompt holds up what runs for one chunk at most.
+
+Rows share a forward unless the model forbids it: where it masks by itself they must be of one length, and where its positions
+change with length (`rope_switch`) they must be on one side of that.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from juice.engine.limits import Limits
 from juice.engine.rows import RowTable
@@ -19,10 +24,12 @@ MAX_SCORED_CHUNK = 256
 class Scheduler:
     """The policy, over the rows of one table and the slots of one cache."""
 
-    def __init__(self, limits: Limits, table: RowTable, cache: SlotCache) -> None:
+    def __init__(self, limits: Limits, table: RowTable, cache: SlotCache, *, rope_switch: int | None, by_length: bool) -> None:
         self.limits = limits
         self._table = table
         self._cache = cache
+        self._rope_switch = rope_switch
+        self._by_length = by_length
 
     def room_with(self, sequence: Generation) -> Room | None:
         """Return the room that is needed when a sequence joins now; None when it must wait."""
@@ -37,7 +44,28 @@ class Scheduler:
         )
         return room if self._cache.fits(room) else None
 
-    def chunks(self) -> list[tuple[Generation, int]]:
+    def forwards(self) -> list[list[tuple[Generation, int]]]:
+        """Return the forwards of a step, the sequences of each and how many tokens of each: prompts first, then all that decode."""
+        decoding = self._table.decoding
+        for sequence in decoding:
+            if sequence.n_cached == self._rope_switch:
+                sequence.n_cached = 0  # its next token changes all its keys: they are computed again
+        return [*self._apart(self._chunks()), *self._apart([(s, s.length - s.n_cached) for s in decoding])]
+
+    def reach(self, sequences: Sequence[Generation]) -> int | None:
+        """Return the position that a forward of these sequences must reach for the model to choose the right frequencies."""
+        return self._rope_switch if self._rope_switch is not None and sequences[0].length > self._rope_switch else None
+
+    def _apart(self, chosen: list[tuple[Generation, int]]) -> list[list[tuple[Generation, int]]]:
+        if not self._by_length and self._rope_switch is None:
+            return [chosen] if chosen else []
+        groups: dict[object, list[tuple[Generation, int]]] = {}
+        for sequence, n_tokens in chosen:
+            size = (sequence.n_cached, n_tokens) if self._by_length else None
+            groups.setdefault((size, self.reach([sequence])), []).append((sequence, n_tokens))
+        return list(groups.values())
+
+    def _chunks(self) -> list[tuple[Generation, int]]:
         """Return the sequences whose prompts go on now, oldest first, and how many tokens of each.
 
         Several that fit whole go together; one that does not goes alone, a chunk at a time.

@@ -1,84 +1,114 @@
 """The check at every load: the engine gives what the model itself gives, steered and not.
 
-Two short prompts of different lengths run through the engine together, prefilled and decoded. Then each whole sequence
-runs once more without cache, masks or batching of ours: the clean and the steered run as two full rows. The
-log-probabilities of the tokens that were chosen must agree. An architecture that ignores the cache, the masks or the
-positions it is given, that mixes rows, or that cannot be entered between layers, differs here and is refused.
+Short prompts of different lengths run through a small engine together, read in chunks and decoded. Then each whole sequence
+runs once more as the definition has it, in two runs without cache, masks, batches or hooks of ours. The log-probabilities of
+the tokens that were chosen must agree. An architecture that ignores the cache, the masks or the
+positions it is given, that mixes rows, or that cannot be entered between layers, differs here; what is fastest among the
+modes that agree serves it, and a model for which none does is refused.
 
-What it cannot see: a wrong sliding window (the prompts are shorter) and a wrong partition of z into heads.
+Sliding windows are longer than any prompt that a load has time for: so for the check the model is given a window of three.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from juice.engine.engine import Engine
-from juice.engine.limits import Limits
+from juice.engine.limits import MIB, Limits
+from juice.engine.mode import MODES, Mode
 from juice.engine.request import Completion, GenerationRequest
 from juice.engine.steer import Steering, SteeringReport, unsteered
-from juice.errors import JuiceError, RequestError, UnsupportedModelError
+from juice.errors import JuiceError, UnsupportedModelError
+from juice.model.layout import text_config
 from juice.model.loading import LoadedModel
-from juice.model.steering import SteeringPlan
+from juice.model.two_runs import two_runs
 
 LOG = logging.getLogger("juice.engine")
 N_TOKENS = 3
 LENGTHS = (2, 5)
+WINDOW = 3
+# Prompts join as others leave, and the longer ones are read in two chunks.
+LIMITS = Limits(max_batch=3, max_prefill_tokens=4, kv_memory_bytes=64 * MIB)
 # Natural log units; half precision rounds differently for every shape of a batch.
 TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
 def checked_engine(loaded: LoadedModel, limits: Limits | None = None) -> Engine:
-    """Return an engine that gives what the model gives: with companions in their windows, else as two full rows.
+    """Return an engine that gives what the model gives, in the fastest mode that does; raises UnsupportedModelError where none does."""
+    return Engine(loaded, limits, exact_mode(loaded)[0])
 
-    Raises UnsupportedModelError where neither does.
+
+def exact_mode(loaded: LoadedModel) -> tuple[Mode, float]:
+    """Return the fastest mode in which engine and model agree, and the largest difference there, in natural log units.
+
+    Raises UnsupportedModelError, with the first reason, where no mode does.
     """
-    try:
-        return _verified(loaded, limits, full_rows=False)
-    except UnsupportedModelError as error:
-        LOG.info("rows cannot enter and leave between the layers; trying two full rows: %s", error)
+    reasons: list[UnsupportedModelError] = []
+    for mode in MODES:
+        # Without masks of ours there is no padding: neither for rows of different lengths nor for a switch of positions.
+        if mode.own_masks if loaded.rope_switch is not None else loaded.attention is None and not mode.own_masks:
+            continue
         try:
-            return _verified(loaded, limits, full_rows=True)
-        except UnsupportedModelError:
-            raise error from None
+            return mode, verify(loaded, mode)
+        except UnsupportedModelError as error:
+            LOG.info("%s is not exact in %s: %s", type(loaded.model).__name__, mode, error)
+            reasons.append(error)
+    raise reasons[0]
 
 
-def _verified(loaded: LoadedModel, limits: Limits | None, *, full_rows: bool) -> Engine:
+def verify(loaded: LoadedModel, mode: Mode) -> float:
+    """Return the largest difference between engine and model; raises UnsupportedModelError where it is too large."""
+    name = type(loaded.model).__name__
     try:
-        engine = Engine(loaded, limits, full_rows=full_rows)
-    except JuiceError:
-        raise
-    except Exception as error:  # whatever a model raises at its first token
-        raise UnsupportedModelError(f"{type(loaded.model).__name__} cannot run with a cache of ours: {error!r}") from error
+        with _narrow_windows(loaded) as narrowed:
+            worst = _worst_difference(narrowed, mode)
+    except JuiceError as error:
+        raise UnsupportedModelError(f"{name} cannot run in batches of steered rows: {error}") from error
+    except Exception as error:  # whatever a model raises at inputs that it does not expect
+        raise UnsupportedModelError(f"{name} cannot run with a cache of ours: {error!r}") from error
+    if not worst <= TOLERANCES.get(loaded.dtype, 0.3):
+        raise UnsupportedModelError(
+            f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ by {worst:.2g} from its own; "
+            "it ignores the cache, masks or positions it is given, or mixes rows"
+        )
+    return worst
+
+
+@contextmanager
+def _narrow_windows(loaded: LoadedModel) -> Iterator[LoadedModel]:
+    """Give a model with sliding windows one of three tokens for a while: in its configuration, which its own masks follow, and in ours."""
+    config, pattern = text_config(loaded.model), loaded.attention
+    if not getattr(config, "sliding_window", None):
+        yield loaded
+        return
+    if pattern is not None:
+        windows = {kind: None if window is None else WINDOW for kind, window in pattern.windows.items()}
+        pattern = replace(pattern, windows=windows)
+    was, config.sliding_window = config.sliding_window, WINDOW
     try:
-        verify(loaded, engine)
-    except BaseException:
-        engine.close()
-        raise
-    return engine
+        yield replace(loaded, attention=pattern)
+    finally:
+        config.sliding_window = was
 
 
-def verify(loaded: LoadedModel, engine: Engine) -> None:
-    """Raise UnsupportedModelError unless the engine and the model agree."""
+def _worst_difference(loaded: LoadedModel, mode: Mode) -> float:
     n, last = loaded.vocabulary_size, loaded.layout.n_layers - 1
     prompts = [tuple((7 * i + 11 * length) % n for i in range(length)) for length in LENGTHS]
     # The clean run passes every layer, or enters behind the first and leaves before the last.
     steerings = [unsteered(), _spread(loaded, 0, last), *([_spread(loaded, 1, last - 1)] if last > 2 else [])]
     requests = [GenerationRequest(prompt_ids=p, max_tokens=N_TOKENS, ignore_eos=True, steering=s) for s in steerings for p in prompts]
-    name = type(loaded.model).__name__
+    engine = Engine(loaded, LIMITS, mode)
     try:
         completions = engine.generate(requests)
-        worst = max(_difference(loaded, r, c) for r, c in zip(requests, completions, strict=True))
-    except RequestError:  # the limits are too narrow for any request
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError, JuiceError) as error:
-        raise UnsupportedModelError(f"{name} cannot run in batches of steered rows: {error!r}") from error
-    if worst > TOLERANCES.get(loaded.dtype, 0.3):
-        raise UnsupportedModelError(
-            f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ by {worst:.2g} from its own; "
-            "it ignores the cache, masks or positions it is given, or mixes rows"
-        )
+    finally:
+        engine.close()
+    differences = [_difference(loaded, r, c) for r, c in zip(requests, completions, strict=True)]
+    return max(differences, key=lambda difference: (difference != difference, difference))  # not a number is the worst
 
 
 def _spread(loaded: LoadedModel, first: int, last: int) -> Steering:
@@ -93,16 +123,10 @@ def _spread(loaded: LoadedModel, first: int, last: int) -> Steering:
     return Steering(coefficients=coefficients, report=report)
 
 
-@torch.inference_mode()
 def _difference(loaded: LoadedModel, request: GenerationRequest, completion: Completion) -> float:
-    """Return the largest difference of a chosen token's log-probability from the uncached runs."""
+    """Return the largest difference of a chosen token's log-probability from the two runs."""
     tokens = torch.tensor([*request.prompt_ids, *completion.token_ids], device=loaded.device)
     first = len(request.prompt_ids) - 1
-    clean_row = {layer: torch.tensor([1, 1], device=loaded.device) for layer in request.steering.coefficients}
-    coefficients = {
-        layer: torch.stack([values, torch.zeros_like(values)]).to(loaded.device) for layer, values in request.steering.coefficients.items()
-    }
-    with loaded.turn, loaded.steering.apply(SteeringPlan(clean_row, coefficients)):
-        logits = loaded.model(input_ids=tokens[None, :-1].repeat(2, 1), use_cache=False).logits[0, first:]
-    expected = logits.float().log_softmax(-1).gather(1, tokens[first + 1 :, None])[:, 0]
+    logits = two_runs(loaded, tokens[:-1], request.steering.coefficients)[first:]
+    expected = logits.log_softmax(-1).gather(1, tokens[first + 1 :, None])[:, 0]
     return float((expected.cpu() - torch.tensor(completion.logprobs)).abs().max())

@@ -70,7 +70,12 @@ class Sequence:
     @property
     def is_reading(self) -> bool:
         """Tell whether part of the prompt has not been through the model yet."""
-        return self.n_cached < len(self.request.prompt_ids)
+        return not self.tokens and self.n_cached < len(self.request.prompt_ids)
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, of the prompt and new."""
+        return len(self.request.prompt_ids) + len(self.tokens)
 
     @property
     def n_unread(self) -> int:
@@ -83,10 +88,11 @@ class Sequence:
         return 2 if self.window else 1
 
     def pending(self, n_tokens: int) -> tuple[int, ...]:
-        """Return the next tokens for the model: n of the prompt, or the newest one."""
-        if self.is_reading:
-            return self.request.prompt_ids[self.n_cached : self.n_cached + n_tokens]
-        return (self.tokens[-1].id,)
+        """Return the next n tokens for the model: of the prompt, behind it of the new ones."""
+        start, n_prompt = self.n_cached, len(self.request.prompt_ids)
+        prompt = self.request.prompt_ids[start : start + n_tokens]
+        new = self.tokens[max(0, start - n_prompt) : max(0, start + n_tokens - n_prompt)]
+        return (*prompt, *(token.id for token in new))
 
     def cancel(self, reason: JuiceError | None = None) -> None:
         """End the sequence before the next step."""

@@ -83,6 +83,11 @@ class _SlotLayer(CacheLayerMixin):
         self.span: Span
 
     @property
+    def n_kv_heads(self) -> int:
+        """Heads of keys and values; 0 before the first forward."""
+        return self.keys.shape[1] if self.is_initialized else 0
+
+    @property
     def bytes_per_position(self) -> int:
         """Bytes of one row's keys and values at one position; 0 before the first forward."""
         if not self.is_initialized:

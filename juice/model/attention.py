@@ -2,7 +2,8 @@
 
 Rows of a batch have different lengths and start at position 0 of their slot, so the key at slot position j is visible to
 the query at position p when j <= p, and p - j < window in a layer with a sliding window. A ready-made 4D mask replaces
-the one a model would build, so the window must be folded in, one mask for each kind of layer.
+the one a model would build, so the window must be folded in, one mask for each kind of layer. A model whose attention
+does more than that (ALiBi from a 2D mask, local layers, chunks) keeps its own masks.
 """
 
 from __future__ import annotations
@@ -37,22 +38,19 @@ class AttentionPattern:
         return masks if self.by_name else next(iter(masks.values()))
 
 
-def attention_pattern(model: PreTrainedModel) -> AttentionPattern:
-    """Read the kinds of attention from a model's configuration; raises UnsupportedModelError for those without a mask of ours."""
+def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
+    """Read the kinds of attention from a model's configuration; None for a model that must mask by itself.
+
+    Raises UnsupportedModelError for a model that is not causal.
+    """
     config = text_config(model)
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        raise UnsupportedModelError(f"{type(model).__name__} biases its attention by distance (ALiBi), which the engine does not serve yet")
-    if "local" in (getattr(config, "attention_layers", None) or ()):
-        raise UnsupportedModelError(f"{type(model).__name__} masks its local layers itself, which the engine does not serve yet")
-    if reason := _changing_positions(config):
-        raise UnsupportedModelError(f"{type(model).__name__} {reason}, which the engine does not serve yet")
     if not getattr(config, "is_causal", True) or (hasattr(config, "is_decoder") and "bert" in config.model_type and not config.is_decoder):
-        raise UnsupportedModelError(f"{type(model).__name__} is not causal: its tokens see what follows them")
+        raise UnsupportedModelError(f"{type(model).__name__} is not causal: its tokens see what follows them; load a decoder")
+    if getattr(config, "alibi", False) or config.model_type == "bloom" or "local" in (getattr(config, "attention_layers", None) or ()):
+        return None
     kinds = set(getattr(config, "layer_types", None) or ())
-    if unknown := kinds - {FULL, SLIDING}:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has layers of the kinds {sorted(unknown)}; the engine serves full and sliding attention"
-        )
+    if kinds - {FULL, SLIDING}:
+        return None
     window = _window(model, config)
     if len(kinds) == 2:
         return AttentionPattern({FULL: None, SLIDING: window}, by_name=True)
@@ -66,14 +64,3 @@ def _window(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
     if getattr(config, "use_sliding_window", True) is False or not hasattr(code, "create_sliding_window_causal_mask"):
         return None
     return getattr(config, "sliding_window", None)
-
-
-def _changing_positions(config: PretrainedConfig) -> str | None:
-    """Say whether old keys change once a sequence grows past the original context: then rows of one batch depend on each other."""
-    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for own in (parameters, *(v for v in parameters.values() if isinstance(v, dict))):
-        kind = own.get("rope_type", own.get("type"))
-        original = own.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-        if kind == "dynamic" or (kind == "longrope" and (original is None or original < config.max_position_embeddings)):
-            return f"rescales its positions past its original context (rope type {kind})"
-    return None

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from juice.errors import UnsupportedModelError
@@ -34,7 +35,8 @@ def mlp_of(layer: AttentionLayer) -> nn.Module:
     return with_matrix[-1]
 
 
-def _zero(_module: nn.Module, _args: Any, output: Any) -> Any:
-    if isinstance(output, tuple):
-        return (output[0] * 0, *output[1:])
-    return output * 0
+def _zero(_module: nn.Module, args: Any, output: Any) -> Any:
+    added, *others = output if isinstance(output, tuple) else (output,)
+    # BLOOM and MPT hand the residual stream to the module, which adds it.
+    residual = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].shape == added.shape else added * 0
+    return (residual, *others) if isinstance(output, tuple) else residual

@@ -22,6 +22,8 @@ from juice.model.attention import AttentionPattern, attention_pattern
 from juice.model.fingerprint import identify_model
 from juice.model.layout import Layout, resolve, text_config
 from juice.model.output import OutputPositions
+from juice.model.partition import check_heads
+from juice.model.positions import rope_switch
 from juice.model.routing import RowRouting
 from juice.model.steering import SteeringHooks
 
@@ -31,12 +33,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready to be steered: its parts, its hooks and who it is."""
+    """A model ready to be steered: its parts, its hooks and who it is.
+
+    `attention` is None where the model must mask by itself; `rope_switch` the tokens beyond which its positions change, if they do.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     layout: Layout
-    attention: AttentionPattern
+    attention: AttentionPattern | None
+    rope_switch: int | None
     routing: RowRouting
     steering: SteeringHooks
     output: OutputPositions
@@ -142,7 +148,11 @@ def prepare(
     )
     model.eval()
     model._juice_hooked = True
-    return LoadedModel(model, tokenizer, layout, pattern, RowRouting(layout), SteeringHooks(layout), OutputPositions(layout), identity)
+    loaded = LoadedModel(
+        model, tokenizer, layout, pattern, rope_switch(model), RowRouting(layout), SteeringHooks(layout), OutputPositions(layout), identity
+    )
+    check_heads(loaded)
+    return loaded
 
 
 def choose_device(device: str) -> torch.device:

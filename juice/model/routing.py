@@ -39,6 +39,7 @@ class RowRouting:
         self._n_rows = 0
         for layer in layout.layers:
             layer.layer.register_forward_pre_hook(self._hook(layer.index), with_kwargs=True)
+        layout.layers[-1].layer.register_forward_hook(self._leave)
 
     @contextmanager
     def route(self, plan: Sequence[LayerRows], n_rows: int) -> Iterator[None]:
@@ -65,6 +66,12 @@ class RowRouting:
 
         return enter
 
+    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """Behind the last layer the call's own rows go on."""
+        if self._plan is None or self._plan[-1].origins is None:
+            return output
+        return (output[0][: self._n_rows], *output[1:]) if isinstance(output, tuple) else output[: self._n_rows]
+
 
 def copy_rows(value: Any, n_rows: int, origins: torch.Tensor) -> Any:
     """Gather the rows `origins` of every tensor within `value` that has a row for each of n_rows; what all rows share broadcasts."""
@@ -73,5 +80,12 @@ def copy_rows(value: Any, n_rows: int, origins: torch.Tensor) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(copy_rows(item, n_rows, origins) for item in value)
     if type(value) is dict:
-        return {key: copy_rows(item, n_rows, origins) for key, item in value.items()}
+        return {key: (_copy_alibi if key == "alibi" else copy_rows)(item, n_rows, origins) for key, item in value.items()}
     return value
+
+
+def _copy_alibi(alibi: Any, n_rows: int, origins: torch.Tensor) -> Any:
+    """Gather the rows of BLOOM's biases, [rows * n_heads, 1, keys]."""
+    if isinstance(alibi, torch.Tensor) and alibi.dim() == 3:
+        return alibi.view(n_rows, -1, *alibi.shape[1:])[origins].flatten(0, 1)
+    return copy_rows(alibi, n_rows, origins)

@@ -53,7 +53,7 @@ async def info(service: ServiceOf) -> dict[str, Any]:
         "model": {
             "name": service.translator.model_name, "architecture": identity.architecture, "n_layers": identity.n_layers,
             "n_heads": identity.n_heads, "fingerprint": identity.fingerprint, "dtype": str(loaded.dtype).removeprefix("torch."),
-            "device": str(loaded.device), "full_rows": service.model.engine.full_rows,
+            "device": str(loaded.device), "full_rows": service.model.engine.mode.full_rows,
             "has_chat_template": bool(getattr(loaded.tokenizer, "chat_template", None)),
         },
         "limits": {

@@ -1,0 +1,52 @@
+"""The definition of steering, slow and obvious: two runs, no cache, no batch, no permanent hooks.
+
+Run 1 is the unmodified model, z of the steered layers kept. Run 2 adds to z of each steered head its coefficient times
+what run 1 had there. Everything faster is checked against this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from juice.model.layout import AttentionLayer
+
+if TYPE_CHECKING:
+    from juice.model.loading import LoadedModel
+
+
+@torch.inference_mode()
+def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return the logits float32 [tokens, vocabulary] of the steered run; ids: int64 [tokens], coefficients: float32 [n_heads] a layer."""
+    clean: dict[int, torch.Tensor] = {}
+
+    def keep(layer: AttentionLayer) -> Any:
+        def record(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            clean[layer.index] = args[0]
+
+        return record
+
+    def add(layer: AttentionLayer) -> Any:
+        def change(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            z = args[0].clone()  # [1, tokens, n_heads * d_head]
+            for head, coefficient in enumerate(coefficients[layer.index].tolist()):
+                if coefficient:
+                    columns = slice(head * layer.d_head, (head + 1) * layer.d_head)
+                    z[..., columns] += coefficient * clean[layer.index][..., columns]
+            return (z, *args[1:])
+
+        return change
+
+    logits = torch.empty(0)
+    with loaded.turn:
+        for hook in (keep, add):
+            with ExitStack() as stack:
+                for index in coefficients:
+                    layer = loaded.layout.layers[index]
+                    stack.callback(layer.projection.register_forward_pre_hook(hook(layer)).remove)
+                logits = loaded.model(input_ids=ids[None], use_cache=False).logits[0].float()
+    return logits
