@@ -100,18 +100,18 @@ def _worst_difference(loaded: LoadedModel, mode: Mode) -> float:
     n, last = loaded.vocabulary_size, loaded.layout.n_layers - 1
     prompts = [tuple((7 * i + 11 * length) % n for i in range(length)) for length in LENGTHS]
     # The clean run passes every layer, or enters behind the first and leaves before the last.
-    steerings = [unsteered(), _spread(loaded, 0, last), *([_spread(loaded, 1, last - 1)] if last > 2 else [])]
+    steerings = [unsteered(), spread_steering(loaded, 0, last), *([spread_steering(loaded, 1, last - 1)] if last > 2 else [])]
     requests = [GenerationRequest(prompt_ids=p, max_tokens=N_TOKENS, ignore_eos=True, steering=s) for s in steerings for p in prompts]
     engine = Engine(loaded, LIMITS, mode)
     try:
         completions = engine.generate(requests)
     finally:
         engine.close()
-    differences = [_difference(loaded, r, c) for r, c in zip(requests, completions, strict=True)]
+    differences = [difference_from_two_runs(loaded, r, c) for r, c in zip(requests, completions, strict=True)]
     return max(differences, key=lambda difference: (difference != difference, difference))  # not a number is the worst
 
 
-def _spread(loaded: LoadedModel, first: int, last: int) -> Steering:
+def spread_steering(loaded: LoadedModel, first: int, last: int) -> Steering:
     """Steer one head of two layers and of one in the middle, so that the clean run passes all between."""
     layers = sorted({first, (first + last) // 2, last})
     coefficients = {layer: torch.zeros(loaded.layout.layers[layer].n_heads) for layer in layers}
@@ -123,7 +123,7 @@ def _spread(loaded: LoadedModel, first: int, last: int) -> Steering:
     return Steering(coefficients=coefficients, report=report)
 
 
-def _difference(loaded: LoadedModel, request: GenerationRequest, completion: Completion) -> float:
+def difference_from_two_runs(loaded: LoadedModel, request: GenerationRequest, completion: Completion) -> float:
     """Return the largest difference of a chosen token's log-probability from the two runs."""
     tokens = torch.tensor([*request.prompt_ids, *completion.token_ids], device=loaded.device)
     first = len(request.prompt_ids) - 1

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from juice.errors import ExampleError
 from juice.model.loading import LoadedModel
 from juice.model.routing import copy_rows
 from juice.model.steering import SteeringPlan
@@ -39,6 +40,12 @@ class CleanRun:
 
     def __init__(self, loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> None:
         self.n, self.n_positions = len(prompts), max(map(len, prompts))
+        switch = loaded.rope_switch or self.n_positions
+        if self.n_positions > switch and min(map(len, prompts)) <= switch:
+            raise ExampleError(
+                f"some prompts are longer than {switch} tokens, beyond which this model changes its positions, others are not; "
+                "use examples of one kind"
+            )
         padded = [[*prompt, *[0] * (self.n_positions - len(prompt))] for prompt in prompts]
         self.ids = torch.tensor(padded, device=loaded.device)
         self.last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=loaded.device)

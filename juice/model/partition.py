@@ -94,7 +94,7 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
         if not 0 < scale < float("inf") or not difference <= TOLERANCE * scale:
             raise UnsupportedModelError(
                 f"{name}: steering a head of layer {layer.index} is not what its attention does twice (they differ by {difference:.2g}, "
-                f"the head makes {scale:.2g}): the heads are not where they are taken to be"
+                f"the head makes {scale:.2g}): its heads are elsewhere, or are mixed before the projection"
             )
         worst = max(worst, difference / scale)
     return worst

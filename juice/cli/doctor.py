@@ -1,0 +1,87 @@
+"""`juice doctor`: is this model steered exactly, and what does it cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from juice.cli import console, options
+
+if TYPE_CHECKING:
+    from juice.diagnosis import Diagnosis
+
+
+def run(
+    model: options.Model = "mini",
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also a prompt longer than every window, and z against TransformerLens (extra `lens`).")
+    ] = False,
+    head_sets: options.HeadSets = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    attn_implementation: options.Attention = None,
+    json: options.Json = False,
+) -> None:
+    """Check on the loaded model that steering is exact; exit 1 for a model that JuICE refuses."""
+    from juice.diagnosis import Diagnosis, diagnose
+    from juice.diagnosis.lens import require_lens
+    from juice.errors import UnsupportedModelError
+
+    if deep:
+        require_lens()
+    try:
+        loaded = options.load(model, device, dtype, revision, attn_implementation, head_sets)
+    except UnsupportedModelError as error:
+        found = Diagnosis.refusal(model, str(error))
+    else:
+        found = diagnose(loaded, deep=deep, progress=console.progress)
+    if json:
+        console.answer_json(found.to_dict())
+    else:
+        for line in _lines(found):
+            console.answer(line)
+    if not found.exact:
+        raise typer.Exit(1)
+
+
+def _lines(found: Diagnosis) -> list[str]:
+    verdict = f"{found.model}: steered exactly" if found.exact else f"{found.model}: refused: {found.reason}"
+    rows = [*_facts(found), ("", "")] if found.facts else []
+    lines = [verdict, "", *(f"{name:16}{value}" for name, value in rows)]
+    lines += [
+        f"{'ok' if check.passed else 'FAILED':8}{check.name}: {check.difference:.1g} {check.unit} (bound {check.bound:g})"
+        for check in found.checks
+    ]
+    if found.facts:
+        lines += ["", *_head_sets(found)]
+    return [line.rstrip() for line in lines]
+
+
+def _facts(found: Diagnosis) -> list[tuple[str, str]]:
+    facts = found.facts
+    group = facts["n_heads"] // facts["n_kv_heads"]
+    attention = f"sliding window of {facts['sliding_window']}" if facts["sliding_window"] else "full"
+    if facts["rope_switch"]:
+        attention += f"; other positions beyond {facts['rope_switch']} tokens, where a row is read again"
+    return [
+        ("model", f"{facts['architecture']}, {facts['dtype']} on {facts['device']}"),
+        ("fingerprint", facts["fingerprint"] or "none: its weights are not in float32 in memory, nor in safetensors files"),
+        ("layers", str(facts["n_layers"])),
+        ("heads", f"{facts['n_heads']} a layer, d_head {', '.join(map(str, facts['d_head']))}, {group} a KV head"),
+        ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes a token"),
+        ("context", f"{facts['context']:,} tokens" if facts["context"] else "no end of its own"),
+        ("attention", attention),
+        ("batches", "rows of one length only: the model makes its own masks" if facts["own_masks"] else "rows of any lengths"),
+        ("clean run", "a full row: the layers must all see the same rows" if facts["full_rows"] else "between the steered layers alone"),
+    ]
+
+
+def _head_sets(found: Diagnosis) -> list[str]:
+    lines = []
+    for own in found.head_sets:
+        where = f"layers {own.window[0]}-{own.window[1]}, {own.extra_rows:.0%} of a second row" if own.window else "no second row"
+        lines.append(f"{'head set':16}{own.name} (toward {own.target}, {own.n_heads} heads): {where}")
+    lines += [f"{'unfit':16}{path}: {reason}" for path, reason in found.unfit_head_sets.items()]
+    return lines or [f"{'head sets':16}none fits this model; make one with `juice identify --model {found.model}`"]

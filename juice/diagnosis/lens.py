@@ -1,0 +1,55 @@
+"""z against TransformerLens, which found it without us: the input of each output projection is its `blocks.{l}.attn.hook_z`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from juice.errors import UnsupportedModelError, UsageError
+from juice.model.loading import LoadedModel
+
+
+def require_lens() -> None:
+    """Raise UsageError without the extra `lens`."""
+    if find_spec("transformer_lens") is None:
+        raise UsageError("--deep compares with TransformerLens; install it with: pip install 'juice-steering[lens]'")
+
+
+@torch.inference_mode()
+def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float:
+    """Return the largest difference of z, relative to its size, over all layers; ids: int64 [1, tokens].
+
+    The bridge wraps the modules of the model in place: it cannot serve any more. Raises UsageError without the extra `lens`.
+    """
+    require_lens()
+    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+    ours: dict[int, torch.Tensor] = {}
+
+    def keep(index: int) -> Any:
+        def record(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            ours[index] = args[0].float()
+
+        return record
+
+    handles = [layer.projection.register_forward_pre_hook(keep(layer.index)) for layer in loaded.layout.layers]
+    with loaded.turn:
+        loaded.model(input_ids=ids, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    name = type(loaded.model).__name__
+    try:
+        bridge = build_bridge_from_module(loaded.model, name, hf_config=loaded.model.config, tokenizer=loaded.tokenizer)
+        _, cache = bridge.run_with_cache(ids)
+    except Exception as error:  # it knows fewer architectures than transformers
+        raise UsageError(f"TransformerLens cannot run {name}: {error}; leave --deep out") from error
+    worst = 0.0
+    for index, z in ours.items():
+        theirs = cache[f"blocks.{index}.attn.hook_z"].float()
+        if theirs.numel() != z.numel():
+            raise UnsupportedModelError(f"layer {index}: z has the shape {list(z.shape)}, TransformerLens' {list(theirs.shape)}")
+        worst = max(worst, float((theirs.reshape(z.shape) - z).abs().max() / z.abs().max()))
+    return worst

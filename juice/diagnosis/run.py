@@ -1,0 +1,151 @@
+"""The checks on one model: those of every load once more, thoroughly, and what only a diagnosis has time for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from juice.diagnosis.lens import z_difference
+from juice.diagnosis.report import Check, Diagnosis, HeadSetCost
+from juice.engine import GenerationRequest, Steering
+from juice.engine.selfcheck import TOLERANCES, difference_from_two_runs, spread_steering, verify
+from juice.engine.steer import Steer, steering_of
+from juice.errors import GenerationError, UnsupportedModelError
+from juice.head_set import HeadSet
+from juice.model.partition import TOLERANCE as HEADS_TOLERANCE
+from juice.model.partition import check_heads
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+
+N_TOKENS = 8
+PROMPT = "Question: What is the name of the capital city of France? The book says that it is Rome. Answer: The name of the city is"
+# Beyond windows and switches of positions; attention over more would take longer than anybody waits.
+MAX_LONG_PROMPT = 8192
+LENS_TOLERANCE = 1e-3
+
+
+def diagnose(model: SteeredModel, *, deep: bool = False, progress: Progress = silent) -> Diagnosis:
+    """Measure on a loaded model that steering is exact.
+
+    `deep` adds a prompt that is longer than every window of the model's, and z against TransformerLens, which takes the model
+    apart: nothing can be generated with it afterwards. Raises UsageError without the extra `lens`.
+    """
+    names = ["heads", "engine", "prompt", *(["long prompt", "TransformerLens"] if deep else [])]
+    checks: list[Check] = []
+    reason = None
+    costs = tuple(_costs(model))
+    facts = _facts(model)
+    with progress("checking", len(names)) as advance:
+        for name in names:
+            try:
+                checks.append(CHECKS[name](model))
+            except (UnsupportedModelError, GenerationError) as error:
+                reason = reason or str(error)
+            advance(1)
+    failed = [check for check in checks if not check.passed]
+    if failed and reason is None:
+        reason = f"{failed[0].name}: they differ by {failed[0].difference:.2g} {failed[0].unit}, more than {failed[0].bound:g}"
+    return Diagnosis(
+        model=model.id, exact=reason is None, reason=reason, facts=facts, checks=tuple(checks), head_sets=costs,
+        unfit_head_sets=dict(model.head_sets.unfit),
+    )  # fmt: skip
+
+
+def _facts(model: SteeredModel) -> dict[str, Any]:
+    loaded, engine, layers = model.loaded, model.engine, model.loaded.layout.layers
+    windows = {w for w in (loaded.attention.windows.values() if loaded.attention else ()) if w is not None}
+    return {
+        "architecture": loaded.identity.architecture,
+        "fingerprint": loaded.identity.fingerprint,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": str(loaded.device),
+        "n_layers": loaded.layout.n_layers,
+        "n_heads": loaded.layout.n_heads,
+        "d_head": sorted({layer.d_head for layer in layers}),
+        "n_kv_heads": engine.n_kv_heads,
+        "kv_bytes_per_token": engine.n_kv_bytes_per_token,
+        "context": loaded.max_positions,
+        "sliding_window": min(windows) if windows else None,
+        "rope_switch": loaded.rope_switch,
+        "full_rows": engine.mode.full_rows,
+        "own_masks": engine.mode.own_masks,
+    }
+
+
+def _costs(model: SteeredModel) -> Iterator[HeadSetCost]:
+    for name, head_set in sorted(model.head_sets.by_name.items()):
+        window = model.engine.companion_layers(_as_if_tuned(head_set))
+        yield HeadSetCost(
+            name=name,
+            target=head_set.target,
+            n_heads=len({*head_set.heads.plus, *head_set.heads.minus}),
+            window=(window[0], window[-1]) if window else None,
+            extra_rows=len(window) / model.loaded.layout.n_layers,
+        )
+
+
+def _as_if_tuned(head_set: HeadSet) -> Steering:
+    """Return the steering of a set at its betas; where it has none, at betas that use every head."""
+    betas = head_set.betas()
+    plus, minus = (betas.plus, betas.minus) if betas else (1.0, -2.0)
+    return steering_of(Steer(target=head_set.target, beta_plus=plus, beta_minus=minus), head_set)
+
+
+def _check_all_heads(model: SteeredModel) -> Check:
+    difference = check_heads(model.loaded, model.loaded.layout.n_heads)
+    name = "each head of each layer, steered by 1, is what its attention does twice"
+    return Check(name=name, passed=True, difference=difference, bound=HEADS_TOLERANCE, unit="of its effect")
+
+
+def _check_engine(model: SteeredModel) -> Check:
+    name = "short prompts in one batch, read in chunks, a window of 3 where there is one: the two runs"
+    return _nats(model, name, verify(model.loaded, model.engine.mode))
+
+
+def _check_prompt(model: SteeredModel) -> Check:
+    return _nats(model, "a steered prompt through the engine: the two runs", _steered(model, model.tokenize(PROMPT)))
+
+
+def _check_long_prompt(model: SteeredModel) -> Check:
+    pattern, switch = model.loaded.attention, model.loaded.rope_switch or 0
+    windows = [window for window in (pattern.windows.values() if pattern else ()) if window is not None]
+    wanted = max(512, *(window + N_TOKENS for window in windows), switch - N_TOKENS // 2)
+    limit = min(MAX_LONG_PROMPT, (model.engine.limits.max_model_len or MAX_LONG_PROMPT) - N_TOKENS)
+    words, n = model.tokenize(PROMPT), min(wanted, limit)
+    ids = (words * (n // len(words) + 1))[:n]
+    return _nats(model, f"a prompt of {n} tokens and {N_TOKENS} new ones: the two runs", _steered(model, ids))
+
+
+def _check_lens(model: SteeredModel) -> Check:
+    difference = z_difference(model.loaded, torch.tensor([model.tokenize(PROMPT)], device=model.loaded.device))
+    return Check(
+        name="z of every layer: TransformerLens' hook_z",
+        passed=difference <= LENS_TOLERANCE,
+        difference=difference,
+        bound=LENS_TOLERANCE,
+        unit="of its size",
+    )
+
+
+CHECKS = {
+    "heads": _check_all_heads,
+    "engine": _check_engine,
+    "prompt": _check_prompt,
+    "long prompt": _check_long_prompt,
+    "TransformerLens": _check_lens,
+}
+
+
+def _steered(model: SteeredModel, ids: tuple[int, ...]) -> float:
+    """Return the difference of a steered generation from the two runs: at the betas of a set that serves, else spread over the layers."""
+    sets = [s for _, s in sorted(model.head_sets.by_name.items())]
+    steering = _as_if_tuned(sets[0]) if sets else spread_steering(model.loaded, 0, model.loaded.layout.n_layers - 1)
+    request = GenerationRequest(prompt_ids=ids, max_tokens=N_TOKENS, ignore_eos=True, steering=steering)
+    return difference_from_two_runs(model.loaded, request, model.engine.generate([request])[0])
+
+
+def _nats(model: SteeredModel, name: str, difference: float) -> Check:
+    bound = TOLERANCES.get(model.loaded.dtype, 0.3)
+    return Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="nats")

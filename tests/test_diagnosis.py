@@ -1,0 +1,93 @@
+"""`juice doctor`: it says what is, on models whose answer is known, and fails where something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+import juice
+from juice.diagnosis import diagnose
+from juice.engine.mode import Mode
+from juice.model.layout import AttentionLayer
+from tests import tiny
+from tests.architectures import ARCHITECTURES, SWITCH
+from tests.test_cli import juice as run
+
+
+def test_the_bundled_model_is_steered_exactly_and_the_table_says_what_it_costs() -> None:
+    done = run("doctor")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
+    assert lines["mini:"] == "steered exactly"
+    assert lines["heads"] == "8 a layer, d_head 24, 1 a KV head"
+    assert lines["KV"] == f"cache        {2 * 6 * 192 * 4:,} bytes a token"
+    assert done.stdout.count("\nok ") == 3
+    heads = json.loads(Path("head_sets/mini/parametric/head_set.json").read_text())["heads"]
+    layers = [layer for layer, _ in (*heads["plus"], *heads["minus"])]
+    assert f"layers {min(layers)}-{max(layers)}, {(max(layers) - min(layers) + 1) / 6:.0%} of a second row" in done.stdout
+
+
+def test_a_model_that_is_refused_says_why_and_ends_with_1(tmp_path: Path) -> None:
+    MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, state_size=4)).save_pretrained(tmp_path)
+    tiny.tiny_tokenizer().save_pretrained(tmp_path)
+    done = run("doctor", "--model", str(tmp_path), "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert found["exact"] is False
+    assert "no attention heads" in found["reason"]
+    done = run("doctor", "--model", str(tmp_path))
+    assert done.stdout.startswith(f"{tmp_path}: refused: MambaForCausalLM")
+
+
+def test_a_model_that_does_not_exist_is_the_users_mistake() -> None:
+    done = run("doctor", "--model", "./nowhere")
+    assert done.returncode == 2
+    assert "there is no such folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("Mistral", {"sliding_window": 8, "n_kv_heads": 2, "kv_bytes_per_token": 4 * 2 * 2 * 8 * 4, "own_masks": False}),
+        ("Falcon (RW, ALiBi)", {"own_masks": True, "n_kv_heads": 4, "rope_switch": None}),
+        ("Phi-3 (longrope)", {"rope_switch": SWITCH, "sliding_window": None, "context": 128}),
+        ("DeepSeek-V3", {"d_head": [6], "n_layers": 4, "n_heads": 4}),
+    ],
+)
+def test_the_facts_are_those_of_the_configuration(name: str, facts: dict) -> None:
+    network = next(a for a in ARCHITECTURES if a.name == name).build()
+    found = diagnose(juice.load(network, tokenizer=tiny.tiny_tokenizer()))
+    assert found.exact, found.reason
+    assert {key: found.facts[key] for key in facts} == facts
+    assert found.head_sets == ()
+    assert all(check.passed and check.difference < 1e-5 for check in found.checks)
+
+
+def test_heads_that_move_after_loading_are_seen() -> None:
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    layers = list(model.loaded.layout.layers)
+    layers[3] = AttentionLayer(3, layers[3].layer, layers[3].attention, layers[3].projection, 2, 16)
+    object.__setattr__(model.loaded.layout, "layers", tuple(layers))
+    found = diagnose(model)
+    assert not found.exact
+    assert "its heads cannot be checked" in (found.reason or "")
+
+
+def test_an_engine_that_is_not_exact_is_seen() -> None:
+    """Masks that show the future: only the comparison with the two runs can tell."""
+    network = next(a for a in ARCHITECTURES if a.name == "Falcon (RW, ALiBi)").build()
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    model.engine.mode = Mode(own_masks=True)
+    assert diagnose(model).exact
+    hook = network.transformer.h[1].register_forward_pre_hook(
+        lambda _m, args, kwargs: (args, {**kwargs, "attention_mask": None}), with_kwargs=True
+    )
+    with torch.no_grad():
+        found = diagnose(model)
+    hook.remove()
+    assert not found.exact
