@@ -43,7 +43,7 @@ def _fingerprint(model: PreTrainedModel, layout: Layout, read: RowReader) -> str
     fields = [config.model_type, layout.n_layers, layout.n_heads, config.hidden_size, config.vocab_size]
     digest = hashlib.sha256(json.dumps(fields).encode())
     sampled = [model.get_input_embeddings(), *(m for layer in layout.layers for m in layer.layer.modules() if features(m))]
-    if not config.tie_word_embeddings:
+    if not getattr(config, "tie_word_embeddings", False):
         sampled.append(layout.output)
     names = {module: name for name, module in model.named_modules()}
     for number, module in enumerate(sampled):

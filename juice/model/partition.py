@@ -35,10 +35,10 @@ READS = {"softmax", "scaled_dot_product_attention"}  # where PyTorch code has a 
 class _Doubling(TorchFunctionMode):
     """Doubles, in row i + 1 of an attention's probabilities (or of its fused output), the head `heads[i]`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, n_rows: int) -> None:
         self.layer: AttentionLayer | None = None
         self.seen: set[int] = set()
-        self._name = name
+        self._name, self._n_rows = name, n_rows
         super().__init__()
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,7 +48,11 @@ class _Doubling(TorchFunctionMode):
         return self._doubled(result, self.layer)
 
     def _doubled(self, read: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
-        by_head = read.flatten(1, 2) if read.dim() == 5 else read  # [rows, KV heads, heads of each, ...]
+        by_head = read
+        if read.dim() == 3:  # [rows * heads, tokens, ...]
+            by_head = read.view(self._n_rows, -1, *read.shape[1:])
+        elif read.dim() == 5:  # [rows, KV heads, heads of each, tokens, ...]
+            by_head = read.flatten(1, 2)
         if by_head.dim() != 4 or by_head.shape[1] != layer.n_heads:
             raise UnsupportedModelError(
                 f"{self._name}: the attention of layer {layer.index} reads with the shape {list(read.shape)}; "
@@ -56,7 +60,7 @@ class _Doubling(TorchFunctionMode):
             )
         self.seen.add(layer.index)
         doubled = by_head.clone()
-        for row, head in enumerate(_heads_of(layer, len(read) - 1), start=1):
+        for row, head in enumerate(_heads_of(layer, self._n_rows - 1), start=1):
             doubled[row, head] *= 2
         return doubled.view(read.shape)
 
@@ -74,7 +78,7 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
     try:
         with loaded.turn, _plain_attention(loaded), fired.counting():
             steered = _attention_outputs(loaded, ids, loaded.steering.apply(_one_head_a_row(layers, rows, loaded.device)))
-            doubling = _Doubling(name)
+            doubling = _Doubling(name, rows)
             doubled = _attention_outputs(loaded, ids, _within(layers, doubling))
     except UnsupportedModelError:
         raise
@@ -127,7 +131,7 @@ def _attention_outputs(loaded: LoadedModel, ids: torch.Tensor, change: Any) -> l
         return copy_rows((args, kwargs), n_rows, first)
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> None:
-        outputs.append((output[0] if isinstance(output, tuple) else output).float())
+        outputs.append((output[0] if isinstance(output, tuple | list) else output).float())
 
     with ExitStack() as stack:
         for layer in loaded.layout.layers:
