@@ -1,14 +1,11 @@
-"""From what a request asks (`steer=context`, strength 0.5) to the coefficients that its rows get.
+"""What a request asks (`steer=context`, strength 0.5), and what its rows get for it.
 
-    coefficient[layer][head] = strength * (beta_plus if head in plus) + strength * (beta_minus if head in minus)
-
-A head in both lists gets the sum. A request whose coefficients are all zero takes the unsteered path. Context-aware decoding
-(`cad`) uses no heads: its strength is the weight of the contrast between the prompt with and without its context.
+A request whose coefficients are all zero takes the unsteered path. Context-aware decoding (`cad`) uses no heads: its strength is
+the weight of the contrast between the prompt with and without its context.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -16,8 +13,9 @@ from typing import Any, Literal
 import torch
 
 from juice.errors import RequestError
-from juice.head_set import Betas, HeadSet
-from juice.head_set.schema import MAX_BETA, METHODS
+from juice.head_set import HeadSet
+from juice.head_set.coefficients import RANGES, betas_of, check_scale, coefficients_of
+from juice.head_set.schema import METHODS
 
 SteerMethod = Literal["juice", "june", "cad"]
 SteerTarget = Literal["context", "parametric", "none"]
@@ -51,10 +49,8 @@ class Steer:
                 )
             if ignored:
                 raise RequestError(f"{ignored[0]} is given, but method cad uses no heads; drop it", param=f"steer.{ignored[0]}")
-        for name, low, high in (("strength", 0.0, MAX_BETA), ("beta_plus", 0.0, MAX_BETA), ("beta_minus", -MAX_BETA, 0.0)):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and low <= value <= high):
-                raise RequestError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}", param=f"steer.{name}")
+        for name in RANGES:
+            check_scale(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +110,9 @@ def contrasting(steer: Steer) -> Steering:
 
 def steering_of(steer: Steer, head_set: HeadSet) -> Steering:
     """Return the coefficients of a request; raises RequestError when neither the request nor the set gives the betas."""
-    betas = _betas(steer, head_set)
-    coefficients: dict[int, torch.Tensor] = {}
-    for heads, beta in ((head_set.heads.plus, betas.plus), (head_set.heads.minus, betas.minus)):
-        for head in heads:
-            layer = coefficients.setdefault(head.layer, torch.zeros(head_set.model.n_heads))
-            layer[head.index] += steer.strength * beta
-    coefficients = {layer: values for layer, values in coefficients.items() if values.any()}
+    assert steer.method != "cad", "context-aware decoding has no coefficients"
+    betas = betas_of(head_set, steer.method, steer.beta_plus, steer.beta_minus)
+    coefficients = coefficients_of(head_set, betas, steer.strength)
     report = SteeringReport(
         applied=bool(coefficients),
         target=steer.target,
@@ -132,19 +124,3 @@ def steering_of(steer: Steer, head_set: HeadSet) -> Steering:
         n_heads=sum(int(values.count_nonzero()) for values in coefficients.values()),
     )
     return Steering(coefficients=coefficients, report=report)
-
-
-def _betas(steer: Steer, head_set: HeadSet) -> Betas:
-    tuned = None if steer.method == "cad" else head_set.betas(steer.method)
-    plus = steer.beta_plus if steer.beta_plus is not None else tuned.plus if tuned else None
-    minus = steer.beta_minus if steer.beta_minus is not None else tuned.minus if tuned else None
-    # A sign without heads needs no beta: whatever it is, nothing is scaled by it.
-    plus = 0.0 if plus is None and not head_set.heads.plus else plus
-    minus = 0.0 if minus is None and not head_set.heads.minus else minus
-    if plus is None or minus is None:
-        raise RequestError(
-            f"head set {head_set.name!r} has no betas for method {steer.method!r}; give beta_plus and beta_minus "
-            "(--beta-plus, --beta-minus), or set them with `juice tune`",
-            param="steer.beta_plus" if plus is None else "steer.beta_minus",
-        )
-    return Betas(plus=plus, minus=minus)
