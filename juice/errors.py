@@ -12,7 +12,7 @@ JuiceError                        exit code 1: the work failed
     ├── UnsupportedModelError     the model has no heads that can be steered exactly
     ├── ExampleError              an examples file or one of its lines
     ├── HeadSetError              a head set that is malformed or damaged
-    │   ├── HeadSetNotFoundError  no head set of that name fits the loaded model
+    │   ├── HeadSetNotFoundError  no such head set, in the folder or on the hub
     │   └── HeadSetMismatchError  a sound head set of another model
     ├── RequestError              a generation request; `param` names the field
     │   └── ContextLengthError    prompt and new tokens exceed the model's context
@@ -95,7 +95,7 @@ class HeadSetError(UsageError):
 
 
 class HeadSetNotFoundError(HeadSetError):
-    """No head set of the asked name serves the loaded model."""
+    """There is no head set of that name for the loaded model, or the hub does not give it."""
 
 
 class HeadSetMismatchError(HeadSetError):

@@ -116,6 +116,7 @@ MISTAKES = {
     "alphas_infinite": ("identify --alphas-plus inf,1 --out @@/sets", 2, "finite"),
     "inspect_no_head_set": ("inspect @@", 2, "head_set.json"),
     "tune_no_head_set": ("tune @@ --validation mini", 2, "head_set.json"),
+    "pull_without_a_network": ("pull no/such-set --out @@/sets", 2, "HF_HUB_OFFLINE"),
     "select_no_scores": ("select @ok", 2, "cannot read the scores"),
 }
 

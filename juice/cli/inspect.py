@@ -57,10 +57,9 @@ def _lines(head_set: HeadSet) -> list[tuple[str, str]]:
     if head_set.source:
         lines.append(("source", head_set.source))
     for method in METHODS:
-        if measured := head_set.metrics.get(f"validation_{method}"):
-            before, after = measured["accuracy_unsteered"], measured["accuracy"]
-            changes = ", ".join(f"{t} {before[t]:.2f} -> {after[t]:.2f}" for t in after)
-            lines.append((f"{method} did", f"{changes} ({head_set.target} answer, {measured['n_examples']} validation facts)"))
+        if measured := head_set.validation(method):
+            changes = ", ".join(f"{t} {measured.accuracy_unsteered[t]:.2f} -> {after:.2f}" for t, after in measured.accuracy.items())
+            lines.append((f"{method} did", f"{changes} ({head_set.target} answer, {measured.n_examples} validation facts)"))
     return lines
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import juice
-from juice.cli import console, doctor, evaluate, examples, generate, identify, inspect, select, serve, split, tune
+from juice.cli import console, doctor, evaluate, examples, generate, identify, inspect, pull, push, select, serve, split, tune
 from juice.errors import JuiceError
 
 P = ParamSpec("P")
@@ -46,7 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (identify, tune, select, evaluate, generate, inspect, doctor, examples, split, serve):
+for command in (identify, tune, select, evaluate, generate, inspect, doctor, pull, push, examples, split, serve):
     app.command(command.__name__.rsplit(".", 1)[-1], no_args_is_help=command not in (identify, doctor, serve))(ends_cleanly(command.run))
 
 

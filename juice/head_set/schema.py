@@ -10,16 +10,21 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from juice.errors import HeadSetError, HeadSetMismatchError
 from juice.head_set.scores import HeadScores
 
+if TYPE_CHECKING:
+    from juice.head_set.lens import LensHooks
+
 FORMAT: Final = "juice.head_set/1"
 MAX_BETA = 100.0
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Target = Literal["context", "parametric"]
+TARGETS: tuple[Target, ...] = ("context", "parametric")
 Method = Literal["juice", "june"]
 METHODS: tuple[Method, ...] = ("juice", "june")
 
@@ -41,7 +46,7 @@ class _Part(BaseModel):
 class ModelIdentity(_Part):
     """Which model: id and revision are for people, the fingerprint (or architecture and shape) decides."""
 
-    id: str
+    id: str = Field(pattern=r"^[^\x00-\x1f\x7f]+$")
     revision: str | None = None
     architecture: str
     n_layers: int = Field(ge=1)
@@ -107,6 +112,20 @@ class Identification(_Part):
     versions: dict[str, str]
 
 
+class Validation(_Part):
+    """What betas did on the examples that tuned them: the share of answers that are the target's, by conflict type."""
+
+    n_examples: int = Field(ge=1)
+    accuracy: dict[str, float]
+    accuracy_unsteered: dict[str, float]
+
+    @model_validator(mode="after")
+    def _same_types(self) -> Self:
+        if self.accuracy.keys() != self.accuracy_unsteered.keys():
+            raise ValueError("accuracy and accuracy_unsteered have different conflict types")
+        return self
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"holds {value}; expected finite numbers")
@@ -116,6 +135,13 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def _metrics(value: dict[str, Any]) -> dict[str, Any]:
+    for method in METHODS:
+        if f"validation_{method}" in value:
+            Validation.model_validate(value[f"validation_{method}"])
+    return _finite(value)  # type: ignore[no-any-return]
+
+
 class HeadSet(_Part):
     """A head set in memory; `load` and `save` are its folder on disk, `scores` what the heads were chosen from."""
 
@@ -123,13 +149,13 @@ class HeadSet(_Part):
 
     format: Literal["juice.head_set/1"] = FORMAT
     name: str = Field(pattern=NAME_PATTERN)
-    target: Literal["context", "parametric"]
+    target: Target
     source: str | None = None
     model: ModelIdentity
     heads: HeadLists
     beta: BetaTable | None = None
     identification: Identification | None = None
-    metrics: Annotated[dict[str, Any], AfterValidator(_finite)] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, Any], AfterValidator(_metrics)] = Field(default_factory=dict)
     scores_sha256: str | None = None
     scores: HeadScores | None = Field(default=None, exclude=True)
 
@@ -169,9 +195,64 @@ class HeadSet(_Part):
 
         save(self, Path(path), overwrite=overwrite)
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id_or_folder: str | Path,
+        *,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        token: str | bool | None = None,
+        force_download: bool = False,
+    ) -> HeadSet:
+        """Load and verify a head set from a local folder or a hub repository, which goes through the hub's cache.
+
+        `revision` is a branch, tag or commit; without a `token`, the saved one or HF_TOKEN is used. Raises HeadSetNotFoundError
+        for what cannot be had (no such repository, no access, no connection) and HeadSetError for a damaged set.
+        """
+        from juice.head_set.hub import pull
+
+        return pull(repo_id_or_folder, revision=revision, subfolder=subfolder, token=token, force_download=force_download)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        commit_message: str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+    ) -> str:
+        """Commit this set and a generated model card to the root of a hub repository, made where there is none.
+
+        Returns the commit's URL. An earlier set and card there are replaced. Raises OutputError when the hub refuses it or
+        cannot be reached.
+        """
+        from juice.head_set.hub import push
+
+        return push(self, repo_id, private=private, token=token, commit_message=commit_message, revision=revision, create_pr=create_pr)
+
+    def to_lens_hooks(
+        self, *, beta_plus: float | None = None, beta_minus: float | None = None, strength: float = 1.0, method: Method = "juice"
+    ) -> LensHooks:
+        """Return this set as hooks for TransformerLens: `record` for the clean run, `steer` for the steered one.
+
+        Betas default to the tuned ones. Raises RequestError when there are none, or for a value out of range; a steered run
+        without a clean run of the same shape raises UsageError.
+        """
+        from juice.head_set.lens import to_lens_hooks
+
+        return to_lens_hooks(self, beta_plus=beta_plus, beta_minus=beta_minus, strength=strength, method=method)
+
     def betas(self, method: Method = "juice") -> Betas | None:
         """Return the tuned betas of a method, or None."""
         return getattr(self.beta, method) if self.beta else None
+
+    def validation(self, method: Method = "juice") -> Validation | None:
+        """Return what the tuned betas of a method did on their validation examples, or None."""
+        measured = self.metrics.get(f"validation_{method}")
+        return Validation.model_validate(measured) if measured else None
 
     def with_betas(self, method: Method, betas: Betas, metrics: Mapping[str, Any]) -> HeadSet:
         """Return this set with the betas of one method set and metrics added."""

@@ -67,11 +67,8 @@ def save(head_set: HeadSet, folder: Path, *, overwrite: bool) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         temporary.chmod(0o755)
-        if head_set.scores is not None:
-            data = head_set.scores.to_bytes()
-            head_set = head_set.model_copy(update={"scores_sha256": "sha256:" + hashlib.sha256(data).hexdigest()})
-            _write(temporary / SCORES_FILE, data)
-        _write(temporary / JSON_FILE, to_json(head_set).encode())
+        for name, data in files_of(head_set).items():
+            _write(temporary / name, data)
         _sync(temporary)
         if folder.exists():
             _exchange(temporary, folder)
@@ -100,6 +97,15 @@ def check_writable(folder: Path, *, overwrite: bool) -> None:
         Path(tempfile.mkdtemp(prefix=".juice.", dir=parent)).rmdir()
     except OSError as error:
         raise OutputError(f"cannot write to {parent}: {error.strerror}; choose another --out") from error
+
+
+def files_of(head_set: HeadSet) -> dict[str, bytes]:
+    """Return the files of a head set by name, with the hash of its scores as they are now."""
+    if head_set.scores is None:
+        return {JSON_FILE: to_json(head_set).encode()}
+    data = head_set.scores.to_bytes()
+    head_set = head_set.model_copy(update={"scores_sha256": "sha256:" + hashlib.sha256(data).hexdigest()})
+    return {SCORES_FILE: data, JSON_FILE: to_json(head_set).encode()}
 
 
 def to_json(head_set: HeadSet) -> str:

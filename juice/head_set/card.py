@@ -1,0 +1,100 @@
+"""The model card of a head set's repository: what it steers, with what, how that was found, what it did, how to use it."""
+
+from __future__ import annotations
+
+import json
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from juice.head_set.schema import METHODS, Head, HeadSet
+
+PAPER = "https://proceedings.mlr.press/v267/li25c.html"
+WINS = {"context": "what it reads in the prompt", "parametric": "what it remembers"}
+
+
+def card_of(head_set: HeadSet, repo_id: str) -> str:
+    """Return the card as Markdown, with the hub's metadata before it; `repo_id` is where the card says the set is."""
+    model = head_set.model
+    data = ModelCardData(
+        library_name="juice",
+        base_model=model.id if "/" in model.id and not model.id.startswith((".", "/", "~")) else None,
+        tags=["head-set", "steering", "knowledge-conflicts", head_set.target],
+    )
+    sections = [
+        f"# {head_set.name}: {model.id} toward {head_set.target}",
+        f"A head set for [JuICE](https://github.com/juice-steering/juice): it steers `{model.id}`, at inference time and without "
+        f"training, so that in a conflict {WINS[head_set.target]} wins. Method: [Taming Knowledge Conflicts in Language Models]({PAPER}).",
+        _heads(head_set),
+        "## How the heads were found\n\n" + _origin(head_set),
+        _effect(head_set),
+        _use(head_set, repo_id),
+    ]
+    return str(ModelCard(f"---\n{data}\n---\n\n" + "\n\n".join(filter(None, sections)) + "\n"))
+
+
+def _heads(head_set: HeadSet) -> str:
+    def listed(heads: tuple[Head, ...]) -> str:
+        return " ".join(map(str, heads)) or "none"
+
+    model = head_set.model
+    rows = [
+        f"| model | {model.architecture}, {model.n_layers} layers of {model.n_heads} heads |",
+        f"| revision | {model.revision or 'not recorded'} |",
+        f"| fingerprint | {f'`{model.fingerprint}`' if model.fingerprint else 'none: matched by architecture and shape'} |",
+        f"| + heads | {listed(head_set.heads.plus)} |",
+        f"| - heads | {listed(head_set.heads.minus)} |",
+    ]
+    for method in METHODS:
+        betas = head_set.betas(method)
+        rows.append(f"| betas, {method} | {f'{betas.plus:+g} {betas.minus:+g}' if betas else 'untuned: give them, or run `juice tune`'} |")
+    return "\n".join(["## Heads", "", "Layer and query head, both from 0, best first.", "", "| | |", "|---|---|", *rows])
+
+
+def _origin(head_set: HeadSet) -> str:
+    found = head_set.identification
+    lines = []
+    if head_set.source:
+        lines.append(f"Source: {head_set.source}")
+    if found:
+        alphas = " ".join(f"{alpha:g}" for alpha in (*found.alphas_plus, *found.alphas_minus))
+        versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+        lines.append(
+            f"Identified on {found.n_examples} examples (seed {found.seed}) under the conflict types {', '.join(found.conflict_types)}, "
+            f"scaled by {alphas}, the best {found.top_k} of each sign kept ({versions})."
+        )
+    return "\n\n".join(lines) or "By hand."
+
+
+def _effect(head_set: HeadSet) -> str:
+    rows = []
+    for method in METHODS:
+        if measured := head_set.validation(method):
+            rows += [
+                f"| {method} | {kind} | {measured.accuracy_unsteered[kind]:.3f} | {value:.3f} | {measured.n_examples} |"
+                for kind, value in measured.accuracy.items()
+            ]
+    if not rows:
+        return ""
+    head = ["| method | conflict type | unsteered | steered | facts |", "|---|---|---|---|---|"]
+    said = f"Share of {head_set.target} answers on the examples that tuned the betas; expect less on others."
+    return "\n".join(["## What it did on validation", "", said, "", *head, *rows])
+
+
+def _use(head_set: HeadSet, repo_id: str) -> str:
+    steer: dict[str, object] = {"target": head_set.target, "head_set": head_set.name}
+    betas = head_set.betas()
+    options = ""
+    if betas is None:
+        steer |= {"beta_plus": 1.0, "beta_minus": -1.0}
+        options = ", beta_plus=1.0, beta_minus=-1.0"
+    body = json.dumps({"prompt": "...", "steer": steer})
+    python = [
+        "from juice import HeadSet, Steer, load",
+        f'model, head_set = load("{head_set.model.id}"), HeadSet.from_pretrained("{repo_id}")',
+        f'print(model.generate("...", steer=Steer(target="{head_set.target}"{options}), head_set=head_set)[0].text)',
+    ]
+    shell = [
+        f"juice pull {repo_id} --out head_sets && juice serve --model {head_set.model.id} --head-sets head_sets",
+        f"curl -s http://127.0.0.1:8000/generate -H 'content-type: application/json' -d '{body}'",
+    ]
+    return "\n".join(["## Use", "", "```python", *python, "```", "", "```sh", *shell, "```"])

@@ -1,0 +1,124 @@
+"""A head set's repository on the hub: `head_set.json`, `scores.safetensors` where there are scores, and a model card.
+
+Files come through the hub's cache, all of one commit, and are validated as any other set's. A push is one commit: whoever
+pulls sees the old set or the new one. `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` and the cache's variables work as everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors, snapshot_download
+
+from juice.errors import HeadSetError, HeadSetNotFoundError, OutputError
+from juice.head_set.card import card_of
+from juice.head_set.schema import HeadSet
+from juice.head_set.storage import JSON_FILE, SCORES_FILE, files_of
+
+CARD_FILE = "README.md"
+
+
+def pull(
+    repo_id_or_folder: str | Path,
+    *,
+    revision: str | None = None,
+    subfolder: str | None = None,
+    token: str | bool | None = None,
+    force_download: bool = False,
+) -> HeadSet:
+    """Load a head set from a local folder or the hub; see HeadSet.from_pretrained."""
+    name = str(repo_id_or_folder)
+    if Path(name).is_dir():
+        return HeadSet.load(Path(name) / (subfolder or ""))
+    if isinstance(repo_id_or_folder, Path) or name.startswith((".", "/", "~")):
+        raise HeadSetNotFoundError(f"there is no folder {name}; give a head set's folder, or a hub id such as owner/name")
+    place = f"{subfolder.strip('/')}/" if subfolder else ""
+    try:
+        snapshot = snapshot_download(
+            name,
+            revision=revision,
+            token=token,
+            force_download=force_download,
+            allow_patterns=[place + JSON_FILE, place + SCORES_FILE],
+        )
+    except Exception as error:  # whatever the network, the hub or a damaged cache makes the library raise
+        raise HeadSetNotFoundError(f"cannot pull the head set {name}: {_explain(error, name, revision)}") from error
+    folder = Path(snapshot) / place
+    if not (folder / JSON_FILE).exists():
+        at = f" at {revision}" if revision else ""
+        raise HeadSetNotFoundError(
+            f"the repository {name}{at} has no {place}{JSON_FILE}: it holds no head set there; name the folder that does with subfolder"
+        )
+    try:
+        return HeadSet.load(folder)
+    except HeadSetError as error:
+        raise HeadSetError(
+            f"the head set {name} cannot be used: {error}; download it anew (--force, force_download=True), or tell its author"
+        ) from error
+
+
+def push(
+    head_set: HeadSet,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    commit_message: str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+) -> str:
+    """Commit a head set to a repository; see HeadSet.push_to_hub."""
+    api = HfApi(token=token)
+    try:
+        repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        files = {**files_of(head_set), CARD_FILE: card_of(head_set, repo).encode()}
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=data) for name, data in files.items()
+        ]
+        if SCORES_FILE not in files and api.file_exists(repo, SCORES_FILE, revision=revision):
+            operations.append(CommitOperationDelete(path_in_repo=SCORES_FILE))
+        commit = api.create_commit(
+            repo,
+            operations,
+            commit_message=commit_message or f"Upload the head set {head_set.name} of {head_set.model.id}",
+            revision=revision,
+            create_pr=create_pr,
+        )
+    except Exception as error:  # as above
+        raise OutputError(f"cannot push the head set to {repo_id}: {_explain(error, repo_id, revision)}") from error
+    return str(commit.pr_url or commit.commit_url)
+
+
+def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
+    """Say in one line what the hub's client raised, and what to do."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+
+    def has(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(cause, kinds) for cause in causes)
+
+    status = next((e.response.status_code for e in causes if isinstance(e, errors.HfHubHTTPError)), None)
+    if has(errors.HFValidationError):
+        return f"{_first_line(error)}; a hub id looks like owner/name"
+    if has(errors.GatedRepoError):
+        return "it is gated: ask for access on its hub page and set HF_TOKEN to a token that may read it"
+    if has(errors.RevisionNotFoundError):
+        return f"it has no revision {revision!r}; name a branch, a tag or a commit of it"
+    if has(errors.RepositoryNotFoundError):
+        return f"there is no repository {repo_id}, or it is private: check the name, or set HF_TOKEN to a token that may read it"
+    if has(errors.LocalTokenNotFoundError) or status == 401:
+        return "the hub knows no such user: set HF_TOKEN to a valid token, or log in with `hf auth login`"
+    if status == 403:
+        return "the hub refuses it: set HF_TOKEN to a token that may do this"
+    if has(errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set: unset it, or work with a local folder"
+    if status:
+        return f"the hub answers {status}: {_first_line(error)}"
+    if has(errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) or "Connect" in type(causes[-1]).__name__:
+        return "the hub cannot be reached: try again, or work with a local folder"
+    return " because of ".join(dict.fromkeys((_first_line(error), _first_line(causes[-1]))))
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
