@@ -110,6 +110,8 @@ def test_a_failing_write_leaves_the_old_set_and_no_litter(tmp_path: Path, monkey
         ({"beta": {"juice": {"plus": 1.0, "minus": 0.5}, "june": None}}, "beta.juice.minus"),
         ({"target": "both"}, "target"),
         ({"name": "../escape"}, "name"),
+        ({"model": {**MODEL.model_dump(), "id": "two\nlines"}}, "model.id"),
+        ({"metrics": {"validation_juice": {"n_examples": 4, "accuracy": {"clean": 1.0}, "accuracy_unsteered": {}}}}, "metrics"),
         ({"surprise": 1}, "surprise"),
     ],
 )
@@ -183,6 +185,23 @@ def test_without_a_fingerprint_shape_and_architecture_decide_with_a_warning(tmp_
     for field, value in (("architecture", "LlamaForCausalLM"), ("n_layers", 4), ("n_heads", 5)):
         other = MODEL.model_copy(update={field: value})
         assert f"its {field} is" in next(iter(HeadSetLibrary.scan(tmp_path, other).unfit.values()))
+
+
+def test_a_set_with_the_models_fingerprint_goes_before_one_without_of_the_same_name(tmp_path: Path) -> None:
+    HeadSet.parse(content(source="unsure", model={**MODEL.model_dump(), "fingerprint": None}), "x").save(tmp_path / "a" / "context")
+    HeadSet.parse(content(source="sure"), "x").save(tmp_path / "b" / "context")
+    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    assert library.get("context").source == "sure"
+    assert "no fingerprint" in library.unfit["a/context"]
+
+
+def test_only_targets_with_betas_are_offered(tmp_path: Path) -> None:
+    HeadSet.parse(content(), "x").save(tmp_path / "m" / "context")
+    HeadSet.parse(content(name="parametric", target="parametric", beta=None), "x").save(tmp_path / "m" / "parametric")
+    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    assert sorted(library.by_name) == ["context", "parametric"]
+    assert library.targets() == ["context"]
+    assert library.targets("june") == []
 
 
 def test_the_search_order_is_argument_environment_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,17 +55,19 @@ def run(
             raise UsageError(
                 "--compare shows no steering, context and parametric side by side; drop --steer, --head-set, the betas and --method cad"
             )
-        served = loaded.head_sets.by_name
-        if not served.keys() & {"context", "parametric"}:
+        served, named = loaded.head_sets.targets(method), loaded.head_sets.by_name
+        if not served:
             raise HeadSetNotFoundError(
-                f"nothing to compare: no head set in {loaded.head_sets.folder} fits {loaded.id}; see `juice identify`"
+                f"nothing to compare: no head set in {loaded.head_sets.folder} fits {loaded.id} and has betas for {method}; "
+                "see `juice identify` and `juice tune`"
             )
         steers = [Steer()]
         for target in ("context", "parametric"):
             if target in served:
                 steers.append(Steer(target=target, strength=strength, method=method))
             else:
-                console.note(f"juice: warning: no head set {target!r} in {loaded.head_sets.folder}; it is left out")
+                lack = f"the head set {target!r} has no betas for {method}" if target in named else f"no head set {target!r}"
+                console.note(f"juice: warning: {lack} in {loaded.head_sets.folder}; it is left out")
         completions = loaded.generate([prompt] * len(steers), steer=steers, **sampling)
         _show_all(completions, as_json=json)
         return

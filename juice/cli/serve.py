@@ -84,7 +84,9 @@ def _ready(model: Any, url: str, *, has_keys: bool) -> str:
     unfit = f"; not for this model: {', '.join(sorted(library.unfit))}" if library.unfit else ""
     by_default = next((own for name, own in library.by_name.items() if name == own.target == "parametric"), None)
     own = by_default or next(iter(library.by_name.values()), None)
-    asked = {"target": own.target, "head_set": own.name} if own and not by_default else "parametric"
+    asked: Any = {"target": own.target, "head_set": own.name} if own and not by_default else "parametric"
+    if own and not own.betas():
+        asked = {"target": own.target, "head_set": own.name, "beta_plus": 1, "beta_minus": -1}
     key = " -H 'authorization: Bearer KEY'" if has_keys else ""
     example = EXAMPLE.format(url=url, key=key, steer=f', "steer": {json.dumps(asked)}' if own else "")
     limits, per_token = engine.limits, engine.n_kv_bytes_per_token

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError
-from juice.head_set.schema import HeadSet, ModelIdentity
+from juice.head_set.schema import TARGETS, HeadSet, Method, ModelIdentity, Target
 from juice.head_set.storage import JSON_FILE
 
 PACKAGED = Path(__file__).parents[1] / "_head_sets"
@@ -59,26 +59,39 @@ class HeadSetLibrary:
         """Read every set of the folder; raises HeadSetError for two fitting sets of one name.
 
         A set that is damaged or made for another model is listed in `unfit` with the reason. A set that fits by
-        architecture and shape alone, for want of a fingerprint, is served with a warning.
+        architecture and shape alone, for want of a fingerprint, is served with a warning, unless one of its name has the model's.
         """
-        library = cls(find_folder(given), model)
+        library, found = cls(find_folder(given), model), {}
         for path in sorted(library.folder.glob(f"[!.]*/[!.]*/{JSON_FILE}")):
-            library._add(path.parent)
+            key = f"{path.parent.parent.name}/{path.parent.name}"
+            try:
+                found[key] = HeadSet.load(path.parent)
+            except HeadSetError as error:
+                library.unfit[key] = str(error)
+        for key in sorted(found, key=lambda key: not found[key].model.is_certain(model)):
+            library._add(key, found[key])
         return library
 
-    def _add(self, folder: Path) -> None:
-        key = f"{folder.parent.name}/{folder.name}"
+    def _add(self, key: str, head_set: HeadSet) -> None:
+        rival, own = self.by_name.get(head_set.name), head_set.model
+        if rival and rival.model.is_certain(self.model) and not own.is_certain(self.model) and not own.difference(self.model):
+            self.unfit[key] = f"it has no fingerprint, and another head set {rival.name!r} has that of {self.model.id}"
+            return
         try:
-            head_set = HeadSet.load(folder)
             head_set.check_fits(self.model)
         except HeadSetError as error:
             self.unfit[key] = str(error)
             return
-        if head_set.name in self.by_name:
+        if rival:
             raise HeadSetError(
                 f"two head sets in {self.folder} are named {head_set.name!r} and fit {self.model.id}; rename or remove one ({key})"
             )
         self.by_name[head_set.name] = head_set
+
+    def targets(self, method: Method = "juice") -> list[Target]:
+        """Return the targets that `steer` alone reaches: those with a set of their name, which has betas for the method."""
+        own = self.by_name
+        return [target for target in TARGETS if target in own and own[target].target == target and own[target].betas(method)]
 
     def get(self, name: str) -> HeadSet:
         """Return the set of that name; raises HeadSetMismatchError for one that is there but does not fit."""

@@ -60,9 +60,10 @@ class Service:
     def _prepared(self) -> SteeredModel:
         model = self._load()
         # Read here, so that a folder that is wrong ends the start and not the first request.
-        served, default = model.head_sets.by_name, self.settings.default_steer
-        if default != "none" and default not in served:
-            raise UsageError(f"default_steer is {default}, but no head set of that name in {model.head_sets.folder} fits {model.id}")
+        sets, default = model.head_sets, self.settings.default_steer
+        if default != "none" and default not in sets.targets():
+            lacks = "has betas: set them with `juice tune`" if default in sets.by_name else f"fits {model.id}"
+            raise UsageError(f"default_steer is {default}, but no head set of that name in {sets.folder} {lacks}")
         return model
 
     def close(self) -> None:

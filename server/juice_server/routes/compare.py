@@ -48,9 +48,11 @@ async def compare(body: CompareRequest, request: Request, service: Annotated[Ser
 def _requests(body: CompareRequest, service: Service) -> list[GenerationRequest]:
     ids = service.translator.tokens(body.prompt)
     service.translator.check_max_tokens(body.max_tokens)
-    served = [target for target in STEERING_TARGETS if target in service.model.head_sets.by_name]
+    served = service.model.head_sets.targets()
     if not served:
-        raise HeadSetNotFoundError("there is nothing to compare: no head set is named context or parametric; see /v1/head_sets")
+        raise HeadSetNotFoundError(
+            "there is nothing to compare: no head set named context or parametric has betas; see /v1/head_sets and `juice tune`"
+        )
     steers = [Steer(), *(Steer(target=target, strength=body.strength) for target in served)]
     options: dict[str, Any] = {"max_tokens": body.max_tokens, "temperature": body.temperature, "seed": body.seed, "top_logprobs": body.top}
     return [service.model.request(ids, steer=steer, **options) for steer in steers]

@@ -20,7 +20,7 @@ ServiceOf = Annotated[Service, Depends(service_of)]
 @router.get("/v1/models")
 async def models(service: ServiceOf) -> dict[str, Any]:
     """List the model, and its names that steer by themselves."""
-    served: list[str] = [name for name in ("context", "parametric") if name in service.model.head_sets.by_name]
+    served: list[str] = list(service.model.head_sets.targets())
     if service.settings.default_steer != "none":
         served.insert(0, "none")
     names = [service.translator.model_name, *(f"{service.translator.model_name}:{target}" for target in served)]
