@@ -11,6 +11,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import juice
 from juice.diagnosis import diagnose
+from juice.diagnosis.lens import z_difference
 from juice.engine.mode import Mode
 from juice.model.layout import AttentionLayer
 from tests import tiny
@@ -91,3 +92,31 @@ def test_an_engine_that_is_not_exact_is_seen() -> None:
         found = diagnose(model)
     hook.remove()
     assert not found.exact
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Gemma 2", "DeepSeek-V3", "Phi-3 (longrope)"])
+def test_deep_finds_z_where_transformer_lens_does_and_looks_beyond_windows_and_switches(name: str) -> None:
+    network = next(a for a in ARCHITECTURES if a.name == name).build()
+    found = diagnose(juice.load(network, tokenizer=tiny.tiny_tokenizer()), deep=True)
+    assert found.exact
+    assert [check.name.split(":")[0] for check in found.checks][-2:] == ["a prompt of 120 tokens and 8 new ones", "z of every layer"]
+    assert all(check.passed and check.difference < 1e-5 for check in found.checks)
+
+
+def test_deep_on_a_model_that_transformer_lens_cannot_run_says_so_and_goes_on() -> None:
+    network = next(a for a in ARCHITECTURES if a.name == "Falcon (40B style)").build()
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    with pytest.warns(UserWarning, match="TransformerLens cannot run FalconForCausalLM"):
+        found = diagnose(model, deep=True)
+    assert found.exact
+    assert len(found.checks) == 4
+
+
+def test_transformer_lens_sees_heads_that_are_not_where_we_take_them_to_be() -> None:
+    """The second opinion can differ: z of a projection of our choosing is not its hook_z."""
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    ids = torch.arange(1, 9)[None]
+    layers = list(model.loaded.layout.layers)
+    wrong = AttentionLayer(1, layers[1].layer, layers[1].attention, layers[1].attention.q_proj, tiny.N_HEADS, 8)
+    object.__setattr__(model.loaded.layout, "layers", (layers[0], wrong, *layers[2:]))
+    assert (z_difference(model.loaded, ids) or 0) > 0.1

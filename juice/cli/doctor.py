@@ -9,7 +9,7 @@ import typer
 from juice.cli import console, options
 
 if TYPE_CHECKING:
-    from juice.diagnosis import Diagnosis
+    from juice.diagnosis import Check, Diagnosis
 
 
 def run(
@@ -50,13 +50,14 @@ def _lines(found: Diagnosis) -> list[str]:
     verdict = f"{found.model}: steered exactly" if found.exact else f"{found.model}: refused: {found.reason}"
     rows = [*_facts(found), ("", "")] if found.facts else []
     lines = [verdict, "", *(f"{name:16}{value}" for name, value in rows)]
-    lines += [
-        f"{'ok' if check.passed else 'FAILED':8}{check.name}: {check.difference:.1g} {check.unit} (bound {check.bound:g})"
-        for check in found.checks
-    ]
+    lines += [f"{_outcome(check):8}{check.name}: {check.difference:.1g} {check.unit} (bound {check.bound:g})" for check in found.checks]
     if found.facts:
         lines += ["", *_head_sets(found)]
     return [line.rstrip() for line in lines]
+
+
+def _outcome(check: Check) -> str:
+    return "ok" if check.passed else "FAILED" if check.decisive else "differs"
 
 
 def _facts(found: Diagnosis) -> list[tuple[str, str]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
 
-from juice.errors import UnsupportedModelError, UsageError
+from juice.errors import UsageError
 from juice.model.loading import LoadedModel
 
 
@@ -19,10 +20,11 @@ def require_lens() -> None:
 
 
 @torch.inference_mode()
-def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float:
+def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float | None:
     """Return the largest difference of z, relative to its size, over all layers; ids: int64 [1, tokens].
 
-    The bridge wraps the modules of the model in place: it cannot serve any more. Raises UsageError without the extra `lens`.
+    None, with a warning, where TransformerLens cannot run the model. The bridge wraps its modules in place: it cannot serve any more.
+    Raises UsageError without the extra `lens`.
     """
     require_lens()
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
@@ -45,11 +47,13 @@ def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float:
         bridge = build_bridge_from_module(loaded.model, name, hf_config=loaded.model.config, tokenizer=loaded.tokenizer)
         _, cache = bridge.run_with_cache(ids)
     except Exception as error:  # it knows fewer architectures than transformers
-        raise UsageError(f"TransformerLens cannot run {name}: {error}; leave --deep out") from error
+        warnings.warn(f"TransformerLens cannot run {name}, so z is not compared with it: {error}", stacklevel=2)
+        return None
     worst = 0.0
     for index, z in ours.items():
         theirs = cache[f"blocks.{index}.attn.hook_z"].float()
         if theirs.numel() != z.numel():
-            raise UnsupportedModelError(f"layer {index}: z has the shape {list(z.shape)}, TransformerLens' {list(theirs.shape)}")
+            warnings.warn(f"z of layer {index} has the shape {list(z.shape)}, TransformerLens' {list(theirs.shape)}", stacklevel=2)
+            return float("inf")
         worst = max(worst, float((theirs.reshape(z.shape) - z).abs().max() / z.abs().max()))
     return worst

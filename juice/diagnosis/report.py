@@ -8,13 +8,17 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check: what was compared, whether it agrees, the largest difference and its bound (both in `unit`)."""
+    """One check: what was compared, whether it agrees, the largest difference and its bound (both in `unit`).
+
+    One that is not `decisive` is a second opinion, of a library that errs on some architectures itself.
+    """
 
     name: str
     passed: bool
     difference: float
     bound: float
     unit: str
+    decisive: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,14 +23,15 @@ N_TOKENS = 8
 PROMPT = "Question: What is the name of the capital city of France? The book says that it is Rome. Answer: The name of the city is"
 # Beyond windows and switches of positions; attention over more would take longer than anybody waits.
 MAX_LONG_PROMPT = 8192
-LENS_TOLERANCE = 1e-3
+LENS_TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3}
 
 
 def diagnose(model: SteeredModel, *, deep: bool = False, progress: Progress = silent) -> Diagnosis:
     """Measure on a loaded model that steering is exact.
 
     `deep` adds a prompt that is longer than every window of the model's, and z against TransformerLens, which takes the model
-    apart: nothing can be generated with it afterwards. Raises UsageError without the extra `lens`.
+    apart: nothing can be generated with it afterwards. Warns where TransformerLens cannot run the model; raises UsageError without
+    the extra `lens`.
     """
     names = ["heads", "engine", "prompt", *(["long prompt", "TransformerLens"] if deep else [])]
     checks: list[Check] = []
@@ -40,11 +41,11 @@ def diagnose(model: SteeredModel, *, deep: bool = False, progress: Progress = si
     with progress("checking", len(names)) as advance:
         for name in names:
             try:
-                checks.append(CHECKS[name](model))
+                checks += CHECKS[name](model)
             except (UnsupportedModelError, GenerationError) as error:
                 reason = reason or str(error)
             advance(1)
-    failed = [check for check in checks if not check.passed]
+    failed = [check for check in checks if check.decisive and not check.passed]
     if failed and reason is None:
         reason = f"{failed[0].name}: they differ by {failed[0].difference:.2g} {failed[0].unit}, more than {failed[0].bound:g}"
     return Diagnosis(
@@ -93,22 +94,22 @@ def _as_if_tuned(head_set: HeadSet) -> Steering:
     return steering_of(Steer(target=head_set.target, beta_plus=plus, beta_minus=minus), head_set)
 
 
-def _check_all_heads(model: SteeredModel) -> Check:
+def _check_all_heads(model: SteeredModel) -> list[Check]:
     difference = check_heads(model.loaded, model.loaded.layout.n_heads)
     name = "each head of each layer, steered by 1, is what its attention does twice"
-    return Check(name=name, passed=True, difference=difference, bound=HEADS_TOLERANCE, unit="of its effect")
+    return [Check(name=name, passed=True, difference=difference, bound=HEADS_TOLERANCE, unit="of its effect")]
 
 
-def _check_engine(model: SteeredModel) -> Check:
+def _check_engine(model: SteeredModel) -> list[Check]:
     name = "short prompts in one batch, read in chunks, a window of 3 where there is one: the two runs"
     return _nats(model, name, verify(model.loaded, model.engine.mode))
 
 
-def _check_prompt(model: SteeredModel) -> Check:
+def _check_prompt(model: SteeredModel) -> list[Check]:
     return _nats(model, "a steered prompt through the engine: the two runs", _steered(model, model.tokenize(PROMPT)))
 
 
-def _check_long_prompt(model: SteeredModel) -> Check:
+def _check_long_prompt(model: SteeredModel) -> list[Check]:
     pattern, switch = model.loaded.attention, model.loaded.rope_switch or 0
     windows = [window for window in (pattern.windows.values() if pattern else ()) if window is not None]
     wanted = max(512, *(window + N_TOKENS for window in windows), switch - N_TOKENS // 2)
@@ -118,15 +119,12 @@ def _check_long_prompt(model: SteeredModel) -> Check:
     return _nats(model, f"a prompt of {n} tokens and {N_TOKENS} new ones: the two runs", _steered(model, ids))
 
 
-def _check_lens(model: SteeredModel) -> Check:
+def _check_lens(model: SteeredModel) -> list[Check]:
+    name, bound = "z of every layer: TransformerLens' hook_z", LENS_TOLERANCES.get(model.loaded.dtype, 0.1)
     difference = z_difference(model.loaded, torch.tensor([model.tokenize(PROMPT)], device=model.loaded.device))
-    return Check(
-        name="z of every layer: TransformerLens' hook_z",
-        passed=difference <= LENS_TOLERANCE,
-        difference=difference,
-        bound=LENS_TOLERANCE,
-        unit="of its size",
-    )
+    if difference is None:
+        return []
+    return [Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="of its size", decisive=False)]
 
 
 CHECKS = {
@@ -146,6 +144,6 @@ def _steered(model: SteeredModel, ids: tuple[int, ...]) -> float:
     return difference_from_two_runs(model.loaded, request, model.engine.generate([request])[0])
 
 
-def _nats(model: SteeredModel, name: str, difference: float) -> Check:
+def _nats(model: SteeredModel, name: str, difference: float) -> list[Check]:
     bound = TOLERANCES.get(model.loaded.dtype, 0.3)
-    return Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="nats")
+    return [Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="nats")]

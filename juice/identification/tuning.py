@@ -168,6 +168,9 @@ def tune(
     best = best_betas(head_set, trials)
     outcomes = {"accuracy": trials.outcome(best).accuracy, "accuracy_unsteered": trials.outcome((0.0, 0.0)).accuracy}
     metrics = {f"validation_{method}": {"n_examples": len(examples), **outcomes}}
+    if head_set.model.fingerprint is None:
+        # Betas are tuned on these weights: the set is theirs from now on.
+        head_set = head_set.model_copy(update={"model": model.loaded.identity})
     return head_set.with_betas(method, Betas(plus=best[0], minus=best[1]), metrics)
 
 

@@ -65,8 +65,9 @@ class LoadedModel:
     @property
     def max_positions(self) -> int | None:
         """The model's context in tokens; None where its positions have no end."""
-        value = getattr(text_config(self.model), "max_position_embeddings", None)
-        return value if isinstance(value, int) else None
+        config = text_config(self.model)
+        named = (getattr(config, field, None) for field in ("max_position_embeddings", "max_seq_len"))
+        return next((value for value in named if isinstance(value, int)), None)
 
     @property
     def vocabulary_size(self) -> int:
