@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +16,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from juice.engine import Completion, Contrast, GenerationRequest, Limits, Sampling, Steer, Steering
 from juice.engine.selfcheck import checked_engine
 from juice.engine.steer import SteerTarget, contrasting, steering_of, unsteered
-from juice.errors import HeadSetError, HeadSetMismatchError, RequestError
+from juice.errors import HeadSetError, HeadSetMismatchError, RequestError, UsageError
 from juice.head_set import HeadSet, HeadSetLibrary
-from juice.head_set.schema import FORMAT, Method
+from juice.head_set.schema import FORMAT, Method, short
 from juice.model.loading import LoadedModel, load_model, prepare
+from juice.model.prompts import own_template, read_template, sha256_of
 
 DEFAULT_MAX_TOKENS = 64
 SAMPLING_OPTIONS = frozenset(f.name for f in fields(Sampling))
@@ -40,12 +43,53 @@ class SteeredModel:
     @cached_property
     def head_sets(self) -> HeadSetLibrary:
         """The head sets found for this model, scanned at first use."""
-        return HeadSetLibrary.scan(self._head_sets_folder, self.loaded.identity)
+        library = HeadSetLibrary.scan(self._head_sets_folder, self.loaded.identity)
+        for head_set in library.by_name.values():
+            self._check_template(head_set)
+        return library
 
     @property
     def id(self) -> str:
         """The model's id, as it was loaded."""
         return self.loaded.identity.id
+
+    def with_chat_template(self, template: str | Path | None = "default") -> SteeredModel:
+        """Return the same model, its engine shared, taking every prompt that is text as a user's message in a chat.
+
+        `template` is the tokenizer's own ("default"), a file, or a template's text; with None prompts are taken as they are. Raises
+        UsageError where the tokenizer has no template, or the file cannot be read.
+        """
+        if isinstance(template, Path):
+            template = read_template(template)
+        elif template == "default":
+            template = own_template(self.loaded.tokenizer)
+            if template is None:
+                raise UsageError(
+                    f"the tokenizer of {self.id} has no chat template; give a Jinja file (--chat-template FILE), or leave --chat-template "
+                    "out to take prompts as they are"
+                )
+        other = copy(self)
+        other.loaded = replace(self.loaded, chat_template=template)
+        return other
+
+    def in_form_of(self, head_set: HeadSet) -> SteeredModel:
+        """Return the same model taking prompts in the form in which a head set was found: as they are, or through its chat template.
+
+        Raises UsageError where the model was told to use another form, or its tokenizer's template is not the set's.
+        """
+        found, here = head_set.chat_template_sha256, self.loaded.prompts.sha256
+        if head_set.identification is None or found == here:
+            return self
+        if found is None:
+            raise UsageError(f"head set {head_set.name!r} was found on prompts as they are; leave --chat-template out")
+        own = self._own_template_sha256
+        if here is None and own == found:
+            return self.with_chat_template()
+        given = f"the one given is {short(here)}" if here else f"the tokenizer's own is {short(own) if own else 'none'}"
+        raise UsageError(
+            f"head set {head_set.name!r} was found through the chat template {short(found)}, {given}; give the set's own file with "
+            "--chat-template FILE"
+        )
 
     def generate(self, prompts: str | Sequence[str], **options: Any) -> list[Completion]:
         """Continue every prompt; all of them share batches, each with its own options.
@@ -119,7 +163,10 @@ class SteeredModel:
         return Contrast(prompt_ids=ids, weight=steer.strength)
 
     def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Return a prompt's tokens, as the tokenizer itself makes them; raises RequestError for one that has none."""
+        """Return a prompt's tokens, as the tokenizer itself makes them or through the chat template; raises RequestError for one without.
+
+        `add_special_tokens` is for prompts as they are: a template writes its own.
+        """
         if not prompt:
             raise RequestError("the prompt is empty; expected some text", param="prompt")
         try:
@@ -128,7 +175,9 @@ class SteeredModel:
             raise RequestError(
                 f"the prompt is not text: {error.reason} at character {error.start}; send valid Unicode", param="prompt"
             ) from error
-        return tuple(self.loaded.tokenizer(prompt, add_special_tokens=add_special_tokens)["input_ids"])
+        if not add_special_tokens and self.loaded.chat_template is None:
+            return tuple(self.loaded.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        return self.loaded.prompts.tokens(prompt)
 
     def steering(self, steer: Steer, head_set: str | HeadSet | None = None) -> Steering:
         """Return what a request's rows get; raises HeadSetError when no set serves, or the one given does not fit."""
@@ -144,6 +193,7 @@ class SteeredModel:
             return contrasting(steer)
         if isinstance(head_set, HeadSet):
             head_set.check_fits(self.loaded.identity)
+            self._check_template(head_set)
             chosen = head_set
         else:
             chosen = self.head_sets.get(steer.target if head_set is None else head_set)
@@ -153,7 +203,21 @@ class SteeredModel:
                 f"head set {chosen.name!r} steers toward {chosen.target}, the request asks for {steer.target}; name a set of that target",
                 param="steer.head_set",
             )
-        return steering_of(steer, chosen)
+        return steering_of(steer, chosen, self.loaded.prompts.sha256)
+
+    @property
+    def _own_template_sha256(self) -> str | None:
+        return sha256_of(own_template(self.loaded.tokenizer))
+
+    def _check_template(self, head_set: HeadSet) -> None:
+        """Warn of a set that was found through a chat template that is neither the tokenizer's own nor the one in use."""
+        found, own = head_set.chat_template_sha256, self._own_template_sha256
+        if found not in (None, own, self.loaded.prompts.sha256):
+            warnings.warn(
+                f"head set {head_set.name!r} was found through the chat template {short(found)}, that of {self.id} is "
+                f"{short(own) if own else 'none'}: it may steer less well",
+                stacklevel=3,
+            )
 
     def _check_heads(self, head_set: HeadSet) -> None:
         """Raise HeadSetMismatchError for a head that its layer does not have: layers of one model may differ."""

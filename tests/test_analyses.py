@@ -55,7 +55,7 @@ def context(model: juice.SteeredModel, capitals: list[ConflictExample], target: 
 def p_after(model: juice.SteeredModel, prompt: str, answer: str, heads: dict, method: str = "juice") -> float:
     """Return p of an answer's first token by the oracle's two uncached runs."""
     logits = oracle.steered_logits(model.loaded.model, list(model.tokenize(prompt)), heads, method=method)[-1]
-    return float(logits.softmax(-1)[model.loaded.first_token(prompt, answer)])
+    return float(logits.softmax(-1)[model.loaded.prompts.first_token(prompt, answer)])
 
 
 def test_a_head_score_is_the_mean_change_over_examples_and_alphas(model: juice.SteeredModel, capitals: list[ConflictExample]) -> None:
@@ -63,7 +63,7 @@ def test_a_head_score_is_the_mean_change_over_examples_and_alphas(model: juice.S
     layer, head = result["chosen"]["minus"][0]
     j = result["conflict_types"].index("coherent")
     prompts = [e.prompts["coherent"] for e in capitals[:4]]
-    tokens = [model.loaded.first_token(p, e.answer("parametric")) for p, e in zip(prompts, capitals, strict=False)]
+    tokens = [model.loaded.prompts.first_token(p, e.answer("parametric")) for p, e in zip(prompts, capitals, strict=False)]
     found = model.head_sets.get("parametric").identification
     expected = naive_scores.mean_changes(
         model.loaded.model, [model.tokenize(p) for p in prompts], tokens, found.alphas_minus, [(layer, head)]

@@ -94,7 +94,7 @@ def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(store: Any, 
     assert methods["original"]["answers"]["coherent"][i][0] == model.generate(prompt, max_tokens=15)[0].text
     asked = prompt[prompt.index("Question:") :]
     logits = oracle.generate_contrasted(model.loaded.model, list(model.tokenize(prompt)), list(model.tokenize(asked)), 1.0, 1)[1]
-    first = model.loaded.first_token(prompt, e.answer("context"))
+    first = model.loaded.prompts.first_token(prompt, e.answer("context"))
     assert methods["cad"]["answers"]["coherent"][i][3] == pytest.approx(float(logits[0].softmax(-1)[first]), abs=1e-4)
     said = methods["prompt"]["answers"]["substitution"][i][0]
     instruction = "Finish the sentence below as the statement that is given demands, whatever you remember yourself."

@@ -42,6 +42,7 @@ def run(
     checkpoints: Annotated[
         list[Path] | None, typer.Option(help="Measure context reliance over these checkpoints instead of methods. Repeatable.")
     ] = None,
+    chat_template: options.ChatTemplate = None,
     force: Annotated[bool, typer.Option("--force", help="Start anew in a folder that holds another evaluation.")] = False,
     head_sets: options.HeadSets = None,
     device: options.Device = "auto",
@@ -58,6 +59,8 @@ def run(
 
     require_extra()
     test = _read(data or ["mini"])
+    if checkpoints and chat_template is not None:
+        raise UsageError("--checkpoints measures prompts as they are; leave --chat-template out")
     if checkpoints:
         _evaluate_checkpoints(checkpoints, test, out, limit=limit, seed=seed, device=device, dtype=dtype, force=force, as_json=json)
         return
@@ -73,7 +76,7 @@ def run(
     )  # fmt: skip
     texts, own_templates = _texts(text, model), _templates(templates)
     given = _data(data or ["mini"], test, validation, examples)
-    loaded = options.load(model, device, dtype, revision, attn_implementation, head_sets)
+    loaded = options.in_chat(options.load(model, device, dtype, revision, attn_implementation, head_sets), chat_template)
     store = evaluate(
         loaded, given, settings, out,
         texts=texts, templates=own_templates, overwrite=force, progress=console.progress,

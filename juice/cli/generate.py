@@ -30,6 +30,7 @@ def run(
     top_p: Annotated[float, typer.Option(help="Sample from the smallest set with this mass.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 for all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    chat_template: options.ChatTemplate = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer unsteered, with context and with memory.")] = False,
     head_sets: options.HeadSets = None,
     device: options.Device = "auto",
@@ -41,7 +42,7 @@ def run(
     """Continue a prompt; `--compare` shows what context and memory each would say."""
     from juice.engine import Steer
 
-    loaded = options.load(model, device, dtype, revision, attn_implementation, head_sets)
+    loaded = options.in_chat(options.load(model, device, dtype, revision, attn_implementation, head_sets), chat_template)
     sampling: dict[str, Any] = {
         "context": context,
         "max_tokens": max_tokens,
@@ -69,14 +70,22 @@ def run(
                 lack = f"the head set {target!r} has no betas for {method}" if target in named else f"no head set {target!r}"
                 console.note(f"juice: warning: {lack} in {loaded.head_sets.folder}; it is left out")
         completions = loaded.generate([prompt] * len(steers), steer=steers, **sampling)
+        _note_warnings(completions)
         _show_all(completions, as_json=json)
         return
     one = Steer(target=steer, strength=strength, head_set=head_set, beta_plus=beta_plus, beta_minus=beta_minus, method=method)
     completion = loaded.generate(prompt, steer=one, **sampling)[0]
+    _note_warnings([completion])
     if json:
         console.answer_json(completion.to_dict())
     else:
         console.answer(completion.text)
+
+
+def _note_warnings(completions: list[Completion]) -> None:
+    for completion in completions:
+        for warning in completion.steering.warnings:
+            console.note(f"juice: warning: {warning}")
 
 
 def _show_all(completions: list[Completion], *, as_json: bool) -> None:

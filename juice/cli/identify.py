@@ -28,6 +28,7 @@ def run(
     validation: Annotated[str | None, typer.Option(help="Examples to tune the betas on; else 15% of those not drawn.")] = None,
     tune: Annotated[bool, typer.Option("--tune/--no-tune", help="Tune the betas.")] = True,
     june: Annotated[bool, typer.Option("--june", help="Tune the betas of the single run (JuNe) as well.")] = False,
+    chat_template: options.ChatTemplate = None,
     name: Annotated[str | None, typer.Option(help="Name of the head set; the target where none is given.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of head sets; the set is saved to OUT/<model>/<name>.")] = Path("head_sets"),
     force: options.Force = False,
@@ -58,7 +59,7 @@ def run(
     for folder in folders.values():
         check_writable(folder, overwrite=force)
     pool = read_examples(examples, split="identification")
-    loaded = options.load(model, device, dtype, revision, attn_implementation)
+    loaded = options.in_chat(options.load(model, device, dtype, revision, attn_implementation), chat_template)
     pool = with_scored_answers(loaded, pool)
     drawn, rest = usable_examples(loaded, pool, settings)
     found = identify_targets(loaded, drawn, targets, settings, names=names, progress=console.progress)

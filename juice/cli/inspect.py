@@ -54,6 +54,7 @@ def _lines(head_set: HeadSet) -> list[tuple[str, str]]:
         lines.append(
             ("identified on", f"{found.n_examples} examples, seed {found.seed}, alphas {alphas}, {', '.join(found.conflict_types)}")
         )
+        lines.append(("chat template", found.chat_template_sha256 or "none: identified on prompts as they are"))
     if head_set.source:
         lines.append(("source", head_set.source))
     for method in METHODS:

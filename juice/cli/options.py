@@ -20,6 +20,10 @@ Dtype = Annotated[str, typer.Option(help="auto (as stored on a GPU, float32 on a
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
 Attention = Annotated[str | None, typer.Option("--attn-implementation", help="eager, sdpa or another of transformers'.")]
 HeadSets = Annotated[Path | None, typer.Option(help="Folder of head sets; else JUICE_HEAD_SETS, ./head_sets, the shipped ones.")]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(help="Make every prompt a user's message in a chat: `default` for the tokenizer's own template, or a Jinja file."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 OutFile = Annotated[Path, typer.Option(help="The JSON lines file to write.")]
 Columns = Annotated[str | None, typer.Option(help="What your columns are called, such as question=q,context=passage.")]
@@ -32,6 +36,13 @@ def load(model: str, device: str, dtype: str, revision: str | None, attention: s
 
     quiet_libraries()
     return load_steered(model, head_sets=head_sets, device=device, dtype=dtype, revision=revision, attn_implementation=attention)
+
+
+def in_chat(model: SteeredModel, chat_template: str | None) -> SteeredModel:
+    """Return the model as the option --chat-template says: it takes prompts as they are, or through a template."""
+    if chat_template is None:
+        return model
+    return model.with_chat_template(chat_template if chat_template == "default" else Path(chat_template))
 
 
 def quiet_libraries() -> None:

@@ -22,6 +22,9 @@ def run(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Option(help="A hub id, a local folder, or `mini` (the default).")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model; else what --model says.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A Jinja file instead of the tokenizer's own chat template, for /v1/chat/completions.")
+    ] = None,
     head_sets: options.HeadSets = None,
     default_steer: Annotated[
         str | None, typer.Option(help="For requests that do not say: none (the default), context, parametric.")

@@ -15,13 +15,17 @@ def run(
     validation: Annotated[str, typer.Option(help=options.SOURCES)],
     model: options.Model = "mini",
     method: Annotated[Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")] = "juice",
+    chat_template: options.ChatTemplate = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     revision: options.Revision = None,
     attn_implementation: options.Attention = None,
     json: options.Json = False,
 ) -> None:
-    """Choose the betas of a head set on a validation file and save them in it."""
+    """Choose the betas of a head set on a validation file and save them in it.
+
+    A set that was found through the tokenizer's chat template is tuned through it; of another template, give the file.
+    """
     from juice.head_set import HeadSet
     from juice.head_set.storage import check_writable
     from juice.identification import tune
@@ -33,6 +37,7 @@ def run(
     examples = read_examples(validation, split="validation")
     loaded = options.load(model, device, dtype, revision, attn_implementation)
     chosen.check_fits(loaded.loaded.identity)
+    loaded = options.in_chat(loaded, chat_template).in_form_of(chosen)
     tuned = tune(loaded, chosen, with_scored_answers(loaded, examples), method=method, progress=console.progress)
     tuned.save(head_set, overwrite=True)
     betas, metrics = tuned.betas(method), tuned.metrics[f"validation_{method}"]

@@ -55,7 +55,7 @@ class Steer:
 
 @dataclass(frozen=True, kw_only=True)
 class SteeringReport:
-    """What was applied to a request; part of every answer."""
+    """What was applied to a request, and what may make it less than it seems; part of every answer."""
 
     applied: bool
     target: SteerTarget
@@ -65,6 +65,7 @@ class SteeringReport:
     strength: float
     method: SteerMethod
     n_heads: int
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -108,11 +109,15 @@ def contrasting(steer: Steer) -> Steering:
     return Steering(coefficients={}, report=report)
 
 
-def steering_of(steer: Steer, head_set: HeadSet) -> Steering:
-    """Return the coefficients of a request; raises RequestError when neither the request nor the set gives the betas."""
+def steering_of(steer: Steer, head_set: HeadSet, chat_template_sha256: str | None = None) -> Steering:
+    """Return the coefficients of a request whose prompt went through a chat template, or (None) did not.
+
+    Raises RequestError when neither the request nor the set gives the betas.
+    """
     assert steer.method != "cad", "context-aware decoding has no coefficients"
     betas = betas_of(head_set, steer.method, steer.beta_plus, steer.beta_minus)
     coefficients = coefficients_of(head_set, betas, steer.strength)
+    warning = head_set.form_warning(chat_template_sha256) if coefficients else None
     report = SteeringReport(
         applied=bool(coefficients),
         target=steer.target,
@@ -122,5 +127,6 @@ def steering_of(steer: Steer, head_set: HeadSet) -> Steering:
         strength=steer.strength,
         method=steer.method,
         n_heads=sum(int(values.count_nonzero()) for values in coefficients.values()),
+        warnings=() if warning is None else (warning,),
     )
     return Steering(coefficients=coefficients, report=report)

@@ -51,7 +51,7 @@ class Treatment:
         if self.contrasts and conflict_type != "clean":
             options["steer"] = Steer(target=self.target, method="cad", strength=CAD_WEIGHT)
             options["without_context"] = without_context(example, conflict_type)
-        tokens = tuple(model.loaded.first_token(prompt, example.answer(t)) for t in ("parametric", "context"))
+        tokens = tuple(model.loaded.prompts.first_token(prompt, example.answer(t)) for t in ("parametric", "context"))
         watch = tuple(token for token in tokens if token is not None)
         request = model.request(prompt, max_tokens=max_tokens, watch=watch if len(watch) == len(tokens) else (), **options)
         return request if self.steering is None else request.with_steering(self.steering)

@@ -62,7 +62,7 @@ def patches(loaded: LoadedModel, examples: Sequence[ConflictExample], conflict_t
         if prompt != example.prompts[conflict_type]:
             scored = scored_prompt(loaded, example, conflict_type)
             tokens = scored.answer_tokens
-            made.append(Patch(scored.ids, tuple(loaded.tokenizer(prompt)["input_ids"]), tokens["context"], tokens["parametric"]))
+            made.append(Patch(scored.ids, loaded.prompts.tokens(prompt), tokens["context"], tokens["parametric"]))
     return made
 
 

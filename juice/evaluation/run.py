@@ -85,7 +85,7 @@ def evaluate(
         store.check("examples", splits.sha256)
         if "paraphrases" in settings.analyses:
             store.check("templates", _sha256(json.dumps(templates, sort_keys=True)))
-        _warn(splits, head_sets)
+        _warn(model, splits, head_sets)
     store.results["data"] = _described(splits, head_sets)
     for target in settings.targets:
         if not conflict_types_for(target, splits.test):
@@ -98,7 +98,7 @@ def evaluate(
     return store
 
 
-def _warn(splits: Splits, head_sets: Mapping[Target, HeadSet]) -> None:
+def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSet]) -> None:
     """Warn of what makes the numbers less than they seem."""
     n = len(splits.validation)
     if not n:
@@ -108,6 +108,8 @@ def _warn(splits: Splits, head_sets: Mapping[Target, HeadSet]) -> None:
             f"only {n} validation examples choose betas and pruned heads; {N_FEW} or more are better (--validation)", stacklevel=3
         )
     for head_set in head_sets.values():
+        if warning := head_set.form_warning(model.loaded.prompts.sha256):
+            warnings.warn(warning, stacklevel=3)
         if not splits.holds_finders_of(head_set):
             warnings.warn(
                 f"head set {head_set.name!r} was found on examples that are not recognised in this data: if some of them are tested on, "
@@ -227,6 +229,7 @@ def _identity(model: SteeredModel, data: Data, settings: Settings, texts: Sequen
     return {
         "model": model.loaded.identity.model_dump(mode="json"),
         "dtype": str(model.loaded.dtype).removeprefix("torch."),
+        "chat_template_sha256": model.loaded.prompts.sha256,
         "data_sha256": examples_sha256(data.test),
         "validation_sha256": None if data.validation is None else examples_sha256(data.validation),
         "identification_sha256": None if data.identification is None else examples_sha256(data.identification),

@@ -52,8 +52,8 @@ def _share(answers: Sequence[Answer | None], seed: int) -> dict[str, Any]:
 
 def plain_text_perplexity(model: SteeredModel, texts: Sequence[str], treatments: Mapping[str, Treatment]) -> float | None:
     """Return the perplexity of plain text under a method's steering, averaged over the domains' treatments; None where no text fits."""
-    limit = model.loaded.max_positions or math.inf
-    fitting = [ids for text in texts if 1 < len(ids := model.tokenize(text)) <= limit]
+    limit, plain = model.loaded.max_positions or math.inf, model.with_chat_template(None)
+    fitting = [ids for text in texts if 1 < len(ids := plain.tokenize(text)) <= limit]
     if not fitting:
         return None
     by_domain, seen = [], dict[tuple[float, ...], float]()

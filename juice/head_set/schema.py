@@ -56,7 +56,7 @@ class ModelIdentity(_Part):
     def difference(self, other: ModelIdentity) -> str | None:
         """Say how another model differs from this one, or None for the same: architecture, shape and, where both have one, fingerprint."""
         if self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint:
-            return f"its fingerprint is {_short(self.fingerprint)}, the loaded model's is {_short(other.fingerprint)}"
+            return f"its fingerprint is {short(self.fingerprint)}, the loaded model's is {short(other.fingerprint)}"
         for field in ("architecture", "n_layers", "n_heads"):
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
@@ -245,6 +245,27 @@ class HeadSet(_Part):
 
         return to_lens_hooks(self, beta_plus=beta_plus, beta_minus=beta_minus, strength=strength, method=method)
 
+    @property
+    def chat_template_sha256(self) -> str | None:
+        """The hash of the chat template that the heads were found through; None for prompts as they are, and where that is not known."""
+        return self.identification.chat_template_sha256 if self.identification else None
+
+    def form_warning(self, used_sha256: str | None) -> str | None:
+        """Say how a prompt's form differs from that in which the heads were found; None where it does not.
+
+        The form is the hash of the chat template that a prompt went through, None for one as it is. Nothing is said of a set that was
+        made by hand.
+        """
+        found_sha256 = self.chat_template_sha256
+        if self.identification is None or found_sha256 == used_sha256:
+            return None
+        if found_sha256 is None:
+            found, used = "on prompts as they are", "went through a chat template"
+        else:
+            found = f"through the chat template {short(found_sha256)}"
+            used = f"went through {short(used_sha256)}" if used_sha256 else "did not go through one"
+        return f"head set {self.name!r} was found {found}, this prompt {used}: it may steer less well"
+
     def betas(self, method: Method = "juice") -> Betas | None:
         """Return the tuned betas of a method, or None."""
         return getattr(self.beta, method) if self.beta else None
@@ -273,5 +294,7 @@ class HeadSet(_Part):
             )
 
 
-def _short(fingerprint: str) -> str:
-    return fingerprint[:19] + "…"
+def short(sha256: str) -> str:
+    """Return the beginning of a hash, to tell two apart."""
+    kind, colon, digits = sha256.rpartition(":")
+    return f"{kind}{colon}{digits[:12]}…"

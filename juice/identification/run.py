@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import transformers
@@ -53,13 +54,18 @@ def identify(
     *,
     target: Target,
     name: str | None = None,
+    chat_template: str | Path | None = None,
     progress: Progress = silent,
     **settings: object,
 ) -> HeadSet:
     """Find the heads that push toward a target, without tuning betas; settings are the fields of `Settings`.
 
-    `n_examples` of the examples are drawn with `seed`. Raises ExampleError and NoConsistentHeadError.
+    `n_examples` of the examples are drawn with `seed`. With a `chat_template` ("default", a file, or a template's text) every prompt
+    is the user's message in a chat, and the answers begin the assistant's turn. Raises ExampleError, NoConsistentHeadError, and
+    UsageError for a template that there is not.
     """
+    if chat_template is not None:
+        model = model.with_chat_template(chat_template)
     chosen = Settings(**settings)  # type: ignore[arg-type]
     drawn, _ = usable_examples(model, examples, chosen)
     return identify_targets(model, drawn, [target], chosen, names={target: name or target}, progress=progress)[target]
@@ -116,6 +122,7 @@ def identify_targets(
                 examples_sha256=examples_sha256(drawn),
                 conflict_types=types[target],
                 top_k=settings.top_k,
+                chat_template_sha256=model.loaded.prompts.sha256,
                 versions={"juice": juice.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
             ),
             scores=scores[target],

@@ -18,7 +18,7 @@ def with_scored_answers(model: SteeredModel, examples: Sequence[ConflictExample]
     requests, choices = [], []
     for example in asked:
         prompt = example.prompts["clean"]
-        tokens = {a: t for a in example.parametric_answer if (t := model.loaded.first_token(prompt, a)) is not None}
+        tokens = {a: t for a in example.parametric_answer if (t := model.loaded.prompts.first_token(prompt, a)) is not None}
         choices.append(tokens)
         requests.append(model.request(prompt, max_tokens=1, watch=tuple(tokens.values())))
     best = {}

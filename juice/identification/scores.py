@@ -36,7 +36,7 @@ class ScoredPrompt:
 def scored_prompt(loaded: LoadedModel, example: ConflictExample, conflict_type: ConflictType) -> ScoredPrompt:
     """Tokenise one prompt; raises ExampleError when it cannot be scored, with the reason."""
     prompt = example.prompts[conflict_type]
-    ids = tuple(loaded.tokenizer(prompt)["input_ids"])
+    ids = loaded.prompts.tokens(prompt)
     where = f"example {example.subject!r} ({conflict_type})"
     if not ids:
         raise ExampleError(f"{where}: the prompt has no tokens")
@@ -44,7 +44,7 @@ def scored_prompt(loaded: LoadedModel, example: ConflictExample, conflict_type: 
         raise ExampleError(f"{where}: the prompt has {len(ids)} tokens, the model's context {loaded.max_positions}")
     tokens: dict[Target, int] = {}
     for target in ("parametric", "context"):
-        token = loaded.first_token(prompt, example.answer(target))
+        token = loaded.prompts.first_token(prompt, example.answer(target))
         if token is None:
             raise ExampleError(f"{where}: the {target} answer {example.answer(target)!r} has no tokens of its own")
         tokens[target] = token

@@ -56,7 +56,7 @@ def scoring_request(
 ) -> GenerationRequest:
     """Return the request for an example's scored tokens; it watches the first token of the target's answer."""
     prompt = example.prompts[conflict_type]
-    token = model.loaded.first_token(prompt, example.answer(target))
+    token = model.loaded.prompts.first_token(prompt, example.answer(target))
     request = model.request(prompt, max_tokens=MAX_TOKENS, watch=() if token is None else (token,))
     return request if steering is None else request.with_steering(steering)
 
@@ -161,8 +161,11 @@ def tune(
     method: Method = "juice",
     progress: Progress = silent,
 ) -> HeadSet:
-    """Return the head set with the best betas of a method and what they did; raises ExampleError without usable examples."""
-    target = head_set.target
+    """Return the head set with the best betas of a method and what they did, in the form of prompt in which its heads were found.
+
+    Raises ExampleError without usable examples, UsageError for a model that takes another form.
+    """
+    model, target = model.in_form_of(head_set), head_set.target
     examples, _ = usable_validation(model, validation, target)
     trials = try_betas(model, head_set, examples, method, progress)
     best = best_betas(head_set, trials)

@@ -6,5 +6,6 @@ steering     permanent hooks that compute z <- z + coefficient * z[source row]
 output       keeps the vocabulary projection to the positions that are read
 attention    which keys a query may see, layer by layer, as masks
 fingerprint  the identity of a model's weights
+prompts      how a prompt becomes tokens, as it is or through a chat template
 loading      the only place that calls from_pretrained
 """

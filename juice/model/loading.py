@@ -7,6 +7,7 @@ everywhere; what the hub refuses is passed on with what to do.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -24,6 +25,7 @@ from juice.model.layout import Layout, resolve, text_config
 from juice.model.output import OutputPositions
 from juice.model.partition import check_heads
 from juice.model.positions import rope_switch
+from juice.model.prompts import PromptForm
 from juice.model.routing import RowRouting
 from juice.model.steering import SteeringHooks
 
@@ -49,6 +51,8 @@ class LoadedModel:
     identity: ModelIdentity
     # Held during a forward: the hooks carry one plan at a time.
     turn: RLock = field(default_factory=RLock)
+    # The text of the template that makes a prompt a chat; None for prompts as they are.
+    chat_template: str | None = None
 
     @property
     def device(self) -> torch.device:
@@ -83,19 +87,10 @@ class LoadedModel:
         named = ids if isinstance(ids, list) else [] if ids is None else [ids]
         return frozenset(token for token in named if 0 <= token < self.vocabulary_size)
 
-    def first_token(self, prompt: str, answer: str) -> int | None:
-        """Return the first token by which `prompt + " " + first word of answer` differs from `prompt`; None if none does."""
-        words = answer.split()
-        if not words:
-            return None
-        ids, start = self.joined(prompt, words[0])
-        return ids[start] if start < len(ids) else None
-
-    def joined(self, prompt: str, answer: str) -> tuple[tuple[int, ...], int]:
-        """Return the tokens of `prompt + " " + answer`, and the first position at which they differ from those of `prompt`."""
-        alone = self.tokenizer(prompt)["input_ids"]
-        ids = tuple(self.tokenizer(f"{prompt} {answer}")["input_ids"])
-        return ids, next((i for i, token in enumerate(ids) if i >= len(alone) or token != alone[i]), len(ids))
+    @cached_property
+    def prompts(self) -> PromptForm:
+        """How prompts become tokens."""
+        return PromptForm(self.tokenizer, self.chat_template)
 
 
 def load_model(

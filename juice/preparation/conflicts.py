@@ -164,8 +164,8 @@ def _conflict(model: SteeredModel, question: Question | None, pool: Sequence[str
     others = [other for other in drawn if not any(normalise(other) in answer or answer in normalise(other) for answer in own)]
     if not others:
         return "no_other_answer"
-    token = model.loaded.first_token(question.clean, question.answers[0])
-    new = next((other for other in others if model.loaded.first_token(question.clean, other) not in (None, token)), None)
+    token = model.loaded.prompts.first_token(question.clean, question.answers[0])
+    new = next((other for other in others if model.loaded.prompts.first_token(question.clean, other) not in (None, token)), None)
     if new is None:
         return "same_first_token"
     context, spans = passage.replace(question.context, passage.find(question.context, question.answers), new)

@@ -108,7 +108,7 @@ def _request(model: SteeredModel, values: Mapping[str, object]) -> tuple[Generat
         return "malformed"
     if text_of(values["context"]) is None:
         return "without_context"
-    ids, start = model.loaded.joined(question, answers[0])
+    ids, start = model.loaded.prompts.joined(question, answers[0])
     start = max(1, start)  # a first token has no log-probability
     if start >= len(ids):
         return "malformed"

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import juice
 from juice.errors import JuiceError
+from juice.model.prompts import read_template
 from juice.steered_model import SteeredModel, load
 from juice_server import errors
 from juice_server.intake import BodyIntake
@@ -37,10 +38,13 @@ def create(
     """
 
     def load_model() -> SteeredModel:
-        return load(
+        model = load(
             settings.model, head_sets=settings.head_sets, device=settings.device, dtype=settings.dtype, revision=settings.revision,
             attn_implementation=settings.attn_implementation, limits=settings.limits(),
         )  # fmt: skip
+        if settings.chat_template is not None:
+            model.loaded.tokenizer.chat_template = read_template(settings.chat_template)
+        return model
 
     metrics = Metrics()
     service = Service(load_model, settings, metrics)

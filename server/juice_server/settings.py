@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     device: str = "auto"
     dtype: str = "auto"
     attn_implementation: str | None = None
+    chat_template: Path | None = None
     head_sets: Path | None = None
     default_steer: Literal["none", "context", "parametric"] = "none"
 

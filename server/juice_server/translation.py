@@ -9,6 +9,7 @@ from typing import TypeVar
 from juice.engine import GenerationRequest, Steer
 from juice.engine.steer import SteerTarget
 from juice.errors import RequestError
+from juice.model.prompts import own_template
 from juice.steered_model import SteeredModel, join_context
 from juice_server.errors import UnknownModelError
 from juice_server.schemas.generation import GenerationFields
@@ -29,6 +30,8 @@ class Translator:
 
     def __init__(self, model: SteeredModel, settings: Settings) -> None:
         self.model = model
+        # The same model for prompts that went through the tokenizer's chat template; where it has none, there are no such prompts.
+        self.chat_model = model.with_chat_template(own_template(model.loaded.tokenizer))
         self.settings = settings
         self.model_name = settings.served_model_name or model.id
         self.texts = TokenTexts(model.loaded.tokenizer)
@@ -52,19 +55,20 @@ class Translator:
         *,
         contexts: Sequence[str] | None = None,
         alias: str | None = None,
-        add_special_tokens: bool = True,
+        is_chat: bool = False,
         **options: object,
     ) -> list[GenerationRequest]:
         """Turn prompts and the fields of a body into requests, n of them a prompt, off the event loop.
 
-        `contexts` are read before the prompts: one for all of them, or one each.
+        `contexts` are read before the prompts: one for all of them, or one each. With `is_chat` the prompts came out of the chat
+        template, which has put the special tokens in place.
         """
         steer = self.steer(fields, alias)
         trace.steer = steer.target
         if self.settings.log_prompts:
             trace.prompts = [prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts]
         told = _told(prompts, contexts)
-        requests = await self.off_loop(lambda: self._requests(told, fields, steer, add_special_tokens, options))
+        requests = await self.off_loop(lambda: self._requests(told, fields, steer, is_chat, options))
         trace.n_prompt_tokens = sum(len(own.prompt_ids) for own in requests[:: fields.n])
         return requests
 
@@ -91,7 +95,7 @@ class Translator:
         prompts: Sequence[_Told],
         fields: GenerationFields,
         steer: Steer,
-        add_special_tokens: bool,
+        is_chat: bool,
         options: dict[str, object],
     ) -> list[GenerationRequest]:
         settings = self.settings
@@ -99,16 +103,16 @@ class Translator:
             raise RequestError(f"there are {len(prompts)} prompts; at most {settings.max_prompts} go into one request", param="prompt")
         if fields.n > settings.max_n:
             raise RequestError(f"n is {fields.n}; expected at most {settings.max_n}", param="n")
-        made = []
+        model, made = self.chat_model if is_chat else self.model, []
         for prompt, without_context in prompts:
-            ids = self.tokens(prompt, add_special_tokens=add_special_tokens)
+            ids = self.tokens(prompt, add_special_tokens=not is_chat)
             own = {**fields.options(), **options}
             if without_context is not None:
-                own["without_context"] = self.tokens(without_context, add_special_tokens=add_special_tokens)
+                own["without_context"] = self.tokens(without_context, add_special_tokens=not is_chat)
             own["max_tokens"] = self._max_tokens(fields, ids)
             for i in range(fields.n):
                 seed = None if fields.seed is None else fields.seed + i
-                made.append(self.model.request(ids, steer=steer, **{**own, "seed": seed}))
+                made.append(model.request(ids, steer=steer, **{**own, "seed": seed}))
         return made
 
     def tokens(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, param: str = "prompt") -> tuple[int, ...]:

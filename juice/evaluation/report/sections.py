@@ -71,6 +71,7 @@ def _setting(results: Mapping[str, Any]) -> Section:
     rows = [
         ("model", f"{model['id']} ({model['architecture']}, {model['n_layers']} layers of {model['n_heads']} heads), {identity['dtype']}"),
         ("fingerprint", str(model["fingerprint"])),
+        *([("chat template", f"sha256 {template}")] if (template := identity.get("chat_template_sha256")) else []),
         ("test facts", f"{len(data.get('test', []))}" + (f", limited to {identity['limit']}" if identity["limit"] else "")),
         ("validation facts", f"{data.get('n_validation', 0)} that the model answers right on the clean prompt"),
         *_finders(results),

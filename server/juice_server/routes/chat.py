@@ -28,10 +28,7 @@ async def chat(body: ChatRequest, request: Request, service: Annotated[Service, 
     """Answer a chat."""
     trace = trace_of(request.scope)
     prompt = await service.translator.off_loop(lambda: _prompt(body, service))
-    # The template has put the special tokens in place.
-    requests = await service.translator.requests(
-        [prompt], body, trace, alias=body.model, add_special_tokens=False, top_logprobs=body.top_logprobs or 0
-    )
+    requests = await service.translator.requests([prompt], body, trace, alias=body.model, is_chat=True, top_logprobs=body.top_logprobs or 0)
     answer = _Answer(service, body, trace)
     if body.stream:
         return await stream(service, request, requests, answer)
@@ -41,14 +38,10 @@ async def chat(body: ChatRequest, request: Request, service: Annotated[Service, 
 
 def _prompt(body: ChatRequest, service: Service) -> str:
     """Return the chat as one text; raises RequestError where there is no template, or it refuses the messages."""
-    tokenizer, name = service.model.loaded.tokenizer, service.translator.model_name
-    if not getattr(tokenizer, "chat_template", None):
-        raise RequestError(f"{name} has no chat template; use /v1/completions or /generate", param="messages")
-    try:
-        turns = [message.plain() for message in body.messages]
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # whatever a template raises
-        raise RequestError(f"the chat template of {name} refuses these messages: {error}", param="messages") from error
+    prompts = service.translator.chat_model.loaded.prompts
+    if prompts.chat_template is None:
+        raise RequestError(f"{service.translator.model_name} has no chat template; use /v1/completions or /generate", param="messages")
+    return prompts.rendered([message.plain() for message in body.messages])
 
 
 class _Answer:

@@ -47,7 +47,7 @@ async def head_sets(service: ServiceOf) -> dict[str, Any]:
 async def info(service: ServiceOf) -> dict[str, Any]:
     """Tell what is loaded and within which limits it serves."""
     loaded, limits, settings = service.model.loaded, service.model.engine.limits, service.settings
-    identity = loaded.identity
+    identity, chat = loaded.identity, service.translator.chat_model.loaded.prompts
     return {
         "version": juice.__version__,
         "model": {
@@ -55,7 +55,7 @@ async def info(service: ServiceOf) -> dict[str, Any]:
             "n_heads": identity.n_heads, "fingerprint": identity.fingerprint, "dtype": str(loaded.dtype).removeprefix("torch."),
             "device": str(loaded.device), "full_rows": service.model.engine.mode.full_rows,
             "own_masks": service.model.engine.mode.own_masks,
-            "has_chat_template": bool(getattr(loaded.tokenizer, "chat_template", None)),
+            "has_chat_template": chat.chat_template is not None, "chat_template_sha256": chat.sha256,
         },
         "limits": {
             "max_model_len": limits.max_model_len, "max_batch": limits.max_batch, "max_queue": limits.max_waiting,
@@ -83,6 +83,7 @@ def _head_set(service: Service, head_set: HeadSet) -> dict[str, Any]:
         "target": head_set.target,
         "n_heads": len({*head_set.heads.plus, *head_set.heads.minus}),
         "beta": head_set.beta.model_dump() if head_set.beta else None,
+        "chat_template_sha256": head_set.chat_template_sha256,
     }
     try:
         steering = service.model.steering(Steer(target=head_set.target), head_set)
