@@ -42,10 +42,16 @@ class SteeredModel:
 
     @cached_property
     def head_sets(self) -> HeadSetLibrary:
-        """The head sets found for this model, scanned at first use."""
+        """The head sets found for this model, scanned at first use; warns of those that were found through another chat template."""
         library = HeadSetLibrary.scan(self._head_sets_folder, self.loaded.identity)
+        own = self._own_template_sha256
         for head_set in library.by_name.values():
-            self._check_template(head_set)
+            if (found := head_set.chat_template_sha256) not in (None, own, self.loaded.prompts.sha256):
+                warnings.warn(
+                    f"head set {head_set.name!r} was found through the chat template {short(found)}, that of {self.id} is "
+                    f"{short(own) if own else 'none'}: it may steer less well",
+                    stacklevel=2,
+                )
         return library
 
     @property
@@ -193,7 +199,6 @@ class SteeredModel:
             return contrasting(steer)
         if isinstance(head_set, HeadSet):
             head_set.check_fits(self.loaded.identity)
-            self._check_template(head_set)
             chosen = head_set
         else:
             chosen = self.head_sets.get(steer.target if head_set is None else head_set)
@@ -208,16 +213,6 @@ class SteeredModel:
     @property
     def _own_template_sha256(self) -> str | None:
         return sha256_of(own_template(self.loaded.tokenizer))
-
-    def _check_template(self, head_set: HeadSet) -> None:
-        """Warn of a set that was found through a chat template that is neither the tokenizer's own nor the one in use."""
-        found, own = head_set.chat_template_sha256, self._own_template_sha256
-        if found not in (None, own, self.loaded.prompts.sha256):
-            warnings.warn(
-                f"head set {head_set.name!r} was found through the chat template {short(found)}, that of {self.id} is "
-                f"{short(own) if own else 'none'}: it may steer less well",
-                stacklevel=3,
-            )
 
     def _check_heads(self, head_set: HeadSet) -> None:
         """Raise HeadSetMismatchError for a head that its layer does not have: layers of one model may differ."""

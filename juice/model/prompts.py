@@ -91,12 +91,9 @@ class PromptForm:
         if whole[: len(ids)] == ids:
             return whole[len(ids) :]
         # The text's end is split otherwise where something follows: two line ends are one token, or two before a word.
-        ends = [whole[start:] for start in range(len(whole) - 1, max(0, len(whole) - len(turn.encode())) - 1, -1)]
-        said = [str(self.tokenizer.decode(end, clean_up_tokenization_spaces=False)) for end in ends]
-        exact = (end for end, spelled in zip(ends, said, strict=True) if spelled == turn)
-        # Some tokenizers leave out the space that their first token begins with.
-        nearly = (end for end, spelled in zip(ends, said, strict=True) if spelled.lstrip() == turn.lstrip())
-        return next(exact, None) or next(nearly, None) or self.encode(turn)
+        ends = (whole[start:] for start in range(max(0, len(whole) - len(turn.encode())), len(whole)))
+        spelled = (end for end in ends if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == turn)
+        return next(spelled, None) or self.encode(turn)
 
 
 def user(prompt: str) -> Message:
