@@ -17,9 +17,14 @@ from typer.testing import CliRunner
 
 import juice
 from juice.cli.main import app
-from juice.errors import RequestError, UsageError
+from juice.errors import OutputError, RequestError, UsageError
+from juice.evaluation import run as evaluation
+from juice.evaluation.methods import Treatment
+from juice.evaluation.side_effects import plain_text_perplexity
+from juice.evaluation.splits import Data
 from juice.examples import to_json_line
 from juice.head_set import HeadSet, Identification
+from juice.identification import Settings
 from juice.identification.scores import scored_prompt
 from juice.identification.tuning import tune
 from juice.steered_model import SteeredModel
@@ -188,6 +193,29 @@ def test_betas_are_tuned_in_the_form_in_which_the_heads_were_found() -> None:
         tune(model.with_chat_template(), made_set(model, "t", None), pool)
     with pytest.raises(UsageError, match="the one given is"):
         tune(model.with_chat_template(LINES), chat_set, pool)
+
+
+def test_an_evaluation_reads_plain_text_as_it_is_and_keeps_the_forms_apart(tmp_path: Path) -> None:
+    model, chat_set, steer = loaded(PLAIN), made_set(loaded(PLAIN), "context", PLAIN), juice.Steer(target="context")
+    chat = model.with_chat_template()
+    measured = [
+        plain_text_perplexity(own, ["Lima lies by the sea."], {"all": Treatment(target="context", steering=own.steering(steer, chat_set))})
+        for own in (model, chat)
+    ]
+    assert measured[0] == measured[1]
+    settings = evaluation.Settings(targets=("context",), methods=("original",), n_large=0, identification=Settings(n_examples=1))
+    chat_set.save(tmp_path / "sets" / "m" / "context")
+    network = tiny.tiny_model("llama")
+    network.config.max_position_embeddings = 512  # instructions are long in bytes
+    served = juice.load(network, tokenizer=tokenizer(PLAIN), head_sets=tmp_path / "sets")
+    for own, warned in ((served, True), (served.with_chat_template(), False)):
+        out = tmp_path / str(warned)
+        with warnings.catch_warnings(category=UserWarning, action="ignore"):  # of so few examples
+            store = evaluation.evaluate(own, Data(examples()), settings, out)
+        assert any("did not go through one" in note for note in store.results["notes"]) is warned
+        assert store.results["identity"]["chat_template_sha256"] == (None if warned else sha256(PLAIN))
+    with pytest.raises(OutputError, match="chat_template_sha256"):
+        evaluation.evaluate(served, Data(examples()), settings, out)
 
 
 def test_a_request_in_another_form_than_the_sets_carries_a_warning() -> None:

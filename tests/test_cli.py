@@ -114,6 +114,8 @@ MISTAKES = {
     "compare_with_a_head_set": ("generate x --compare --head-set parametric", 2, "--compare"),
     "name_that_is_no_name": ("identify --target context --name 'my set' --out @@/sets", 2, "'my set'"),
     "alphas_infinite": ("identify --alphas-plus inf,1 --out @@/sets", 2, "finite"),
+    "no_chat_template": ("identify --chat-template default --out @@/sets", 2, "has no chat template; give a Jinja file"),
+    "chat_template_no_file": ("generate x --chat-template @@/nowhere", 2, "cannot read the chat template"),
     "inspect_no_head_set": ("inspect @@", 2, "head_set.json"),
     "tune_no_head_set": ("tune @@ --validation mini", 2, "head_set.json"),
     "pull_without_a_network": ("pull no/such-set --out @@/sets", 2, "HF_HUB_OFFLINE"),
