@@ -83,7 +83,7 @@ class PromptForm:
         if turn.startswith(text) and found and not before.strip():
             return before
         # Its turns begin otherwise than the prompt for one, with thoughts for example.
-        return "" if text[-1:].isspace() or ids[-1] in self.tokenizer.added_tokens_decoder else " "
+        return "" if not ids or text[-1:].isspace() or ids[-1] in self.tokenizer.added_tokens_decoder else " "
 
     def _behind(self, text: str, ids: tuple[int, ...], turn: str) -> tuple[int, ...]:
         """Return the tokens of what is said behind a text that has these tokens."""
