@@ -7,6 +7,7 @@ JuiceError                        exit code 1: the work failed
 │   └── CancelledError            it was cancelled
 ├── OverloadedError               as many requests wait as may
 ├── EngineStoppedError            the engine was closed, or failed as a whole
+│   └── RankLostError             a rank of a sharded model ended or failed, and all with it
 └── UsageError                    exit code 2: what the caller gave cannot be used
     ├── ModelNotFoundError        no such model, or the hub refuses it
     ├── UnsupportedModelError     the model has no heads that can be steered exactly
@@ -36,6 +37,7 @@ __all__ = [
     "NonFiniteError",
     "OutputError",
     "OverloadedError",
+    "RankLostError",
     "RequestError",
     "UnsupportedModelError",
     "UsageError",
@@ -70,6 +72,10 @@ class OverloadedError(JuiceError):
 
 class EngineStoppedError(JuiceError):
     """The engine was closed or failed as a whole; nothing runs any more."""
+
+
+class RankLostError(EngineStoppedError):
+    """A rank of a sharded model ended or failed; the others cannot go on without it."""
 
 
 class UsageError(JuiceError):

@@ -19,8 +19,10 @@ from juice.engine.steer import SteerTarget, contrasting, steering_of, unsteered
 from juice.errors import HeadSetError, HeadSetMismatchError, RequestError, UsageError
 from juice.head_set import HeadSet, HeadSetLibrary
 from juice.head_set.schema import FORMAT, Method, short
-from juice.model.loading import LoadedModel, load_model, prepare
+from juice.model.loading import LoadedModel, check_shardable, load_model, prepare
 from juice.model.prompts import own_template, read_template, sha256_of
+from juice.model.ranks import Ranks
+from juice.model.sharding import Shard, options_for
 
 DEFAULT_MAX_TOKENS = 64
 SAMPLING_OPTIONS = frozenset(f.name for f in fields(Sampling))
@@ -96,6 +98,12 @@ class SteeredModel:
             f"head set {head_set.name!r} was found through the chat template {short(found)}, {given}; give the set's own file with "
             "--chat-template FILE"
         )
+
+    def close(self) -> None:
+        """End the engine with everything that runs, and the other ranks of a sharded model."""
+        self.engine.close()
+        if self.loaded.ranks is not None:
+            self.loaded.ranks.close()
 
     def generate(self, prompts: str | Sequence[str], **options: Any) -> list[Completion]:
         """Continue every prompt; all of them share batches, each with its own options.
@@ -260,17 +268,35 @@ def load(
     revision: str | None = None,
     attn_implementation: str | None = None,
     limits: Limits | None = None,
+    tp: int = 1,
 ) -> SteeredModel:
     """Load a hub id, a folder or `mini`, or take a transformers model already in memory (with its tokenizer).
 
-    `limits` bounds the engine's batches and memory. Raises ModelNotFoundError and UnsupportedModelError.
+    `limits` bounds the engine's batches and memory. With `tp` the model is sharded over so many devices of this machine: this
+    process is rank 0 and starts the others, which end with `SteeredModel.close`. Raises ModelNotFoundError,
+    UnsupportedModelError, UsageError and RankLostError.
     """
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
             raise RequestError("a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer")
+        if tp > 1:
+            raise RequestError("a model object is on its device already; to shard it, give its folder or hub id", param="tp")
         return SteeredModel(prepare(model, tokenizer), head_sets, limits)
-    loaded = load_model(model, revision=revision, device=device, dtype=dtype, attn_implementation=attn_implementation)
-    return SteeredModel(loaded, head_sets, limits)
+    if tp == 1:
+        loaded = load_model(model, revision=revision, device=device, dtype=dtype, attn_implementation=attn_implementation)
+        return SteeredModel(loaded, head_sets, limits)
+    job = {"model": str(model), "revision": revision, "dtype": dtype, "attn_implementation": attn_implementation}
+    options_for(Shard(0, tp))
+    check_shardable(model, tp, revision=revision)
+    ranks = Ranks(tp, "juice.engine.following", job, device=device)
+    try:
+        loaded = replace(load_model(**job, device=device, shard=Shard(0, tp)), ranks=ranks)
+        ranks.guard(loaded.model)
+        ranks.gather()  # every rank has loaded its part
+        return SteeredModel(loaded, head_sets, limits)
+    except BaseException:
+        ranks.close(kindly=False)
+        raise
 
 
 def join_context(context: str, prompt: str) -> str:

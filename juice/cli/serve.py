@@ -58,6 +58,7 @@ def run(
     log_prompts: Annotated[
         bool | None, typer.Option("--log-prompts", help="Put prompts into the log; they are kept out by default.")
     ] = None,
+    tp: Annotated[int | None, typer.Option(help="Devices to shard the model over (tensor parallel); 1.", min=1)] = None,
     device: Annotated[str | None, typer.Option(help="auto (the default), cpu, cuda, cuda:N or mps.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto (the default), float32, bfloat16 or float16.")] = None,
     revision: options.Revision = None,

@@ -141,7 +141,7 @@ def _steered(model: SteeredModel, ids: tuple[int, ...]) -> float:
     sets = [s for _, s in sorted(model.head_sets.by_name.items())]
     steering = _as_if_tuned(sets[0]) if sets else spread_steering(model.loaded, 0, model.loaded.layout.n_layers - 1)
     request = GenerationRequest(prompt_ids=ids, max_tokens=N_TOKENS, ignore_eos=True, steering=steering)
-    return difference_from_two_runs(model.loaded, request, model.engine.generate([request])[0])
+    return difference_from_two_runs(model.engine, request, model.engine.generate([request])[0])
 
 
 def _nats(model: SteeredModel, name: str, difference: float) -> list[Check]:

@@ -15,6 +15,7 @@ runner     one forward
 loop       step after step, failures kept where they arise
 engine     the thread, and the way in and out
 selfcheck  what must hold before a model is served
+following  what the other ranks of a sharded model do
 """
 
 from juice.engine.engine import Engine, Status

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,12 +21,18 @@ from juice.model.steering import SteeringPlan
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The rows of a forward: its sequences, the rows and slots of every layer, and what steers them (None: nothing does)."""
+    """The rows of a forward: its sequences, the rows and slots of every layer, and what steers them (None: nothing does).
+
+    To another rank it goes without the sequences: they stay where they are decided on.
+    """
 
     sequences: tuple[Generation, ...]
     routing: tuple[LayerRows, ...]
     access: tuple[Access, ...]
     steering: SteeringPlan | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "sequences": ()}
 
 
 @dataclass(frozen=True, eq=False)

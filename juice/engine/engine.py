@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from threading import Thread, current_thread
@@ -20,6 +21,7 @@ from juice.engine.limits import Limits
 from juice.engine.loop import Loop
 from juice.engine.mode import Mode
 from juice.engine.request import Completion, GenerationRequest, Sink, Update
+from juice.engine.runner import Runner
 from juice.engine.scheduler import room_alone
 from juice.engine.sequence import Sequence as Generation
 from juice.engine.steer import Steering
@@ -30,6 +32,7 @@ from juice.model.loading import LoadedModel
 LOG = logging.getLogger("juice.engine")
 IDLE_BEAT_S = 1.0
 STOP_S = 10.0
+GIVE_UP_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, limits: Limits | None = None, mode: Mode | None = None) -> None:
         self.mode = mode or Mode(own_masks=loaded.attention is None)
-        self.limits = (limits or Limits()).settled(loaded.max_positions, loaded.device)
+        self.limits = (limits or Limits()).settled(loaded.max_positions, loaded.device, loaded.n_ranks)
         self._loaded = loaded
         self._inbox = Inbox(self.limits.max_waiting)
         self._loop = Loop(loaded, self.limits, self._inbox, self.mode)
@@ -60,6 +63,8 @@ class Engine:
         self._thread = Thread(target=_run, args=(self._loop, self._inbox), name="juice-engine", daemon=True)
         self._thread.start()
         weakref.finalize(self, _stop, self._inbox, self._thread)
+        if loaded.ranks is not None:
+            loaded.ranks.when_lost(partial(_give_up, self._inbox, self._thread, self._loop))
 
     @property
     def status(self) -> Status:
@@ -72,6 +77,11 @@ class Engine:
             n_kv_bytes=self._loop.n_reserved_bytes,
             max_kv_bytes=self.limits.kv_memory_bytes or 0,
         )
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the forwards; within `LoadedModel.turn`, any thread may."""
+        return self._loop.runner
 
     @property
     def n_kv_heads(self) -> int:
@@ -187,3 +197,12 @@ def _run(loop: Loop, inbox: Inbox) -> None:
         LOG.critical("the engine failed", exc_info=error)
         reason = EngineStoppedError(f"the engine failed: {error!r}")
     loop.abort(reason)
+    loop.runner.close()
+
+
+def _give_up(inbox: Inbox, thread: Thread, loop: Loop, reason: JuiceError) -> None:
+    """End everything, a rank being lost: the thread does it, unless it waits in a forward for the rank that is gone."""
+    inbox.close(reason)
+    thread.join(GIVE_UP_S)
+    if thread.is_alive():
+        loop.abort(reason)

@@ -41,16 +41,18 @@ class Limits:
             if value is not None and value < 1:
                 raise RequestError(f"{name} is {value}; expected at least 1", param=name)
 
-    def settled(self, max_positions: int | None, device: torch.device) -> Limits:
+    def settled(self, max_positions: int | None, device: torch.device, n_ranks: int = 1) -> Limits:
         """Return the bounds for a loaded model, with what was left open chosen; raises RequestError beyond the model's context."""
         if self.max_model_len and max_positions and self.max_model_len > max_positions:
             raise RequestError(
                 f"max_model_len is {self.max_model_len}; the model has a context of {max_positions} tokens", param="max_model_len"
             )
+        # Ranks have a GPU each, but share a machine's own memory.
+        share = SHARE_OF_FREE.get(device.type, 0.5) / (n_ranks if device.type == "cpu" else 1)
         return replace(
             self,
             max_model_len=self.max_model_len or max_positions,
-            kv_memory_bytes=self.kv_memory_bytes or max(MIB, int(SHARE_OF_FREE.get(device.type, 0.5) * free_bytes(device))),
+            kv_memory_bytes=self.kv_memory_bytes or max(MIB, int(share * free_bytes(device))),
         )
 
 

@@ -26,7 +26,7 @@ from juice.engine.scheduler import Scheduler
 from juice.engine.sequence import Sequence
 from juice.engine.slots import Room, SlotsBrokenError
 from juice.engine.text import TextStream
-from juice.errors import EngineStoppedError, GenerationError, JuiceError, NonFiniteError
+from juice.errors import EngineStoppedError, GenerationError, JuiceError, NonFiniteError, RankLostError
 from juice.model.loading import LoadedModel
 
 LOG = logging.getLogger("juice.engine")
@@ -233,5 +233,5 @@ def _failure(error: Exception) -> JuiceError:
 
 
 def _is_fatal(error: Exception) -> bool:
-    """Tell whether the device or the slots are lost: then nothing can go on."""
-    return isinstance(error, torch.AcceleratorError | SlotsBrokenError)
+    """Tell whether the device, the slots or another rank is lost: then nothing can go on."""
+    return isinstance(error, torch.AcceleratorError | SlotsBrokenError | RankLostError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 import torch
@@ -9,35 +10,44 @@ import torch
 from juice.engine.batch import ForwardBatch
 from juice.engine.mode import Mode
 from juice.engine.slots import SlotCache
+from juice.model.attention import narrow_windows
 from juice.model.loading import LoadedModel
+from juice.model.ranks import everywhere
+from juice.model.two_runs import two_runs
 
 
 class Runner:
     """Runs batches of rows through one model and owns the KV cache.
 
     With full rows the model is called with every row, companions included; otherwise with the main rows alone, and companions
-    enter and leave between its layers.
+    enter and leave between its layers. Rank 0's runner of a sharded model has its peers on the other ranks do what it does.
     """
 
     def __init__(self, loaded: LoadedModel, mode: Mode) -> None:
         self._mode = mode
-        self.cache = SlotCache(loaded.layout.n_layers)
+        self._pattern = None if mode.own_masks else loaded.attention
+        if mode.window is not None and self._pattern is not None:
+            self._pattern = self._pattern.narrowed(mode.window)
+        self.peers = loaded.ranks.peers(mode=mode) if loaded.ranks else None
+        self.cache = SlotCache(loaded.layout.n_layers, self.peers.part("cache") if self.peers else None)
         self._loaded = loaded
 
+    @everywhere
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Run a batch and cache its keys and values; return the logits float32 [kept, vocabulary]."""
-        loaded, n = self._loaded, len(batch.layout.sequences)
+        loaded, n = self._loaded, len(batch.input_ids)
         for layer, access, span in zip(self.cache.slot_layers, batch.layout.access, batch.spans, strict=True):
             layer.access, layer.span = access, span
         input_ids, positions = batch.input_ids, batch.positions
         # In this case every layer has the same rows.
         if self._mode.full_rows and (origins := batch.layout.routing[0].origins) is not None:
             input_ids, positions = input_ids[origins], positions[origins]
-        pattern = None if self._mode.own_masks else loaded.attention
+        pattern = self._pattern
         masks = pattern.masks(positions, batch.spans[0].n_keys, loaded.dtype) if pattern else None
         with ExitStack() as stack:
             stack.enter_context(loaded.turn)
+            stack.enter_context(narrow_windows(loaded.model, self._mode.window))
             if not self._mode.full_rows:
                 stack.enter_context(loaded.routing.route(batch.layout.routing, n))
             if batch.layout.steering is not None:
@@ -51,3 +61,16 @@ class Runner:
                 use_cache=True,
             ).logits
         return logits[:, 0].float()
+
+    @everywhere
+    @torch.inference_mode()
+    def two_runs(self, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Return the logits of the definition, see `juice.model.two_runs`: nothing of this runner's has a part in it but its windows."""
+        loaded = self._loaded
+        with loaded.turn, narrow_windows(loaded.model, self._mode.window):
+            return two_runs(loaded, ids.to(loaded.device), coefficients)
+
+    def close(self) -> None:
+        """Let the peers go."""
+        if self.peers is not None:
+            self.peers.drop()

@@ -2,9 +2,9 @@
 
 Short prompts of different lengths run through a small engine together, read in chunks and decoded. Then each whole sequence
 runs once more as the definition has it, in two runs without cache, masks, batches or hooks of ours. The log-probabilities of
-the tokens that were chosen must agree. An architecture that ignores the cache, the masks or the
-positions it is given, that mixes rows, or that cannot be entered between layers, differs here; what is fastest among the
-modes that agree serves it, and a model for which none does is refused.
+the tokens that were chosen must agree. An architecture that ignores the cache, the masks or the positions it is given, that
+mixes rows, or that cannot be entered between layers, differs here; what is fastest among the modes that agree serves it, and a
+model for which none does is refused.
 
 Sliding windows are longer than any prompt that a load has time for: so for the check the model is given a window of three.
 """
@@ -12,8 +12,6 @@ Sliding windows are longer than any prompt that a load has time for: so for the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -23,10 +21,8 @@ from juice.engine.limits import MIB, Limits
 from juice.engine.mode import MODES, Mode
 from juice.engine.request import Completion, GenerationRequest
 from juice.engine.steer import Steering, SteeringReport, unsteered
-from juice.errors import JuiceError, UnsupportedModelError
-from juice.model.layout import text_config
+from juice.errors import JuiceError, RankLostError, UnsupportedModelError
 from juice.model.loading import LoadedModel
-from juice.model.two_runs import two_runs
 
 LOG = logging.getLogger("juice.engine")
 N_TOKENS = 3
@@ -65,8 +61,9 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
     """Return the largest difference between engine and model; raises UnsupportedModelError where it is too large."""
     name = type(loaded.model).__name__
     try:
-        with _narrow_windows(loaded) as narrowed:
-            worst = _worst_difference(narrowed, mode)
+        worst = _worst_difference(loaded, replace(mode, window=WINDOW))
+    except RankLostError:
+        raise
     except JuiceError as error:
         raise UnsupportedModelError(f"{name} cannot run in batches of steered rows: {error}") from error
     except Exception as error:  # whatever a model raises at inputs that it does not expect
@@ -79,23 +76,6 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
     return worst
 
 
-@contextmanager
-def _narrow_windows(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """Give a model with sliding windows one of three tokens for a while: in its configuration, which its own masks follow, and in ours."""
-    config, pattern = text_config(loaded.model), loaded.attention
-    if not getattr(config, "sliding_window", None):
-        yield loaded
-        return
-    if pattern is not None:
-        windows = {kind: None if window is None else WINDOW for kind, window in pattern.windows.items()}
-        pattern = replace(pattern, windows=windows)
-    was, config.sliding_window = config.sliding_window, WINDOW
-    try:
-        yield replace(loaded, attention=pattern)
-    finally:
-        config.sliding_window = was
-
-
 def _worst_difference(loaded: LoadedModel, mode: Mode) -> float:
     n, last = loaded.vocabulary_size, loaded.layout.n_layers - 1
     prompts = [tuple((7 * i + 11 * length) % n for i in range(length)) for length in LENGTHS]
@@ -105,9 +85,9 @@ def _worst_difference(loaded: LoadedModel, mode: Mode) -> float:
     engine = Engine(loaded, LIMITS, mode)
     try:
         completions = engine.generate(requests)
+        differences = [difference_from_two_runs(engine, r, c) for r, c in zip(requests, completions, strict=True)]
     finally:
         engine.close()
-    differences = [difference_from_two_runs(loaded, r, c) for r, c in zip(requests, completions, strict=True)]
     return max(differences, key=lambda difference: (difference != difference, difference))  # not a number is the worst
 
 
@@ -123,10 +103,10 @@ def spread_steering(loaded: LoadedModel, first: int, last: int) -> Steering:
     return Steering(coefficients=coefficients, report=report)
 
 
-def difference_from_two_runs(loaded: LoadedModel, request: GenerationRequest, completion: Completion) -> float:
+def difference_from_two_runs(engine: Engine, request: GenerationRequest, completion: Completion) -> float:
     """Return the largest difference of a chosen token's log-probability from the two runs."""
-    tokens = torch.tensor([*request.prompt_ids, *completion.token_ids], device=loaded.device)
+    tokens = torch.tensor([*request.prompt_ids, *completion.token_ids])
     first = len(request.prompt_ids) - 1
-    logits = two_runs(loaded, tokens[:-1], request.steering.coefficients)[first:]
+    logits = engine.runner.two_runs(tokens[:-1], request.steering.coefficients)[first:].cpu()
     expected = logits.log_softmax(-1).gather(1, tokens[first + 1 :, None])[:, 0]
     return float((expected.cpu() - torch.tensor(completion.logprobs)).abs().max())

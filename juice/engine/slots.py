@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
+
+from juice.model.ranks import Peers, everywhere
 
 
 class SlotsBrokenError(RuntimeError):
@@ -163,9 +166,13 @@ class _SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """The slots of every layer, as a cache that unmodified models take; within `max_bytes`, where that is set."""
+    """The slots of every layer, as a cache that unmodified models take; within `max_bytes`, where that is set.
 
-    def __init__(self, n_layers: int) -> None:
+    With `peers`, the caches of the other ranks of a sharded model keep the same slots, for their own heads.
+    """
+
+    def __init__(self, n_layers: int, peers: Peers | None = None) -> None:
+        self.peers = peers
         self.slot_layers = [_SlotLayer() for _ in range(n_layers)]
         self.max_bytes: int | None = None
         self._room: Room | None = None
@@ -204,6 +211,20 @@ class SlotCache(Cache):
         return None
 
     def _resize(self, room: Room) -> None:
+        """Take another shape on every rank, or on none."""
+        if self.peers is None:
+            return self.resize(room)
+        had = self._room
+        failures = self.peers.attempt("resize", partial(self.resize, room), room)
+        failed = [failure for failure in failures if failure is not None]
+        if failed and had is not None and len(failed) < len(failures):
+            self.peers.call("resize", partial(self.resize, had), had)
+        if failed:
+            raise failed[0]
+        return None
+
+    def resize(self, room: Room) -> None:
+        """Take another shape; raises what an allocation raises, nothing having changed, or SlotsBrokenError."""
         had = self._room
         done: list[int] = []
         try:
@@ -230,6 +251,7 @@ class SlotCache(Cache):
         is_run = slots == list(range(slots[0], slots[0] + len(slots)))
         return Access(torch.tensor(slots, device=device)[:, None], slice(slots[0], slots[-1] + 1) if is_run else None)
 
+    @everywhere
     @torch.inference_mode()
     def copy(self, layers: Sequence[int], source: int, destination: int, n: int, *, is_main: bool) -> None:
         """Copy the first n positions of one place onto another's, in some layers; raises SlotsBrokenError."""
@@ -237,6 +259,7 @@ class SlotCache(Cache):
             for layer in (self.slot_layers[i] for i in layers):
                 layer.copy(layer.slot(source, is_main=is_main), layer.slot(destination, is_main=is_main), n)
 
+    @everywhere
     @torch.inference_mode()
     def swap(self, layers: Sequence[int], a: int, b: int, n: int, *, is_main: bool) -> None:
         """Exchange the first n positions of two places, in some layers; raises SlotsBrokenError."""
@@ -244,6 +267,7 @@ class SlotCache(Cache):
             for layer in (self.slot_layers[i] for i in layers):
                 layer.swap(layer.slot(a, is_main=is_main), layer.slot(b, is_main=is_main), n)
 
+    @everywhere
     @torch.inference_mode()
     def clear(self, layers: Sequence[int], place: int, *, is_main: bool) -> None:
         """Zero the slot of a place: what is not finite would reach whoever gets it next, for masked keys meet a zero weight."""

@@ -8,4 +8,7 @@ attention    which keys a query may see, layer by layer, as masks
 fingerprint  the identity of a model's weights
 prompts      how a prompt becomes tokens, as it is or through a chat template
 loading      the only place that calls from_pretrained
+sharding     one rank's part of a sharded model, and the heads that it has
+ranks        the other ranks, which do what rank 0 does
+wire         what goes to them and back
 """

@@ -9,7 +9,9 @@ does more than that (ALiBi from a 2D mask, local layers, chunks) keeps its own m
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -26,6 +28,10 @@ class AttentionPattern:
 
     windows: dict[str, int | None]
     by_name: bool
+
+    def narrowed(self, window: int) -> AttentionPattern:
+        """Return the pattern with another sliding window."""
+        return replace(self, windows={kind: None if own is None else window for kind, own in self.windows.items()})
 
     def masks(self, positions: torch.Tensor, n_keys: int, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return the additive masks [rows, 1, queries, n_keys] for queries at `positions` int64 [rows, queries]."""
@@ -64,3 +70,18 @@ def _window(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
     if getattr(config, "use_sliding_window", True) is False or not hasattr(code, "create_sliding_window_causal_mask"):
         return None
     return getattr(config, "sliding_window", None)
+
+
+@contextmanager
+def narrow_windows(model: PreTrainedModel, window: int | None) -> Iterator[None]:
+    """Give the masks that a model makes another sliding window for a while; None leaves its own, and so does a model without one."""
+    config = text_config(model)
+    own = getattr(config, "sliding_window", None)
+    if window is None or not own:
+        yield
+        return
+    config.sliding_window = window
+    try:
+        yield
+    finally:
+        config.sliding_window = own

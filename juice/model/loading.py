@@ -13,8 +13,9 @@ from threading import RLock
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from huggingface_hub import errors as hub
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from juice.errors import JuiceError, ModelNotFoundError, UnsupportedModelError, UsageError
@@ -26,7 +27,9 @@ from juice.model.output import OutputPositions
 from juice.model.partition import check_heads
 from juice.model.positions import rope_switch
 from juice.model.prompts import PromptForm
+from juice.model.ranks import Ranks
 from juice.model.routing import RowRouting
+from juice.model.sharding import WHOLE, Shard, check_plan, options_for, own_device
 from juice.model.steering import SteeringHooks
 
 MINI = Path(__file__).parents[1] / "models" / "mini"
@@ -53,12 +56,20 @@ class LoadedModel:
     turn: RLock = field(default_factory=RLock)
     # The text of the template that makes a prompt a chat; None for prompts as they are.
     chat_template: str | None = None
+    # This process' part of a sharded model and, on rank 0, the other ranks.
+    shard: Shard = WHOLE
+    ranks: Ranks | None = None
 
     @property
     def device(self) -> torch.device:
         """Where inputs go."""
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
+
+    @property
+    def n_ranks(self) -> int:
+        """The number of devices over which the model is sharded."""
+        return self.ranks.n_ranks if self.ranks else 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,20 +111,27 @@ def load_model(
     device: str = "auto",
     dtype: str = "auto",
     attn_implementation: str | None = None,
+    shard: Shard = WHOLE,
 ) -> LoadedModel:
-    """Load a model and its tokenizer and install the hooks.
+    """Load a model, or a rank's shard of it, and its tokenizer and install the hooks.
 
     Raises ModelNotFoundError when it cannot be had and UnsupportedModelError when it cannot be steered exactly.
     """
     source = str(MINI) if str(model) == "mini" else str(model)
-    place = choose_device(device)
+    if shard == WHOLE and device == "auto" and dist.is_torchelastic_launched():
+        raise UsageError(
+            "torchrun has started several processes, and each would load the whole model; start one without it: tp=N shards the model over "
+            "N devices (`juice serve --tp N`), or name each process' device"
+        )
+    place = choose_device(device) if shard == WHOLE else own_device(device, shard)
     chosen_dtype = choose_dtype(dtype, place)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         network, report = AutoModelForCausalLM.from_pretrained(
-            source, **options, dtype=chosen_dtype, use_safetensors=True, attn_implementation=attn_implementation, output_loading_info=True
-        )
+            source, **options, dtype=chosen_dtype, use_safetensors=True, attn_implementation=attn_implementation, output_loading_info=True,
+            **options_for(shard),
+        )  # fmt: skip
         network = network.to(place)
     except torch.OutOfMemoryError as error:
         raise JuiceError(f"{model} does not fit on {place}; choose another --device or a smaller --dtype") from error
@@ -123,7 +141,18 @@ def load_model(
         raise ModelNotFoundError(
             f"the weights of {model} lack {len(absent)} tensors or have them in another shape ({absent[0]} first); get it again"
         )
-    return prepare(network, tokenizer, model_id=str(model), revision=revision, folder=_weights_folder(source, revision))
+    return prepare(network, tokenizer, model_id=str(model), revision=revision, folder=_weights_folder(source, revision), shard=shard)
+
+
+def check_shardable(model: str | Path, n_ranks: int, *, revision: str | None = None) -> None:
+    """Raise UnsupportedModelError for a model that cannot be sharded over so many ranks, before any weight is read."""
+    try:
+        config = AutoConfig.from_pretrained(str(MINI) if str(model) == "mini" else str(model), revision=revision, trust_remote_code=False)
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise ModelNotFoundError(_explain(str(model), error)) from error
+    check_plan(network, resolve(network), n_ranks)
 
 
 def prepare(
@@ -133,10 +162,13 @@ def prepare(
     model_id: str | None = None,
     revision: str | None = None,
     folder: Path | None = None,
+    shard: Shard = WHOLE,
 ) -> LoadedModel:
     """Resolve a transformers model that is already in memory and install the hooks on it, once."""
     if getattr(model, "_juice_hooked", False):
         raise UnsupportedModelError("this model object is steered already; use the SteeredModel that was made from it")
+    if shard == WHOLE and (getattr(model, "tp_size", None) or 1) > 1:
+        raise UnsupportedModelError("this model object is sharded already; give juice.load its folder or hub id, and tp=N")
     layout = resolve(model)
     pattern = attention_pattern(model)
     identity = identify_model(
@@ -144,9 +176,8 @@ def prepare(
     )
     model.eval()
     model._juice_hooked = True
-    loaded = LoadedModel(
-        model, tokenizer, layout, pattern, rope_switch(model), RowRouting(layout), SteeringHooks(layout), OutputPositions(layout), identity
-    )
+    hooks = RowRouting(layout), SteeringHooks(layout, shard), OutputPositions(layout)
+    loaded = LoadedModel(model, tokenizer, layout, pattern, rope_switch(model), *hooks, identity, shard=shard)
     check_heads(loaded)
     return loaded
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from juice.errors import UnsupportedModelError
 from juice.model.layout import AttentionLayer, text_config
 from juice.model.routing import copy_rows
+from juice.model.sharding import Shard
 from juice.model.steering import SteeringPlan
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ READS = {"softmax", "scaled_dot_product_attention"}  # where PyTorch code has a 
 class _Doubling(TorchFunctionMode):
     """Doubles, in row i + 1 of an attention's probabilities (or of its fused output), the head `heads[i]`."""
 
-    def __init__(self, name: str, n_rows: int) -> None:
+    def __init__(self, name: str, n_rows: int, shard: Shard) -> None:
         self.layer: AttentionLayer | None = None
         self.seen: set[int] = set()
-        self._name, self._n_rows = name, n_rows
+        self._name, self._n_rows, self._shard = name, n_rows, shard
         super().__init__()
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,15 +54,18 @@ class _Doubling(TorchFunctionMode):
             by_head = read.view(self._n_rows, -1, *read.shape[1:])
         elif read.dim() == 5:  # [rows, KV heads, heads of each, tokens, ...]
             by_head = read.flatten(1, 2)
-        if by_head.dim() != 4 or by_head.shape[1] != layer.n_heads:
+        n_here = by_head.shape[1]
+        if by_head.dim() != 4 or n_here not in (layer.n_heads, layer.n_heads // self._shard.n_ranks):
             raise UnsupportedModelError(
                 f"{self._name}: the attention of layer {layer.index} reads with the shape {list(read.shape)}; "
                 f"expected [rows, {layer.n_heads} heads, tokens, ...]"
             )
         self.seen.add(layer.index)
         doubled = by_head.clone()
+        first = 0 if n_here == layer.n_heads else self._shard.rank * n_here
         for row, head in enumerate(_heads_of(layer, self._n_rows - 1), start=1):
-            doubled[row, head] *= 2
+            if first <= head < first + n_here:
+                doubled[row, head - first] *= 2
         return doubled.view(read.shape)
 
 
@@ -78,7 +82,7 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
     try:
         with loaded.turn, _plain_attention(loaded), fired.counting():
             steered = _attention_outputs(loaded, ids, loaded.steering.apply(_one_head_a_row(layers, rows, loaded.device)))
-            doubling = _Doubling(name, rows)
+            doubling = _Doubling(name, rows, loaded.shard)
             doubled = _attention_outputs(loaded, ids, _within(layers, doubling))
     except UnsupportedModelError:
         raise

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from juice.model.layout import AttentionLayer, Layout
+from juice.model.sharding import WHOLE, Shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +35,13 @@ class SteeringPlan:
 
 
 class SteeringHooks:
-    """The hooks of one model; `apply` sets the plan for the forwards made within it."""
+    """The hooks of one model, or of one rank's part of it; `apply` sets the plan for the forwards made within it.
 
-    def __init__(self, layout: Layout) -> None:
+    Plans name the heads of the whole model: a rank applies the coefficients of those that its z holds.
+    """
+
+    def __init__(self, layout: Layout, shard: Shard = WHOLE) -> None:
+        self._shard = shard
         self._plan: SteeringPlan | None = None
         self._fired: set[int] = set()
         for layer in layout.layers:
@@ -60,7 +65,9 @@ class SteeringHooks:
             if plan is None or layer.index not in plan.coefficients:
                 return None
             self._fired.add(layer.index)
-            return (add_scaled(args[0], plan.sources[layer.index], plan.coefficients[layer.index], layer.n_heads), *args[1:])
+            z = args[0]
+            here = plan.coefficients[layer.index][:, self._shard.heads(z, layer)]
+            return (add_scaled(z, plan.sources[layer.index], here, here.shape[1]), *args[1:])
 
         return steer
 

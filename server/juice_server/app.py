@@ -32,7 +32,7 @@ def create(
     on_ready: Callable[[SteeredModel], None] = lambda _model: None,
     on_failure: Callable[[JuiceError], None] = lambda _error: None,
 ) -> FastAPI:
-    """Make the app; the model loads in the background once it starts, `on_ready` hears that it is, or `on_failure` why it is not.
+    """Make the app; the model loads in the background once it starts, `on_ready` hears that it is, or `on_failure` why it is not, or no longer.
 
     Raises UsageError for keys that cannot be read.
     """
@@ -40,7 +40,7 @@ def create(
     def load_model() -> SteeredModel:
         model = load(
             settings.model, head_sets=settings.head_sets, device=settings.device, dtype=settings.dtype, revision=settings.revision,
-            attn_implementation=settings.attn_implementation, limits=settings.limits(),
+            attn_implementation=settings.attn_implementation, limits=settings.limits(), tp=settings.tp,
         )  # fmt: skip
         if settings.chat_template is not None:
             model.loaded.tokenizer.chat_template = read_template(settings.chat_template)
@@ -52,6 +52,7 @@ def create(
     async def start() -> None:
         try:
             await service.start()
+            service.when_lost(on_failure)
             on_ready(service.model)
         except JuiceError as error:
             on_failure(error)

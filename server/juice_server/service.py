@@ -9,7 +9,7 @@ from threading import Thread
 from starlette.requests import Request
 
 from juice.engine import Completion, GenerationRequest
-from juice.errors import EngineStoppedError, UsageError
+from juice.errors import EngineStoppedError, JuiceError, UsageError
 from juice.steered_model import SteeredModel
 from juice_server.errors import NotReadyError
 from juice_server.jobs import Job
@@ -69,7 +69,13 @@ class Service:
     def close(self) -> None:
         """End the engine and everything that runs."""
         if self._translator is not None:
-            self.model.engine.close()
+            self.model.close()
+
+    def when_lost(self, tell: Callable[[JuiceError], None]) -> None:
+        """Tell, in the event loop, when a rank of a sharded model is lost: the process cannot serve any more."""
+        loop, ranks = asyncio.get_running_loop(), self.model.loaded.ranks
+        if ranks is not None:
+            ranks.when_lost(lambda error: loop.call_soon_threadsafe(tell, error))
 
     @property
     def translator(self) -> Translator:

@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     dtype: str = "auto"
     attn_implementation: str | None = None
     chat_template: Path | None = None
+    tp: int = Field(default=1, ge=1, le=64)
     head_sets: Path | None = None
     default_steer: Literal["none", "context", "parametric"] = "none"
 

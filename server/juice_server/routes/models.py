@@ -53,7 +53,7 @@ async def info(service: ServiceOf) -> dict[str, Any]:
         "model": {
             "name": service.translator.model_name, "architecture": identity.architecture, "n_layers": identity.n_layers,
             "n_heads": identity.n_heads, "fingerprint": identity.fingerprint, "dtype": str(loaded.dtype).removeprefix("torch."),
-            "device": str(loaded.device), "full_rows": service.model.engine.mode.full_rows,
+            "device": str(loaded.device), "tp": loaded.n_ranks, "full_rows": service.model.engine.mode.full_rows,
             "own_masks": service.model.engine.mode.own_masks,
             "has_chat_template": chat.chat_template is not None, "chat_template_sha256": chat.sha256,
         },

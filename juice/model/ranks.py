@@ -1,0 +1,270 @@
+"""The ranks of a sharded model: rank 0 is the process that loads it, the others are its children and do what it does.
+
+Everything is decided on rank 0: who runs, with which tokens, and what is sampled. Only what touches a rank's own weights or
+keys and values must happen on all of them, in the same order: a method marked `everywhere` is first sent to the other
+ranks, through a pipe to each, and then called here, so that their collectives meet. Batches travel, requests do not.
+
+A rank that fails between two collectives leaves the others waiting, so nothing goes on after it: when one ends, or a call
+fails on any of them, all end, and `RankLostError` says why. Calls without collectives that may fail by themselves, for
+memory, are put to the vote instead (`attempt`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from itertools import count
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from juice.errors import RankLostError, UnsupportedModelError, UsageError
+from juice.model.sharding import Shard, join_group, own_device
+from juice.model.wire import Address, Call, Failure, packed
+
+STOP_S = 10.0
+# Time to learn why a call failed: most often another rank has ended.
+SETTLE_S = 5.0
+P, R = ParamSpec("P"), TypeVar("R")
+Listener = Callable[[RankLostError], None]
+_GONE = object()
+
+
+class Ranks:
+    """The other ranks, seen from rank 0.
+
+    `program` is the module that they run, `job` what they are sent first. Raises UsageError and RankLostError.
+    """
+
+    def __init__(self, n_ranks: int, program: str, job: Any, *, device: str = "auto") -> None:
+        if dist.is_torchelastic_launched() or dist.is_initialized():
+            raise UsageError("tp starts the other ranks itself, and this process is one of a group already: start it without torchrun")
+        self.n_ranks = n_ranks
+        self.lost: RankLostError | None = None
+        self._is_closed = False
+        self._turn, self._change = threading.RLock(), threading.Condition()
+        self._listeners: list[Listener] = []
+        self._numbers = count()
+        self._caller: int | None = None  # the thread whose call runs on every rank now
+        place = own_device(device, Shard(0, n_ranks))
+        self._store = dist.TCPStore("127.0.0.1", 0, n_ranks, is_master=True, wait_for_workers=False)
+        self._others = [_Other(Shard(rank, n_ranks), program) for rank in range(1, n_ranks)]
+        atexit.register(self.close)
+        try:
+            for other in self._others:
+                threading.Thread(target=other.listen, args=(self._lose,), name=f"juice-rank-{other.shard.rank}", daemon=True).start()
+            self._send((self._store.port, job))
+            self.gather()  # all have started: the meeting does not wait for one that never comes
+            join_group(Shard(0, n_ranks), self._store, place)
+        except BaseException:
+            self.close(kindly=False)
+            raise
+
+    def gather(self) -> list[Any]:
+        """Return the next answer of every other rank; raises RankLostError when one ends before it answers."""
+        answers = [other.answers.get() for other in self._others]
+        if _GONE in answers:
+            raise self._reason("a rank has ended")
+        return answers
+
+    def call(self, address: Address, own: Callable[[], R], *args: Any, **kwargs: Any) -> R:
+        """Call a method of the other ranks, and `own` here; raises RankLostError if it fails here, and all ranks end."""
+        with self._turn:
+            self._send(Call(address, args, kwargs))
+            self._caller = threading.get_ident()
+            try:
+                return own()
+            except Exception as error:
+                raise self._reason(f"rank 0 failed: {error!r}") from error
+            except BaseException:
+                self._lose("rank 0 was interrupted")
+                raise
+            finally:
+                self._caller = None
+
+    def attempt(self, address: Address, own: Callable[[], None], *args: Any) -> list[Exception | None]:
+        """As `call`, for what may fail on some ranks alone, without collectives; return the failure of each rank, or None."""
+        with self._turn:
+            self._send(Call(address, args, {}, is_attempt=True))
+            failure: Exception | None = None
+            try:
+                own()
+            except Exception as error:
+                failure = error
+            return [failure, *(None if text is None else MemoryError(text) for text in self.gather())]
+
+    def peers(self, **options: Any) -> Peers:
+        """Make an object on every other rank, with these options; return the way to it."""
+        number = next(self._numbers)
+        self.call(Address("make"), lambda: None, number, **options)
+        return Peers(self, number)
+
+    def guard(self, model: nn.Module) -> None:
+        """Have a model refuse what the other ranks do not run too: its collectives would wait for them for ever."""
+
+        def refuse(_module: nn.Module, _args: Any) -> None:
+            if self._caller != threading.get_ident():
+                raise UnsupportedModelError(
+                    f"the model is sharded over {self.n_ranks} ranks, so only its engine runs it: it generates, but finding heads and "
+                    "other analyses need a model on one device; load it without tp"
+                )
+
+        model.register_forward_pre_hook(refuse)
+
+    def when_lost(self, listener: Listener) -> None:
+        """Tell a listener, in a thread of its own, when the ranks are lost."""
+        with self._change:
+            self._listeners.append(listener)
+            if self.lost is not None:
+                _tell(listener, self.lost)
+
+    def close(self, *, kindly: bool = True) -> None:
+        """End the other ranks; they finish what they do, unless it must not be kindly."""
+        with self._change:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        atexit.unregister(self.close)
+        # Whoever has the turn may wait for a rank that is gone.
+        has_turn = kindly and self.lost is None and self._turn.acquire(timeout=STOP_S)
+        for other in self._others:
+            other.stop() if has_turn else other.process.kill()
+        if dist.is_initialized() and self.lost is None:
+            dist.destroy_process_group()
+        for other in self._others:
+            other.join()
+        if has_turn:
+            self._turn.release()
+
+    def _send(self, message: Any) -> None:
+        if self.lost is not None or self._is_closed:
+            raise RankLostError(str(self.lost or "the model was closed"))
+        content = packed(message)
+        try:
+            for other in self._others:
+                other.link.send_bytes(content)
+        except OSError as error:
+            raise self._reason(f"a rank cannot be reached: {error}") from error
+
+    def _reason(self, otherwise: str) -> RankLostError:
+        """Return why nothing goes on: a rank that has ended is the cause of whatever failed here."""
+        with self._change:
+            self._change.wait_for(lambda: self.lost is not None, SETTLE_S)
+        self._lose(otherwise)
+        return RankLostError(str(self.lost or "the model was closed"))
+
+    def _lose(self, reason: str) -> None:
+        with self._change:
+            if self.lost is not None or self._is_closed:
+                return
+            self.lost = RankLostError(f"{reason}; a model over {self.n_ranks} ranks needs them all: start it again")
+            self._change.notify_all()
+            for listener in self._listeners:
+                _tell(listener, self.lost)
+        for other in self._others:
+            other.process.kill()
+
+
+class _Other:
+    """Another rank: its process, and the pipe to it."""
+
+    def __init__(self, shard: Shard, program: str) -> None:
+        self.shard = shard
+        self.answers: SimpleQueue[Any] = SimpleQueue()
+        ours, theirs = socket.socketpair()
+        # What a terminal or a supervisor sends to every process is for rank 0 to act on: the others end when it tells them.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        try:
+            self.process = subprocess.Popen(  # noqa: S603 -- a module of ours
+                [sys.executable, "-m", program, str(theirs.fileno()), str(shard.rank), str(shard.n_ranks)],
+                # PyTorch and transformers take the rank's device from it.
+                env={**os.environ, "LOCAL_RANK": str(shard.rank)}, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()
+        self.link = Connection(ours.detach())
+
+    def listen(self, lose: Callable[[str], None]) -> None:
+        """Take what the rank answers until it ends."""
+        reason = None
+        with suppress(EOFError, OSError):
+            while True:
+                answer = self.link.recv()
+                if isinstance(answer, Failure):
+                    reason = answer.text
+                else:
+                    self.answers.put(answer)
+        status = self.process.wait()
+        lose(f"rank {self.shard.rank} " + (f"ended with status {status}" if reason is None else f"failed: {reason}"))
+        self.answers.put(_GONE)
+
+    def stop(self) -> None:
+        with suppress(OSError):
+            self.link.send_bytes(packed(None))
+
+    def join(self) -> None:
+        """Wait for the end of the process, but not for ever."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_S)
+        self.process.kill()
+        self.process.wait()
+
+
+class Peers:
+    """The same object on every other rank; `attribute` names a part of it."""
+
+    def __init__(self, ranks: Ranks, number: int, attribute: str | None = None) -> None:
+        self._ranks, self._number, self._attribute = ranks, number, attribute
+
+    def part(self, attribute: str) -> Peers:
+        """Return the way to a part of the object."""
+        return Peers(self._ranks, self._number, attribute)
+
+    def call(self, method: str, own: Callable[[], R], *args: Any, **kwargs: Any) -> R:
+        """Call a method on the other ranks, and `own` here."""
+        return self._ranks.call(Address(method, self._number, self._attribute), own, *args, **kwargs)
+
+    def attempt(self, method: str, own: Callable[[], None], *args: Any) -> list[Exception | None]:
+        """Let every rank try a method, `own` here; return the failure of each, or None."""
+        return self._ranks.attempt(Address(method, self._number, self._attribute), own, *args)
+
+    def drop(self) -> None:
+        """Let the other ranks forget the object, where there still are any."""
+        with suppress(RankLostError):
+            self._ranks.call(Address("drop"), lambda: None, self._number)
+
+
+class Mirrored(Protocol):
+    """What may have peers: rank 0's of a sharded model have."""
+
+    peers: Peers | None
+
+
+M = TypeVar("M", bound=Mirrored)
+
+
+def everywhere(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
+    """Make a method run on the peers of its object too."""
+
+    @wraps(method)
+    def run(self: M, *args: P.args, **kwargs: P.kwargs) -> R:
+        own = partial(method, self, *args, **kwargs)
+        return own() if self.peers is None else self.peers.call(method.__name__, own, *args, **kwargs)
+
+    return run
+
+
+def _tell(listener: Listener, lost: RankLostError) -> None:
+    threading.Thread(target=listener, args=(lost,), daemon=True).start()

@@ -1,0 +1,102 @@
+"""One rank's part of a model that is sharded over several: transformers' own tensor parallel plan, and what it does to z.
+
+Rank r of N holds a slice of every projection that the plan names. In most plans z, the input of the output projection,
+holds the rank's own heads, side by side: n_heads / N of them, of which r * n_heads / N is the first. Where the plan splits
+that input only behind it (Phi-3, OLMo 2), or leaves attention whole (DeepSeek), every rank sees all of z. The width of z
+tells which. Keys and values are the rank's own as well; logits, and what goes from layer to layer, are the same on all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from juice.errors import UnsupportedModelError, UsageError
+from juice.model.layout import AttentionLayer, Layout
+
+# How a plan may treat the output projection: z sharded by heads, or whole on every rank.
+SPLIT_STYLES, WHOLE_STYLES = ("rowwise",), ("rowwise_split_input", "rowwise_rep", None)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This process' part: `rank` of `n_ranks`."""
+
+    rank: int
+    n_ranks: int
+
+    def heads(self, z: torch.Tensor, layer: AttentionLayer) -> slice:
+        """Return the heads of a layer that z, [rows, pos, heads here * d_head], holds on this rank."""
+        n_here = z.shape[-1] // layer.d_head
+        first = 0 if n_here == layer.n_heads else self.rank * n_here
+        return slice(first, first + n_here)
+
+
+WHOLE = Shard(0, 1)
+
+
+def check_plan(model: PreTrainedModel, layout: Layout, n_ranks: int) -> None:
+    """Raise UnsupportedModelError for a model whose heads cannot be sharded over so many ranks; its weights may be on no device."""
+    name, plan = type(model).__name__, model.tp_plan
+    if not plan:
+        raise UnsupportedModelError(f"{name} has no tensor parallel plan in transformers, so it cannot be sharded; serve it without --tp")
+    names = {module: re.sub(r"\.\d+(?=\.|$)", ".*", path) for path, module in model.named_modules()}
+    for layer in layout.layers:
+        style = plan.get(names[layer.projection])
+        if style in WHOLE_STYLES:
+            continue
+        if style not in SPLIT_STYLES:
+            raise UnsupportedModelError(f"{name} shards its output projections {style!r}, which JuICE does not know; serve it without --tp")
+        kv_heads = getattr(model.config.get_text_config(decoder=True), "num_key_value_heads", None)
+        counts = {"query heads": layer.n_heads} | ({"key-value heads": kv_heads} if isinstance(kv_heads, int) else {})
+        for what, n in counts.items():
+            if n % n_ranks:
+                raise UnsupportedModelError(
+                    f"{name} has {n} {what} in layer {layer.index}, which {n_ranks} ranks cannot share evenly; choose a --tp that divides {n}"
+                )
+
+
+def own_device(device: str, shard: Shard) -> torch.device:
+    """Return the device of a rank: its own accelerator, or the CPU where there is none; raises UsageError."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = "cpu" if accelerator is None else accelerator.type
+    if kind == "mps":
+        raise UsageError("tensor parallel runs on CUDA devices and on CPUs, not on mps; leave tp out")
+    if device not in ("auto", kind):
+        raise UsageError(f"device is {device!r}; with tp every rank takes one of its own: expected auto or {kind}")
+    if kind == "cpu":
+        return torch.device(kind)
+    if (n := torch.accelerator.device_count()) < shard.n_ranks:
+        raise UsageError(f"tp is {shard.n_ranks}, but there are {n} {kind} devices; choose a tp of {n} at most")
+    return torch.device(kind, shard.rank)
+
+
+def join_group(shard: Shard, store: dist.Store, device: torch.device) -> None:
+    """Meet the other ranks; returns when all are there."""
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // shard.n_ranks))
+    else:
+        torch.accelerator.set_device_index(device)
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device), store=store, rank=shard.rank, world_size=shard.n_ranks, timeout=COLLECTIVE_TIMEOUT,
+        device_id=None if device.type == "cpu" else device,
+    )  # fmt: skip
+
+
+def options_for(shard: Shard) -> dict[str, Any]:
+    """Return what makes from_pretrained load this rank's part alone; raises UsageError where the libraries cannot."""
+    if shard == WHOLE:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    if find_spec("accelerate") is None or "tp_size" not in DistributedConfig.__dataclass_fields__:
+        raise UsageError("tensor parallel needs accelerate, and transformers 5.23; install both: pip install 'juice-steering[parallel]'")
+    return {"distributed_config": DistributedConfig(tp_size=shard.n_ranks)}
