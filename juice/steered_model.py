@@ -285,7 +285,7 @@ def load(
     if tp == 1:
         loaded = load_model(model, revision=revision, device=device, dtype=dtype, attn_implementation=attn_implementation)
         return SteeredModel(loaded, head_sets, limits)
-    job = {"model": str(model), "revision": revision, "dtype": dtype, "attn_implementation": attn_implementation}
+    job: dict[str, Any] = {"model": str(model), "revision": revision, "dtype": dtype, "attn_implementation": attn_implementation}
     options_for(Shard(0, tp))
     check_shardable(model, tp, revision=revision)
     ranks = Ranks(tp, "juice.engine.following", job, device=device)

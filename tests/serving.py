@@ -107,11 +107,11 @@ def gauge(url: str, name: str, **headers: str) -> float:
     return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"juice_{name} ")))
 
 
-def save_tiny(folder: Path, *, chat_template: str | None = None) -> Path:
-    """Write the tiny llama and its tokenizer to a folder, as a user's own model would be."""
+def save_tiny(folder: Path, *, shape: str = "llama", chat_template: str | None = None) -> Path:
+    """Write a tiny model and its tokenizer to a folder, as a user's own model would be."""
     from tests import tiny
 
-    tiny.tiny_model("llama").save_pretrained(folder)
+    tiny.tiny_model(shape).save_pretrained(folder)
     tokenizer = tiny.tiny_tokenizer()
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(folder)

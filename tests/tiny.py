@@ -13,8 +13,12 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 VOCAB_SIZE = 300
@@ -38,6 +42,10 @@ def tiny_model(shape: str, seed: int = 0) -> PreTrainedModel:
         }  # fmt: skip
         if shape == "llama":
             model = LlamaForCausalLM(LlamaConfig(**sizes))
+        elif shape == "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=12))
+        elif shape == "phi3":
+            model = Phi3ForCausalLM(Phi3Config(**sizes))
         else:
             model = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=12, sliding_window=8))
     with torch.no_grad():

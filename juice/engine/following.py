@@ -21,7 +21,7 @@ from juice.engine.runner import Runner
 from juice.engine.slots import SlotsBrokenError
 from juice.errors import JuiceError
 from juice.model.loading import LoadedModel, load_model
-from juice.model.sharding import Shard, join_group, own_device
+from juice.model.sharding import Shard, join_group, meeting_place, own_device
 from juice.model.wire import Call, Failure, unpacked
 
 
@@ -52,7 +52,7 @@ def follow(link: Connection, shard: Shard) -> None:
     """Load a part of the model and follow until told to stop; raises EOFError when rank 0 is gone, and whatever fails here."""
     port, job = unpacked(link.recv_bytes(), torch.device("cpu"))
     link.send("started")
-    join_group(shard, dist.TCPStore("127.0.0.1", port, shard.n_ranks), own_device("auto", shard))
+    join_group(shard, meeting_place(shard, port), own_device("auto", shard))
     loaded = load_model(**job, shard=shard)
     link.send("loaded")
     runners = Runners(loaded)

@@ -30,14 +30,15 @@ import torch.distributed as dist
 from torch import nn
 
 from juice.errors import RankLostError, UnsupportedModelError, UsageError
-from juice.model.sharding import Shard, join_group, own_device
+from juice.model.sharding import Shard, join_group, meeting_place, own_device
 from juice.model.wire import Address, Call, Failure, packed
 
 STOP_S = 10.0
 # Time to learn why a call failed: most often another rank has ended.
 SETTLE_S = 5.0
-P, R = ParamSpec("P"), TypeVar("R")
-Listener = Callable[[RankLostError], None]
+P = ParamSpec("P")
+R = TypeVar("R")
+Listener = Callable[[RankLostError], object]
 _GONE = object()
 
 
@@ -58,7 +59,7 @@ class Ranks:
         self._numbers = count()
         self._caller: int | None = None  # the thread whose call runs on every rank now
         place = own_device(device, Shard(0, n_ranks))
-        self._store = dist.TCPStore("127.0.0.1", 0, n_ranks, is_master=True, wait_for_workers=False)
+        self._store = meeting_place(Shard(0, n_ranks))
         self._others = [_Other(Shard(rank, n_ranks), program) for rank in range(1, n_ranks)]
         atexit.register(self.close)
         try:
@@ -140,7 +141,8 @@ class Ranks:
         has_turn = kindly and self.lost is None and self._turn.acquire(timeout=STOP_S)
         for other in self._others:
             other.stop() if has_turn else other.process.kill()
-        if dist.is_initialized() and self.lost is None:
+        # NCCL would wait for the rank that is gone.
+        if dist.is_initialized() and (self.lost is None or dist.get_backend() == "gloo"):
             dist.destroy_process_group()
         for other in self._others:
             other.join()
@@ -259,7 +261,7 @@ def everywhere(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M
     """Make a method run on the peers of its object too."""
 
     @wraps(method)
-    def run(self: M, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
         own = partial(method, self, *args, **kwargs)
         return own() if self.peers is None else self.peers.call(method.__name__, own, *args, **kwargs)
 

@@ -60,7 +60,7 @@ def check_plan(model: PreTrainedModel, layout: Layout, n_ranks: int) -> None:
         for what, n in counts.items():
             if n % n_ranks:
                 raise UnsupportedModelError(
-                    f"{name} has {n} {what} in layer {layer.index}, which {n_ranks} ranks cannot share evenly; choose a --tp that divides {n}"
+                    f"{name} has {n} {what} in layer {layer.index}, which {n_ranks} ranks cannot share; choose a --tp that divides {n}"
                 )
 
 
@@ -79,7 +79,12 @@ def own_device(device: str, shard: Shard) -> torch.device:
     return torch.device(kind, shard.rank)
 
 
-def join_group(shard: Shard, store: dist.Store, device: torch.device) -> None:
+def meeting_place(shard: Shard, port: int = 0) -> Any:
+    """Return the store by which ranks find each other: rank 0 opens it, on a free port, and the others say that port."""
+    return dist.TCPStore("127.0.0.1", port, shard.n_ranks, is_master=shard.rank == 0, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def join_group(shard: Shard, store: Any, device: torch.device) -> None:
     """Meet the other ranks; returns when all are there."""
     if device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // shard.n_ranks))

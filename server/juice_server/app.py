@@ -32,9 +32,9 @@ def create(
     on_ready: Callable[[SteeredModel], None] = lambda _model: None,
     on_failure: Callable[[JuiceError], None] = lambda _error: None,
 ) -> FastAPI:
-    """Make the app; the model loads in the background once it starts, `on_ready` hears that it is, or `on_failure` why it is not, or no longer.
+    """Make the app; the model loads in the background once it starts, `on_ready` hears that it is, or `on_failure` why it is not.
 
-    Raises UsageError for keys that cannot be read.
+    Where it is sharded, `on_failure` also hears of a lost rank. Raises UsageError for keys that cannot be read.
     """
 
     def load_model() -> SteeredModel:
