@@ -276,6 +276,8 @@ def load(
     process is rank 0 and starts the others, which end with `SteeredModel.close`. Raises ModelNotFoundError,
     UnsupportedModelError, UsageError and RankLostError.
     """
+    if tp < 1:
+        raise RequestError(f"tp is {tp}; expected the number of devices to shard the model over, at least 1", param="tp")
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
             raise RequestError("a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer")
@@ -292,10 +294,10 @@ def load(
     try:
         loaded = replace(load_model(**job, device=device, shard=Shard(0, tp)), ranks=ranks)
         ranks.guard(loaded.model)
-        ranks.gather()  # every rank has loaded its part
+        ranks.wait_until_loaded()
         return SteeredModel(loaded, head_sets, limits)
     except BaseException:
-        ranks.close(kindly=False)
+        ranks.close()
         raise
 
 

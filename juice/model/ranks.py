@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
@@ -53,7 +54,7 @@ class Ranks:
             raise UsageError("tp starts the other ranks itself, and this process is one of a group already: start it without torchrun")
         self.n_ranks = n_ranks
         self.lost: RankLostError | None = None
-        self._is_closed = False
+        self._is_closed = self._is_following = False
         self._turn, self._change = threading.RLock(), threading.Condition()
         self._listeners: list[Listener] = []
         self._numbers = count()
@@ -66,18 +67,16 @@ class Ranks:
             for other in self._others:
                 threading.Thread(target=other.listen, args=(self._lose,), name=f"juice-rank-{other.shard.rank}", daemon=True).start()
             self._send((self._store.port, job))
-            self.gather()  # all have started: the meeting does not wait for one that never comes
+            self._gather()  # all have started: the meeting does not wait for one that never comes
             join_group(Shard(0, n_ranks), self._store, place)
         except BaseException:
-            self.close(kindly=False)
+            self.close()
             raise
 
-    def gather(self) -> list[Any]:
-        """Return the next answer of every other rank; raises RankLostError when one ends before it answers."""
-        answers = [other.answers.get() for other in self._others]
-        if _GONE in answers:
-            raise self._reason("a rank has ended")
-        return answers
+    def wait_until_loaded(self) -> None:
+        """Wait until every rank has its part of the model; raises RankLostError, with the reason, when one cannot."""
+        self._gather()
+        self._is_following = True
 
     def call(self, address: Address, own: Callable[[], R], *args: Any, **kwargs: Any) -> R:
         """Call a method of the other ranks, and `own` here; raises RankLostError if it fails here, and all ranks end."""
@@ -103,7 +102,7 @@ class Ranks:
                 own()
             except Exception as error:
                 failure = error
-            return [failure, *(None if text is None else MemoryError(text) for text in self.gather())]
+            return [failure, *(None if text is None else MemoryError(text) for text in self._gather())]
 
     def peers(self, **options: Any) -> Peers:
         """Make an object on every other rank, with these options; return the way to it."""
@@ -130,24 +129,32 @@ class Ranks:
             if self.lost is not None:
                 _tell(listener, self.lost)
 
-    def close(self, *, kindly: bool = True) -> None:
-        """End the other ranks; they finish what they do, unless it must not be kindly."""
+    def close(self) -> None:
+        """End the other ranks, at once if they do not follow yet."""
         with self._change:
             if self._is_closed:
                 return
             self._is_closed = True
         atexit.unregister(self.close)
         # Whoever has the turn may wait for a rank that is gone.
-        has_turn = kindly and self.lost is None and self._turn.acquire(timeout=STOP_S)
+        has_turn = self._is_following and self.lost is None and self._turn.acquire(timeout=STOP_S)
         for other in self._others:
             other.stop() if has_turn else other.process.kill()
         # NCCL would wait for the rank that is gone.
         if dist.is_initialized() and (self.lost is None or dist.get_backend() == "gloo"):
             dist.destroy_process_group()
+        deadline = time.monotonic() + STOP_S
         for other in self._others:
-            other.join()
+            other.join(deadline)
         if has_turn:
             self._turn.release()
+
+    def _gather(self) -> list[Any]:
+        """Return the next answer of every other rank; raises RankLostError when one ends before it answers."""
+        answers = [other.answers.get() for other in self._others]
+        if _GONE in answers:
+            raise self._reason("a rank has ended")
+        return answers
 
     def _send(self, message: Any) -> None:
         if self.lost is not None or self._is_closed:
@@ -216,10 +223,10 @@ class _Other:
         with suppress(OSError):
             self.link.send_bytes(packed(None))
 
-    def join(self) -> None:
-        """Wait for the end of the process, but not for ever."""
+    def join(self, deadline: float) -> None:
+        """Wait for the end of the process, until a moment of the monotonic clock."""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(STOP_S)
+            self.process.wait(max(0.0, deadline - time.monotonic()))
         self.process.kill()
         self.process.wait()
 
