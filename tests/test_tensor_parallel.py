@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,17 +17,54 @@ from transformers import DeepseekV3Config, LlamaConfig, PretrainedConfig
 
 import juice
 from juice.engine import Contrast, GenerationRequest, Limits
+from juice.engine.engine import _give_up
 from juice.engine.slots import Room
 from juice.errors import RankLostError, RequestError, UnsupportedModelError, UsageError
 from juice.model.loading import check_shardable
 from juice.model.wire import Address
 from tests import oracle, tiny
-from tests.running import Collector
+from tests.running import Collector, loaded
 from tests.serving import Server, save_tiny, serving
 from tests.test_engine_exactness import TOLERANCE, mixed_requests, steering
 
 SIZES = {"vocab_size": 300, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2}
 HEADS = {(0, 1): 2.0, (1, 3): -1.0, (3, 0): 2.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "n_ranks", "reason"),
+    [
+        (LlamaConfig(**SIZES, num_attention_heads=3, num_key_value_heads=3), 2, "3 query heads in layer 0, which 2 ranks"),
+        (LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1), 2, "1 key-value heads"),
+        (LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2), 4, "2 key-value heads in layer 0, which 4 ranks"),
+        (tiny.tiny_model("gpt2").config, 2, "no tensor parallel plan"),
+    ],
+)
+def test_a_model_that_cannot_be_sharded_is_refused_before_its_weights_are_read(
+    config: PretrainedConfig, n_ranks: int, reason: str, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        juice.load(tmp_path, tp=n_ranks)
+
+
+def test_heads_need_not_divide_where_attention_is_whole_on_every_rank(tmp_path: Path) -> None:
+    DeepseekV3Config(**SIZES, num_attention_heads=3, num_key_value_heads=3, n_routed_experts=8).save_pretrained(tmp_path)
+    check_shardable(tmp_path, 2)
+
+
+def test_what_would_run_on_one_rank_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_tiny(tmp_path)
+    with pytest.raises(RequestError, match="give its folder"):
+        juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), tp=2)
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="expected auto or cpu"):
+            juice.load(folder, tp=2, device="cuda:1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one of torchrun's")
+    for tp in (1, 2):
+        with pytest.raises(UsageError, match="torchrun"):
+            juice.load(folder, tp=tp)
+    assert juice.load(folder, device="cpu").loaded.n_ranks == 1
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +137,8 @@ def test_ranks_keep_in_step_when_one_has_no_memory_and_end_when_one_fails(
 
     with pytest.raises(UnsupportedModelError, match="only its engine runs it"):
         model.loaded.model(input_ids=torch.tensor([[1, 2]]))
+    with pytest.raises(UsageError, match="close the model that is sharded"):
+        juice.load(model.id, tp=2)
     assert list(model.engine.generate([long])[0].token_ids) == expected
 
     lost: list[RankLostError] = []
@@ -109,6 +149,27 @@ def test_ranks_keep_in_step_when_one_has_no_memory_and_end_when_one_fails(
     assert "rank 1 failed" in str(lost[0])
     with pytest.raises(juice.JuiceError, match="rank 1 failed"):
         model.engine.generate([short])
+
+
+def test_a_forward_that_waits_for_a_lost_rank_does_not_hold_up_its_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the collective of a lost rank may never return: here a forward that only the end of the test lets go on."""
+    model, let_go, entered = loaded(), threading.Event(), threading.Event()
+
+    def stuck(_batch: object) -> None:
+        entered.set()
+        let_go.wait()
+        raise RankLostError("gone")
+
+    monkeypatch.setattr(model.engine.runner, "forward", stuck)
+    collector = Collector()
+    model.engine.submit([GenerationRequest(prompt_ids=(1,), max_tokens=3)], collector)
+    entered.wait()
+    _give_up(model.engine._inbox, model.engine._thread, model.engine._loop, RankLostError("rank 1 is gone"))
+    assert "rank 1 is gone" in str(collector.error())
+    with pytest.raises(juice.JuiceError, match="rank 1 is gone"):
+        model.engine.generate([GenerationRequest(prompt_ids=(1,), max_tokens=3)])
+    let_go.set()
+    model.close()
 
 
 def test_a_served_model_is_sharded_and_ends_with_all_its_ranks(tmp_path: Path) -> None:
@@ -143,39 +204,3 @@ def children(server: Server) -> list[int]:
     """Return the processes that a server has started, by any of its threads."""
     lists = Path(f"/proc/{server.process.pid}/task").glob("*/children")
     return [int(pid) for own in lists for pid in own.read_text().split()]
-
-
-@pytest.mark.parametrize(
-    ("config", "n_ranks", "reason"),
-    [
-        (LlamaConfig(**SIZES, num_attention_heads=3, num_key_value_heads=3), 2, "3 query heads in layer 0, which 2 ranks"),
-        (LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1), 2, "1 key-value heads"),
-        (LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2), 4, "2 key-value heads in layer 0, which 4 ranks"),
-        (tiny.tiny_model("gpt2").config, 2, "no tensor parallel plan"),
-    ],
-)
-def test_a_model_that_cannot_be_sharded_is_refused_before_its_weights_are_read(
-    config: PretrainedConfig, n_ranks: int, reason: str, tmp_path: Path
-) -> None:
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=reason):
-        juice.load(tmp_path, tp=n_ranks)
-
-
-def test_heads_need_not_divide_where_attention_is_whole_on_every_rank(tmp_path: Path) -> None:
-    DeepseekV3Config(**SIZES, num_attention_heads=3, num_key_value_heads=3, n_routed_experts=8).save_pretrained(tmp_path)
-    check_shardable(tmp_path, 2)
-
-
-def test_what_would_run_on_one_rank_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save_tiny(tmp_path)
-    with pytest.raises(RequestError, match="give its folder"):
-        juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), tp=2)
-    if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="expected auto or cpu"):
-            juice.load(folder, tp=2, device="cuda:1")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one of torchrun's")
-    for tp in (1, 2):
-        with pytest.raises(UsageError, match="torchrun"):
-            juice.load(folder, tp=tp)
-    assert juice.load(folder, device="cpu").loaded.n_ranks == 1

@@ -51,7 +51,7 @@ class Ranks:
 
     def __init__(self, n_ranks: int, program: str, job: Any, *, device: str = "auto") -> None:
         if dist.is_torchelastic_launched() or dist.is_initialized():
-            raise UsageError("tp starts the other ranks itself, and this process is one of a group already: start it without torchrun")
+            raise UsageError("this process is one of a group already: close the model that is sharded, or start it without torchrun")
         self.n_ranks = n_ranks
         self.lost: RankLostError | None = None
         self._is_closed = self._is_following = False
