@@ -34,6 +34,7 @@ from juice.errors import RankLostError, UnsupportedModelError, UsageError
 from juice.model.sharding import Shard, join_group, meeting_place, own_device
 from juice.model.wire import Address, Call, Failure, packed
 
+STDERR = 2  # what a rank prints is not rank 0's answer
 STOP_S = 10.0
 # Time to learn why a call failed: most often another rank has ended.
 SETTLE_S = 5.0
@@ -140,8 +141,8 @@ class Ranks:
         has_turn = self._is_following and self.lost is None and self._turn.acquire(timeout=STOP_S)
         for other in self._others:
             other.stop() if has_turn else other.process.kill()
-        # NCCL would wait for the rank that is gone.
-        if dist.is_initialized() and (self.lost is None or dist.get_backend() == "gloo"):
+        # NCCL would wait for a rank that is gone.
+        if dist.is_initialized() and (has_turn or dist.get_backend() == "gloo"):
             dist.destroy_process_group()
         deadline = time.monotonic() + STOP_S
         for other in self._others:
@@ -198,7 +199,7 @@ class _Other:
             self.process = subprocess.Popen(  # noqa: S603 -- a module of ours
                 [sys.executable, "-m", program, str(theirs.fileno()), str(shard.rank), str(shard.n_ranks)],
                 # PyTorch and transformers take the rank's device from it.
-                env={**os.environ, "LOCAL_RANK": str(shard.rank)}, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
+                env={**os.environ, "LOCAL_RANK": str(shard.rank)}, stdin=subprocess.DEVNULL, stdout=STDERR, pass_fds=(theirs.fileno(),),
             )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
