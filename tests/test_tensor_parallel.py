@@ -161,6 +161,7 @@ def test_a_forward_that_waits_for_a_lost_rank_does_not_hold_up_its_callers(monke
         raise RankLostError("gone")
 
     monkeypatch.setattr(model.engine.runner, "forward", stuck)
+    monkeypatch.setattr("juice.engine.engine.GIVE_UP_S", 0.1)
     collector = Collector()
     model.engine.submit([GenerationRequest(prompt_ids=(1,), max_tokens=3)], collector)
     entered.wait()
