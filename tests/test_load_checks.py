@@ -15,6 +15,7 @@ from juice.engine.selfcheck import exact_mode, verify
 from juice.errors import UnsupportedModelError
 from juice.model import attention, layout, partition, steering
 from juice.model.loading import prepare
+from juice.model.sharding import Shard
 from tests import tiny
 from tests.architectures import ARCHITECTURES
 
@@ -47,8 +48,8 @@ def test_the_bias_scaled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The contribution of a head computed by the projection itself, which adds its bias once more."""
     hooked = steering.SteeringHooks.__init__
 
-    def scaling_outputs(self: steering.SteeringHooks, found: layout.Layout) -> None:
-        hooked(self, layout.Layout((), found.output))
+    def scaling_outputs(self: steering.SteeringHooks, found: layout.Layout, shard: Shard) -> None:
+        hooked(self, layout.Layout((), found.output), shard)
         for layer in found.layers:
             layer.projection.register_forward_hook(add_head_outputs(self, layer))
 

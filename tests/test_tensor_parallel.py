@@ -23,9 +23,9 @@ from juice.errors import RankLostError, RequestError, UnsupportedModelError, Usa
 from juice.model.loading import check_shardable
 from juice.model.wire import Address
 from tests import oracle, tiny
+from tests.mixed import TOLERANCE, mixed_requests, steering
 from tests.running import Collector, loaded
 from tests.serving import Server, save_tiny, serving
-from tests.test_engine_exactness import TOLERANCE, mixed_requests, steering
 
 SIZES = {"vocab_size": 300, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2}
 HEADS = {(0, 1): 2.0, (1, 3): -1.0, (3, 0): 2.0}
