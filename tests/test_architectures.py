@@ -15,6 +15,7 @@ import juice
 from juice.engine import Engine, Limits
 from juice.engine.mode import Mode
 from juice.errors import UnsupportedModelError
+from juice.identification.probe import CleanRun, Prober
 from juice.model.knock_out import knocked_out
 from tests import oracle, tiny
 from tests.architectures import ARCHITECTURES, REFUSED, SWITCH, WINDOW, Architecture
@@ -57,7 +58,26 @@ def test_steered_as_the_two_runs_of_the_definition(architecture: Architecture) -
             torch.testing.assert_close(torch.tensor(completion.watched), logprobs[0], rtol=0, atol=TOLERANCE)
             chosen = logprobs[torch.arange(len(tokens)), tokens]
             torch.testing.assert_close(torch.tensor(completion.logprobs), chosen, rtol=0, atol=TOLERANCE)
+    _check_probes(loaded, network)
     FOUND[architecture.name] = _row(architecture, loaded)
+
+
+def _check_probes(model: juice.SteeredModel, network: torch.nn.Module) -> None:
+    """Hold identification's probes of a layer's heads against a forward each."""
+    prompts = [tuple(range(1, 12)), tuple(range(20, 26))]
+    prober = Prober(model.loaded, CleanRun(model.loaded, prompts))
+    with torch.inference_mode():
+        logits = prober.logits(1, 1 + 2 * torch.eye(tiny.N_HEADS))
+    for head in range(tiny.N_HEADS):
+
+        def scaled(z: torch.Tensor, head: int = head) -> torch.Tensor:
+            d_head = z.shape[-1] // tiny.N_HEADS
+            z[..., head * d_head : (head + 1) * d_head] *= 3
+            return z
+
+        for i, prompt in enumerate(prompts):
+            expected = oracle.forward(network, list(prompt), {1: scaled})[0][-1]
+            torch.testing.assert_close(logits[head, i], expected, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=by_name)
