@@ -21,6 +21,7 @@ from juice.model.layout import resolve
 from juice.model.loading import load_model, prepare
 from juice.model.steering import SteeringPlan, add_scaled
 from tests import oracle, tiny
+from tests.architectures import ARCHITECTURES
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
@@ -112,6 +113,18 @@ def test_a_folder_loads_and_generates_as_the_model_that_was_saved(tmp_path: Path
     assert list(completion.token_ids) == oracle.generate(network, list(model.tokenize("abc")), {}, 5)[0]
     assert model.loaded.model.dtype == torch.float32
     assert model.loaded.identity.fingerprint
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX", "Gemma 3 (multimodal)", "Mixtral", "DeepSeek-V3"])
+def test_the_fingerprint_is_that_of_the_modules_whatever_a_checkpoint_calls_its_tensors(name: str, tmp_path: Path) -> None:
+    network = next(a for a in ARCHITECTURES if a.name == name).build()
+    network.save_pretrained(tmp_path)
+    if name == "GPT-2":  # as the original repository has it
+        weights = load_file(tmp_path / "model.safetensors")
+        save_file({k.removeprefix("transformer."): v for k, v in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    tiny.tiny_tokenizer().save_pretrained(tmp_path)
+    stored = load_model(tmp_path).identity.fingerprint
+    assert stored == prepare(network, tiny.tiny_tokenizer()).identity.fingerprint is not None
 
 
 def test_the_fingerprint_knows_the_weights_not_their_place_dtype_or_files(tmp_path: Path) -> None:

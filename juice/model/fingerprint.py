@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from juice.head_set import ModelIdentity
 from juice.model.layout import Layout, features, text_config
@@ -34,7 +36,7 @@ def identify_model(model: PreTrainedModel, layout: Layout, *, model_id: str, rev
         architecture=type(model).__name__,
         n_layers=layout.n_layers,
         n_heads=layout.n_heads,
-        fingerprint=_fingerprint(model, layout, _rows_on_disk(folder) if folder else _rows_in_memory(model)),
+        fingerprint=_fingerprint(model, layout, _rows_on_disk(model, folder) if folder else _rows_in_memory(model)),
     )
 
 
@@ -72,12 +74,15 @@ def _rows_in_memory(model: PreTrainedModel) -> RowReader:
     return read
 
 
-def _rows_on_disk(folder: Path) -> RowReader:
+def _rows_on_disk(model: PreTrainedModel, folder: Path) -> RowReader:
     files = _file_of_each_tensor(folder)
+    # Checkpoints name tensors otherwise than modules do, as gpt2, Pythia and multimodal models: transformers knows how.
+    renamings = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
+    parameters = dict.fromkeys((name for name, _ in model.named_parameters(remove_duplicate=False)), True)
+    stored_as = {rename_source_key(s, renamings, [], model.base_model_prefix, parameters)[0]: s for s in files}
 
     def read(name: str) -> tuple[list[int], torch.Tensor] | None:
-        # A checkpoint may leave out the base model's prefix (gpt2 does) or carry one more (a multimodal model's).
-        stored = next((s for s in files if s == name or name.endswith(f".{s}") or s.endswith(f".{name}")), None)
+        stored = stored_as.get(name)
         if stored is None:
             return None
         with safe_open(files[stored], framework="pt") as file:
