@@ -12,16 +12,14 @@ if TYPE_CHECKING:
     from juice.diagnosis import Check, Diagnosis
 
 
+@options.loads_a_model
 def run(
+    loading: options.Loading,
     model: options.Model = "mini",
     deep: Annotated[
         bool, typer.Option("--deep", help="Also a prompt longer than every window, and z against TransformerLens (extra `lens`).")
     ] = False,
     head_sets: options.HeadSets = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    attn_implementation: options.Attention = None,
     json: options.Json = False,
 ) -> None:
     """Check on the loaded model that steering is exact; exit 1 for a model that JuICE refuses."""
@@ -32,7 +30,7 @@ def run(
     if deep:
         require_lens()
     try:
-        loaded = options.load(model, device, dtype, revision, attn_implementation, head_sets)
+        loaded = options.load(model, loading, head_sets)
     except UnsupportedModelError as error:
         found = Diagnosis.refusal(model, str(error))
     else:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from juice.examples import ConflictExample, Target
 
 
+@options.loads_a_model
 def run(
     out: Annotated[Path, typer.Option(help="Folder of the report; an evaluation that is in it already goes on where it was.")],
+    loading: options.Loading,
     model: options.Model = "mini",
     data: Annotated[list[str] | None, typer.Option(help="Examples to test on: a file, a folder, a data set, `mini`. Repeatable.")] = None,
     target: Annotated[Literal["parametric", "context", "both"], typer.Option(help="Whose answer counts as right.")] = "both",
@@ -45,10 +47,6 @@ def run(
     chat_template: options.ChatTemplate = None,
     force: Annotated[bool, typer.Option("--force", help="Start anew in a folder that holds another evaluation.")] = False,
     head_sets: options.HeadSets = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    attn_implementation: options.Attention = None,
     json: options.Json = False,
 ) -> None:
     """Measure what steering does to a model on your data, against its baselines, and write a report."""
@@ -62,7 +60,7 @@ def run(
     if checkpoints and chat_template is not None:
         raise UsageError("--checkpoints measures prompts as they are; leave --chat-template out")
     if checkpoints:
-        _evaluate_checkpoints(checkpoints, test, out, limit=limit, seed=seed, device=device, dtype=dtype, force=force, as_json=json)
+        _evaluate_checkpoints(checkpoints, test, out, limit=limit, seed=seed, loading=loading, force=force, as_json=json)
         return
     asked = _names("--methods", methods, [*METHODS, "ph3"])
     chosen: tuple[MethodName, ...] = tuple(name for name in METHODS if name in asked or (name.startswith("ph3") and "ph3" in asked))
@@ -76,7 +74,7 @@ def run(
     )  # fmt: skip
     texts, own_templates = _texts(text, model), _templates(templates)
     given = _data(data or ["mini"], test, validation, examples)
-    loaded = options.in_chat(options.load(model, device, dtype, revision, attn_implementation, head_sets), chat_template)
+    loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
     store = evaluate(
         loaded, given, settings, out,
         texts=texts, templates=own_templates, overwrite=force, progress=console.progress,
@@ -153,15 +151,17 @@ def _templates(given: Path | None) -> dict[str, dict[str, list[str]]]:
 
 def _evaluate_checkpoints(
     given: list[Path], examples: list[ConflictExample], out: Path, *,
-    limit: int | None, seed: int, device: str, dtype: str, force: bool, as_json: bool,
+    limit: int | None, seed: int, loading: options.Loading, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints
     from juice.evaluation.splits import limited
 
+    if loading.device_map or loading.offload_folder or loading.quantization or loading.allow_approximate:
+        raise UsageError("--checkpoints are measured whole on one device; drop --device-map, --offload-folder and --quantization")
     options.quiet_libraries()
     store = measure_checkpoints(
-        find_checkpoints(given), limited(examples, limit, seed), out, device=device, dtype=dtype, seed=seed, overwrite=force,
-        progress=console.progress,
+        find_checkpoints(given), limited(examples, limit, seed), out,
+        device=loading.device, dtype=loading.dtype, seed=seed, overwrite=force, progress=console.progress,
     )  # fmt: skip
     _report(store, as_json=as_json)
 

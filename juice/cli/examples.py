@@ -14,18 +14,16 @@ if TYPE_CHECKING:
     from juice.preparation.conflicts import Conflicts
 
 
+@options.loads_a_model
 def run(
     data: Annotated[str, typer.Argument(help=options.ROWS + " With question, context and answer.")],
     out: options.OutFile,
+    loading: options.Loading,
     model: options.Model = "mini",
     limit: Annotated[int | None, typer.Option(help="Look at so many rows at most, drawn with the seed.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
     columns: options.Columns = None,
     force: options.Force = False,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    attn_implementation: options.Attention = None,
     json: options.Json = False,
 ) -> None:
     """Ask a model questions without their passages, and make conflict examples of what it knows."""
@@ -43,7 +41,7 @@ def run(
     if limit is not None and limit < len(rows):
         rows = [rows[i] for i in sorted(Random(seed).sample(range(len(rows)), limit))]
     columns_of(rows, FIELDS, REQUIRED, named)  # before the model is loaded
-    loaded = options.load(model, device, dtype, revision, attn_implementation)
+    loaded = options.load(model, loading)
     made = make_conflicts(loaded, rows, columns=named, seed=seed, progress=console.progress)
     write_lines(out, map(to_json_line, made.examples), overwrite=force)
     _note_counts(made, len(rows))

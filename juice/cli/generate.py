@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from juice.engine import Completion
 
 
+@options.loads_a_model
 def run(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    loading: options.Loading,
     model: options.Model = "mini",
     context: Annotated[str | None, typer.Option(help="Text that is read before the prompt; --method cad needs it apart.")] = None,
     steer: Annotated[Literal["none", "context", "parametric"], typer.Option(help="What wins a conflict.")] = "none",
@@ -33,16 +35,12 @@ def run(
     chat_template: options.ChatTemplate = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer unsteered, with context and with memory.")] = False,
     head_sets: options.HeadSets = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    attn_implementation: options.Attention = None,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt; `--compare` shows what context and memory each would say."""
     from juice.engine import Steer
 
-    loaded = options.in_chat(options.load(model, device, dtype, revision, attn_implementation, head_sets), chat_template)
+    loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
     sampling: dict[str, Any] = {
         "context": context,
         "max_tokens": max_tokens,

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from juice.head_set import HeadSet
 
 
+@options.loads_a_model
 def run(
+    loading: options.Loading,
     model: options.Model = "mini",
     target: Annotated[Literal["parametric", "context", "both"], typer.Option(help="What the heads push toward.")] = "both",
     examples: Annotated[str, typer.Option(help=options.SOURCES)] = "mini",
@@ -32,10 +34,6 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the head set; the target where none is given.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of head sets; the set is saved to OUT/<model>/<name>.")] = Path("head_sets"),
     force: options.Force = False,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    attn_implementation: options.Attention = None,
     json: options.Json = False,
 ) -> None:
     """Find the heads that push a model toward its memory or its context, and save them as head sets."""
@@ -59,7 +57,7 @@ def run(
     for folder in folders.values():
         check_writable(folder, overwrite=force)
     pool = read_examples(examples, split="identification")
-    loaded = options.in_chat(options.load(model, device, dtype, revision, attn_implementation), chat_template)
+    loaded = options.in_chat(options.load(model, loading), chat_template)
     pool = with_scored_answers(loaded, pool)
     drawn, rest = usable_examples(loaded, pool, settings)
     found = identify_targets(loaded, drawn, targets, settings, names=names, progress=console.progress)

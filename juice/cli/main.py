@@ -6,6 +6,7 @@ user got wrong, 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -18,6 +19,7 @@ from juice.cli import console, doctor, evaluate, examples, generate, identify, i
 from juice.errors import JuiceError
 
 P = ParamSpec("P")
+NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes")  # they say at import what they cannot do here
 INTERRUPTED = {"evaluate": "interrupted; what was done is kept in --out: run the same command again to go on"}
 
 
@@ -66,6 +68,8 @@ def common(
 def main() -> None:
     """Run the command line; never ends in a traceback for what a user can cause."""
     warnings.showwarning = console.show_warning
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     app()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -15,10 +19,6 @@ if TYPE_CHECKING:
 SOURCES = "Examples: a file, a folder, `mini`, `paraconflict`, `nq-swap` or `hub:owner/name`."
 ROWS = "A file (JSON lines, JSON or CSV), a folder or `hub:owner/name`."
 Model = Annotated[str, typer.Option(help="A hub id, a local folder, or `mini` (bundled, no network).")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-Dtype = Annotated[str, typer.Option(help="auto (as stored on a GPU, float32 on a CPU), float32, bfloat16 or float16.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
-Attention = Annotated[str | None, typer.Option("--attn-implementation", help="eager, sdpa or another of transformers'.")]
 HeadSets = Annotated[Path | None, typer.Option(help="Folder of head sets; else JUICE_HEAD_SETS, ./head_sets, the shipped ones.")]
 ChatTemplate = Annotated[
     str | None,
@@ -30,12 +30,48 @@ Columns = Annotated[str | None, typer.Option(help="What your columns are called,
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
-def load(model: str, device: str, dtype: str, revision: str | None, attention: str | None, head_sets: Path | None = None) -> SteeredModel:
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a model is loaded: flags of every command that loads one."""
+
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto"
+    device_map: Annotated[
+        str | None, typer.Option(help="Over several devices, memory and disk: auto, balanced, sequential, or JSON {module: device}.")
+    ] = None
+    offload_folder: Annotated[Path | None, typer.Option(help="Where the weights lie that a device map puts on disk.")] = None
+    dtype: Annotated[str, typer.Option(help="auto (as stored on a GPU, float32 on a CPU), float32, bfloat16 or float16.")] = "auto"
+    quantization: Annotated[str | None, typer.Option(help="bnb-4bit, torchao-int8; bnb-8bit with --allow-approximate.")] = None
+    allow_approximate: Annotated[bool, typer.Option("--allow-approximate", help="Steer a model with quantised activations too.")] = False
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None
+    attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa or another of transformers'.")] = None
+
+
+def loads_a_model(run: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of `Loading`, in the place of its parameter `loading`."""
+    hints = get_type_hints(Loading, include_extras=True)
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    flags = [inspect.Parameter(f.name, by_name, default=f.default, annotation=hints[f.name]) for f in fields(Loading)]
+    own = inspect.signature(run, eval_str=True)
+    others = [p.replace(kind=by_name) for p in own.parameters.values() if p.name != "loading"]
+    last = [others.pop()] if others[-1].name == "json" else []
+    shown = [*others, *flags, *last]
+
+    @wraps(run)
+    def command(**given: Any) -> None:
+        loading = Loading(**{f.name: given.pop(f.name) for f in fields(Loading)})
+        run(**given, loading=loading)
+
+    command.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in shown}
+    return command
+
+
+def load(model: str, loading: Loading, head_sets: Path | None = None) -> SteeredModel:
     """Load the model that the common options name."""
     from juice.steered_model import load as load_steered
 
     quiet_libraries()
-    return load_steered(model, head_sets=head_sets, device=device, dtype=dtype, revision=revision, attn_implementation=attention)
+    return load_steered(model, head_sets=head_sets, **asdict(loading))
 
 
 def in_chat(model: SteeredModel, chat_template: str | None) -> SteeredModel:

@@ -60,9 +60,17 @@ def run(
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Devices to shard the model over (tensor parallel); 1.", min=1)] = None,
     device: Annotated[str | None, typer.Option(help="auto (the default), cpu, cuda, cuda:N or mps.")] = None,
+    device_map: Annotated[
+        str | None, typer.Option(help="Over several devices, memory and disk: auto, balanced, sequential, or JSON {module: device}.")
+    ] = None,
+    offload_folder: Annotated[Path | None, typer.Option(help="Where the weights lie that a device map puts on disk.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto (the default), float32, bfloat16 or float16.")] = None,
-    revision: options.Revision = None,
-    attn_implementation: options.Attention = None,
+    quantization: Annotated[str | None, typer.Option(help="bnb-4bit, torchao-int8; bnb-8bit with --allow-approximate.")] = None,
+    allow_approximate: Annotated[
+        bool | None, typer.Option("--allow-approximate", help="Steer a model with quantised activations too.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa or another of transformers'.")] = None,
 ) -> None:
     """Serve a model over HTTP; /docs lists the routes. What is not given comes from JUICE_* or its default."""
     try:

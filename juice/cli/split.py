@@ -10,18 +10,16 @@ import typer
 from juice.cli import console, options
 
 
+@options.loads_a_model
 def run(
     data: Annotated[str, typer.Argument(help=options.ROWS + " With question, context and answer, or instruction, input and output.")],
     out: options.OutFile,
+    loading: options.Loading,
     model: options.Model = "mini",
     share: Annotated[float, typer.Option(help="Share of the rows, those of lowest perplexity, that need no context.")] = 0.25,
     drop: Annotated[bool, typer.Option("--drop", help="Write only the rows that need their context.")] = False,
     columns: options.Columns = None,
     force: options.Force = False,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    attn_implementation: options.Attention = None,
     json: options.Json = False,
 ) -> None:
     """Mark the fine-tuning rows whose answer a model cannot give without the context."""
@@ -35,7 +33,7 @@ def run(
     check_writable(out, overwrite=force)
     rows = read_rows(data)
     columns_of(rows, FIELDS, tuple(FIELDS), named)  # before the model is loaded
-    loaded = options.load(model, device, dtype, revision, attn_implementation)
+    loaded = options.load(model, loading)
     marked = mark_critical(loaded, rows, share=share, columns=named, progress=console.progress)
     written = marked.critical if drop else marked.rows
     write_lines(out, (dumps(row, ensure_ascii=False, default=str) + "\n" for row in written), overwrite=force)

@@ -10,16 +10,14 @@ import typer
 from juice.cli import console, options
 
 
+@options.loads_a_model
 def run(
     head_set: Annotated[Path, typer.Argument(help="The head set's folder.")],
     validation: Annotated[str, typer.Option(help=options.SOURCES)],
+    loading: options.Loading,
     model: options.Model = "mini",
     method: Annotated[Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")] = "juice",
     chat_template: options.ChatTemplate = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    attn_implementation: options.Attention = None,
     json: options.Json = False,
 ) -> None:
     """Choose the betas of a head set on a validation file and save them in it.
@@ -35,7 +33,7 @@ def run(
     chosen = HeadSet.load(head_set)
     check_writable(head_set.resolve(), overwrite=True)
     examples = read_examples(validation, split="validation")
-    loaded = options.load(model, device, dtype, revision, attn_implementation)
+    loaded = options.load(model, loading)
     chosen.check_fits(loaded.loaded.identity)
     loaded = options.in_chat(loaded, chat_template).in_form_of(chosen)
     tuned = tune(loaded, chosen, with_scored_answers(loaded, examples), method=method, progress=console.progress)

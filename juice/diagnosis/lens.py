@@ -39,7 +39,7 @@ def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float | None:
 
     handles = [layer.projection.register_forward_pre_hook(keep(layer.index)) for layer in loaded.layout.layers]
     with loaded.turn:
-        loaded.model(input_ids=ids, use_cache=False)
+        loaded.run(input_ids=ids, use_cache=False)
     for handle in handles:
         handle.remove()
     name = type(loaded.model).__name__

@@ -10,7 +10,7 @@ import torch
 from juice.diagnosis.lens import z_difference
 from juice.diagnosis.report import Check, Diagnosis, HeadSetCost
 from juice.engine import GenerationRequest, Steering
-from juice.engine.selfcheck import TOLERANCES, difference_from_two_runs, spread_steering, verify
+from juice.engine.selfcheck import bound_of, difference_from_two_runs, spread_steering, verify
 from juice.engine.steer import Steer, steering_of
 from juice.errors import GenerationError, UnsupportedModelError
 from juice.head_set import HeadSet
@@ -36,6 +36,8 @@ def diagnose(model: SteeredModel, *, deep: bool = False, progress: Progress = si
     names = ["heads", "engine", "prompt", *(["long prompt", "TransformerLens"] if deep else [])]
     checks: list[Check] = []
     reason = None
+    if not model.loaded.exact:
+        reason = "its activations are quantised: steering is approximate, and every answer says `exact: false`"
     costs = tuple(_costs(model))
     facts = _facts(model)
     with progress("checking", len(names)) as advance:
@@ -141,9 +143,9 @@ def _steered(model: SteeredModel, ids: tuple[int, ...]) -> float:
     sets = [s for _, s in sorted(model.head_sets.by_name.items())]
     steering = _as_if_tuned(sets[0]) if sets else spread_steering(model.loaded, 0, model.loaded.layout.n_layers - 1)
     request = GenerationRequest(prompt_ids=ids, max_tokens=N_TOKENS, ignore_eos=True, steering=steering)
-    return difference_from_two_runs(model.engine, request, model.engine.generate([request])[0])
+    return difference_from_two_runs(model.loaded, model.engine, request, model.engine.generate([request])[0]).value
 
 
 def _nats(model: SteeredModel, name: str, difference: float) -> list[Check]:
-    bound = TOLERANCES.get(model.loaded.dtype, 0.3)
+    bound = bound_of(model.loaded.dtype)
     return [Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="nats")]

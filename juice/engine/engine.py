@@ -140,6 +140,9 @@ class Engine:
 
     def _sequence(self, index: int, request: GenerationRequest, sink: Sink) -> Generation:
         loaded, window = self._loaded, self.companion_layers(request.steering)
+        if not loaded.exact:
+            report = replace(request.steering.report, exact=False)
+            request = request.with_steering(replace(request.steering, report=report))
         text = TextStream(loaded.tokenizer, request.prompt_ids, request.stop, self._special_ids)
         return Generation(index, next(self._numbers), request, window, text, loaded.stop_token_ids, sink)
 

@@ -53,7 +53,7 @@ class Runner:
             if batch.layout.steering is not None:
                 stack.enter_context(loaded.steering.apply(batch.layout.steering))
             stack.enter_context(loaded.output.keep(batch.kept_rows, batch.kept_tokens, batch.input_ids.shape[1]))
-            logits: torch.Tensor = loaded.model(
+            logits: torch.Tensor = loaded.run(
                 input_ids=input_ids,
                 position_ids=positions,
                 attention_mask=masks,

@@ -147,9 +147,10 @@ class _SlotLayer(CacheLayerMixin):
         """Write [rows, kv_heads, tokens, d_head] at the rows' positions; return all their keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots, span = self.access.slots, self.span
-        self.keys[slots, :, span.writes] = key_states.transpose(1, 2)
-        self.values[slots, :, span.writes] = value_states.transpose(1, 2)
+        span = self.span
+        slots, writes = self.access.slots.to(self.keys.device), span.writes.to(self.keys.device)  # layers may lie on several devices
+        self.keys[slots, :, writes] = key_states.transpose(1, 2)
+        self.values[slots, :, writes] = value_states.transpose(1, 2)
         if span.is_fresh:
             return key_states, value_states
         rows = slots[:, 0] if self.access.view is None else self.access.view

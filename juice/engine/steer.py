@@ -55,7 +55,10 @@ class Steer:
 
 @dataclass(frozen=True, kw_only=True)
 class SteeringReport:
-    """What was applied to a request, and what may make it less than it seems; part of every answer."""
+    """What was applied to a request, and what may make it less than it seems; part of every answer.
+
+    `exact` is false where the model's activations are quantised.
+    """
 
     applied: bool
     target: SteerTarget
@@ -65,6 +68,7 @@ class SteeringReport:
     strength: float
     method: SteerMethod
     n_heads: int
+    exact: bool = True
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

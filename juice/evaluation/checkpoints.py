@@ -83,7 +83,7 @@ def attention_mass(loaded: LoadedModel, prompt: str, spans: Sequence[tuple[int, 
     encoded = loaded.tokenizer(prompt, return_offsets_mapping=True)
     ids = torch.tensor([encoded["input_ids"]], device=loaded.device)
     with torch.inference_mode(), loaded.turn:
-        layers = loaded.model(input_ids=ids, use_cache=False, output_attentions=True).attentions
+        layers = loaded.run(input_ids=ids, use_cache=False, output_attentions=True).attentions
     if not layers or layers[0] is None:
         raise ExampleError(f"{type(loaded.model).__name__} does not give its attention; load it with --attn-implementation eager")
     last = torch.stack([layer[0, :, -1].float().mean(0) for layer in layers]).mean(0)  # [pos]

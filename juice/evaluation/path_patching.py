@@ -121,7 +121,7 @@ def _last_position(loaded: LoadedModel, ids: tuple[int, ...]) -> tuple[list[torc
         tokens = torch.tensor([ids], device=loaded.device)
         rows, last = torch.tensor([0], device=loaded.device), torch.tensor([len(ids) - 1], device=loaded.device)
         with loaded.output.keep(rows, last, len(ids)):
-            logits = loaded.model(input_ids=tokens, use_cache=False).logits[0, 0].float()
+            logits = loaded.run(input_ids=tokens, use_cache=False).logits[0, 0].float()
     return kept, logits
 
 
@@ -138,7 +138,7 @@ def _forward_one(
         given.append(rows.flatten(1)[:, None])
     tokens = torch.full((n_rows, 1), ids[-1], device=loaded.device)
     with _given(loaded, given):
-        logits: torch.Tensor = loaded.model(input_ids=tokens, position_ids=torch.full_like(tokens, len(ids) - 1), use_cache=False).logits
+        logits: torch.Tensor = loaded.run(input_ids=tokens, position_ids=torch.full_like(tokens, len(ids) - 1), use_cache=False).logits
     return logits[:, 0].float()
 
 

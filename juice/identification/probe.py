@@ -56,7 +56,7 @@ class CleanRun:
                 stack.callback(handle.remove)
             rows = torch.arange(self.n, device=loaded.device)
             with loaded.output.keep(rows, self.last, self.n_positions):
-                self.logits = loaded.model(input_ids=self.ids, use_cache=False).logits[:, 0].float()
+                self.logits = loaded.run(input_ids=self.ids, use_cache=False).logits[:, 0].float()
 
     def _keep(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.layer_inputs.append((args, kwargs))
@@ -91,7 +91,7 @@ class Prober:
         rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
         plan = SteeringPlan({layer: rows}, {layer: (factors - 1).repeat_interleave(clean.n, 0)})
         with self._loaded.steering.apply(plan), self._loaded.output.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
-            logits = self._loaded.model(input_ids=clean.ids.repeat(n_probes, 1), use_cache=False).logits
+            logits = self._loaded.run(input_ids=clean.ids.repeat(n_probes, 1), use_cache=False).logits
         by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
         return by_probe
 
@@ -100,7 +100,7 @@ class Prober:
         rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
         entered = _SharedForward(self._loaded, clean, layer, factors).hooks()
         with entered, self._loaded.output.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
-            logits = self._loaded.model(input_ids=clean.ids[:1, :1], use_cache=False).logits
+            logits = self._loaded.run(input_ids=clean.ids[:1, :1], use_cache=False).logits
         by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
         return by_probe
 

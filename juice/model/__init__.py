@@ -7,6 +7,9 @@ output       keeps the vocabulary projection to the positions that are read
 attention    which keys a query may see, layer by layer, as masks
 fingerprint  the identity of a model's weights
 prompts      how a prompt becomes tokens, as it is or through a chat template
+placement    devices, dtypes, device maps and quantisations
+linearity    finds quantised activations by what they do
+uncompiled   runs what somebody compiled as it was written
 loading      the only place that calls from_pretrained
 sharding     one rank's part of a sharded model, and the heads that it has
 ranks        the other ranks, which do what rank 0 does

@@ -4,7 +4,7 @@
 
 The rows are read as float32 from the safetensors files as stored, so the dtype a model is loaded in does not matter, and
 packed or offloaded weights are never touched. A model that was built in memory is read from memory, where its weights
-are float32; otherwise it has no fingerprint.
+are float32; otherwise it has no fingerprint. Nor has a folder that was saved quantised: what it packs cannot be compared.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
@@ -67,7 +68,7 @@ def _rows_in_memory(model: PreTrainedModel) -> RowReader:
 
     def read(name: str) -> tuple[list[int], torch.Tensor] | None:
         weight = parameters.get(name)
-        if weight is None or weight.dtype != torch.float32 or weight.device.type == "meta":
+        if type(weight) is not nn.Parameter or weight.dtype != torch.float32 or weight.device.type == "meta":
             return None
         return list(weight.shape), weight.detach()[_sample(len(weight))].cpu()
 
@@ -88,7 +89,8 @@ def _rows_on_disk(model: PreTrainedModel, folder: Path) -> RowReader:
         with safe_open(files[stored], framework="pt") as file:
             weight = file.get_slice(stored)
             shape = list(weight.get_shape())
-            return shape, torch.cat([weight[i : i + 1] for i in _sample(shape[0])])
+            rows = torch.cat([weight[i : i + 1] for i in _sample(shape[0])])
+        return (shape, rows) if rows.is_floating_point() else None
 
     return read
 

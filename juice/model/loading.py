@@ -6,6 +6,7 @@ everywhere; what the hub refuses is passed on with what to do.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from huggingface_hub import errors as hub
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from juice.errors import JuiceError, ModelNotFoundError, UnsupportedModelError, UsageError
@@ -23,17 +25,27 @@ from juice.head_set import ModelIdentity
 from juice.model.attention import AttentionPattern, attention_pattern
 from juice.model.fingerprint import identify_model
 from juice.model.layout import Layout, resolve, text_config
+from juice.model.linearity import why_not_linear
 from juice.model.output import OutputPositions
 from juice.model.partition import check_heads
+from juice.model.placement import (
+    DeviceMap,
+    choose_device,
+    choose_dtype,
+    choose_map,
+    choose_quantization,
+    input_device,
+    is_quantized,
+)
 from juice.model.positions import rope_switch
 from juice.model.prompts import PromptForm
 from juice.model.ranks import Ranks
 from juice.model.routing import RowRouting
 from juice.model.sharding import WHOLE, Shard, check_plan, options_for, own_device
 from juice.model.steering import SteeringHooks
+from juice.model.uncompiled import uncompiled
 
 MINI = Path(__file__).parents[1] / "models" / "mini"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +64,9 @@ class LoadedModel:
     steering: SteeringHooks
     output: OutputPositions
     identity: ModelIdentity
+    modules: tuple[nn.Module, ...]
+    # False where projections are not linear, a row at a time: then steering is approximate, and every answer says so.
+    exact: bool = True
     # Held during a forward: the hooks carry one plan at a time.
     turn: RLock = field(default_factory=RLock)
     # The text of the template that makes a prompt a chat; None for prompts as they are.
@@ -60,11 +75,15 @@ class LoadedModel:
     shard: Shard = WHOLE
     ranks: Ranks | None = None
 
+    def run(self, **inputs: Any) -> Any:
+        """Run one forward and return what the model returns, uncompiled whatever was compiled."""
+        with uncompiled(self.modules):
+            return self.model(**inputs)
+
     @property
     def device(self) -> torch.device:
         """Where inputs go."""
-        device: torch.device = self.model.get_input_embeddings().weight.device
-        return device
+        return input_device(self.model)
 
     @property
     def n_ranks(self) -> int:
@@ -76,6 +95,13 @@ class LoadedModel:
         """The dtype of the activations."""
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    @property
+    def quantization(self) -> str | None:
+        """How the weights are quantised, by transformers' name for it; None where transformers knows of nothing."""
+        config = getattr(self.model.config, "quantization_config", None)
+        method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
+        return None if method is None else str(getattr(method, "value", method))
 
     @property
     def max_positions(self) -> int | None:
@@ -111,9 +137,13 @@ def load_model(
     device: str = "auto",
     dtype: str = "auto",
     attn_implementation: str | None = None,
+    device_map: DeviceMap | None = None,
+    offload_folder: str | Path | None = None,
+    quantization: str | None = None,
+    allow_approximate: bool = False,
     shard: Shard = WHOLE,
 ) -> LoadedModel:
-    """Load a model, or a rank's shard of it, and its tokenizer and install the hooks.
+    """Load a model, or a rank's shard of it, and its tokenizer and install the hooks; the options are those of `juice.load`.
 
     Raises ModelNotFoundError when it cannot be had and UnsupportedModelError when it cannot be steered exactly.
     """
@@ -123,25 +153,49 @@ def load_model(
             "torchrun has started several processes, and each would load the whole model; start one without it: tp=N shards the model over "
             "N devices (`juice serve --tp N`), or name each process' device"
         )
+    if device_map is None and offload_folder is not None:
+        raise UsageError("offload_folder is given, but no device_map; give one that puts something on disk, such as auto")
+    if device_map is not None and device != "auto":
+        raise UsageError(f"device {device!r} and a device_map are given; drop one of them")
     place = choose_device(device) if shard == WHOLE else own_device(device, shard)
-    chosen_dtype = choose_dtype(dtype, place)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    placed: dict[str, Any] = {"dtype": choose_dtype(dtype, place)}
+    if device_map is not None:
+        placed |= {"device_map": choose_map(device_map), "offload_folder": offload_folder}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        config = AutoConfig.from_pretrained(source, **options)
+        placed |= _quantized(quantization, config, placed, place)
         network, report = AutoModelForCausalLM.from_pretrained(
-            source, **options, dtype=chosen_dtype, use_safetensors=True, attn_implementation=attn_implementation, output_loading_info=True,
+            source,
+            **options,
+            **placed,
             **options_for(shard),
-        )  # fmt: skip
-        network = network.to(place)
+            use_safetensors=True,
+            attn_implementation=attn_implementation,
+            output_loading_info=True,
+        )
+        if "device_map" not in placed:
+            network = network.to(place)
+    except JuiceError:
+        raise
     except torch.OutOfMemoryError as error:
-        raise JuiceError(f"{model} does not fit on {place}; choose another --device or a smaller --dtype") from error
+        raise JuiceError(f"{model} does not fit on {place}; choose another --device or --device-map, or a smaller --dtype") from error
     except Exception as error:  # whatever a damaged folder makes the libraries raise
-        raise ModelNotFoundError(_explain(str(model), error)) from error
+        raise ModelNotFoundError(_explain(str(model), error, placed)) from error
     if absent := sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]):
         raise ModelNotFoundError(
             f"the weights of {model} lack {len(absent)} tensors or have them in another shape ({absent[0]} first); get it again"
         )
-    return prepare(network, tokenizer, model_id=str(model), revision=revision, folder=_weights_folder(source, revision), shard=shard)
+    if quantization is not None and not is_quantized(network):
+        name = type(network).__name__
+        raise UsageError(
+            f"{quantization} quantises nothing of {name}, whose projections are no nn.Linear; choose another, such as bnb-4bit"
+        )
+    folder = _weights_folder(source, revision)
+    return prepare(
+        network, tokenizer, model_id=str(model), revision=revision, folder=folder, allow_approximate=allow_approximate, shard=shard
+    )
 
 
 def check_shardable(model: str | Path, n_ranks: int, *, revision: str | None = None) -> None:
@@ -151,7 +205,7 @@ def check_shardable(model: str | Path, n_ranks: int, *, revision: str | None = N
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config)
     except Exception as error:
-        raise ModelNotFoundError(_explain(str(model), error)) from error
+        raise ModelNotFoundError(_explain(str(model), error, {})) from error
     check_plan(network, resolve(network), n_ranks)
 
 
@@ -162,6 +216,7 @@ def prepare(
     model_id: str | None = None,
     revision: str | None = None,
     folder: Path | None = None,
+    allow_approximate: bool = False,
     shard: Shard = WHOLE,
 ) -> LoadedModel:
     """Resolve a transformers model that is already in memory and install the hooks on it, once."""
@@ -175,36 +230,34 @@ def prepare(
         model, layout, model_id=model_id or model.config.name_or_path or type(model).__name__, revision=revision, folder=folder
     )
     model.eval()
+    reason = why_not_linear(model, layout, input_device(model))
+    if reason is not None:
+        _admit_approximate(f"{type(model).__name__} cannot be steered exactly: {reason}", allowed=allow_approximate)
     model._juice_hooked = True
     hooks = RowRouting(layout), SteeringHooks(layout, shard), OutputPositions(layout)
-    loaded = LoadedModel(model, tokenizer, layout, pattern, rope_switch(model), *hooks, identity, shard=shard)
+    loaded = LoadedModel(
+        model, tokenizer, layout, pattern, rope_switch(model), *hooks, identity,
+        modules=tuple(model.modules()), exact=reason is None, shard=shard,
+    )  # fmt: skip
     check_heads(loaded)
     return loaded
 
 
-def choose_device(device: str) -> torch.device:
-    """Turn `auto` into the best device there is; raises UsageError for one that there is not."""
-    if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(
-            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); expected auto, cpu, cuda, cuda:N or mps"
-        ) from error
-    return chosen
+def _quantized(name: str | None, config: PretrainedConfig, placed: dict[str, Any], place: torch.device) -> dict[str, Any]:
+    """Return what from_pretrained is told of a quantisation, asked for or stored; packed weights go to their device as they load."""
+    if name is None and getattr(config, "quantization_config", None) is None:
+        return {}
+    told = {} if name is None else {"quantization_config": choose_quantization(name, config, placed["dtype"])}
+    return {**told, "device_map": placed.get("device_map", {"": place})}
 
 
-def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
-    """Turn `auto` into float32 on a CPU and the stored dtype elsewhere; raises UsageError for an unknown name."""
-    if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r} is unknown; expected auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+def _admit_approximate(problem: str, *, allowed: bool) -> None:
+    if not allowed:
+        raise UnsupportedModelError(
+            f"{problem}. Its activations are quantised: load it with quantised weights alone (bnb-4bit, torchao-int8) or with none, or "
+            "accept approximate steering with allow_approximate=True (--allow-approximate)"
+        )
+    warnings.warn(f"{problem}; every answer says `exact: false`", stacklevel=3)
 
 
 def _weights_folder(source: str, revision: str | None) -> Path | None:
@@ -212,13 +265,15 @@ def _weights_folder(source: str, revision: str | None) -> Path | None:
     return Path(config_file).parent if config_file else None
 
 
-def _explain(model: str, error: Exception) -> str:
+def _explain(model: str, error: Exception, placed: dict[str, Any]) -> str:
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)  # type: ignore[arg-type]
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if any(isinstance(cause, hub.GatedRepoError) for cause in causes) or "gated" in str(error):
         return f"{model} is gated: accept its licence on its hub page and set HF_TOKEN to a token that may read it"
+    if {"device_map", "quantization_config"} & placed.keys():
+        return f"{model} cannot be loaded with this device map or quantisation: {reason}; try it without"
     if Path(model).is_dir():
         return f"the folder {model} cannot be loaded: {reason}; expected config.json, tokenizer files and *.safetensors"
     if model.startswith((".", "/", "~")):

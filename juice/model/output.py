@@ -40,4 +40,4 @@ class OutputPositions:
         hidden = args[0]
         # A probe enters with more rows than the model was called with, and some models restore the call's own shape.
         by_row = hidden.reshape(-1, self._length, hidden.shape[-1])
-        return (by_row[rows, positions].unsqueeze(1), *args[1:])
+        return (by_row[rows.to(by_row.device), positions.to(by_row.device)].unsqueeze(1), *args[1:])

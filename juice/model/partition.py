@@ -148,7 +148,7 @@ def _attention_outputs(loaded: LoadedModel, ids: torch.Tensor, change: Any) -> l
             stack.callback(layer.attention.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(layer.attention.register_forward_hook(leave).remove)
         stack.enter_context(change)
-        loaded.model(input_ids=ids, use_cache=False)
+        loaded.run(input_ids=ids, use_cache=False)
     return outputs
 
 

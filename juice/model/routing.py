@@ -59,7 +59,7 @@ class RowRouting:
                 return None
             hidden = args[0] if args else kwargs["hidden_states"]
             if rows.taken is not None:
-                hidden = hidden[rows.taken]
+                hidden = hidden[rows.taken.to(hidden.device)]
             others = (args[1:], {name: value for name, value in kwargs.items() if name != "hidden_states"})
             rest, named = others if rows.origins is None else copy_rows(others, self._n_rows, rows.origins)
             return ((hidden, *rest), named) if args else (rest, {**named, "hidden_states": hidden})
@@ -76,7 +76,7 @@ class RowRouting:
 def copy_rows(value: Any, n_rows: int, origins: torch.Tensor) -> Any:
     """Gather the rows `origins` of every tensor within `value` that has a row for each of n_rows; what all rows share broadcasts."""
     if isinstance(value, torch.Tensor):
-        return value[origins] if value.dim() > 1 and n_rows > 1 and value.shape[0] == n_rows else value
+        return value[origins.to(value.device)] if value.dim() > 1 and n_rows > 1 and value.shape[0] == n_rows else value
     if isinstance(value, tuple | list):
         return type(value)(copy_rows(item, n_rows, origins) for item in value)
     if type(value) is dict:

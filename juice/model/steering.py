@@ -73,7 +73,10 @@ class SteeringHooks:
 
 
 def add_scaled(z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Return z + coefficient * z[source]; z: [rows, pos, n_heads * d_head], coefficient: [rows, n_heads]."""
+    """Return z + coefficient * z[source]; z: [rows, pos, n_heads * d_head], coefficient: float32 [rows, n_heads].
+
+    In half precision the sum is float32 and rounded once, so that a coefficient such as 1.3 is not rounded first.
+    """
     by_head = z.view(*z.shape[:-1], n_heads, -1)  # [rows, pos, head, d_head]
-    scaled = coefficient.to(z.dtype)[:, None, :, None] * by_head[source]
-    return (by_head + scaled).flatten(-2)
+    scaled = coefficient.to(z.device)[:, None, :, None] * by_head[source.to(z.device)]
+    return (by_head + scaled).to(z.dtype).flatten(-2)

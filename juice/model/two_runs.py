@@ -37,7 +37,7 @@ def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, 
             for head, coefficient in enumerate(coefficients[layer.index][here].tolist()):
                 if coefficient:
                     columns = slice(head * layer.d_head, (head + 1) * layer.d_head)
-                    z[..., columns] += coefficient * clean[layer.index][..., columns]
+                    z[..., columns] = (z[..., columns].float() + coefficient * clean[layer.index][..., columns].float()).to(z.dtype)
             return (z, *args[1:])
 
         return change
@@ -49,5 +49,5 @@ def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, 
                 for index in coefficients:
                     layer = loaded.layout.layers[index]
                     stack.callback(layer.projection.register_forward_pre_hook(hook(layer)).remove)
-                logits = loaded.model(input_ids=ids[None], use_cache=False).logits[0].float()
+                logits = loaded.run(input_ids=ids[None], use_cache=False).logits[0].float()
     return logits

@@ -40,7 +40,8 @@ def create(
     def load_model() -> SteeredModel:
         model = load(
             settings.model, head_sets=settings.head_sets, device=settings.device, dtype=settings.dtype, revision=settings.revision,
-            attn_implementation=settings.attn_implementation, limits=settings.limits(), tp=settings.tp,
+            attn_implementation=settings.attn_implementation, device_map=settings.device_map, offload_folder=settings.offload_folder,
+            quantization=settings.quantization, allow_approximate=settings.allow_approximate, limits=settings.limits(), tp=settings.tp,
         )  # fmt: skip
         if settings.chat_template is not None:
             model.loaded.tokenizer.chat_template = read_template(settings.chat_template)

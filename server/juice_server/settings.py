@@ -48,7 +48,11 @@ class Settings(BaseSettings):
     served_model_name: str | None = None
     revision: str | None = None
     device: str = "auto"
+    device_map: str | None = None
+    offload_folder: Path | None = None
     dtype: str = "auto"
+    quantization: str | None = None
+    allow_approximate: bool = False
     attn_implementation: str | None = None
     chat_template: Path | None = None
     tp: int = Field(default=1, ge=1, le=64)

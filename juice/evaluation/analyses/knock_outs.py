@@ -60,6 +60,6 @@ def probabilities(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], token
             rows = torch.arange(len(chunk), device=loaded.device)
             last = torch.tensor([len(prompt) - 1 for prompt in chunk], device=loaded.device)
             with loaded.output.keep(rows, last, width):
-                logits = loaded.model(input_ids=ids, use_cache=False).logits[:, 0].float()
+                logits = loaded.run(input_ids=ids, use_cache=False).logits[:, 0].float()
             p.append(logits.softmax(-1)[rows, wanted].cpu())
     return torch.cat(p)

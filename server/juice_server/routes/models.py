@@ -53,8 +53,8 @@ async def info(service: ServiceOf) -> dict[str, Any]:
         "model": {
             "name": service.translator.model_name, "architecture": identity.architecture, "n_layers": identity.n_layers,
             "n_heads": identity.n_heads, "fingerprint": identity.fingerprint, "dtype": str(loaded.dtype).removeprefix("torch."),
-            "device": str(loaded.device), "tp": loaded.n_ranks, "full_rows": service.model.engine.mode.full_rows,
-            "own_masks": service.model.engine.mode.own_masks,
+            "quantization": loaded.quantization, "device": str(loaded.device), "tp": loaded.n_ranks,
+            "full_rows": service.model.engine.mode.full_rows, "own_masks": service.model.engine.mode.own_masks,
             "has_chat_template": chat.chat_template is not None, "chat_template_sha256": chat.sha256,
         },
         "limits": {
@@ -66,7 +66,8 @@ async def info(service: ServiceOf) -> dict[str, Any]:
             "request_timeout_s": settings.request_timeout,
         },
         "steering": {
-            "default": settings.default_steer, "targets": ["none", "context", "parametric"], "methods": ["juice", "june"],
+            "exact": loaded.exact, "default": settings.default_steer, "targets": ["none", "context", "parametric"],
+            "methods": ["juice", "june"],
             "head_sets": [_head_set(service, head_set) for _, head_set in sorted(service.model.head_sets.by_name.items())],
         },
     }  # fmt: skip

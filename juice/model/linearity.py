@@ -1,0 +1,99 @@
+"""Are the projections linear, a row at a time? Found by running each alone, whatever its class is called.
+
+A projection f must give
+
+    f(x + y) - f(0) = (f(x) - f(0)) + (f(y) - f(0))      and for f(x) the same beside any neighbour
+
+up to the rounding of its dtype. Quantised weights keep both; quantised activations keep neither: what a row becomes depends on its
+largest value, or on its neighbours'. Then a scaled head is not a scaled head output, and batches change what each row gets.
+
+x and y are such that any dtype adds them without rounding and any grid must show: a few columns of 1 beside columns below half a step
+of 8 bits (a grid that follows the row), and six-bit values (a fixed grid, or an 8-bit float's).
+Every projection is looked at, because layers differ. What it cannot see: experts that are no modules of
+their own, and those that no token reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from juice.model.layout import Layout, features
+from juice.model.uncompiled import uncompiled
+
+# Relative to the output's norm. 8-bit activations are wrong by 0.017 and more; bfloat16, in which some 4-bit kernels compute
+# whatever they are given, rounds by 0.004, TF32 and float16 by less.
+TOLERANCE = 8e-3
+N_BETWEEN = 32
+BELOW_A_STEP = 0.4 / 127
+LOUD = 300.0
+
+
+@torch.inference_mode()
+def why_not_linear(model: PreTrainedModel, layout: Layout, device: torch.device) -> str | None:
+    """Return which projection couples rows or is not additive, and by how much; None for a model whose projections are linear."""
+    projections = {m for layer in layout.layers for m in layer.layer.modules() if features(m) is not None} | {layout.output}
+    with uncompiled(list(model.modules())):
+        seen = _inputs(model, projections, device)
+        for name, module in model.named_modules():
+            if module in seen and (reason := _why_not(module, seen[module])):
+                return f"{name} {reason}"
+    return None
+
+
+def _inputs(model: PreTrainedModel, projections: set[nn.Module], device: torch.device) -> Mapping[nn.Module, torch.Tensor]:
+    """Return what reaches each projection in a forward: its device, dtype and width are what count."""
+    seen: dict[nn.Module, torch.Tensor] = {}
+
+    def keep(module: nn.Module, args: tuple[object, ...]) -> None:
+        if len(args) == 1 and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+            seen[module] = args[0]
+
+    handles = [module.register_forward_pre_hook(keep) for module in projections]
+    try:
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
+    except Exception:  # what a model cannot run at all, the engine's own check says better
+        return {}
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _why_not(module: nn.Module, like: torch.Tensor) -> str | None:
+    rows, loud = _rows(like)
+    alone = module(rows)
+    if not isinstance(alone, torch.Tensor) or len(alone) != len(rows):
+        return None
+    alone, beside = alone.float(), module(torch.cat([rows, loud]))[: len(rows)].float()
+    moved = _relative(beside - alone, alone - alone[-1:])
+    if not moved <= TOLERANCE:  # nor is it linear where it is no number
+        return f"gives a row something else beside another one, by {moved:.2g} of its size"
+    zero = alone[-1]
+    for first in (0, 3):
+        x, y, both = alone[first : first + 3] - zero
+        bent = _relative(both - x - y, both)
+        if not bent <= TOLERANCE:
+            return f"is not additive, by {bent:.2g} of its output's size"
+    return None
+
+
+def _rows(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x, y and x + y of both kinds and a row of zeros, [7, 1, width], and a neighbour that is much larger, [1, 1, width]."""
+    columns, random = torch.arange(like.shape[-1]), torch.Generator().manual_seed(0)
+    noise = torch.randn(len(columns), generator=random)
+    is_peak = columns % N_BETWEEN == 0
+    peaks, low = is_peak * (1.0 - 2.0 * (columns // N_BETWEEN % 2)), ~is_peak * BELOW_A_STEP * noise.sign()
+    x, y = torch.randint(-60, 61, (2, len(columns)), generator=random) / 64
+    made = torch.stack([peaks, low, peaks + low, x, y, x + y, torch.zeros_like(x)])[:, None]
+    return made.to(like), (LOUD * noise).to(like)[None, None]
+
+
+def _relative(error: torch.Tensor, of: torch.Tensor) -> float:
+    """Return the largest norm of a row's error in relation to the row's own; rows of zeros aside."""
+    sizes = of.norm(dim=-1)
+    ratios = error.norm(dim=-1)[sizes > 0] / sizes[sizes > 0]
+    return float(ratios.max()) if ratios.numel() else 0.0
