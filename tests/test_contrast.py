@@ -103,7 +103,7 @@ def test_a_context_given_apart_is_read_before_the_prompt_and_weighed_by_the_stre
     assert strong[0].token_ids != joined.token_ids
     assert strong[0].steering.to_dict() == {
         "applied": True, "target": "context", "head_set": None, "beta_plus": 0.0, "beta_minus": 0.0, "strength": 4.0, "method": "cad",
-        "n_heads": 0, "exact": True,
+        "n_heads": 0, "exact": True, "warnings": (),
     }  # fmt: skip
 
 
