@@ -17,7 +17,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY juice juice
 COPY server server
 COPY head_sets head_sets
-RUN /opt/juice/bin/pip install --no-cache-dir --constraint constraints.txt '.[serve,parallel]'
+RUN /opt/juice/bin/pip install --no-cache-dir --constraint constraints.txt '.[serve,parallel,quant]'
 
 FROM ${BASE}
 RUN apt-get update && apt-get install --yes --no-install-recommends python3 && rm -rf /var/lib/apt/lists/* \

@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from tests.forking import Forked
+
 CONFLICT = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
 
 
@@ -39,13 +41,16 @@ class Server:
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        ours = [sys.executable, *(["-c", program] if program else ["-m", "juice.cli.main"]), "serve"]
         self._said = Path(tempfile.mkstemp(prefix="juice-server-")[1])
+        environment = {**os.environ, **(environment or {})}
+        options = ("--port", str(self.port), *arguments)
+        self.process: Forked | subprocess.Popen[bytes]
+        if command is None and program is None:
+            self.process = Forked(("serve", *options), output=Path(os.devnull), errors=self._said, environment=environment, folder=folder)
+            return
+        start = command or [sys.executable, "-c", str(program), "serve"]
         with self._said.open("w") as said:
-            self.process = subprocess.Popen(
-                [*(command or ours), "--port", str(self.port), *arguments],
-                stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **(environment or {})}, cwd=folder,
-            )  # fmt: skip
+            self.process = subprocess.Popen([*start, *options], stdout=subprocess.DEVNULL, stderr=said, env=environment, cwd=folder)
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 120

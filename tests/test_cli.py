@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from juice.head_set import HeadSet
 from tests import tiny
+from tests.forking import Forked
 
 FACT = {
     "subject": "France", "parametric_answer": "Paris", "context_answer": "Rome",
@@ -28,9 +30,13 @@ FACT = {
 
 
 def juice(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "juice.cli.main", *arguments]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    with tempfile.TemporaryDirectory() as place:
+        output, errors = Path(place, "output"), Path(place, "errors")
+        output.touch()
+        errors.touch()
+        env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
+        code = Forked(arguments, output=output, errors=errors, environment=env, folder=cwd).wait(300)
+        return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
 
 
 def test_the_answer_goes_to_standard_output_alone() -> None:
