@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from juice.examples import ConflictExample
     from juice.head_set import Head, HeadSet
     from juice.identification import identify, select_heads, tune
+    from juice.loading import load
     from juice.readers import read_examples
-    from juice.steered_model import SteeredModel, load
+    from juice.steered_model import SteeredModel
 
 __all__ = [
     "Completion",
@@ -43,7 +44,7 @@ _HOMES = {
     "SteeredModel": "juice.steered_model",
     "Steer": "juice.engine",
     "identify": "juice.identification",
-    "load": "juice.steered_model",
+    "load": "juice.loading",
     "read_examples": "juice.readers",
     "select_heads": "juice.identification",
     "tune": "juice.identification",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -11,21 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from juice.engine import Completion, Contrast, GenerationRequest, Limits, Sampling, Steer, Steering
 from juice.engine.selfcheck import checked_engine
 from juice.engine.steer import SteerTarget, contrasting, steering_of, unsteered
 from juice.errors import HeadSetError, HeadSetMismatchError, RequestError, UsageError
 from juice.head_set import HeadSet, HeadSetLibrary
 from juice.head_set.schema import FORMAT, Method, short
-from juice.model.loading import LoadedModel, check_shardable, load_model, prepare
-from juice.model.placement import DeviceMap
-from juice.model.prompts import own_template, read_template, sha256_of
-from juice.model.ranks import Ranks
-from juice.model.sharding import Shard, options_for
+from juice.model.loading import LoadedModel
+from juice.model.prompts import own_template, read_template, sha256_of, user
 
 DEFAULT_MAX_TOKENS = 64
+WORD = "juice"  # that a chat template must let through
 SAMPLING_OPTIONS = frozenset(f.name for f in fields(Sampling))
 REQUEST_OPTIONS = frozenset(f.name for f in fields(GenerationRequest)) - {
     "prompt_ids", "max_tokens", "steering", "sampling", "stop", "contrast",
@@ -40,7 +37,11 @@ class SteeredModel:
 
     def __init__(self, loaded: LoadedModel, head_sets: str | Path | None = None, limits: Limits | None = None) -> None:
         self.loaded = loaded
-        self.engine = checked_engine(loaded, limits)
+        try:
+            self.engine = checked_engine(loaded, limits)
+        except BaseException:
+            loaded.release()
+            raise
         self._head_sets_folder = head_sets
 
     @cached_property
@@ -68,8 +69,8 @@ class SteeredModel:
         `template` is the tokenizer's own ("default"), a file, or a template's text; with None prompts are taken as they are. Raises
         UsageError where the tokenizer has no template, or the file cannot be read.
         """
-        if isinstance(template, Path):
-            template = read_template(template)
+        if isinstance(template, Path) or (template not in (None, "default") and not re.search("{[{%]", template)):
+            template = read_template(Path(template))
         elif template == "default":
             template = own_template(self.loaded.tokenizer)
             if template is None:
@@ -79,6 +80,8 @@ class SteeredModel:
                 )
         other = copy(self)
         other.loaded = replace(self.loaded, chat_template=template)
+        if template is not None and WORD not in other.loaded.prompts.rendered([user(WORD)]):
+            raise UsageError("the chat template leaves out what the user says; give one that renders the messages it gets")
         return other
 
     def in_form_of(self, head_set: HeadSet) -> SteeredModel:
@@ -257,70 +260,6 @@ class SteeredModel:
             "heads": {"plus": [list(head) for head in plus], "minus": [list(head) for head in minus]}, "beta": beta,
         }  # fmt: skip
         return HeadSet.parse(content, f"head set {name!r}")
-
-
-def load(
-    model: str | Path | PreTrainedModel = "mini",
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    head_sets: str | Path | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    revision: str | None = None,
-    attn_implementation: str | None = None,
-    device_map: DeviceMap | None = None,
-    offload_folder: str | Path | None = None,
-    quantization: str | None = None,
-    allow_approximate: bool = False,
-    limits: Limits | None = None,
-    tp: int = 1,
-) -> SteeredModel:
-    """Load a hub id, a folder or `mini`, or take a transformers model already in memory (with its tokenizer).
-
-    `device_map` is Accelerate's: auto, balanced, balanced_low_0, sequential, a device, or {module: device, cpu or disk}, with
-    `offload_folder` for what goes to disk. `quantization` is bnb-4bit, bnb-8bit or torchao-int8. A model with quantised activations
-    (bnb-8bit) is steered with `allow_approximate` alone, and every answer then says `exact: false`. A compiled model runs
-    uncompiled. `limits` bounds the engine's batches and memory. With `tp` the model is sharded over so many devices of this machine:
-    this process is rank 0 and starts the others, which end with `SteeredModel.close`. Raises ModelNotFoundError,
-    UnsupportedModelError, UsageError and RankLostError.
-    """
-    if tp < 1:
-        raise RequestError(f"tp is {tp}; expected the number of devices to shard the model over, at least 1", param="tp")
-    is_placed = device_map is not None or offload_folder is not None or quantization is not None
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    if isinstance(model, PreTrainedModel):
-        if tokenizer is None:
-            raise RequestError("a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer")
-        if is_placed:
-            raise UsageError("a model object is where it is, and as precise; give device_map and quantization to its from_pretrained")
-        if tp > 1:
-            raise RequestError("a model object is on its device already; to shard it, give its folder or hub id", param="tp")
-        return SteeredModel(prepare(model, tokenizer, allow_approximate=allow_approximate), head_sets, limits)
-    job: dict[str, Any] = {
-        "model": str(model), "revision": revision, "dtype": dtype, "attn_implementation": attn_implementation,
-        "allow_approximate": allow_approximate,
-    }  # fmt: skip
-    if tp > 1:
-        if is_placed:
-            raise UsageError("tp shards a model as it is stored over devices of its own; drop device_map, offload_folder and quantization")
-        return SteeredModel(_sharded(job, tp, device), head_sets, limits)
-    loaded = load_model(**job, device=device, device_map=device_map, offload_folder=offload_folder, quantization=quantization)
-    return SteeredModel(loaded, head_sets, limits)
-
-
-def _sharded(job: dict[str, Any], n_ranks: int, device: str) -> LoadedModel:
-    """Load a model over several ranks, this process being the first."""
-    options_for(Shard(0, n_ranks))
-    check_shardable(job["model"], n_ranks, revision=job["revision"])
-    ranks = Ranks(n_ranks, "juice.engine.following", job, device=device)
-    try:
-        loaded = replace(load_model(**job, device=device, shard=Shard(0, n_ranks)), ranks=ranks)
-        ranks.guard(loaded.model)
-        ranks.wait_until_loaded()
-    except BaseException:
-        ranks.close()
-        raise
-    return loaded
 
 
 def join_context(context: str, prompt: str) -> str:

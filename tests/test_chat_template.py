@@ -165,9 +165,20 @@ def test_without_a_template_or_with_a_broken_one_the_error_says_what_to_do(tmp_p
     with pytest.raises(UsageError, match="cannot read the chat template"):
         model.with_chat_template(tmp_path / "nothing.jinja")
     with pytest.raises(RequestError, match="the chat template refuses these messages"):
-        model.with_chat_template("{% for").generate("x")
+        model.with_chat_template("{% for")
     with pytest.raises(RequestError, match="no user here"):
-        model.with_chat_template("{{ raise_exception('no user here') }}").generate("x")
+        model.with_chat_template("{{ raise_exception('no user here') }}")
+    with pytest.raises(UsageError, match="leaves out what the user says"):
+        model.with_chat_template("{{ 'hello' }}")
+
+
+def test_a_path_that_is_text_is_a_file_not_a_template_of_one_word(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(LINES)
+    by_text, by_path = (loaded(PLAIN).with_chat_template(given) for given in (str(file), file))
+    assert by_text.loaded.chat_template == by_path.loaded.chat_template == LINES
+    with pytest.raises(UsageError, match="cannot read the chat template"):
+        loaded().with_chat_template("no such file")
 
 
 def test_betas_are_tuned_in_the_form_in_which_the_heads_were_found() -> None:

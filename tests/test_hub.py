@@ -71,6 +71,16 @@ def test_what_is_pushed_is_pulled_byte_for_byte(hub: fake_hub.Hub, tmp_path: Pat
     assert files_in(tmp_path / "context") == files_in(SHIPPED) == {name: repo.files[name] for name in names_in(SHIPPED)}
 
 
+def test_where_a_model_lies_on_this_machine_is_not_published(hub: fake_hub.Hub) -> None:
+    own = HeadSet.load(SHIPPED)
+    moved = own.model_copy(update={"model": own.model.model_copy(update={"id": "/home/alice/private/my-model"})})
+    moved.push_to_hub("me/context", token="writer")
+    repo = hub.repos["me/context"]
+    assert not any(b"alice" in content for content in repo.files.values())
+    assert HeadSet.from_pretrained("me/context").model.id == "my-model"
+    assert b"# context: my-model toward context" in repo.files["README.md"]
+
+
 def test_scores_that_a_newer_set_has_not_are_removed_in_the_same_commit(hub: fake_hub.Hub) -> None:
     scored().push_to_hub("me/set", token="writer")
     scored().model_copy(update={"scores": None, "scores_sha256": None}).push_to_hub("me/set", token="writer")

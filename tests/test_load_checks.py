@@ -147,6 +147,31 @@ def test_a_model_whose_windows_nothing_says_keeps_its_own_masks() -> None:
     assert model.engine.mode.own_masks
 
 
+def test_a_pruned_layer_is_steered_to_no_effect_and_a_model_without_any_effect_refused() -> None:
+    network = build("Llama")
+    with torch.no_grad():
+        network.model.layers[1].self_attn.o_proj.weight.zero_()
+    assert load(network).engine.mode == Mode()
+    network = build("Llama")
+    with torch.no_grad():
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    with pytest.raises(UnsupportedModelError, match="no head of any layer makes a difference"):
+        load(network)
+
+
+def test_a_refused_model_is_as_it_was_and_may_be_loaded_once_it_is_mended() -> None:
+    network = build("Llama")
+    projection = network.model.layers[2].self_attn.o_proj
+    projection.__class__ = Unhooked
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError, match="steering did not reach"):
+            load(network)
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in network.modules())
+    projection.__class__ = nn.Linear
+    assert load(network).generate("abc", max_tokens=1)
+
+
 def test_what_the_check_of_heads_changes_is_put_back() -> None:
     network = tiny.tiny_model("llama")
     ids = torch.arange(1, 20)[None]

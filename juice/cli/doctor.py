@@ -17,7 +17,8 @@ def run(
     loading: options.Loading,
     model: options.Model = "mini",
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also a prompt longer than every window, and z against TransformerLens (extra `lens`).")
+        bool,
+        typer.Option("--deep", help="Also prompts beyond windows and switches, and z against TransformerLens (extra `lens`)."),
     ] = False,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
@@ -60,7 +61,7 @@ def _outcome(check: Check) -> str:
 
 def _facts(found: Diagnosis) -> list[tuple[str, str]]:
     facts = found.facts
-    group = facts["n_heads"] // facts["n_kv_heads"]
+    shared = "one latent for all" if facts["latent_cache"] else f"{facts['n_heads'] // facts['n_kv_heads']} a KV head"
     attention = f"sliding window of {facts['sliding_window']}" if facts["sliding_window"] else "full"
     if facts["rope_switch"]:
         attention += f"; other positions beyond {facts['rope_switch']} tokens, where a row is read again"
@@ -68,7 +69,7 @@ def _facts(found: Diagnosis) -> list[tuple[str, str]]:
         ("model", f"{facts['architecture']}, {facts['dtype']} on {facts['device']}"),
         ("fingerprint", facts["fingerprint"] or "none: its weights are not in float32 in memory, nor in safetensors files"),
         ("layers", str(facts["n_layers"])),
-        ("heads", f"{facts['n_heads']} a layer, d_head {', '.join(map(str, facts['d_head']))}, {group} a KV head"),
+        ("heads", f"{facts['n_heads']} a layer, d_head {', '.join(map(str, facts['d_head']))}, {shared}"),
         ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes a token"),
         ("context", f"{facts['context']:,} tokens" if facts["context"] else "no end of its own"),
         ("attention", attention),

@@ -68,7 +68,7 @@ def loads_a_model(run: Callable[..., None]) -> Callable[..., None]:
 
 def load(model: str, loading: Loading, head_sets: Path | None = None) -> SteeredModel:
     """Load the model that the common options name."""
-    from juice.steered_model import load as load_steered
+    from juice.loading import load as load_steered
 
     quiet_libraries()
     return load_steered(model, head_sets=head_sets, **asdict(loading))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
@@ -37,23 +38,20 @@ def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float | None:
 
         return record
 
-    handles = [layer.projection.register_forward_pre_hook(keep(layer.index)) for layer in loaded.layout.layers]
-    with loaded.turn:
+    with loaded.turn, ExitStack() as stack:
+        for layer in loaded.layout.layers:
+            stack.callback(layer.projection.register_forward_pre_hook(keep(layer.index)).remove)
         loaded.run(input_ids=ids, use_cache=False)
-    for handle in handles:
-        handle.remove()
     name = type(loaded.model).__name__
     try:
         bridge = build_bridge_from_module(loaded.model, name, hf_config=loaded.model.config, tokenizer=loaded.tokenizer)
         _, cache = bridge.run_with_cache(ids)
+        theirs = {index: cache[f"blocks.{index}.attn.hook_z"].float() for index in ours}
     except Exception as error:  # it knows fewer architectures than transformers
         warnings.warn(f"TransformerLens cannot run {name}, so z is not compared with it: {error}", stacklevel=2)
         return None
-    worst = 0.0
-    for index, z in ours.items():
-        theirs = cache[f"blocks.{index}.attn.hook_z"].float()
-        if theirs.numel() != z.numel():
-            warnings.warn(f"z of layer {index} has the shape {list(z.shape)}, TransformerLens' {list(theirs.shape)}", stacklevel=2)
-            return float("inf")
-        worst = max(worst, float((theirs.reshape(z.shape) - z).abs().max() / z.abs().max()))
-    return worst
+    if differing := [index for index, z in ours.items() if theirs[index].numel() != z.numel()]:
+        warnings.warn(f"z of layer {differing[0]} is not of the size that TransformerLens gives it", stacklevel=2)
+        return float("inf")
+    differences = [float((theirs[index].reshape(z.shape) - z).abs().max() / z.abs().max()) for index, z in ours.items()]
+    return max(differences, key=lambda difference: (difference != difference, difference))  # not a number is the worst

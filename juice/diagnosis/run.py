@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,9 @@ from juice.diagnosis.report import Check, Diagnosis, HeadSetCost
 from juice.engine import GenerationRequest, Steering
 from juice.engine.selfcheck import bound_of, difference_from_two_runs, spread_steering, verify
 from juice.engine.steer import Steer, steering_of
-from juice.errors import GenerationError, UnsupportedModelError
+from juice.errors import GenerationError, JuiceError, UnsupportedModelError
 from juice.head_set import HeadSet
+from juice.model.layout import text_config
 from juice.model.partition import TOLERANCE as HEADS_TOLERANCE
 from juice.model.partition import check_heads
 from juice.progress import Progress, silent
@@ -29,11 +31,11 @@ LENS_TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3}
 def diagnose(model: SteeredModel, *, deep: bool = False, progress: Progress = silent) -> Diagnosis:
     """Measure on a loaded model that steering is exact.
 
-    `deep` adds a prompt that is longer than every window of the model's, and z against TransformerLens, which takes the model
-    apart: nothing can be generated with it afterwards. Warns where TransformerLens cannot run the model; raises UsageError without
-    the extra `lens`.
+    `deep` adds prompts that are longer than the model's windows (up to 8,192 tokens) or cross a switch of its positions, and z against
+    TransformerLens, which takes the model apart: nothing can be generated with it afterwards. Warns of a window that is longer, and
+    where TransformerLens cannot run the model; raises UsageError without the extra `lens`, JuiceError for want of memory.
     """
-    names = ["heads", "engine", "prompt", *(["long prompt", "TransformerLens"] if deep else [])]
+    names = ["heads", "engine", "prompt", *(["long prompts", "TransformerLens"] if deep else [])]
     checks: list[Check] = []
     reason = None
     if not model.loaded.exact:
@@ -44,6 +46,10 @@ def diagnose(model: SteeredModel, *, deep: bool = False, progress: Progress = si
         for name in names:
             try:
                 checks += CHECKS[name](model)
+            except torch.OutOfMemoryError as error:
+                raise JuiceError(
+                    f"there is not enough memory for the check of the {name}; choose another --device or a smaller --dtype"
+                ) from error
             except (UnsupportedModelError, GenerationError) as error:
                 reason = reason or str(error)
             advance(1)
@@ -68,6 +74,7 @@ def _facts(model: SteeredModel) -> dict[str, Any]:
         "n_heads": loaded.layout.n_heads,
         "d_head": sorted({layer.d_head for layer in layers}),
         "n_kv_heads": engine.n_kv_heads,
+        "latent_cache": engine.n_kv_heads == 1 and hasattr(text_config(loaded.model), "kv_lora_rank"),
         "kv_bytes_per_token": engine.n_kv_bytes_per_token,
         "context": loaded.max_positions,
         "sliding_window": min(windows) if windows else None,
@@ -111,14 +118,23 @@ def _check_prompt(model: SteeredModel) -> list[Check]:
     return _nats(model, "a steered prompt through the engine: the two runs", _steered(model, model.tokenize(PROMPT)))
 
 
-def _check_long_prompt(model: SteeredModel) -> list[Check]:
-    pattern, switch = model.loaded.attention, model.loaded.rope_switch or 0
+def _check_long_prompts(model: SteeredModel) -> list[Check]:
+    words, checks = model.tokenize(PROMPT), list[Check]()
+    for n in _long_lengths(model):
+        ids = (words * (n // len(words) + 1))[:n]
+        checks += _nats(model, f"a prompt of {n} tokens and {N_TOKENS} new ones: the two runs", _steered(model, ids))
+    return checks
+
+
+def _long_lengths(model: SteeredModel) -> list[int]:
+    """Return the lengths of prompts that go beyond the windows, and of one whose new tokens cross a switch of positions."""
+    pattern, switch = model.loaded.attention, model.loaded.rope_switch
     windows = [window for window in (pattern.windows.values() if pattern else ()) if window is not None]
-    wanted = max(512, *(window + N_TOKENS for window in windows), switch - N_TOKENS // 2)
+    wanted = {max([512, *(window + N_TOKENS for window in windows)])} | ({switch - N_TOKENS // 2} if switch else set())
     limit = min(MAX_LONG_PROMPT, (model.engine.limits.max_model_len or MAX_LONG_PROMPT) - N_TOKENS)
-    words, n = model.tokenize(PROMPT), min(wanted, limit)
-    ids = (words * (n // len(words) + 1))[:n]
-    return _nats(model, f"a prompt of {n} tokens and {N_TOKENS} new ones: the two runs", _steered(model, ids))
+    if windows and limit < max(windows):
+        warnings.warn(f"the window of {max(windows)} tokens is not reached: prompts of the check have {limit} at most", stacklevel=2)
+    return sorted({min(n, limit) for n in wanted})
 
 
 def _check_lens(model: SteeredModel) -> list[Check]:
@@ -133,7 +149,7 @@ CHECKS = {
     "heads": _check_all_heads,
     "engine": _check_engine,
     "prompt": _check_prompt,
-    "long prompt": _check_long_prompt,
+    "long prompts": _check_long_prompts,
     "TransformerLens": _check_lens,
 }
 

@@ -10,8 +10,8 @@ class Mode:
     """What a model needs of the rows of a forward.
 
     `full_rows`: its layers must all see the same rows, so a dual run is two of them from the first layer to the last. `own_masks`:
-    it masks and biases its attention by itself, so only rows of one length go together, without padding. `window`: for a check, the
-    tokens of every sliding window, instead of its own.
+    it masks and biases its attention by itself, so only rows with as many tokens cached go together. `window`: for a check, the tokens
+    of every sliding window, instead of its own.
     """
 
     full_rows: bool = False

@@ -64,11 +64,11 @@ class Runner:
 
     @everywhere
     @torch.inference_mode()
-    def two_runs(self, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    def two_runs(self, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor], n_kept: int) -> torch.Tensor:
         """Return the logits of the definition, see `juice.model.two_runs`: nothing of this runner's has a part in it but its windows."""
         loaded = self._loaded
         with loaded.turn, narrow_windows(loaded.model, self._mode.window):
-            return two_runs(loaded, ids.to(loaded.device), coefficients)
+            return two_runs(loaded, ids.to(loaded.device), coefficients, n_kept)
 
     def close(self) -> None:
         """Let the peers go."""

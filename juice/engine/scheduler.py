@@ -4,8 +4,9 @@ A request joins, in the order in which they came, when its rows and all position
 keys and values beside what runs: what has joined is never evicted. Between two decode steps a bounded number of padded
 prompt tokens goes through, so that a long prompt holds up what runs for one chunk at most.
 
-Rows share a forward unless the model forbids it: where it masks by itself they must be of one length, and where its positions
-change with length (`rope_switch`) they must be on one side of that.
+Rows share a forward unless the model forbids it: where it masks by itself each must have as many tokens cached, and where its
+positions change with length (`rope_switch`) they must be on one side of that. A row that crosses over is read again, alone, and
+one such row a step; the others that cross wait for theirs.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ class Scheduler:
 
     def forwards(self) -> list[list[tuple[Generation, int]]]:
         """Return the forwards of a step, the sequences of each and how many tokens of each: prompts first, then all that decode."""
-        decoding = self._table.decoding
-        for sequence in decoding:
-            if sequence.n_cached == self._rope_switch:
-                sequence.n_cached = 0  # its next token changes all its keys: they are computed again
-        return [*self._apart(self._chunks()), *self._apart([(s, s.length - s.n_cached) for s in decoding])]
+        # The other row of a request may have gone ahead, and waits for the one that was read again.
+        decoding = [s for s in self._table.decoding if s.n_cached < s.length]
+        crossing = [s for s in decoding if s.n_cached == self._rope_switch]
+        for sequence in crossing[:1]:
+            sequence.n_cached = 0  # its next token changes all its keys: they are computed again
+        again = [[(s, s.length)] for s in crossing[:1]]
+        return [*self._apart(self._chunks()), *self._apart([(s, 1) for s in decoding if s not in crossing]), *again]
 
     def reach(self, sequences: Sequence[Generation]) -> int | None:
         """Return the position that a forward of these sequences must reach for the model to choose the right frequencies."""
@@ -61,8 +64,8 @@ class Scheduler:
             return [chosen] if chosen else []
         groups: dict[object, list[tuple[Generation, int]]] = {}
         for sequence, n_tokens in chosen:
-            size = (sequence.n_cached, n_tokens) if self._by_length else None
-            groups.setdefault((size, self.reach([sequence])), []).append((sequence, n_tokens))
+            n_cached = sequence.n_cached if self._by_length else None
+            groups.setdefault((n_cached, self.reach([sequence])), []).append((sequence, n_tokens))
         return list(groups.values())
 
     def _chunks(self) -> list[tuple[Generation, int]]:

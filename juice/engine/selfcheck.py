@@ -14,12 +14,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
 from juice.engine.engine import Engine
-from juice.engine.limits import MIB, Limits
+from juice.engine.limits import Limits
 from juice.engine.mode import MODES, Mode
 from juice.engine.request import Completion, GenerationRequest
 from juice.engine.steer import Steering, SteeringReport, unsteered
@@ -31,7 +32,7 @@ N_TOKENS = 3
 LENGTHS = (2, 5)
 WINDOW = 3
 # Prompts join as others leave, and the longer ones are read in two chunks.
-LIMITS = Limits(max_batch=3, max_prefill_tokens=4, kv_memory_bytes=4096 * MIB)
+LIMITS = Limits(max_batch=3, max_prefill_tokens=4, kv_memory_bytes=1 << 50)  # a few tokens fit, whatever one takes
 # Natural log units; half precision rounds differently for every shape of a batch.
 TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 # Strong, so that wrong steering shows above that: steered runs may differ by a quarter, or a few times what unsteered ones do.
@@ -51,7 +52,7 @@ def exact_mode(loaded: LoadedModel) -> tuple[Mode, float]:
     """
     reasons: list[UnsupportedModelError] = []
     for mode in MODES:
-        # Without masks of ours there is no padding: neither for rows of different lengths nor for a switch of positions.
+        # Without masks of ours nothing may be put behind a row that it must not see, as a switch of positions needs.
         if mode.own_masks if loaded.rope_switch is not None else loaded.attention is None and not mode.own_masks:
             continue
         try:
@@ -72,6 +73,10 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
         unsteered_runs, steered_runs = _differences(loaded, replace(mode, window=WINDOW))
     except RankLostError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise JuiceError(
+            f"there is not enough memory to check {name}; choose another --device or --device-map, or a smaller --dtype"
+        ) from error
     except JuiceError as error:
         raise UnsupportedModelError(f"{name} cannot run in batches of steered rows: {error}") from error
     except Exception as error:  # whatever a model raises at inputs that it does not expect
@@ -136,8 +141,12 @@ def spread_steering(loaded: LoadedModel, first: int, last: int) -> Steering:
 def difference_from_two_runs(loaded: LoadedModel, engine: Engine, request: GenerationRequest, completion: Completion) -> Difference:
     """Return how far the log-probabilities of the chosen tokens are from those of the two runs."""
     tokens = torch.tensor([*request.prompt_ids, *completion.token_ids])
-    first = len(request.prompt_ids) - 1
-    logits = engine.runner.two_runs(tokens[:-1], request.steering.coefficients)[first:].cpu()
+    first, end, switch = len(request.prompt_ids) - 1, len(tokens) - 1, loaded.rope_switch
+    # Tokens up to a switch of positions were chosen by a shorter text, whose keys were others.
+    ends = [switch, end] if switch is not None and first < switch < end else [end]
+    kept = [stop - start for start, stop in pairwise([first, *ends])]
+    runs = [engine.runner.two_runs(tokens[:stop], request.steering.coefficients, n).cpu() for stop, n in zip(ends, kept, strict=True)]
+    logits = torch.cat(runs)
     expected = logits.log_softmax(-1).gather(1, tokens[first + 1 :, None])[:, 0]
     value = float((expected - torch.tensor(completion.logprobs)).abs().max())
     return Difference(value, 2 * torch.finfo(loaded.dtype).eps * float(logits.abs().max()))

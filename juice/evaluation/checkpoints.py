@@ -30,9 +30,10 @@ from juice.evaluation.metrics import interval, mean
 from juice.evaluation.splits import domain_of, limited
 from juice.evaluation.store import Store
 from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target, examples_sha256
+from juice.loading import load
 from juice.model.loading import LoadedModel
 from juice.progress import Progress, silent
-from juice.steered_model import SteeredModel, load
+from juice.steered_model import SteeredModel
 
 N_ATTENDED = 60
 N_HASHED_BYTES = 2**20

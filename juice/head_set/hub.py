@@ -12,6 +12,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, er
 
 from juice.errors import HeadSetError, HeadSetNotFoundError, OutputError
 from juice.head_set.card import card_of
+from juice.head_set.lookup import public_id
 from juice.head_set.schema import HeadSet
 from juice.head_set.storage import JSON_FILE, SCORES_FILE, files_of
 
@@ -69,6 +70,8 @@ def push(
 ) -> str:
     """Commit a head set to a repository; see HeadSet.push_to_hub."""
     api = HfApi(token=token)
+    # Where a model lies on this machine is nobody else's business.
+    head_set = head_set.model_copy(update={"model": head_set.model.model_copy(update={"id": public_id(head_set.model.id)})})
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         files = {**files_of(head_set), CARD_FILE: card_of(head_set, repo).encode()}

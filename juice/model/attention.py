@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from juice.errors import UnsupportedModelError
 from juice.model.layout import text_config
 
+TAKING_MASKS = ("eager", "sdpa", None)  # flash and flex attention have masks of their own kinds
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -52,6 +53,8 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
     config = text_config(model)
     if not getattr(config, "is_causal", True) or (hasattr(config, "is_decoder") and "bert" in config.model_type and not config.is_decoder):
         raise UnsupportedModelError(f"{type(model).__name__} is not causal: its tokens see what follows them; load a decoder")
+    if config._attn_implementation not in TAKING_MASKS:
+        return None
     if getattr(config, "alibi", False) or config.model_type == "bloom" or "local" in (getattr(config, "attention_layers", None) or ()):
         return None
     kinds = set(getattr(config, "layer_types", None) or ())

@@ -75,6 +75,12 @@ class LoadedModel:
     shard: Shard = WHOLE
     ranks: Ranks | None = None
 
+    def release(self) -> None:
+        """Take the hooks off the model, which is then as if it had never been loaded."""
+        for handle in (*self.routing.handles, *self.steering.handles, *self.output.handles):
+            handle.remove()
+        self.model._juice_hooked = False
+
     def run(self, **inputs: Any) -> Any:
         """Run one forward and return what the model returns, uncompiled whatever was compiled."""
         with uncompiled(self.modules):
@@ -239,7 +245,11 @@ def prepare(
         model, tokenizer, layout, pattern, rope_switch(model), *hooks, identity,
         modules=tuple(model.modules()), exact=reason is None, shard=shard,
     )  # fmt: skip
-    check_heads(loaded)
+    try:
+        check_heads(loaded)
+    except BaseException:
+        loaded.release()
+        raise
     return loaded
 
 

@@ -22,7 +22,7 @@ class OutputPositions:
     def __init__(self, layout: Layout) -> None:
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
         self._length = 0
-        layout.output.register_forward_pre_hook(self._gather)
+        self.handles = [layout.output.register_forward_pre_hook(self._gather)]
 
     @contextmanager
     def keep(self, rows: torch.Tensor, positions: torch.Tensor, length: int) -> Iterator[None]:

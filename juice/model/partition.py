@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from juice.errors import UnsupportedModelError
+from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.layout import AttentionLayer, text_config
 from juice.model.routing import copy_rows
 from juice.model.sharding import Shard
@@ -87,9 +87,13 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
             doubled = _attention_outputs(loaded, ids, _within(layers, doubling))
     except UnsupportedModelError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise JuiceError(
+            f"there is not enough memory to check {name}; choose another --device or --device-map, or a smaller --dtype"
+        ) from error
     except Exception as error:  # whatever a model raises at inputs that it does not expect
         raise UnsupportedModelError(f"{name}: its heads cannot be checked: {error!r}") from error
-    worst = 0.0
+    worst, is_moved = 0.0, False
     for layer, by_hook, by_attention in zip(layers, steered, doubled, strict=True):
         if fired.of(layer) != 2:
             raise UnsupportedModelError(
@@ -98,15 +102,19 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
         if layer.index not in doubling.seen:
             raise UnsupportedModelError(f"{name}: the attention of layer {layer.index} does not read by a softmax over heads")
         # Of a head that makes next to nothing, rounding is all there is to see.
-        effects = _largest_by_row(by_attention - by_attention[:1])
-        differences = _largest_by_row(by_hook - by_attention) / effects.clamp(min=float(effects.max()) * NEXT_TO_NOTHING)
-        difference = float(differences.max())
-        if not difference <= TOLERANCE:  # or not a number, where no head makes anything
+        effects, differences = _largest_by_row(by_attention - by_attention[:1]), _largest_by_row(by_hook - by_attention)
+        if not effects.any() and not differences.any():
+            continue  # a pruned layer: steering it does nothing, and so does its attention
+        is_moved = True
+        difference = float((differences / effects.clamp(min=float(effects.max()) * NEXT_TO_NOTHING)).max())
+        if not difference <= TOLERANCE:  # or not a number
             raise UnsupportedModelError(
                 f"{name}: steering a head of layer {layer.index} is not what its attention does twice (they differ by {difference:.2g} of "
                 "what the head makes): its heads are elsewhere, or are mixed before the projection"
             )
         worst = max(worst, difference)
+    if not is_moved:
+        raise UnsupportedModelError(f"{name}: no head of any layer makes a difference, so nothing shows where they are")
     return worst
 
 

@@ -8,7 +8,7 @@ modules are transformers' own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,9 +37,8 @@ class RowRouting:
     def __init__(self, layout: Layout) -> None:
         self._plan: Sequence[LayerRows] | None = None
         self._n_rows = 0
-        for layer in layout.layers:
-            layer.layer.register_forward_pre_hook(self._hook(layer.index), with_kwargs=True)
-        layout.layers[-1].layer.register_forward_hook(self._leave)
+        self.handles = [layer.layer.register_forward_pre_hook(self._hook(layer.index), with_kwargs=True) for layer in layout.layers]
+        self.handles.append(layout.layers[-1].layer.register_forward_hook(self._leave))
 
     @contextmanager
     def route(self, plan: Sequence[LayerRows], n_rows: int) -> Iterator[None]:
@@ -80,7 +79,7 @@ def copy_rows(value: Any, n_rows: int, origins: torch.Tensor) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(copy_rows(item, n_rows, origins) for item in value)
     if type(value) is dict:
-        return {key: (_copy_alibi if key == "alibi" else copy_rows)(item, n_rows, origins) for key, item in value.items()}
+        return {key: BY_NAME.get(key, copy_rows)(item, n_rows, origins) for key, item in value.items()}
     return value
 
 
@@ -89,3 +88,10 @@ def _copy_alibi(alibi: Any, n_rows: int, origins: torch.Tensor) -> Any:
     if isinstance(alibi, torch.Tensor) and alibi.dim() == 3:
         return alibi.view(n_rows, -1, *alibi.shape[1:])[origins].flatten(0, 1)
     return copy_rows(alibi, n_rows, origins)
+
+
+# What a shape alone would be taken for something else: MPT's biases, [n_heads, 1, keys], are the same for all rows.
+BY_NAME: dict[str, Callable[[Any, int, torch.Tensor], Any]] = {
+    "alibi": _copy_alibi,
+    "position_bias": lambda shared, _n_rows, _origins: shared,
+}

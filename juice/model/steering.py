@@ -44,8 +44,7 @@ class SteeringHooks:
         self._shard = shard
         self._plan: SteeringPlan | None = None
         self._fired: set[int] = set()
-        for layer in layout.layers:
-            layer.projection.register_forward_pre_hook(self._hook(layer))
+        self.handles = [layer.projection.register_forward_pre_hook(self._hook(layer)) for layer in layout.layers]
 
     @contextmanager
     def apply(self, plan: SteeringPlan) -> Iterator[None]:

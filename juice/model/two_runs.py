@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 
 @torch.inference_mode()
-def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Return the logits float32 [tokens, vocabulary] of the steered run; ids: int64 [tokens], coefficients: float32 [n_heads] a layer."""
+def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor], n_kept: int) -> torch.Tensor:
+    """Return the logits float32 [n_kept, vocabulary] of the steered run's last tokens.
+
+    ids: int64 [tokens]; coefficients: float32 [n_heads] a layer.
+    """
     clean: dict[int, torch.Tensor] = {}
 
     def keep(layer: AttentionLayer) -> Any:
@@ -42,6 +46,8 @@ def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, 
 
         return change
 
+    # Many models make the logits of the last tokens alone, if asked; a prompt's would take gigabytes.
+    kept = {"logits_to_keep": n_kept} if "logits_to_keep" in signature(loaded.model.forward).parameters else {}
     logits = torch.empty(0)
     with loaded.turn:
         for hook in (keep, add):
@@ -49,5 +55,5 @@ def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, 
                 for index in coefficients:
                     layer = loaded.layout.layers[index]
                     stack.callback(layer.projection.register_forward_pre_hook(hook(layer)).remove)
-                logits = loaded.run(input_ids=ids[None], use_cache=False).logits[0].float()
+                logits = loaded.run(input_ids=ids[None], use_cache=False, **kept).logits[0, -n_kept:].float()
     return logits

@@ -12,8 +12,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 import juice
 from juice.errors import JuiceError
+from juice.loading import load
 from juice.model.prompts import read_template
-from juice.steered_model import SteeredModel, load
+from juice.steered_model import SteeredModel
 from juice_server import errors
 from juice_server.intake import BodyIntake
 from juice_server.metrics import Metrics
