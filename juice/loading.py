@@ -49,8 +49,8 @@ def load(
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
             raise RequestError("a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer")
-        if is_placed:
-            raise UsageError("a model object is where it is, and as precise; give device_map and quantization to its from_pretrained")
+        if is_placed or (device, dtype, revision, attn_implementation) != ("auto", "auto", None, None):
+            raise UsageError("a model object stays where and as it is; give device, dtype and quantization to its from_pretrained")
         if tp > 1:
             raise RequestError("a model object is on its device already; to shard it, give its folder or hub id", param="tp")
         return SteeredModel(prepare(model, tokenizer, allow_approximate=allow_approximate), head_sets, limits)

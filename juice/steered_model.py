@@ -22,7 +22,6 @@ from juice.model.loading import LoadedModel
 from juice.model.prompts import own_template, read_template, sha256_of, user
 
 DEFAULT_MAX_TOKENS = 64
-WORD = "juice"  # that a chat template must let through
 SAMPLING_OPTIONS = frozenset(f.name for f in fields(Sampling))
 REQUEST_OPTIONS = frozenset(f.name for f in fields(GenerationRequest)) - {
     "prompt_ids", "max_tokens", "steering", "sampling", "stop", "contrast",
@@ -80,7 +79,7 @@ class SteeredModel:
                 )
         other = copy(self)
         other.loaded = replace(self.loaded, chat_template=template)
-        if template is not None and WORD not in other.loaded.prompts.rendered([user(WORD)]):
+        if template is not None and len({other.loaded.prompts.rendered([user(word)]) for word in ("lemon", "plum")}) < 2:
             raise UsageError("the chat template leaves out what the user says; give one that renders the messages it gets")
         return other
 
@@ -104,10 +103,9 @@ class SteeredModel:
         )
 
     def close(self) -> None:
-        """End the engine with everything that runs, and the other ranks of a sharded model."""
+        """End the engine with everything that runs, and the other ranks of a sharded model; a model object can be loaded again."""
         self.engine.close()
-        if self.loaded.ranks is not None:
-            self.loaded.ranks.close()
+        self.loaded.release()
 
     def generate(self, prompts: str | Sequence[str], **options: Any) -> list[Completion]:
         """Continue every prompt; all of them share batches, each with its own options.

@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 import juice
 from juice.engine import batch
-from juice.errors import UnsupportedModelError, UsageError
+from juice.errors import JuiceError, UnsupportedModelError, UsageError
 from juice.model.layout import resolve
 from juice.model.linearity import TOLERANCE, why_not_linear
 from juice.model.loading import load_model, prepare
 from juice.model.steering import SteeringPlan
 from tests import oracle, precise, tiny
+from tests.architectures import ARCHITECTURES
 from tests.serving import serving
 
 CPU = torch.device("cpu")
@@ -238,7 +239,7 @@ def test_eight_bits_of_bitsandbytes_are_served_only_when_allowed_and_every_route
         assert "cannot be steered exactly" in server.errors()
         info = client.get("/info").json()
         assert info["steering"]["exact"] is False
-        assert info["model"]["quantization"] == "bitsandbytes"
+        assert info["model"]["quantization"] == "bitsandbytes-8bit"
         body = {"prompt": "abc", "max_tokens": 2}
         assert client.post("/generate", json=body).json()["steering"]["exact"] is False
         assert client.post("/v1/completions", json={"model": str(folder), **body}).json()["steering"]["exact"] is False
@@ -273,3 +274,36 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
 def test_a_model_object_takes_no_placement() -> None:
     with pytest.raises(UsageError, match="from_pretrained"):
         juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), quantization="bnb-4bit")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
+def test_large_biases_are_no_quantised_activations(dtype: torch.dtype, size: float) -> None:
+    """Qwen's keys have biases far larger than what is added to them: rounding of their sum is not the projection's."""
+    network = next(a for a in ARCHITECTURES if a.name == "Qwen2").build()
+    with torch.no_grad():
+        for layer in network.model.layers:
+            layer.self_attn.k_proj.bias.normal_(0, size)
+    before = network.model.layers[0].self_attn.k_proj.bias.detach().to(dtype).clone()
+    model = juice.load(network.to(dtype), tokenizer=tiny.tiny_tokenizer())
+    assert model.loaded.exact
+    assert torch.equal(network.model.layers[0].self_attn.k_proj.bias, before)
+
+
+def test_a_model_that_could_not_be_looked_at_is_not_called_exact() -> None:
+    network = tiny.tiny_model("llama")
+    left = [1]
+
+    def without_memory(_module: object, _args: object) -> None:
+        if left and left.pop():
+            raise torch.OutOfMemoryError("no memory is left")
+
+    network.model.layers[0].register_forward_pre_hook(without_memory)
+    with pytest.raises(JuiceError, match="not enough memory"):
+        juice.load(network, tokenizer=tiny.tiny_tokenizer())
+
+
+@pytest.mark.parametrize("option", [{"device": "cpu"}, {"dtype": "float16"}, {"revision": "main"}, {"attn_implementation": "eager"}])
+def test_options_that_a_model_object_cannot_follow_are_refused(option: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="a model object stays where and as it is"):
+        juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), **option)

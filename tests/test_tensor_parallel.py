@@ -67,6 +67,13 @@ def test_what_would_run_on_one_rank_alone_is_refused(tmp_path: Path, monkeypatch
     assert juice.load(folder, device="cpu").loaded.n_ranks == 1
 
 
+def test_a_load_that_is_refused_leaves_no_rank_behind(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path)
+    with pytest.raises(RequestError, match="max_model_len"):
+        juice.load(folder, tp=2, limits=Limits(max_model_len=100_000))
+    assert not torch.distributed.is_initialized()
+
+
 @pytest.fixture(scope="module")
 def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, juice.SteeredModel]]:
     """Load the tiny model of a shape over two ranks, as rarely as can be; the other one must be gone afterwards."""

@@ -46,7 +46,8 @@ def run(
 
 
 def _lines(found: Diagnosis) -> list[str]:
-    verdict = f"{found.model}: steered exactly" if found.exact else f"{found.model}: refused: {found.reason}"
+    outcome = "steered exactly" if found.exact else f"not steered exactly: {found.reason}" if found.facts else f"refused: {found.reason}"
+    verdict = f"{found.model}: {outcome}"
     rows = [*_facts(found), ("", "")] if found.facts else []
     lines = [verdict, "", *(f"{name:16}{value}" for name, value in rows)]
     lines += [f"{_outcome(check):8}{check.name}: {check.difference:.1g} {check.unit} (bound {check.bound:g})" for check in found.checks]

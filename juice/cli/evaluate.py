@@ -156,8 +156,9 @@ def _evaluate_checkpoints(
     from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints
     from juice.evaluation.splits import limited
 
-    if loading.device_map or loading.offload_folder or loading.quantization or loading.allow_approximate:
-        raise UsageError("--checkpoints are measured whole on one device; drop --device-map, --offload-folder and --quantization")
+    ignored = options.given(loading, "device_map", "offload_folder", "quantization", "allow_approximate", "revision", "attn_implementation")
+    if ignored:
+        raise UsageError(f"--checkpoints are folders, measured whole on one device; drop {', '.join(ignored)}")
     options.quiet_libraries()
     store = measure_checkpoints(
         find_checkpoints(given), limited(examples, limit, seed), out,

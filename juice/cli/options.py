@@ -46,6 +46,12 @@ class Loading:
     attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa or another of transformers'.")] = None
 
 
+def given(loading: Loading, *names: str) -> list[str]:
+    """Return the flags among these that are not at their defaults."""
+    defaults = Loading()
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(loading, name) != getattr(defaults, name)]
+
+
 def loads_a_model(run: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of `Loading`, in the place of its parameter `loading`."""
     hints = get_type_hints(Loading, include_extras=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,6 +54,8 @@ def diagnose(model: SteeredModel, *, deep: bool = False, progress: Progress = si
             except (UnsupportedModelError, GenerationError) as error:
                 reason = reason or str(error)
             advance(1)
+    if not model.loaded.exact:
+        checks = [replace(check, decisive=False) for check in checks]
     failed = [check for check in checks if check.decisive and not check.passed]
     if failed and reason is None:
         reason = f"{failed[0].name}: they differ by {failed[0].difference:.2g} {failed[0].unit}, more than {failed[0].bound:g}"
@@ -163,5 +166,5 @@ def _steered(model: SteeredModel, ids: tuple[int, ...]) -> float:
 
 
 def _nats(model: SteeredModel, name: str, difference: float) -> list[Check]:
-    bound = bound_of(model.loaded.dtype)
+    bound = bound_of(model.loaded)
     return [Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="nats")]

@@ -1,7 +1,7 @@
 """The loop: requests join, prompts go through in chunks, every running sequence gets its next token, finished ones leave.
 
-A step is at most two forwards, one over prompts and one over all that decode. A failure stays where it arises: when a
-forward of several sequences fails, each is run alone, and only those that fail alone end with an error.
+A step is two forwards, one over prompts and one over all that decode; more only where a model's rows may not share one. A failure
+stays where it arises: when a forward of several sequences fails, each is run alone, and only those that fail alone end with an error.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ keys and values beside what runs: what has joined is never evicted. Between two 
 prompt tokens goes through, so that a long prompt holds up what runs for one chunk at most.
 
 Rows share a forward unless the model forbids it: where it masks by itself each must have as many tokens cached, and where its
-positions change with length (`rope_switch`) they must be on one side of that. A row that crosses over is read again, alone, and
-one such row a step; the others that cross wait for theirs.
+positions change with length (`rope_switch`) they must be on one side of that. A row that crosses over is read again whole, alone,
+and one such row a step: that may hold up the others for longer than a chunk.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
     except Exception as error:  # whatever a model raises at inputs that it does not expect
         raise UnsupportedModelError(f"{name} cannot run with a cache of ours: {error!r}") from error
     plain, steered = _largest(d.value for d in unsteered_runs), _largest(d.value for d in steered_runs)
-    bound = bound_of(loaded.dtype)
+    bound = bound_of(loaded)
     # Wrong steering shows above this, not above what rounding alone may do to an unsteered run.
     tighter = min(bound, max(1e-3, STEERED_SHARE * bound, TIMES_UNSTEERED * plain, *(d.rounding for d in steered_runs)))
     if loaded.exact and not (plain <= bound and steered <= tighter):
@@ -93,9 +93,10 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
     return _largest((plain, steered))
 
 
-def bound_of(dtype: torch.dtype) -> float:
-    """Return how far a log-probability may be from the two runs'."""
-    return TOLERANCES.get(dtype, 0.3)
+def bound_of(loaded: LoadedModel) -> float:
+    """Return how far a log-probability may be from the two runs': products with packed weights may be bfloat16 whatever is asked for."""
+    bound = TOLERANCES.get(loaded.dtype, TOLERANCES[torch.bfloat16])
+    return bound if loaded.quantization is None else max(bound, TOLERANCES[torch.bfloat16])
 
 
 class Difference(NamedTuple):

@@ -231,6 +231,7 @@ def _identity(model: SteeredModel, data: Data, settings: Settings, texts: Sequen
         "dtype": str(model.loaded.dtype).removeprefix("torch."),
         "chat_template_sha256": model.loaded.prompts.sha256,
         "quantization": model.loaded.quantization,
+        "exact": model.loaded.exact,
         "data_sha256": examples_sha256(data.test),
         "validation_sha256": None if data.validation is None else examples_sha256(data.validation),
         "identification_sha256": None if data.identification is None else examples_sha256(data.identification),

@@ -15,12 +15,14 @@ their own, and those that no token reaches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.layout import Layout, features
 from juice.model.uncompiled import uncompiled
 
@@ -30,18 +32,26 @@ TOLERANCE = 8e-3
 N_BETWEEN = 32
 BELOW_A_STEP = 0.4 / 127
 LOUD = 300.0
+ROUNDINGS = 4
 
 
 @torch.inference_mode()
 def why_not_linear(model: PreTrainedModel, layout: Layout, device: torch.device) -> str | None:
-    """Return which projection couples rows or is not additive, and by how much; None for a model whose projections are linear."""
+    """Return which projection couples rows or is not additive, and by how much; None for a model whose projections are linear.
+
+    Raises UnsupportedModelError for a model that cannot run, JuiceError for want of memory.
+    """
     projections = {m for layer in layout.layers for m in layer.layer.modules() if features(m) is not None} | {layout.output}
     with uncompiled(list(model.modules())):
         seen = _inputs(model, projections, device)
-        for name, module in model.named_modules():
-            if module in seen and (reason := _why_not(module, seen[module])):
-                return f"{name} {reason}"
-    return None
+        names = {module: name for name, module in model.named_modules()}
+        if missed := [layer.index for layer in layout.layers if layer.projection not in seen]:
+            raise UnsupportedModelError(
+                f"{type(model).__name__}: steering did not reach layers {missed}: their output projections were bypassed"
+            )
+        # All of them, whatever is found: the ranks of a sharded model must run the same.
+        reasons = [f"{names[module]} {reason}" for module, like in seen.items() if (reason := _why_not(module, like))]
+    return reasons[0] if reasons else None
 
 
 def _inputs(model: PreTrainedModel, projections: set[nn.Module], device: torch.device) -> Mapping[nn.Module, torch.Tensor]:
@@ -55,27 +65,46 @@ def _inputs(model: PreTrainedModel, projections: set[nn.Module], device: torch.d
     handles = [module.register_forward_pre_hook(keep) for module in projections]
     try:
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
-    except Exception:  # what a model cannot run at all, the engine's own check says better
-        return {}
+    except torch.OutOfMemoryError as error:
+        raise JuiceError("not enough memory for a forward of two tokens; choose another --device or a smaller --dtype") from error
+    except Exception as error:  # whatever a model raises
+        raise UnsupportedModelError(f"{type(model).__name__} cannot run: {error!r}") from error
     finally:
         for handle in handles:
             handle.remove()
     return seen
 
 
+@contextmanager
+def _without_bias(module: nn.Module) -> Iterator[None]:
+    """Let a bias be zero: an output is rounded with it in, and the larger it is, the more."""
+    bias = module._parameters.get("bias")
+    if bias is None or bias.device.type == "meta":
+        yield
+        return
+    module._parameters["bias"] = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
+    try:
+        yield
+    finally:
+        module._parameters["bias"] = bias
+
+
 def _why_not(module: nn.Module, like: torch.Tensor) -> str | None:
     rows, loud = _rows(like)
-    alone = module(rows)
+    with _without_bias(module):
+        alone, beside = module(rows), module(torch.cat([rows, loud]))
     if not isinstance(alone, torch.Tensor) or len(alone) != len(rows):
         return None
-    alone, beside = alone.float(), module(torch.cat([rows, loud]))[: len(rows)].float()
-    moved = _relative(beside - alone, alone - alone[-1:])
+    # What of a bias is left, fetched for each forward, costs the precision of its own size.
+    slack = ROUNDINGS * torch.finfo(alone.dtype).eps * float(alone[-1].float().norm())
+    alone, beside = alone.float(), beside[: len(rows)].float()
+    moved = _relative(beside - alone, alone - alone[-1:], slack)
     if not moved <= TOLERANCE:  # nor is it linear where it is no number
         return f"gives a row something else beside another one, by {moved:.2g} of its size"
     zero = alone[-1]
     for first in (0, 3):
         x, y, both = alone[first : first + 3] - zero
-        bent = _relative(both - x - y, both)
+        bent = _relative(both - x - y, both, slack)
         if not bent <= TOLERANCE:
             return f"is not additive, by {bent:.2g} of its output's size"
     return None
@@ -92,8 +121,8 @@ def _rows(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return made.to(like), (LOUD * noise).to(like)[None, None]
 
 
-def _relative(error: torch.Tensor, of: torch.Tensor) -> float:
-    """Return the largest norm of a row's error in relation to the row's own; rows of zeros aside."""
+def _relative(error: torch.Tensor, of: torch.Tensor, slack: float) -> float:
+    """Return the largest norm of a row's error, `slack` taken off, in relation to the row's own; rows of zeros aside."""
     sizes = of.norm(dim=-1)
-    ratios = error.norm(dim=-1)[sizes > 0] / sizes[sizes > 0]
+    ratios = (error.norm(dim=-1) - slack)[sizes > 0] / sizes[sizes > 0]
     return float(ratios.max()) if ratios.numel() else 0.0

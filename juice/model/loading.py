@@ -76,10 +76,12 @@ class LoadedModel:
     ranks: Ranks | None = None
 
     def release(self) -> None:
-        """Take the hooks off the model, which is then as if it had never been loaded."""
+        """Take the hooks off the model, so that it can be loaded again, and end the other ranks of a sharded one."""
         for handle in (*self.routing.handles, *self.steering.handles, *self.output.handles):
             handle.remove()
         self.model._juice_hooked = False
+        if self.ranks is not None:
+            self.ranks.close()
 
     def run(self, **inputs: Any) -> Any:
         """Run one forward and return what the model returns, uncompiled whatever was compiled."""
@@ -104,10 +106,14 @@ class LoadedModel:
 
     @property
     def quantization(self) -> str | None:
-        """How the weights are quantised, by transformers' name for it; None where transformers knows of nothing."""
+        """How the weights are quantised, such as bitsandbytes-4bit or torchao; None where transformers knows of nothing."""
         config = getattr(self.model.config, "quantization_config", None)
-        method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
-        return None if method is None else str(getattr(method, "value", method))
+        if config is None:
+            return None
+        told: dict[str, Any] = config if isinstance(config, dict) else config.to_dict()
+        method = told.get("quant_method")
+        bits = next((f"-{n}bit" for n in (4, 8) if told.get(f"load_in_{n}bit")), "")
+        return f"{getattr(method, 'value', method)}{bits}"
 
     @property
     def max_positions(self) -> int | None:
@@ -165,9 +171,12 @@ def load_model(
         raise UsageError(f"device {device!r} and a device_map are given; drop one of them")
     place = choose_device(device) if shard == WHOLE else own_device(device, shard)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    placed: dict[str, Any] = {"dtype": choose_dtype(dtype, place)}
+    placed: dict[str, Any] = {}
     if device_map is not None:
-        placed |= {"device_map": choose_map(device_map), "offload_folder": offload_folder}
+        placed = {"device_map": choose_map(device_map), "offload_folder": offload_folder}
+        if isinstance(placed["device_map"], dict) and {str(at) for at in placed["device_map"].values()} <= {"cpu", "disk"}:
+            place = torch.device("cpu")
+    placed["dtype"] = choose_dtype(dtype, place)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         config = AutoConfig.from_pretrained(source, **options)
@@ -208,10 +217,13 @@ def check_shardable(model: str | Path, n_ranks: int, *, revision: str | None = N
     """Raise UnsupportedModelError for a model that cannot be sharded over so many ranks, before any weight is read."""
     try:
         config = AutoConfig.from_pretrained(str(MINI) if str(model) == "mini" else str(model), revision=revision, trust_remote_code=False)
+        is_packed = getattr(config, "quantization_config", None) is not None
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config)
     except Exception as error:
         raise ModelNotFoundError(_explain(str(model), error, {})) from error
+    if is_packed:
+        raise UnsupportedModelError(f"{model} was saved quantised, which transformers does not shard; serve it without --tp")
     check_plan(network, resolve(network), n_ranks)
 
 
@@ -282,10 +294,10 @@ def _explain(model: str, error: Exception, placed: dict[str, Any]) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if any(isinstance(cause, hub.GatedRepoError) for cause in causes) or "gated" in str(error):
         return f"{model} is gated: accept its licence on its hub page and set HF_TOKEN to a token that may read it"
+    if model.startswith((".", "/", "~")) and not Path(model).is_dir():
+        return f"cannot load the model {model!r}: there is no such folder; give a local folder, a hub id, or `mini`"
     if {"device_map", "quantization_config"} & placed.keys():
         return f"{model} cannot be loaded with this device map or quantisation: {reason}; try it without"
     if Path(model).is_dir():
         return f"the folder {model} cannot be loaded: {reason}; expected config.json, tokenizer files and *.safetensors"
-    if model.startswith((".", "/", "~")):
-        return f"cannot load the model {model!r}: there is no such folder; give a local folder, a hub id, or `mini`"
     return f"cannot load the model {model!r}: {reason}; give a hub id (network, or its cache, needed), a local folder, or `mini`"

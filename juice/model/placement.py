@@ -20,7 +20,7 @@ from juice.errors import UsageError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"bnb-4bit": "bitsandbytes", "bnb-8bit": "bitsandbytes", "torchao-int8": "torchao"}
 BY_ITSELF = ("auto", "balanced", "balanced_low_0", "sequential")
-DeviceMap = str | Mapping[str, Any]
+DeviceMap = str | int | torch.device | Mapping[str, Any]
 
 
 def choose_device(device: str) -> torch.device:
@@ -56,6 +56,8 @@ def choose_map(device_map: DeviceMap) -> str | dict[str, Any]:
     _require("accelerate", "a device map")
     if isinstance(device_map, Mapping):
         return dict(device_map)
+    if isinstance(device_map, int | torch.device):
+        return {"": device_map}
     if device_map in BY_ITSELF:
         return device_map
     if not device_map.startswith("{"):

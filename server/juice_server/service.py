@@ -59,12 +59,19 @@ class Service:
 
     def _prepared(self) -> SteeredModel:
         model = self._load()
-        # Read here, so that a folder that is wrong ends the start and not the first request.
+        try:
+            self._check_head_sets(model)
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    def _check_head_sets(self, model: SteeredModel) -> None:
+        """Read the sets at the start, so that a folder that is wrong ends it and not the first request."""
         sets, default = model.head_sets, self.settings.default_steer
         if default != "none" and default not in sets.targets():
             lacks = "has betas: set them with `juice tune`" if default in sets.by_name else f"fits {model.id}"
             raise UsageError(f"default_steer is {default}, but no head set of that name in {sets.folder} {lacks}")
-        return model
 
     def close(self) -> None:
         """End the engine and everything that runs."""
