@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tests.tiny import N_HEADS, N_LAYERS, VOCAB_SIZE
+from tests.tiny import N_HEADS, N_LAYERS, VOCAB_SIZE, with_large_weights
 
 WINDOW = 8
 ALTERNATING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * (N_LAYERS // 2)}
@@ -66,13 +66,7 @@ class Architecture:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice on tiny sizes
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(self.model_type, **self.config))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() > 1:
-                    parameter.normal_(0, 0.15)
-                else:
-                    parameter.add_(torch.randn_like(parameter) * 0.1)
-        return model.eval()
+        return with_large_weights(model)
 
 
 def row(name: str, model_type: str, sizes: dict[str, Any] = GROUPED, *, refusal: str | None = None, **more: Any) -> Architecture:

@@ -48,6 +48,11 @@ def tiny_model(shape: str, seed: int = 0) -> PreTrainedModel:
             model = Phi3ForCausalLM(Phi3Config(**sizes))
         else:
             model = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=12, sliding_window=8))
+    return with_large_weights(model)
+
+
+def with_large_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with its weights drawn anew, large enough for heads to matter."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
