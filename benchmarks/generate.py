@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import juice
 from benchmarks import machine
-from tests import oracle
+from tests.support import oracle
 
 N_REPEATS, N_TOKENS, N_REQUESTS = 5, 32, 16
 
@@ -33,7 +33,7 @@ def main() -> None:
     model = juice.load("mini")
     prompts = [e.prompts["coherent"] for e in juice.read_examples("mini")[:N_REQUESTS]]
     options = {"max_tokens": N_TOKENS, "ignore_eos": True}
-    steering = model.steering(juice.Steer(target="parametric"))
+    steering = model.resolve(juice.Steer(target="parametric"))
     heads = {(layer, h): float(b) for layer, row in steering.coefficients.items() for h, b in enumerate(row.tolist()) if b}
     ids = list(model.tokenize(prompts[0]))
     seconds = {

@@ -16,10 +16,12 @@ import torch
 
 import juice
 from benchmarks import machine
-from juice.identification.run import Settings, usable_examples
-from juice.identification.scores import score_heads, scored_prompt
+from juice.identification import IdentificationOptions
+from juice.identification.drawing import usable_examples
+from juice.identification.probing import score_heads
+from juice.identification.scored_prompt import scored_prompt
 from juice.steered_model import SteeredModel
-from tests.naive_scores import mean_changes
+from tests.support.naive_scores import mean_changes
 
 N_REPEATS = 3
 
@@ -45,13 +47,13 @@ def counted_tokens(model: SteeredModel) -> Iterator[dict[str, int]]:
 def main() -> None:
     """Measure both ways in one run, alternating, and print the medians."""
     model = juice.load("mini")
-    settings = Settings(relation="world_capital")
+    settings = IdentificationOptions(relation="world_capital")
     examples, _ = usable_examples(model, juice.read_examples("mini"), settings)
     types = ("clean", "substitution", "coherent")
 
     def ours() -> list[torch.Tensor]:
         scores = score_heads(
-            model.loaded, examples, targets={"parametric": types}, alphas_plus=settings.alphas_plus, alphas_minus=settings.alphas_minus
+            model, examples, targets={"parametric": types}, alphas_plus=settings.alphas_plus, alphas_minus=settings.alphas_minus
         )["parametric"]
         return [scores.plus, scores.minus]
 
@@ -60,7 +62,7 @@ def main() -> None:
         for alphas in (settings.alphas_plus, settings.alphas_minus):
             by_type = []
             for conflict_type in types:
-                prompts = [scored_prompt(model.loaded, e, conflict_type) for e in examples]
+                prompts = [scored_prompt(model, e, conflict_type) for e in examples]
                 ids, tokens = [p.ids for p in prompts], [p.answer_tokens["parametric"] for p in prompts]
                 by_type.append(mean_changes(model.loaded.model, ids, tokens, alphas))
             tables.append(torch.stack(by_type))

@@ -13,11 +13,14 @@ from typing import Any
 
 import juice
 from benchmarks import machine
+from juice.data.example import ConflictExample, ConflictType
 from juice.engine import Steer
-from juice.examples import ConflictExample, ConflictType, Target
-from juice.identification.run import Settings, usable_examples, validation_share
-from juice.identification.tuning import answer, outcome
+from juice.identification import IdentificationOptions
+from juice.identification.drawing import usable_examples
+from juice.identification.trials import answer, outcome
+from juice.identification.validation import validation_share
 from juice.steered_model import SteeredModel
+from juice.targets import Target
 from lab.examples import prompts
 from lab.relations import RELATIONS, Fact
 
@@ -30,14 +33,14 @@ def unseen_examples(model: SteeredModel) -> list[ConflictExample]:
     for target in ("parametric", "context"):
         found = model.head_sets.get(target).identification
         assert found is not None, "the shipped sets come from `juice identify`"
-        drawn, rest = usable_examples(model, pool, Settings(n_examples=found.n_examples, seed=found.seed, relation="world_capital"))
+        drawn, rest = usable_examples(model, pool, IdentificationOptions(n_examples=found.n_examples, seed=found.seed, relation="world_capital"))
         seen |= {id(e) for e in [*drawn, *validation_share(rest, found.seed)]}
     return [e for e in pool if id(e) not in seen]
 
 
 def accuracy(model: SteeredModel, examples: list[ConflictExample], target: Target, steer: Steer) -> dict[str, float]:
     """Return how often the target's answer is given, by conflict type."""
-    answers = answer(model, examples, TYPES, target, model.steering(steer))
+    answers = answer(model, examples, TYPES, target, model.resolve(steer))
     return {str(t): round(v, 4) for t, v in outcome(examples, answers, target).accuracy.items()}
 
 

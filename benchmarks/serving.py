@@ -25,9 +25,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import juice
 from benchmarks import machine
-from juice.engine import Engine, GenerationRequest, Limits, Steering, SteeringReport
-from tests import tiny
-from tests.serving import CONFLICT, Server
+from juice.batching import BatchingEngine
+from juice.engine import GenerationRequest, Limits, Steering, SteeringReport
+from tests.support import tiny
+from tests.support.serving import CONFLICT, Server
 
 N_LAYERS, N_HEADS, N_REQUESTS, N_TOKENS = 12, 6, 16, 64
 STEERED_LAYERS = range(4, 8)  # a third of the depth
@@ -116,7 +117,7 @@ def against_generate(model: juice.SteeredModel, plain: LlamaForCausalLM, n_round
 
 def own_configurations(model: juice.SteeredModel, n_rounds: int, n_requests: int) -> dict[str, float]:
     """Measure many requests, 32 at a time, all steered alike and each in its own way."""
-    engine = Engine(model.loaded, Limits(max_batch=32))
+    engine = BatchingEngine(model.loaded, Limits(max_batch=32))
     own_prompts = [p[: 32 + i % 64] for i, p in enumerate(prompts(n_requests))]
 
     def ours(steerings: list[Steering]) -> Callable[[], object]:

@@ -5,17 +5,21 @@ imported at first use, so that `import juice` costs nothing.
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from juice.quiet import quiet_imports
+from juice.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from juice.engine import Completion, Limits, Steer
+    from juice.data.example import ConflictExample
+    from juice.data.readers import read_examples
+    from juice.engine import Completion, Limits, SamplingOptions, Steer
     from juice.errors import JuiceError
-    from juice.examples import ConflictExample
+    from juice.evaluation.evaluate import evaluate
     from juice.head_set import Head, HeadSet
     from juice.identification import identify, select_heads, tune
-    from juice.loading import load
-    from juice.readers import read_examples
+    from juice.loading.load import load
+    from juice.options import LoadOptions
     from juice.steered_model import SteeredModel
 
 __all__ = [
@@ -25,8 +29,11 @@ __all__ = [
     "HeadSet",
     "JuiceError",
     "Limits",
+    "LoadOptions",
+    "SamplingOptions",
     "Steer",
     "SteeredModel",
+    "evaluate",
     "identify",
     "load",
     "read_examples",
@@ -36,27 +43,30 @@ __all__ = [
 
 _HOMES = {
     "Completion": "juice.engine",
-    "ConflictExample": "juice.examples",
+    "ConflictExample": "juice.data.example",
     "Head": "juice.head_set",
     "HeadSet": "juice.head_set",
     "JuiceError": "juice.errors",
     "Limits": "juice.engine",
-    "SteeredModel": "juice.steered_model",
+    "LoadOptions": "juice.options",
+    "SamplingOptions": "juice.engine",
     "Steer": "juice.engine",
+    "SteeredModel": "juice.steered_model",
+    "evaluate": "juice.evaluation.evaluate",
     "identify": "juice.identification",
-    "load": "juice.loading",
-    "read_examples": "juice.readers",
+    "load": "juice.loading.load",
+    "read_examples": "juice.data.readers",
     "select_heads": "juice.identification",
     "tune": "juice.identification",
 }
-
-try:
-    __version__ = version("juice-steering")
-except PackageNotFoundError:  # a checkout that is not installed
-    __version__ = "0.0.0"
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'juice' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    with quiet_imports():
+        return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -16,7 +16,8 @@ JuiceError                        exit code 1: the work failed
     │   ├── HeadSetNotFoundError  no such head set, in the folder or on the hub
     │   └── HeadSetMismatchError  a sound head set of another model
     ├── RequestError              a generation request; `param` names the field
-    │   └── ContextLengthError    prompt and new tokens exceed the model's context
+    │   ├── ContextLengthError    prompt and new tokens exceed the model's context
+    │   └── MissingCapabilityError  the engine that runs cannot do this
     └── OutputError               a place that cannot be written, or must not be overwritten
 """
 
@@ -32,6 +33,7 @@ __all__ = [
     "HeadSetMismatchError",
     "HeadSetNotFoundError",
     "JuiceError",
+    "MissingCapabilityError",
     "ModelNotFoundError",
     "NoConsistentHeadError",
     "NonFiniteError",
@@ -118,6 +120,10 @@ class RequestError(UsageError):
 
 class ContextLengthError(RequestError):
     """The prompt, or the prompt and its new tokens, exceed the model's context."""
+
+
+class MissingCapabilityError(RequestError):
+    """The engine that runs the model cannot do what is asked; another one can."""
 
 
 class OutputError(UsageError):

@@ -17,7 +17,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from juice.model.loading import MINI
+from juice.files import MINI
 from lab.corpus import Mixture
 from lab.train import Phase, train
 

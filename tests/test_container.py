@@ -22,7 +22,7 @@ import httpx
 import pytest
 from dockerfile_parse import DockerfileParser
 
-from tests.serving import CONFLICT, Server
+from tests.support.serving import CONFLICT, Server
 
 ROOT = Path(__file__).parents[1]
 

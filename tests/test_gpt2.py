@@ -21,15 +21,16 @@ from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import juice
+from juice.data.example import ConflictExample
 from juice.errors import HeadSetMismatchError
-from juice.examples import ConflictExample, Target
 from juice.head_set import Betas, HeadSet
-from juice.identification import Settings, identify_targets
+from juice.identification import IdentificationOptions, identify_targets
 from juice.model.fingerprint import identify_model
 from juice.model.layout import resolve
 from juice.steered_model import SteeredModel
-from tests import gpt2_files, naive_scores, oracle
-from tests.serving import serving
+from juice.targets import Target
+from tests.support import gpt2_files, naive_scores, oracle
+from tests.support.serving import serving
 
 NAMES = ("openai-community/gpt2", "gpt2")
 FILES = [
@@ -118,7 +119,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     else:
         folder = real_weights()
     model = juice.load(folder, head_sets=made)
-    settings = Settings(n_examples=len(pool), top_k=3, alphas_plus=(1.0,), alphas_minus=(-1.0,))
+    settings = IdentificationOptions(n_examples=len(pool), top_k=3, alphas_plus=(1.0,), alphas_minus=(-1.0,))
     bare = identify_targets(model, pool, TARGETS, settings, names={t: t for t in TARGETS})
     found = {t: s.with_betas("juice", Betas(plus=BETA_PLUS, minus=BETA_MINUS), {}) for t, s in bare.items()}
     head_sets = made / "head_sets"
@@ -250,7 +251,7 @@ def test_the_context_wins_more_under_context_steering_than_under_parametric(subj
         requests = []
         for example in subject.examples:
             prompt = example.prompts["substitution"]
-            watch = tuple(model.loaded.prompts.first_token(prompt, example.answer(t)) for t in TARGETS)
+            watch = tuple(model.first_token(prompt, example.answer(t)) for t in TARGETS)
             requests.append(model.request(prompt, steer=target, head_set=subject.found[target], max_tokens=1, watch=watch))
         preferences[target] = [c.watched[0] - c.watched[1] for c in model.engine.generate(requests)]
     means = {target: sum(own) / len(own) for target, own in preferences.items()}

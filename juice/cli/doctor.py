@@ -7,26 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from juice.cli import console, options
+from juice.options import LoadOptions
 
 if TYPE_CHECKING:
-    from juice.diagnosis import Check, Diagnosis
+    from juice.exactness import Check, Diagnosis
 
 
-@options.loads_a_model
+@options.spelled_out
 def run(
-    loading: options.Loading,
+    loading: LoadOptions,
     model: options.Model = "mini",
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="Also prompts beyond windows and switches, and z against TransformerLens (extra `lens`)."),
+        typer.Option("--deep", help="Also prompts beyond sliding windows and switches, and z against TransformerLens (extra `lens`)."),
     ] = False,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
     """Check on the loaded model that steering is exact; exit 1 for a model that JuICE refuses."""
-    from juice.diagnosis import Diagnosis, diagnose
-    from juice.diagnosis.lens import require_lens
     from juice.errors import UnsupportedModelError
+    from juice.exactness import Diagnosis, diagnose
+    from juice.exactness.lens import require_lens
 
     if deep:
         require_lens()
@@ -35,7 +36,7 @@ def run(
     except UnsupportedModelError as error:
         found = Diagnosis.refusal(model, str(error))
     else:
-        found = diagnose(loaded, deep=deep, progress=console.progress)
+        found = diagnose(loaded.engine, loaded.head_sets, deep=deep, progress=console.progress)
     if json:
         console.answer_json(found.to_dict())
     else:
@@ -85,4 +86,8 @@ def _head_sets(found: Diagnosis) -> list[str]:
         where = f"layers {own.window[0]}-{own.window[1]}, {own.extra_rows:.0%} of a second row" if own.window else "no second row"
         lines.append(f"{'head set':16}{own.name} (toward {own.target}, {own.n_heads} heads): {where}")
     lines += [f"{'unfit':16}{path}: {reason}" for path, reason in found.unfit_head_sets.items()]
-    return lines or [f"{'head sets':16}none fits this model; make one with `juice identify --model {found.model}`"]
+    if not lines:
+        lines = [f"{'head sets':16}none fits this model; make one with `juice identify --model {found.model}`"]
+    if found.n_foreign_head_sets:
+        lines.append(f"{'':16}{found.n_foreign_head_sets} of other models")
+    return lines

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from juice.cli import console, options
-from juice.errors import ExampleError, UsageError
+from juice.errors import UsageError
+from juice.options import LoadOptions
 
 if TYPE_CHECKING:
+    from juice.data.example import ConflictExample
     from juice.evaluation.methods import MethodName
-    from juice.evaluation.splits import Data
     from juice.evaluation.store import Store
-    from juice.examples import ConflictExample, Target
+    from juice.steered_model import SteeredModel
+    from juice.targets import Target
 
 
-@options.loads_a_model
+@options.spelled_out
 def run(
     out: Annotated[Path, typer.Option(help="Folder of the report; an evaluation that is in it already goes on where it was.")],
-    loading: options.Loading,
+    loading: LoadOptions,
     model: options.Model = "mini",
     data: Annotated[list[str] | None, typer.Option(help="Examples to test on: a file, a folder, a data set, `mini`. Repeatable.")] = None,
     target: Annotated[Literal["parametric", "context", "both"], typer.Option(help="Whose answer counts as right.")] = "both",
-    head_set: Annotated[str | None, typer.Option(help="Name of a head set; else the one named like the target, else found now.")] = None,
+    head_set: Annotated[str | None, typer.Option(help="A head set: its name, folder or scores file; else the one named like the target, else found now.")] = None,
     examples: Annotated[str | None, typer.Option(help="Examples to find heads on; else some of the data.")] = None,
     validation: Annotated[str | None, typer.Option(help="Examples to tune on; else 15% of the data.")] = None,
     methods: Annotated[
@@ -51,9 +52,9 @@ def run(
 ) -> None:
     """Measure what steering does to a model on your data, against its baselines, and write a report."""
     from juice.evaluation.analyses import ANALYSES
+    from juice.evaluation.evaluate import evaluate
     from juice.evaluation.methods import METHODS, methods_for
-    from juice.evaluation.run import Settings, evaluate
-    from juice.identification.run import Settings as IdentificationSettings
+    from juice.evaluation.sources import read_templates, read_texts
 
     require_extra()
     test = _read(data or ["mini"])
@@ -68,18 +69,39 @@ def run(
     targets: tuple[Target, ...] = ("parametric", "context") if target == "both" else (target,)
     if not any(methods_for(t, chosen) for t in targets):
         raise UsageError("cad steers toward the context only; choose --target context, or other --methods")
-    settings = Settings(
-        targets=targets, methods=chosen, analyses=wanted, head_set=head_set, limit=limit, seed=seed,
-        identification=IdentificationSettings(n_examples=n_examples, top_k=top_k, seed=seed, relation=relation),
-    )  # fmt: skip
-    texts, own_templates = _texts(text, model), _templates(templates)
-    given = _data(data or ["mini"], test, validation, examples)
+    texts, own_templates = read_texts(text, model), read_templates(templates)
+    to_tune, to_find = _other_splits(data or ["mini"], validation, examples)
     loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
     store = evaluate(
-        loaded, given, settings, out,
-        texts=texts, templates=own_templates, overwrite=force, progress=console.progress,
-    )  # fmt: skip
+        loaded,
+        test,
+        out,
+        targets=targets,
+        methods=chosen,
+        analyses=wanted,
+        head_set=_served(loaded, head_set),
+        validation=to_tune,
+        identification=to_find,
+        limit=limit,
+        n_examples=n_examples,
+        top_k=top_k,
+        relation=relation,
+        seed=seed,
+        texts=texts,
+        templates=own_templates,
+        overwrite=force,
+        progress=console.progress,
+    )
     _report(store, as_json=json)
+
+
+def _served(model: SteeredModel, given: str | None) -> str | None:
+    """Return the name of a head set, which serves the model from now on where it was given as a folder."""
+    found = options.head_set_for(model, given)
+    if found is None or isinstance(found, str):
+        return found
+    model.head_sets.by_name[found.name] = found
+    return found.name
 
 
 def require_extra() -> None:
@@ -92,14 +114,15 @@ def require_extra() -> None:
 
 
 def _read(sources: list[str], split: str = "test") -> list[ConflictExample]:
-    from juice.readers import read_examples
+    from juice.data.readers import read_examples
 
     return [example for source in sources for example in read_examples(source, split=split)]  # type: ignore[arg-type]
 
 
-def _data(sources: list[str], test: list[ConflictExample], validation: str | None, examples: str | None) -> Data:
-    """Return the splits that are given: files of their own, or those that a data set's folder brings along."""
-    from juice.evaluation.splits import Data
+def _other_splits(
+    sources: list[str], validation: str | None, examples: str | None
+) -> tuple[list[ConflictExample] | None, list[ConflictExample] | None]:
+    """Return what tunes and what finds heads, where that is given: a file of its own, or what a data set's folder brings along."""
 
     def other(given: str | None, split: str) -> list[ConflictExample] | None:
         if given is not None:
@@ -109,7 +132,7 @@ def _data(sources: list[str], test: list[ConflictExample], validation: str | Non
         brought = [folder for folder in folders if any(any(Path(folder, inside).glob(pattern)) for inside in (".", "data"))]
         return _read(brought, split) if brought else None
 
-    return Data(test, other(validation, "validation"), other(examples, "identification"))
+    return other(validation, "validation"), other(examples, "identification")
 
 
 def _names(option: str, given: str, known: list[str]) -> tuple[str, ...]:
@@ -121,44 +144,19 @@ def _names(option: str, given: str, known: list[str]) -> tuple[str, ...]:
     return names
 
 
-def _texts(given: Path | None, model: str) -> list[str]:
-    from juice.evaluation import run as evaluation
-    from juice.model.loading import MINI
-
-    path = given or (MINI if model == "mini" else Path(evaluation.__file__).parent / "data") / "plain_text.txt"
-    try:
-        texts = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExampleError(f"cannot read the text {path}: {error}; give a file in UTF-8, a text a line") from error
-    if not texts:
-        raise ExampleError(f"the text {path} is empty; give a file with a text a line")
-    return texts
-
-
-def _templates(given: Path | None) -> dict[str, dict[str, list[str]]]:
-    from juice.evaluation import run as evaluation
-    from juice.evaluation.analyses.paraphrases import check_templates
-
-    path = given or Path(evaluation.__file__).parent / "data" / "templates.json"
-    try:
-        content = json_module.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ExampleError(f"cannot read the templates {path}: {error}; expected a JSON object") from error
-    check_templates(content, str(path))
-    templates: dict[str, dict[str, list[str]]] = content
-    return templates
-
-
 def _evaluate_checkpoints(
     given: list[Path], examples: list[ConflictExample], out: Path, *,
-    limit: int | None, seed: int, loading: options.Loading, force: bool, as_json: bool,
+    limit: int | None, seed: int, loading: LoadOptions, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints
     from juice.evaluation.splits import limited
 
-    ignored = options.given(loading, "device_map", "offload_folder", "quantization", "allow_approximate", "revision", "attn_implementation")
+    ignored = loading.changed(
+        "device_map", "offload_folder", "quantization", "allow_approximate", "revision", "attn_implementation"
+    )
     if ignored:
-        raise UsageError(f"--checkpoints are folders, measured whole on one device; drop {', '.join(ignored)}")
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
+        raise UsageError(f"--checkpoints are folders, measured whole on one device; drop {named}")
     options.quiet_libraries()
     store = measure_checkpoints(
         find_checkpoints(given), limited(examples, limit, seed), out,
@@ -168,16 +166,14 @@ def _evaluate_checkpoints(
 
 
 def _report(store: Store, *, as_json: bool) -> None:
-    from juice.evaluation.report import write_report
     from juice.evaluation.report.sections import sections
     from juice.evaluation.store import FILE
 
-    write_report(store.folder, made := sections(store.results))
     console.note(f"{store.n_computed} units of work computed, {store.n_cached} were in {store.folder} already")
     if as_json:
         console.answer_json({"out": str(store.folder), "files": [FILE, "report.md", "report.html"], "n_cached": store.n_cached})
         return
-    for section in made:
+    for section in sections(store.results):
         if section.level == 2:
             console.answer("\n".join([section.title, *section.text[:3]]))
     console.answer(f"{store.folder / 'report.html'}")

@@ -9,16 +9,17 @@ import typer
 
 from juice.cli import console, options
 from juice.errors import UsageError
+from juice.options import LoadOptions
 
 if TYPE_CHECKING:
-    from juice.preparation.conflicts import Conflicts
+    from juice.data.conflicts import Conflicts
 
 
-@options.loads_a_model
+@options.spelled_out
 def run(
     data: Annotated[str, typer.Argument(help=options.ROWS + " With question, context and answer.")],
     out: options.OutFile,
-    loading: options.Loading,
+    loading: LoadOptions,
     model: options.Model = "mini",
     limit: Annotated[int | None, typer.Option(help="Look at so many rows at most, drawn with the seed.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
@@ -27,11 +28,11 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Ask a model questions without their passages, and make conflict examples of what it knows."""
-    from juice.examples import to_json_line
-    from juice.output import check_writable, write_lines
-    from juice.preparation.conflicts import FIELDS, REQUIRED, make_conflicts
-    from juice.preparation.fields import columns_of
-    from juice.readers.source import read_rows
+    from juice.data.conflicts import FIELDS, REQUIRED, make_conflicts
+    from juice.data.example import to_json_line
+    from juice.data.fields import columns_of
+    from juice.data.readers.source import read_rows
+    from juice.files import check_writable, write_lines
 
     if limit is not None and limit < 1:
         raise UsageError(f"--limit is {limit}; expected at least 1")
@@ -53,7 +54,7 @@ def run(
 
 
 def _note_counts(made: Conflicts, n_rows: int) -> None:
-    from juice.preparation.conflicts import REASONS
+    from juice.data.conflicts import REASONS
 
     console.note(f"{len(made.examples)} conflict examples of {n_rows} rows")
     for reason, n in made.dropped.items():

@@ -8,30 +8,28 @@ import typer
 
 from juice.cli import console, options
 from juice.errors import HeadSetNotFoundError, UsageError
+from juice.options import LoadOptions, SamplingOptions
 
 if TYPE_CHECKING:
-    from juice.engine import Completion
+    from juice.engine import Completion, SteerTarget
 
 
-@options.loads_a_model
+@options.spelled_out
 def run(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
-    loading: options.Loading,
+    loading: LoadOptions,
+    sampling: SamplingOptions,
     model: options.Model = "mini",
     context: Annotated[str | None, typer.Option(help="Text that is read before the prompt; --method cad needs it apart.")] = None,
     steer: Annotated[Literal["none", "context", "parametric"], typer.Option(help="What wins a conflict.")] = "none",
     strength: Annotated[float, typer.Option(help="Multiplies both betas; 1 is as tuned.")] = 1.0,
-    head_set: Annotated[str | None, typer.Option(help="Name of a head set; else the one named like the target.")] = None,
+    head_set: Annotated[str | None, typer.Option(help="A head set: its name, folder or scores file; else the one named like the target.")] = None,
     method: Annotated[
         Literal["juice", "june", "cad"], typer.Option(help="The dual run, the single one, or context-aware decoding.")
     ] = "juice",
     beta_plus: Annotated[float | None, typer.Option(help="Instead of the tuned beta of the + heads.")] = None,
     beta_minus: Annotated[float | None, typer.Option(help="Instead of the tuned beta of the - heads.")] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the smallest set with this mass.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 for all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     chat_template: options.ChatTemplate = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer unsteered, with context and with memory.")] = False,
     head_sets: options.HeadSets = None,
@@ -41,14 +39,7 @@ def run(
     from juice.engine import Steer
 
     loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
-    sampling: dict[str, Any] = {
-        "context": context,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-    }
+    how: dict[str, Any] = {"context": context, "max_tokens": max_tokens, **sampling.model_dump()}
     if compare:
         if steer != "none" or head_set is not None or beta_plus is not None or beta_minus is not None or method == "cad":
             raise UsageError(
@@ -60,19 +51,26 @@ def run(
                 f"nothing to compare: no head set in {loaded.head_sets.folder} fits {loaded.id} and has betas for {method}; "
                 "see `juice identify` and `juice tune`"
             )
-        steers = [Steer()]
+        steers: list[SteerTarget | Steer] = [Steer(target="none")]
         for target in ("context", "parametric"):
             if target in served:
                 steers.append(Steer(target=target, strength=strength, method=method))
             else:
                 lack = f"the head set {target!r} has no betas for {method}" if target in named else f"no head set {target!r}"
                 console.note(f"juice: warning: {lack} in {loaded.head_sets.folder}; it is left out")
-        completions = loaded.generate([prompt] * len(steers), steer=steers, **sampling)
+        completions = loaded.generate([prompt] * len(steers), steer=steers, **how)
         _note_warnings(completions)
         _show_all(completions, as_json=json)
         return
-    one = Steer(target=steer, strength=strength, head_set=head_set, beta_plus=beta_plus, beta_minus=beta_minus, method=method)
-    completion = loaded.generate(prompt, steer=one, **sampling)[0]
+    one = Steer(
+        target=steer,
+        strength=strength,
+        head_set=options.head_set_for(loaded, head_set),
+        beta_plus=beta_plus,
+        beta_minus=beta_minus,
+        method=method,
+    )
+    completion = loaded.generate(prompt, steer=one, **how)[0]
     _note_warnings([completion])
     if json:
         console.answer_json(completion.to_dict())

@@ -9,15 +9,16 @@ import typer
 
 from juice.cli import console, options
 from juice.errors import UsageError
+from juice.options import LoadOptions
 
 if TYPE_CHECKING:
-    from juice.examples import Target
     from juice.head_set import HeadSet
+    from juice.targets import Target
 
 
-@options.loads_a_model
+@options.spelled_out
 def run(
-    loading: options.Loading,
+    loading: LoadOptions,
     model: options.Model = "mini",
     target: Annotated[Literal["parametric", "context", "both"], typer.Option(help="What the heads push toward.")] = "both",
     examples: Annotated[str, typer.Option(help=options.SOURCES)] = "mini",
@@ -37,19 +38,27 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Find the heads that push a model toward its memory or its context, and save them as head sets."""
-    from juice.head_set.lookup import slug
+    from juice.data.readers import read_examples
+    from juice.head_set.naming import slug
     from juice.head_set.storage import check_writable
-    from juice.identification.run import Settings, check_name, identify_targets, tune_all, usable_examples, validation_share
-    from juice.identification.scored_answer import with_scored_answers
-    from juice.readers import read_examples
+    from juice.identification import IdentificationOptions, identify_targets
+    from juice.identification.drawing import usable_examples
+    from juice.identification.run import check_name
+    from juice.identification.scored_prompt import with_scored_answers
+    from juice.identification.tuning import tune_all
+    from juice.identification.validation import validation_share
 
     targets: list[Target] = ["parametric", "context"] if target == "both" else [target]
     if name is not None and len(targets) > 1:
         raise UsageError("--name names one head set; give --target parametric or --target context with it")
-    settings = Settings(
-        n_examples=n_examples, top_k=top_k, seed=seed, relation=relation,
-        alphas_plus=options.numbers("--alphas-plus", alphas_plus), alphas_minus=options.numbers("--alphas-minus", alphas_minus),
-    )  # fmt: skip
+    how = IdentificationOptions(
+        n_examples=n_examples,
+        top_k=top_k,
+        seed=seed,
+        relation=relation,
+        alphas_plus=options.numbers("--alphas-plus", alphas_plus),
+        alphas_minus=options.numbers("--alphas-minus", alphas_minus),
+    )
     names: dict[Target, str] = {t: name or t for t in targets}
     for chosen in names.values():
         check_name(chosen)
@@ -59,8 +68,8 @@ def run(
     pool = read_examples(examples, split="identification")
     loaded = options.in_chat(options.load(model, loading), chat_template)
     pool = with_scored_answers(loaded, pool)
-    drawn, rest = usable_examples(loaded, pool, settings)
-    found = identify_targets(loaded, drawn, targets, settings, names=names, progress=console.progress)
+    drawn, rest = usable_examples(loaded, pool, how)
+    found = identify_targets(loaded, drawn, targets, how, names=names, progress=console.progress)
     if tune:
         given = with_scored_answers(loaded, read_examples(validation, split="validation")) if validation else validation_share(rest, seed)
         found = tune_all(loaded, found, given, methods=("juice", "june") if june else ("juice",), progress=console.progress)

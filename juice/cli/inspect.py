@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 
 def run(
-    head_set: Annotated[Path, typer.Argument(help="The head set's folder.")],
+    head_set: options.HeadSetArgument,
     plot: Annotated[Path | None, typer.Option(help="Draw the head scores to this file (.png, .svg, .pdf).")] = None,
+    head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
     """Show a head set: its model, heads, betas, provenance and what it did on its validation examples."""
-    from juice.head_set import HeadSet
+    from juice.head_set.lookup import find_head_set
 
-    chosen = HeadSet.load(head_set)
+    folder, chosen = find_head_set(head_set, head_sets)
     if plot is not None:
         if chosen.scores is None:
-            raise UsageError(f"{head_set} has no scores to plot; only sets made by `juice identify` have")
+            raise UsageError(f"{folder} has no scores to plot; only sets made by `juice identify` have")
         _draw(chosen.scores, chosen, plot)
         console.note(f"head scores drawn to {plot}")
     if json:

@@ -6,7 +6,6 @@ user got wrong, 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -17,9 +16,9 @@ import typer
 import juice
 from juice.cli import console, doctor, evaluate, examples, generate, identify, inspect, pull, push, select, serve, split, tune
 from juice.errors import JuiceError
+from juice.quiet import quiet_imports
 
 P = ParamSpec("P")
-NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes")  # they say at import what they cannot do here
 INTERRUPTED = {"evaluate": "interrupted; what was done is kept in --out: run the same command again to go on"}
 
 
@@ -49,7 +48,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (identify, tune, select, evaluate, generate, inspect, doctor, pull, push, examples, split, serve):
-    app.command(command.__name__.rsplit(".", 1)[-1], no_args_is_help=command not in (identify, doctor, serve))(ends_cleanly(command.run))
+    app.command(
+        command.__name__.rsplit(".", 1)[-1],
+        no_args_is_help=command not in (identify, doctor, serve),
+        # Where the server is not installed, its flags are not known.
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True} if command is serve and not serve.FLAGS else None,
+    )(ends_cleanly(command.run))
 
 
 def _version(asked: bool) -> None:
@@ -68,9 +72,8 @@ def common(
 def main() -> None:
     """Run the command line; never ends in a traceback for what a user can cause."""
     warnings.showwarning = console.show_warning
-    for name in NOISY:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    app()
+    with quiet_imports():
+        app()
 
 
 if __name__ == "__main__":

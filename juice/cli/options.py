@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from pydantic import BaseModel
 
 from juice.errors import UsageError
+from juice.options import LoadOptions, Options
 
 if TYPE_CHECKING:
+    from juice.head_set import HeadSet
     from juice.steered_model import SteeredModel
 
 SOURCES = "Examples: a file, a folder, `mini`, `paraconflict`, `nq-swap` or `hub:owner/name`."
@@ -27,57 +30,85 @@ ChatTemplate = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 OutFile = Annotated[Path, typer.Option(help="The JSON lines file to write.")]
 Columns = Annotated[str | None, typer.Option(help="What your columns are called, such as question=q,context=passage.")]
+HeadSetArgument = Annotated[
+    str, typer.Argument(help="A head set: its folder, its scores file, or its name in the folder of head sets.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loading:
-    """How a model is loaded: flags of every command that loads one."""
-
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto"
-    device_map: Annotated[
-        str | None, typer.Option(help="Over several devices, memory and disk: auto, balanced, sequential, or JSON {module: device}.")
-    ] = None
-    offload_folder: Annotated[Path | None, typer.Option(help="Where the weights lie that a device map puts on disk.")] = None
-    dtype: Annotated[str, typer.Option(help="auto (as stored on a GPU, float32 on a CPU), float32, bfloat16 or float16.")] = "auto"
-    quantization: Annotated[str | None, typer.Option(help="bnb-4bit, torchao-int8; bnb-8bit with --allow-approximate.")] = None
-    allow_approximate: Annotated[bool, typer.Option("--allow-approximate", help="Steer a model with quantised activations too.")] = False
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None
-    attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa or another of transformers'.")] = None
-
-
-def given(loading: Loading, *names: str) -> list[str]:
-    """Return the flags among these that are not at their defaults."""
-    defaults = Loading()
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(loading, name) != getattr(defaults, name)]
-
-
-def loads_a_model(run: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of `Loading`, in the place of its parameter `loading`."""
-    hints = get_type_hints(Loading, include_extras=True)
-    by_name = inspect.Parameter.KEYWORD_ONLY
-    flags = [inspect.Parameter(f.name, by_name, default=f.default, annotation=hints[f.name]) for f in fields(Loading)]
+def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for every field of each parameter that is a class of `Options`, such as `loading: LoadOptions`."""
     own = inspect.signature(run, eval_str=True)
-    others = [p.replace(kind=by_name) for p in own.parameters.values() if p.name != "loading"]
+    groups = {
+        p.name: p.annotation
+        for p in own.parameters.values()
+        if isinstance(p.annotation, type) and issubclass(p.annotation, Options)
+    }
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    others = [p.replace(kind=by_name) for p in own.parameters.values() if p.name not in groups]
+    flags = {name: flags_of(kind) for name, kind in groups.items()}
     last = [others.pop()] if others[-1].name == "json" else []
-    shown = [*others, *flags, *last]
+    shown = [*others, *(flag for own in flags.values() for flag in own), *last]
 
     @wraps(run)
     def command(**given: Any) -> None:
-        loading = Loading(**{f.name: given.pop(f.name) for f in fields(Loading)})
-        run(**given, loading=loading)
+        made = {name: kind.of(**{f.name: given.pop(f.name) for f in flags[name]}) for name, kind in groups.items()}
+        run(**given, **made)
 
     command.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in shown}
     return command
 
 
-def load(model: str, loading: Loading, head_sets: Path | None = None) -> SteeredModel:
+def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.Parameter]:
+    """Return the flags for the fields of a class; with `optional` they are None where they are not given.
+
+    Text stands for what is neither a number, a path nor a choice. A field without a description, or a mapping, has no flag.
+    """
+    own = [name for name in kind.model_fields if name in kind.__annotations__]
+    inherited = [name for name in kind.model_fields if name not in own]
+    flags = []
+    for name in (*own, *inherited):
+        field = kind.model_fields[name]
+        if field.description is None or get_origin(field.annotation) is dict:
+            continue
+        help_text = field.description
+        if optional and field.default not in (None, False, ()):
+            help_text = f"{help_text.removesuffix('.')} ({field.default} by default)."
+        default, flag_type = None if optional else field.default, _flag_type(field.annotation)
+        # A flag without a counterpart: what is off by default needs no --no-.
+        names = [f"--{name.replace('_', '-')}"] if flag_type is bool else []
+        option = typer.Option(*names, help=help_text)
+        shown: Any = flag_type | None if default is None else flag_type
+        flags.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[shown, option]))
+    return flags
+
+
+def _flag_type(annotation: Any) -> Any:
+    if get_origin(annotation) is Literal:
+        return annotation
+    is_union = get_origin(annotation) in (Union, UnionType)
+    types = get_args(annotation) if is_union else (annotation,)
+    return next((known for known in (str, bool, int, float, Path) if known in types), str)
+
+
+def load(model: str, loading: LoadOptions, head_sets: Path | None = None) -> SteeredModel:
     """Load the model that the common options name."""
-    from juice.loading import load as load_steered
+    from juice.loading.load import load as load_steered
 
     quiet_libraries()
-    return load_steered(model, head_sets=head_sets, **asdict(loading))
+    return load_steered(model, head_sets=head_sets, **loading.model_dump())
+
+
+def head_set_for(model: SteeredModel, given: str | None) -> HeadSet | str | None:
+    """Return what `--head-set` names for a loaded model: a set of a folder or scores file, else the name as it is."""
+    if given is None or not Path(given).exists():
+        return given
+    from juice.head_set.lookup import find_head_set
+
+    _, found = find_head_set(given)
+    found.check_fits(model.description.identity)
+    return found
 
 
 def in_chat(model: SteeredModel, chat_template: str | None) -> SteeredModel:

@@ -20,7 +20,7 @@ def run(
 ) -> None:
     """Download a head set, verify it and save it where `--head-sets` finds it."""
     from juice.head_set import HeadSet
-    from juice.head_set.lookup import slug
+    from juice.head_set.naming import slug
 
     options.quiet_libraries()
     head_set = HeadSet.from_pretrained(repo_id, revision=revision, subfolder=subfolder, force_download=force)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,17 +10,19 @@ from juice.cli import console, options
 
 
 def run(
-    head_set: Annotated[Path, typer.Argument(help="The head set's folder.")],
+    head_set: options.HeadSetArgument,
     repo_id: Annotated[str, typer.Argument(help="The hub repository, such as owner/name; made where there is none.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
     """Upload a head set and a generated model card in one commit; needs HF_TOKEN or `hf auth login`."""
-    from juice.head_set import HeadSet
+    from juice.head_set.lookup import find_head_set
 
     options.quiet_libraries()
-    url = HeadSet.load(head_set).push_to_hub(repo_id, private=private or None)
+    folder, chosen = find_head_set(head_set, head_sets)
+    url = chosen.push_to_hub(repo_id, private=private or None)
     if json:
-        console.answer_json({"path": str(head_set), "url": url})
+        console.answer_json({"path": str(folder), "url": url})
     else:
         console.answer(url)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,15 +10,16 @@ from juice.cli import console, options
 
 
 def run(
-    scores: Annotated[Path, typer.Argument(help="A head set's scores.safetensors.")],
+    head_set: options.HeadSetArgument,
     top_k: Annotated[int, typer.Option(help="Heads of each sign.")] = 5,
+    head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
     """Choose the top K consistent heads of each sign from saved scores."""
-    from juice.head_set import HeadScores
-    from juice.identification.select import chosen_heads
+    from juice.head_set.lookup import find_scores
+    from juice.identification.selection import chosen_heads
 
-    saved = HeadScores.load(scores)
+    saved = find_scores(head_set, head_sets)
     heads = chosen_heads(saved, top_k)
     if json:
         console.answer_json({"target": saved.target, "conflict_types": saved.conflict_types, "heads": heads.model_dump(mode="json")})

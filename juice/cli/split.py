@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from juice.cli import console, options
+from juice.options import LoadOptions
 
 
-@options.loads_a_model
+@options.spelled_out
 def run(
     data: Annotated[str, typer.Argument(help=options.ROWS + " With question, context and answer, or instruction, input and output.")],
     out: options.OutFile,
-    loading: options.Loading,
+    loading: LoadOptions,
     model: options.Model = "mini",
     share: Annotated[float, typer.Option(help="Share of the rows, those of lowest perplexity, that need no context.")] = 0.25,
     drop: Annotated[bool, typer.Option("--drop", help="Write only the rows that need their context.")] = False,
@@ -23,10 +24,10 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Mark the fine-tuning rows whose answer a model cannot give without the context."""
-    from juice.output import check_writable, write_lines
-    from juice.preparation.critical import FIELDS, REASONS, check_share, mark_critical
-    from juice.preparation.fields import columns_of
-    from juice.readers.source import read_rows
+    from juice.data.critical import FIELDS, REASONS, check_share, mark_critical
+    from juice.data.fields import columns_of
+    from juice.data.readers.source import read_rows
+    from juice.files import check_writable, write_lines
 
     check_share(share)
     named = options.pairs("--columns", columns)

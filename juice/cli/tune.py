@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from juice.cli import console, options
+from juice.options import LoadOptions
 
 
-@options.loads_a_model
+@options.spelled_out
 def run(
-    head_set: Annotated[Path, typer.Argument(help="The head set's folder.")],
+    head_set: options.HeadSetArgument,
     validation: Annotated[str, typer.Option(help=options.SOURCES)],
-    loading: options.Loading,
+    loading: LoadOptions,
     model: options.Model = "mini",
     method: Annotated[Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")] = "juice",
     chat_template: options.ChatTemplate = None,
+    head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
     """Choose the betas of a head set on a validation file and save them in it.
 
     A set that was found through the tokenizer's chat template is tuned through it; of another template, give the file.
     """
-    from juice.head_set import HeadSet
+    from juice.data.readers import read_examples
+    from juice.head_set.lookup import find_head_set
     from juice.head_set.storage import check_writable
     from juice.identification import tune
-    from juice.identification.scored_answer import with_scored_answers
-    from juice.readers import read_examples
+    from juice.identification.scored_prompt import with_scored_answers
 
-    chosen = HeadSet.load(head_set)
-    check_writable(head_set.resolve(), overwrite=True)
+    folder, chosen = find_head_set(head_set, head_sets)
+    check_writable(folder.resolve(), overwrite=True)
     examples = read_examples(validation, split="validation")
     loaded = options.load(model, loading)
-    chosen.check_fits(loaded.loaded.identity)
+    chosen.check_fits(loaded.description.identity)
     loaded = options.in_chat(loaded, chat_template).in_form_of(chosen)
     tuned = tune(loaded, chosen, with_scored_answers(loaded, examples), method=method, progress=console.progress)
-    tuned.save(head_set, overwrite=True)
+    tuned.save(folder, overwrite=True)
     betas, metrics = tuned.betas(method), tuned.metrics[f"validation_{method}"]
     assert betas is not None, "tune sets the betas"
     if json:
-        console.answer_json({"path": str(head_set), "method": method, "beta": betas.model_dump(), "metrics": metrics})
+        console.answer_json({"path": str(folder), "method": method, "beta": betas.model_dump(), "metrics": metrics})
         return
-    console.answer(f"{head_set}: {method} betas {betas.plus:+g} {betas.minus:+g}")
+    console.answer(f"{folder}: {method} betas {betas.plus:+g} {betas.minus:+g}")
     for conflict_type, value in metrics["accuracy"].items():
         console.answer(f"  {conflict_type:13}{metrics['accuracy_unsteered'][conflict_type]:.2f} -> {value:.2f}")

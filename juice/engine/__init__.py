@@ -1,40 +1,43 @@
-"""The engine: many requests, each steered its own way, through one forward pass a step.
+"""The contract of every engine: what goes in, what comes out, and what is known of the model without having it.
 
-steer      what a request asks of steering, and the coefficients that follow
-request    what is asked, and what comes back
-limits     how many requests, how long, and in how much memory
-sampling   from logits to the next token
-text       from tokens to text, piece by piece
-sequence   a request while it waits and runs
-inbox      where requests wait
-rows       who occupies which row of the batch
-slots      the KV cache: one slot a row
-batch      what a forward feeds each row
-scheduler  who joins, and whose prompt goes through next
-runner     one forward
-loop       step after step, failures kept where they arise
-engine     the thread, and the way in and out
-selfcheck  what must hold before a model is served
-following  what the other ranks of a sharded model do
+steering      what a request asks of steering, and what that comes to
+request       what is asked
+completion    what comes back
+limits        how many requests, how long, and in how much memory
+status        how an engine is doing
+description   the model, without the model
+capabilities  what not every engine can do
+engine        the contract itself
 """
 
-from juice.engine.engine import Engine, Status
+from juice.engine.capabilities import Capability
+from juice.engine.completion import Completion, FinishReason, ScoredToken, Sink, Timing, Update
+from juice.engine.description import ModelDescription
+from juice.engine.engine import Engine, Running
 from juice.engine.limits import Limits
-from juice.engine.request import Completion, Contrast, GenerationRequest, ScoredToken, Update
-from juice.engine.sampling import Sampling
-from juice.engine.steer import Steer, Steering, SteeringReport
+from juice.engine.request import Contrast, GenerationRequest
+from juice.engine.status import Status
+from juice.engine.steering import Steer, Steering, SteeringReport, SteerTarget
+from juice.options import SamplingOptions
 
 __all__ = [
+    "Capability",
     "Completion",
     "Contrast",
     "Engine",
+    "FinishReason",
     "GenerationRequest",
     "Limits",
-    "Sampling",
+    "ModelDescription",
+    "Running",
+    "SamplingOptions",
     "ScoredToken",
+    "Sink",
     "Status",
     "Steer",
+    "SteerTarget",
     "Steering",
     "SteeringReport",
+    "Timing",
     "Update",
 ]

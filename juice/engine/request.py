@@ -1,16 +1,13 @@
-"""What is asked of the engine, and what comes back: a request, updates while it runs, and its completion."""
+"""What is asked of an engine: tokens to continue, how to steer and sample, and when to stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
 
-from juice.engine.sampling import Sampling
-from juice.engine.steer import Steering, SteeringReport, unsteered
-from juice.errors import JuiceError, RequestError
+from juice.engine.steering import Steering, unsteered
+from juice.errors import ContextLengthError, RequestError
+from juice.options import SamplingOptions
 
-FinishReason = Literal["stop", "length"]
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 
@@ -40,7 +37,7 @@ class GenerationRequest:
     max_tokens: int = 64
     min_tokens: int = 0
     steering: Steering = field(default_factory=unsteered)
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -76,8 +73,21 @@ class GenerationRequest:
         return max(len(self.prompt_ids), len(self.contrast.prompt_ids) if self.contrast else 0) + self.max_tokens
 
     def with_steering(self, steering: Steering) -> GenerationRequest:
-        """Return this request, steered otherwise."""
+        """Return this request with another steering."""
         return replace(self, steering=steering)
+
+    def check_length(self, limit: int | None) -> None:
+        """Raise ContextLengthError for a request of more tokens than `limit`, prompt and new ones."""
+        if limit is None or self.n_positions <= limit:
+            return
+        n_prompt = self.n_positions - self.max_tokens
+        if n_prompt >= limit:
+            raise ContextLengthError(f"the prompt has {n_prompt} tokens, the context {limit}: shorten it", param="prompt")
+        raise ContextLengthError(
+            f"the prompt has {n_prompt} tokens and max_tokens is {self.max_tokens}; the context has {limit}: shorten the prompt or "
+            "lower max_tokens",
+            param="max_tokens",
+        )
 
     def check_tokens(self, vocabulary_size: int) -> None:
         """Raise RequestError for a token that the model does not have."""
@@ -92,82 +102,3 @@ class GenerationRequest:
             for token in (min(ids), max(ids)) if ids else ():
                 if not 0 <= token < vocabulary_size:
                     raise RequestError(f"{param} names token {token}; the model has tokens 0 to {vocabulary_size - 1}", param=param)
-
-
-class ScoredToken(NamedTuple):
-    """A token, its log-probability, and the likeliest alternatives with theirs, best first.
-
-    Log-probabilities are natural, of the steered distribution before temperature, penalties and cuts; a prompt's first
-    token has none.
-    """
-
-    id: int
-    logprob: float | None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """When things happened, in seconds after the request reached the engine: `tokens_s` holds every new token's moment."""
-
-    queued_s: float
-    tokens_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """What a request came to.
-
-    `tokens` includes a stop token, `text` does not. `prompt_tokens` is there with `prompt_logprobs`; `watched` holds the
-    log-probabilities of the request's `watch` tokens.
-    """
-
-    text: str
-    tokens: tuple[ScoredToken, ...]
-    finish_reason: FinishReason
-    steering: SteeringReport
-    n_prompt_tokens: int
-    timing: Timing
-    prompt_tokens: tuple[ScoredToken, ...] = ()
-    watched: tuple[float, ...] = ()
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The new tokens."""
-        return tuple(token.id for token in self.tokens)
-
-    @property
-    def logprobs(self) -> tuple[float, ...]:
-        """The new tokens' log-probabilities."""
-        return tuple(token.logprob for token in self.tokens if token.logprob is not None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the completion as plain data."""
-        return {
-            "text": self.text,
-            "finish_reason": self.finish_reason,
-            "token_ids": list(self.token_ids),
-            "logprobs": list(self.logprobs),
-            "steering": self.steering.to_dict(),
-            "n_prompt_tokens": self.n_prompt_tokens,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Update:
-    """News of request number `index`: text and tokens that have become final; the last one has a completion or an error."""
-
-    index: int
-    text: str = ""
-    tokens: tuple[ScoredToken, ...] = ()
-    completion: Completion | None = None
-    error: JuiceError | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Tell whether nothing more comes of this request."""
-        return self.completion is not None or self.error is not None
-
-
-# Takes an update, in the engine's thread: it must neither block nor raise.
-Sink = Callable[[Update], None]

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from juice.asking import ask_all, fits
+from juice.data.example import ConflictExample, ConflictType
+from juice.data.judging import MAX_TOKENS, is_correct
 from juice.engine import Completion, GenerationRequest
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import context_reliance
 from juice.evaluation.splits import domain_of
-from juice.examples import ConflictExample, ConflictType, Target
 from juice.progress import Progress, silent
-from juice.scoring import MAX_TOKENS, is_correct
 from juice.steered_model import SteeredModel
+from juice.targets import Target
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def ask(
     judged_by: Target,
     *,
     progress: Progress = silent,
-    said: str = "asking",
+    description: str = "asking",
 ) -> dict[ConflictType, list[Answer | None]]:
     """Ask every example, each as its domain's treatment says; `judged_by` says whose answer counts as right.
 
@@ -65,10 +65,11 @@ def ask(
             treatment = treatments[domain_of(example)]
             if conflict_type in example.prompts and treatment.applies(example):
                 request = treatment.request(model, example, conflict_type, max_tokens=MAX_TOKENS)
-                if fits(model, request):
+                if model.engine.fits(request):
                     requests[conflict_type, i] = request
     answers: dict[ConflictType, list[Answer | None]] = {t: [None] * len(examples) for t in conflict_types}
-    for (conflict_type, i), completion in zip(requests, ask_all(model, list(requests.values()), said, progress), strict=True):
+    completions = model.engine.generate(list(requests.values()), progress=progress, description=description)
+    for (conflict_type, i), completion in zip(requests, completions, strict=True):
         answers[conflict_type][i] = verdict(completion, examples[i], judged_by)
     return answers
 

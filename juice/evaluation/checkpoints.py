@@ -23,17 +23,21 @@ from typing import Any
 
 import torch
 
+from juice.data.example import ConflictExample, ConflictType, conflict_types, examples_sha256
 from juice.errors import ExampleError, ModelNotFoundError
 from juice.evaluation.answers import Answer, ask
-from juice.evaluation.methods import Treatment, context_end
+from juice.evaluation.contexts import context_end
+from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import interval, mean
+from juice.evaluation.report import write_report
+from juice.evaluation.report.sections import sections
 from juice.evaluation.splits import domain_of, limited
 from juice.evaluation.store import Store
-from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target, examples_sha256
-from juice.loading import load
-from juice.model.loading import LoadedModel
+from juice.loading.load import load
+from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
+from juice.targets import Target
 
 N_ATTENDED = 60
 N_HASHED_BYTES = 2**20
@@ -73,6 +77,7 @@ def measure_checkpoints(
     store.results["checkpoints"] = [{"name": name, **store.results["measured"][name]} for name in names]
     store.results["is_complete"] = True
     store.save()
+    write_report(store.folder, sections(store.results))
     return store
 
 
@@ -95,15 +100,12 @@ def attention_mass(loaded: LoadedModel, prompt: str, spans: Sequence[tuple[int, 
 
 
 def _measure(path: Path, device: str, dtype: str, examples: Sequence[ConflictExample], seed: int) -> dict[str, Any]:
-    model = load(str(path), device=device, dtype=dtype, attn_implementation="eager")
-    conflicts: tuple[ConflictType, ...] = tuple(t for t in CONFLICT_TYPES if t != "clean" and any(t in e.prompts for e in examples))
-    told = _answers(model, examples, conflicts, "context")
-    known = _answers(model, examples, conflicts, "parametric")
-    clean = _answers(model, examples, ("clean",), "parametric")
-    try:
+    conflicts = tuple(t for t in conflict_types(examples, any) if t != "clean")
+    with load(str(path), device=device, dtype=dtype, attn_implementation="eager") as model:
+        told = _answers(model, examples, conflicts, "context")
+        known = _answers(model, examples, conflicts, "parametric")
+        clean = _answers(model, examples, ("clean",), "parametric")
         context, subject = _attention(model.loaded, examples, conflicts)
-    finally:
-        model.engine.close()
     right = [float(a.is_correct) for a in told]
     return {
         "n": len(told),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from juice.examples import ConflictType, Target
+from juice.data.example import ConflictType
+from juice.targets import Target
 
 MEMORY_AFTER_STATEMENT = (
     "The statement that comes first may be false. Do not rely on it: finish the sentence with what you have learned about the world."

@@ -13,19 +13,19 @@ All go through the engine; pruning is a coefficient of -1 on a single run.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from juice.data.example import ConflictExample, ConflictType
 from juice.engine import GenerationRequest, Steer, Steering
+from juice.evaluation.contexts import has_context_apart, without_context
 from juice.evaluation.instructions import instructed
-from juice.examples import ConflictExample, ConflictType, Target
 from juice.steered_model import SteeredModel
+from juice.targets import Target
 
 MethodName = Literal["original", "prompt", "cad", "ph3_large", "ph3_small", "june", "juice"]
 METHODS: tuple[MethodName, ...] = ("original", "prompt", "cad", "ph3_large", "ph3_small", "june", "juice")
 CAD_WEIGHT = 1.0
-QUESTION = re.compile(r"question:", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,48 +42,23 @@ class Treatment:
         return not self.contrasts or has_context_apart(example)
 
     def request(
-        self, model: SteeredModel, example: ConflictExample, conflict_type: ConflictType, *, max_tokens: int, **options: Any
+        self, model: SteeredModel, example: ConflictExample, conflict_type: ConflictType, *, max_tokens: int
     ) -> GenerationRequest:
         """Return the request for one prompt; it watches the first tokens of the parametric and of the context answer."""
         prompt = example.prompts[conflict_type]
         if self.instructs:
             prompt = instructed(prompt, conflict_type, self.target)
-        if self.contrasts and conflict_type != "clean":
-            options["steer"] = Steer(target=self.target, method="cad", strength=CAD_WEIGHT)
-            options["without_context"] = without_context(example, conflict_type)
-        tokens = tuple(model.loaded.prompts.first_token(prompt, example.answer(t)) for t in ("parametric", "context"))
+        tokens = tuple(model.first_token(prompt, example.answer(t)) for t in ("parametric", "context"))
         watch = tuple(token for token in tokens if token is not None)
-        request = model.request(prompt, max_tokens=max_tokens, watch=watch if len(watch) == len(tokens) else (), **options)
+        watch = watch if len(watch) == len(tokens) else ()
+        if self.contrasts and conflict_type != "clean":
+            steer = Steer(target=self.target, method="cad", strength=CAD_WEIGHT)
+            alone = without_context(example, conflict_type)
+            return model.request(prompt, max_tokens=max_tokens, watch=watch, steer=steer, without_context=alone)
+        request = model.request(prompt, max_tokens=max_tokens, watch=watch)
         return request if self.steering is None else request.with_steering(self.steering)
 
 
 def methods_for(target: Target, asked: tuple[MethodName, ...]) -> tuple[MethodName, ...]:
     """Return the methods that a target has, of those asked for: context-aware decoding knows one direction."""
     return tuple(name for name in METHODS if name in asked and (name != "cad" or target == "context"))
-
-
-def without_context(example: ConflictExample, conflict_type: ConflictType) -> str:
-    """Return a conflict prompt without its context.
-
-    That is its last `Question: ...`, else the question that is given apart or the clean prompt, if the prompt ends with it; where
-    the prompt shows none of these, the question given apart, or the clean prompt.
-    """
-    prompt, apart = example.prompts[conflict_type], [text for text in (example.question, example.prompts.get("clean")) if text]
-    questions = list(QUESTION.finditer(prompt))
-    if questions and questions[-1].start() > 0:
-        return prompt[questions[-1].start() :]
-    for text in apart:
-        if prompt.endswith(text):
-            return text
-    return apart[0] if apart else prompt
-
-
-def context_end(example: ConflictExample, conflict_type: ConflictType) -> int | None:
-    """Return where in a conflict prompt its context ends, in characters; None where it cannot be told."""
-    prompt, rest = example.prompts[conflict_type], without_context(example, conflict_type)
-    return len(prompt) - len(rest) if prompt.endswith(rest) and rest != prompt else None
-
-
-def has_context_apart(example: ConflictExample) -> bool:
-    """Tell whether every conflict prompt of an example can be told from its context."""
-    return all(without_context(example, t) != prompt for t, prompt in example.prompts.items() if t != "clean")

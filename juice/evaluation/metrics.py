@@ -1,6 +1,6 @@
 """The numbers of an evaluation, from verdicts and probabilities alone; nothing here knows a model.
 
-    accuracy            share of right answers (the paper's rule decides what is right, see juice.scoring)
+    accuracy            share of right answers (the paper's rule decides what is right, see juice.data.judging)
     context reliance    M_C = p_context / (p_context + p_parametric), of one prompt at its last position
     repetition          share of the n-grams of a text that came before in it
     interval            95 % of the bootstrap distribution of the mean (scipy, percentile method, seeded)

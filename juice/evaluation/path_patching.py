@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 
+from juice.data.example import ConflictExample, ConflictType
 from juice.errors import JuiceError
-from juice.examples import ConflictExample, ConflictType
 from juice.head_set import Head
-from juice.identification.scores import scored_prompt
-from juice.model.loading import LoadedModel
+from juice.identification.scored_prompt import scored_prompt
+from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
 
 N_ROWS = 512
 # Natural log units, on the logits' scale: what a forward of one position may differ from the whole prompt's.
@@ -50,7 +51,7 @@ def counterpart(example: ConflictExample, other: ConflictExample, conflict_type:
     return old.sub(lambda match: new[match.group()], example.prompts[conflict_type])
 
 
-def patches(loaded: LoadedModel, examples: Sequence[ConflictExample], conflict_type: ConflictType, seed: int) -> list[Patch]:
+def patches(model: SteeredModel, examples: Sequence[ConflictExample], conflict_type: ConflictType, seed: int) -> list[Patch]:
     """Pair every example with another one of its relation, where there is one; those that nothing can be replaced in are left out."""
     rng, made = Random(seed), []
     for example in (e for e in examples if conflict_type in e.prompts):
@@ -60,21 +61,21 @@ def patches(loaded: LoadedModel, examples: Sequence[ConflictExample], conflict_t
             continue
         prompt = counterpart(example, rng.choice(others), conflict_type)
         if prompt != example.prompts[conflict_type]:
-            scored = scored_prompt(loaded, example, conflict_type)
+            scored = scored_prompt(model, example, conflict_type)
             tokens = scored.answer_tokens
-            made.append(Patch(scored.ids, loaded.prompts.tokens(prompt), tokens["context"], tokens["parametric"]))
+            made.append(Patch(scored.ids, model.prompts.tokens(prompt), tokens["context"], tokens["parametric"]))
     return made
 
 
 @torch.inference_mode()
-def score_heads(loaded: LoadedModel, made: Sequence[Patch], progress: Progress = silent) -> torch.Tensor:
+def patching_scores(model: SteeredModel, made: Sequence[Patch], progress: Progress = silent) -> torch.Tensor:
     """Return the scores of all heads, float32 [n_layers, n_heads].
 
     Raises JuiceError for no patches, and for a model whose last position cannot be run alone.
     """
     if not made:
         raise JuiceError("path patching has no example: none has another one's subject and answer to put in place of its own")
-    layout = loaded.layout
+    loaded, layout = model.loaded, model.loaded.layout
     total = torch.zeros(layout.n_layers, layout.n_heads)
     heads = [Head(layer.index, index) for layer in layout.layers for index in range(layer.n_heads)]
     with loaded.turn, progress("patching heads", len(made)) as advance:
@@ -120,7 +121,7 @@ def _last_position(loaded: LoadedModel, ids: tuple[int, ...]) -> tuple[list[torc
             stack.callback(layer.projection.register_forward_pre_hook(keep).remove)
         tokens = torch.tensor([ids], device=loaded.device)
         rows, last = torch.tensor([0], device=loaded.device), torch.tensor([len(ids) - 1], device=loaded.device)
-        with loaded.output.keep(rows, last, len(ids)):
+        with loaded.logits.keep(rows, last, len(ids)):
             logits = loaded.run(input_ids=tokens, use_cache=False).logits[0, 0].float()
     return kept, logits
 

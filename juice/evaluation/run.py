@@ -19,33 +19,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-import juice
+from juice.data.example import examples_sha256, judged_types
 from juice.errors import ExampleError, HeadSetError, NoConsistentHeadError
 from juice.evaluation import analyses, side_effects
+from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.answers import Answer, ask
+from juice.evaluation.choices import MethodUnavailableError, Preparer
 from juice.evaluation.methods import METHODS, MethodName, Treatment, methods_for
-from juice.evaluation.preparation import MethodUnavailableError, Preparer
-from juice.evaluation.splits import TARGETS, Data, Splits, split
+from juice.evaluation.splits import Data, Splits, split
 from juice.evaluation.store import Store
 from juice.evaluation.tables import by_popularity, table
-from juice.examples import CONFLICT_TYPES, ConflictExample, ConflictType, Target, examples_sha256
 from juice.head_set import HeadSet
-from juice.identification.run import Settings as IdentificationSettings
-from juice.identification.run import identify_targets
-from juice.identification.scored_answer import with_scored_answers
-from juice.identification.tuning import N_FEW
+from juice.identification import IdentificationOptions, identify_targets
+from juice.identification.scored_prompt import with_scored_answers
+from juice.identification.validation import N_FEW
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
+from juice.targets import TARGETS, Target
+from juice.version import versions
 
 N_LARGE = 200
 Results = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class EvaluationOptions:
     """What is evaluated and how.
 
     `head_set` names a set to use for its target; else the set named like the target is used; where there is none, heads are found.
@@ -58,41 +56,49 @@ class Settings:
     limit: int | None = None
     seed: int = 0
     n_large: int = N_LARGE
-    identification: IdentificationSettings = field(default_factory=IdentificationSettings)
+    identification: IdentificationOptions = field(default_factory=IdentificationOptions)
 
 
-def evaluate(
-    model: SteeredModel, data: Data, settings: Settings, out: Path, *,
-    texts: Sequence[str] = (), templates: Mapping[str, Any] | None = None, overwrite: bool = False, progress: Progress = silent,
-) -> Store:  # fmt: skip
+def run(
+    model: SteeredModel,
+    data: Data,
+    options: EvaluationOptions,
+    out: Path,
+    *,
+    texts: Sequence[str] = (),
+    templates: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Store:
     """Evaluate a model on data and keep everything in the folder `out`; returns its store, complete.
 
-    `texts` are plain texts for perplexity, `templates` those of paraphrased prompts. Raises ExampleError, HeadSetError and OutputError.
+    `texts` are plain texts for perplexity, `templates` those of paraphrased prompts. Raises ExampleError, HeadSetError and
+    OutputError.
     """
     # Opened before anything is computed: a folder that cannot be used is said at once.
-    store = Store.open(out, _identity(model, data, settings, texts), overwrite=overwrite)
+    store = Store.open(out, _identity(model, data, options, texts), overwrite=overwrite)
     with _noting(store):
         examples = Data(
             with_scored_answers(model, data.test),
             None if data.validation is None else with_scored_answers(model, data.validation),
             None if data.identification is None else with_scored_answers(model, data.identification),
         )
-        head_sets = _head_sets(model, examples, settings, store, progress)
+        head_sets = _head_sets(model, examples, options, store, progress)
         served = {t: s for t in TARGETS if (s := model.head_sets.by_name.get(t)) is not None and s.target == t}
         splits = split(
-            model, examples, {**served, **head_sets}, settings.identification, n_large=settings.n_large, limit=settings.limit
-        )  # fmt: skip
+            model, examples, {**served, **head_sets}, options.identification, n_large=options.n_large, limit=options.limit
+        )
         store.check("examples", splits.sha256)
-        if "paraphrases" in settings.analyses:
+        if "paraphrases" in options.analyses:
             store.check("templates", _sha256(json.dumps(templates, sort_keys=True)))
         _warn(model, splits, head_sets)
     store.results["data"] = _described(splits, head_sets)
-    for target in settings.targets:
-        if not conflict_types_for(target, splits.test):
+    for target in options.targets:
+        if not judged_types(target, splits.test, in_all=False):
             raise ExampleError(
                 f"no test example has a conflict prompt that the {target} target is judged on; give substitution or coherent ones"
             )
-        _Target(model, splits, head_sets, settings, store, target, texts, progress).run(templates)
+        _Target(model, splits, head_sets, options, store, target, texts, progress).run(templates)
     store.results["is_complete"] = True
     store.save()
     return store
@@ -108,7 +114,7 @@ def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSe
             f"only {n} validation examples choose betas and pruned heads; {N_FEW} or more are better (--validation)", stacklevel=3
         )
     for head_set in head_sets.values():
-        if warning := head_set.form_warning(model.loaded.prompts.sha256):
+        if warning := head_set.form_warning(model.prompts.sha256):
             warnings.warn(warning, stacklevel=3)
         if not splits.holds_finders_of(head_set):
             warnings.warn(
@@ -118,11 +124,6 @@ def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSe
             )
 
 
-def conflict_types_for(target: Target, examples: Sequence[ConflictExample]) -> tuple[ConflictType, ...]:
-    """Return the conflict types that a target's table shows; toward the context, clean prompts have no right answer."""
-    return tuple(t for t in CONFLICT_TYPES if any(t in e.prompts for e in examples) and (t != "clean" or target == "parametric"))
-
-
 @dataclass(frozen=True)
 class _Target:
     """The work of one target."""
@@ -130,33 +131,33 @@ class _Target:
     model: SteeredModel
     splits: Splits
     head_sets: dict[Target, HeadSet]
-    settings: Settings
+    options: EvaluationOptions
     store: Store
     target: Target
     texts: Sequence[str]
     progress: Progress
 
     def run(self, templates: Mapping[str, Any] | None) -> None:
-        preparer = Preparer(model=self.model, splits=self.splits, head_sets=self.head_sets, seed=self.settings.seed, progress=self.progress)
-        for name in methods_for(self.target, self.settings.methods):
+        preparer = Preparer(model=self.model, splits=self.splits, head_sets=self.head_sets, seed=self.options.seed, progress=self.progress)
+        for name in methods_for(self.target, self.options.methods):
             self._method(name, preparer)
         methods = self.store.results.get("targets", {}).get(self.target, {}).get("methods", {})
-        context = analyses.Context(
+        inputs = AnalysisInputs(
             model=self.model, splits=self.splits, target=self.target, head_set=self.head_sets.get(self.target), preparer=preparer,
-            seed=self.settings.seed, settings=self.settings.identification,
+            seed=self.options.seed, options=self.options.identification,
             choices={name: own["choice"] for name, own in methods.items()}, templates=templates, progress=self.progress,
-        )  # fmt: skip
-        for analysis in self.settings.analyses:
-            if analysis in analyses.OF_THE_MODEL and self.target != self.settings.targets[0]:
+        )
+        for analysis in self.options.analyses:
+            if analysis in analyses.OF_THE_MODEL and self.target != self.options.targets[0]:
                 continue
             with _noting(self.store):
-                self._unit("analyses", analysis, make=partial(analyses.run, analysis, context))
+                self._unit("analyses", analysis, make=partial(analyses.run, analysis, inputs))
 
     def _unit(self, *path: str, make: Callable[[], Any]) -> Any:
         return self.store.unit("targets", self.target, *path, make=make)
 
     def _method(self, name: MethodName, preparer: Preparer) -> None:
-        at, said = ("methods", name), f"{name.replace('_', ' ')}, {self.target}"
+        at, description = ("methods", name), f"{name.replace('_', ' ')}, {self.target}"
         with _noting(self.store):
             try:
                 choice = self._unit(*at, "choice", make=lambda: preparer.choose(name, self.target))
@@ -164,44 +165,44 @@ class _Target:
                 warnings.warn(f"{name} toward the {self.target} answer is left out: {error}", stacklevel=2)
                 return
             treatments = preparer.treatments(name, self.target, choice)
-            answers = self._unit(*at, "answers", make=lambda: self._answers(treatments, said))
+            answers = self._unit(*at, "answers", make=lambda: self._answers(treatments, description))
             self._unit(*at, "collateral", make=lambda: self._collateral(treatments))
             self._unit(*at, "continuations", make=lambda: self._continuations(treatments))
             if name not in ("prompt", "cad"):  # plain text has neither an instruction nor a context
                 self._unit(*at, "perplexity", make=lambda: side_effects.plain_text_perplexity(self.model, self.texts, treatments))
         own = {t: [Answer.of(row) for row in rows] for t, rows in answers.items()}
         method = self.store.results["targets"][self.target]["methods"][name]
-        method["table"] = table(self.splits.test, own, self.settings.seed)
-        method["by_popularity"] = by_popularity(self.splits.test, own, self.settings.seed)
+        method["table"] = table(self.splits.test, own, self.options.seed)
+        method["by_popularity"] = by_popularity(self.splits.test, own, self.options.seed)
 
-    def _answers(self, treatments: dict[str, Treatment], said: str) -> dict[str, list[list[Any] | None]]:
-        conflict_types = conflict_types_for(self.target, self.splits.test)
-        answers = ask(self.model, self.splits.test, conflict_types, treatments, self.target, progress=self.progress, said=said)
+    def _answers(self, treatments: dict[str, Treatment], description: str) -> dict[str, list[list[Any] | None]]:
+        conflict_types = judged_types(self.target, self.splits.test, in_all=False)
+        answers = ask(self.model, self.splits.test, conflict_types, treatments, self.target, progress=self.progress, description=description)
         return {t: [None if a is None else a.to_list() for a in own] for t, own in answers.items()}
 
     def _collateral(self, treatments: dict[str, Treatment]) -> dict[str, Any]:
-        return side_effects.collateral(self.model, self.splits.test, treatments, self.settings.seed, self.progress)
+        return side_effects.collateral(self.model, self.splits.test, treatments, self.options.seed, self.progress)
 
     def _continuations(self, treatments: dict[str, Treatment]) -> dict[str, Any]:
-        return side_effects.continuations(self.model, self.splits.test, treatments, self.settings.seed, self.progress)
+        return side_effects.continuations(self.model, self.splits.test, treatments, self.options.seed, self.progress)
 
 
-def _head_sets(model: SteeredModel, data: Data, settings: Settings, store: Store, progress: Progress) -> dict[Target, HeadSet]:
+def _head_sets(model: SteeredModel, data: Data, options: EvaluationOptions, store: Store, progress: Progress) -> dict[Target, HeadSet]:
     """Return the head set of every target: the one named, else the one named like the target, else one that is found now."""
     chosen: dict[Target, HeadSet] = {}
-    if settings.head_set is not None:
-        named = model.head_sets.get(settings.head_set)
-        if named.target not in settings.targets:
+    if options.head_set is not None:
+        named = model.head_sets.get(options.head_set)
+        if named.target not in options.targets:
             raise HeadSetError(f"head set {named.name!r} steers toward {named.target}; evaluate it with --target {named.target}")
         chosen[named.target] = named
-    for target in settings.targets:
+    for target in options.targets:
         if target in chosen:
             continue
         served = model.head_sets.by_name.get(target)
         if served is not None and served.target == target and served.identification is not None:
             chosen[target] = served
             continue
-        found = store.unit("targets", target, "found", make=partial(_find, model, data, target, settings, progress))
+        found = store.unit("targets", target, "found", make=partial(_find, model, data, target, options, progress))
         if found is not None:
             chosen[target] = HeadSet.parse(found, f"{store.folder}")
     for target, head_set in chosen.items():
@@ -211,37 +212,37 @@ def _head_sets(model: SteeredModel, data: Data, settings: Settings, store: Store
     return chosen
 
 
-def _find(model: SteeredModel, data: Data, target: Target, settings: Settings, progress: Progress) -> Any:
+def _find(model: SteeredModel, data: Data, target: Target, options: EvaluationOptions, progress: Progress) -> Any:
     pool = data.test if data.identification is None else data.identification
-    splits = split(model, Data(pool), {}, settings.identification, n_large=0, limit=None)
+    splits = split(model, Data(pool), {}, options.identification, n_large=0, limit=None)
     names: dict[Target, str] = {target: target}
     try:
-        found = identify_targets(model, splits.identification[target], [target], settings.identification, names=names, progress=progress)
+        found = identify_targets(model, splits.identification[target], [target], options.identification, names=names, progress=progress)
     except NoConsistentHeadError as error:
         warnings.warn(str(error), stacklevel=2)
         return None
     return found[target].model_dump(mode="json")
 
 
-def _identity(model: SteeredModel, data: Data, settings: Settings, texts: Sequence[str]) -> dict[str, Any]:
+def _identity(model: SteeredModel, data: Data, options: EvaluationOptions, texts: Sequence[str]) -> dict[str, Any]:
     """Return all that the numbers depend on; methods, targets and analyses may be added to a report later."""
-    identification = asdict(settings.identification)
+    own, identification = model.description, asdict(options.identification)
     return {
-        "model": model.loaded.identity.model_dump(mode="json"),
-        "dtype": str(model.loaded.dtype).removeprefix("torch."),
-        "chat_template_sha256": model.loaded.prompts.sha256,
-        "quantization": model.loaded.quantization,
-        "exact": model.loaded.exact,
+        "model": own.identity.model_dump(mode="json"),
+        "dtype": own.dtype,
+        "chat_template_sha256": model.prompts.sha256,
+        "quantization": own.quantization,
+        "exact": own.exact,
         "data_sha256": examples_sha256(data.test),
         "validation_sha256": None if data.validation is None else examples_sha256(data.validation),
         "identification_sha256": None if data.identification is None else examples_sha256(data.identification),
         "texts_sha256": _sha256("\n".join(texts)),
-        "head_set": settings.head_set,
-        "limit": settings.limit,
-        "seed": settings.seed,
-        "n_large": settings.n_large,
+        "head_set": options.head_set,
+        "limit": options.limit,
+        "seed": options.seed,
+        "n_large": options.n_large,
         "identification": identification,
-        "versions": {"juice": juice.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": versions(),
     }
 
 

@@ -13,34 +13,33 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from juice.asking import ask_all, fits
+from juice.data.critical import perplexity
+from juice.data.example import CONFLICTS, ConflictExample, ConflictType
 from juice.evaluation.answers import Answer, ask
+from juice.evaluation.controls import true_contexts, unknown_subjects
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import interval, mean, repetition
-from juice.evaluation.situations import true_contexts, unknown_subjects
 from juice.evaluation.splits import domain_of, limited
-from juice.examples import ConflictExample, ConflictType, Target
 from juice.progress import Progress, silent
-from juice.scoring import perplexity
 from juice.steered_model import SteeredModel
+from juice.targets import Target
 
 N_CONTINUED = 60
 N_NEW_TOKENS = 64
-CONFLICTS: tuple[ConflictType, ...] = ("substitution", "coherent")
 
 
 def collateral(
     model: SteeredModel, examples: Sequence[ConflictExample], treatments: Mapping[str, Treatment], seed: int, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Return accuracy with its interval and number of prompts, by situation and conflict type."""
-    situations: tuple[tuple[str, Sequence[ConflictExample], tuple[ConflictType, ...], Target], ...] = (
+    """Return accuracy with its interval and number of prompts, by control and conflict type."""
+    controls: tuple[tuple[str, Sequence[ConflictExample], tuple[ConflictType, ...], Target], ...] = (
         ("clean", examples, ("clean",), "parametric"),
         ("true_context", true_contexts(examples), CONFLICTS, "parametric"),
         ("unknown_subject", unknown_subjects(examples, seed), CONFLICTS, "context"),
     )
     measured = {}
-    for name, own, conflict_types, judged_by in situations:
-        answers = ask(model, own, conflict_types, treatments, judged_by, progress=progress, said=f"asking, {name.replace('_', ' ')}")
+    for name, own, conflict_types, judged_by in controls:
+        answers = ask(model, own, conflict_types, treatments, judged_by, progress=progress, description=f"asking, {name.replace('_', ' ')}")
         measured[name] = {t: _share(rows, seed) for t, rows in answers.items() if any(rows)}
     return measured
 
@@ -52,7 +51,7 @@ def _share(answers: Sequence[Answer | None], seed: int) -> dict[str, Any]:
 
 def plain_text_perplexity(model: SteeredModel, texts: Sequence[str], treatments: Mapping[str, Treatment]) -> float | None:
     """Return the perplexity of plain text under a method's steering, averaged over the domains' treatments; None where no text fits."""
-    limit, plain = model.loaded.max_positions or math.inf, model.with_chat_template(None)
+    limit, plain = model.description.max_positions or math.inf, model.with_chat_template(None)
     fitting = [ids for text in texts if 1 < len(ids := plain.tokenize(text)) <= limit]
     if not fitting:
         return None
@@ -79,8 +78,8 @@ def continuations(
             treatment = treatments[domain_of(example)]
             if conflict_type in example.prompts and treatment.applies(example):
                 request = treatment.request(model, example, conflict_type, max_tokens=N_NEW_TOKENS)
-                requests += [request] if fits(model, request) else []
-    completions = ask_all(model, requests, "continuing answers", progress)
+                requests += [request] if model.engine.fits(request) else []
+    completions = model.engine.generate(requests, progress=progress, description="continuing answers")
     return {
         "n": len(completions),
         "mean_tokens": mean([float(len(c.token_ids)) for c in completions]) if completions else None,

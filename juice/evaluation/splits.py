@@ -11,24 +11,24 @@ with the same token.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from juice.data.example import ConflictExample, ConflictType, examples_sha256
+from juice.data.judging import MAX_TOKENS, normalise
 from juice.errors import ExampleError
 from juice.evaluation.instructions import instructed
-from juice.examples import ConflictExample, ConflictType, Target, examples_sha256
 from juice.head_set import HeadSet
-from juice.identification.run import Settings, usable_examples, validation_share
-from juice.identification.scores import scored_prompt
-from juice.identification.tuning import known_examples
-from juice.scoring import MAX_TOKENS, normalise
+from juice.identification import IdentificationOptions
+from juice.identification.drawing import usable_examples
+from juice.identification.scored_prompt import scored_prompt
+from juice.identification.validation import known_examples, validation_share
 from juice.steered_model import SteeredModel
+from juice.targets import TARGETS, Target
 
 LARGE_SHARE = 0.4
-TARGETS: tuple[Target, ...] = ("parametric", "context")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def domain_of(example: ConflictExample) -> str:
 
 
 def split(
-    model: SteeredModel, data: Data, head_sets: Mapping[Target, HeadSet], settings: Settings, *, n_large: int, limit: int | None
+    model: SteeredModel, data: Data, head_sets: Mapping[Target, HeadSet], options: IdentificationOptions, *, n_large: int, limit: int | None
 ) -> Splits:
     """Split the data, for both targets, whichever is evaluated; raises ExampleError when nothing is left to test.
 
@@ -81,16 +81,16 @@ def split(
     set aside in their place.
     """
     relations = {e.relation for own in (data.test, data.identification or ()) for e in own if e.relation}
-    if settings.relation is not None and settings.relation not in relations:
-        raise ExampleError(f"no example has the relation {settings.relation!r}; the data has {', '.join(sorted(relations)) or 'none'}")
+    if options.relation is not None and options.relation not in relations:
+        raise ExampleError(f"no example has the relation {options.relation!r}; the data has {', '.join(sorted(relations)) or 'none'}")
     left_out: Counter[str] = Counter()
     pool = _usable(model, data.test, left_out)
     finders = pool if data.identification is None else _usable(model, data.identification, left_out)
-    drawn = {target: _drawn(model, finders, head_sets.get(target), settings) for target in TARGETS}
+    drawn = {target: _drawn(model, finders, head_sets.get(target), options) for target in TARGETS}
     every_drawn = [e for own in drawn.values() for e in own]
     rest = _without(pool, every_drawn)
     given = (
-        validation_share(rest, settings.seed)
+        validation_share(rest, options.seed)
         if data.validation is None
         else _without(_usable(model, data.validation, left_out), every_drawn)
     )
@@ -98,28 +98,28 @@ def split(
     validation = _complete(known_examples(model, given))
     left_out["validation examples that the model does not know, or that lack a prompt"] += len(given) - len(validation)
     unused = [] if data.identification is None else _without(finders, [*every_drawn, *given, *rest])
-    large = _large(unused, rest, n_large, settings.seed)
-    test = limited(_without(rest, large), limit, settings.seed)
+    large = _large(unused, rest, n_large, options.seed)
+    test = limited(_without(rest, large), limit, options.seed)
     if not test:
         raise ExampleError(
-            f"nothing of {len(data.test)} examples is left to test on: {_said(left_out) or 'all of them find heads or tune'}; "
-            f"give more, at least {4 * settings.n_examples}"
+            f"nothing of {len(data.test)} examples is left to test on: {_counted(left_out) or 'all of them find heads or tune'}; "
+            f"give more, at least {4 * options.n_examples}"
         )
     return Splits(drawn, large, validation, test, {reason: n for reason, n in left_out.items() if n})
 
 
 def _usable(model: SteeredModel, examples: Sequence[ConflictExample], left_out: Counter[str]) -> list[ConflictExample]:
-    limit, kept = model.loaded.max_positions or math.inf, []
+    kept = []
     for example in examples:
         longest = [instructed(prompt, t, target) for t, prompt in example.prompts.items() for target in ("parametric", "context")]
-        if any(len(model.tokenize(prompt)) + MAX_TOKENS > limit for prompt in longest):
+        if not all(model.fits(prompt, max_tokens=MAX_TOKENS) for prompt in longest):
             left_out["prompts that are too long for the model"] += 1
         elif set(map(normalise, example.parametric_answer)) & set(map(normalise, example.context_answer)):
             left_out["context answers that are a right answer"] += 1
         else:
             try:
                 for conflict_type in example.prompts:
-                    scored_prompt(model.loaded, example, conflict_type)
+                    scored_prompt(model, example, conflict_type)
             except ExampleError:
                 left_out["answers that begin with the same token, or with none"] += 1
             else:
@@ -135,26 +135,26 @@ def _complete(examples: list[ConflictExample]) -> list[ConflictExample]:
     return [e for e in examples if wanted[domain_of(e)] <= e.prompts.keys()]
 
 
-def _drawn(model: SteeredModel, pool: list[ConflictExample], head_set: HeadSet | None, settings: Settings) -> list[ConflictExample]:
+def _drawn(model: SteeredModel, pool: list[ConflictExample], head_set: HeadSet | None, options: IdentificationOptions) -> list[ConflictExample]:
     """Return the examples that a head set was found on, where they are here; else draw."""
     found = head_set.identification if head_set else None
     if found is not None:
-        for relation in (settings.relation, None, *sorted({e.relation for e in pool if e.relation})):
+        for relation in (options.relation, None, *sorted({e.relation for e in pool if e.relation})):
             if sum(relation in (None, e.relation) for e in pool) >= found.n_examples:
-                again = replace(settings, n_examples=found.n_examples, seed=found.seed, relation=relation)
+                again = replace(options, n_examples=found.n_examples, seed=found.seed, relation=relation)
                 try:
                     drawn, _ = usable_examples(model, pool, again)
                 except ExampleError:  # too few of them have the prompts that others have
                     continue
                 if examples_sha256(drawn) == found.examples_sha256:
                     return drawn
-    own = [e for e in pool if settings.relation in (None, e.relation)]
+    own = [e for e in pool if options.relation in (None, e.relation)]
     types = Counter(frozenset(e.prompts) for e in own)
     if own:
         # Heads are found on examples that have the same prompts: those that most have.
         commonest = max(types, key=lambda names: (types[names], len(names), sorted(names)))
         own = [e for e in own if e.prompts.keys() == commonest]
-    return usable_examples(model, own, replace(settings, n_examples=max(1, min(settings.n_examples, len(own)))))[0]
+    return usable_examples(model, own, replace(options, n_examples=max(1, min(options.n_examples, len(own)))))[0]
 
 
 def _large(unused: list[ConflictExample], rest: list[ConflictExample], n_large: int, seed: int) -> list[ConflictExample]:
@@ -190,5 +190,5 @@ def _without(examples: Sequence[ConflictExample], taken: Sequence[ConflictExampl
     return [e for e in examples if _key(e) not in keys]
 
 
-def _said(left_out: Counter[str]) -> str:
+def _counted(left_out: Counter[str]) -> str:
     return ", ".join(f"{n} {reason}" for reason, n in left_out.items() if n)

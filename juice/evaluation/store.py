@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from juice.errors import OutputError
-from juice.output import write_lines
+from juice.files import write_lines
 
 FORMAT = "juice.evaluation/1"
 FILE = "results.json"

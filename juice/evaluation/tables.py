@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from juice.data.example import ConflictExample, ConflictType
 from juice.evaluation.answers import Answer
 from juice.evaluation.metrics import interval, interval_of_groups, mean
 from juice.evaluation.splits import domain_of
-from juice.examples import ConflictExample, ConflictType
 
 AVERAGE = "average"
 N_POPULARITY_BINS = 3

@@ -6,13 +6,13 @@ import json
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from juice.head_set.schema import METHODS, Head, HeadSet
+from juice.head_set.schema import METHODS, Head, HeadSetContent
 
 PAPER = "https://proceedings.mlr.press/v267/li25c.html"
 WINS = {"context": "what it reads in the prompt", "parametric": "what it remembers"}
 
 
-def card_of(head_set: HeadSet, repo_id: str) -> str:
+def card_of(head_set: HeadSetContent, repo_id: str) -> str:
     """Return the card as Markdown, with the hub's metadata before it; `repo_id` is where the card says the set is."""
     model = head_set.model
     data = ModelCardData(
@@ -32,7 +32,7 @@ def card_of(head_set: HeadSet, repo_id: str) -> str:
     return str(ModelCard(f"---\n{data}\n---\n\n" + "\n\n".join(filter(None, sections)) + "\n"))
 
 
-def _heads(head_set: HeadSet) -> str:
+def _heads(head_set: HeadSetContent) -> str:
     def listed(heads: tuple[Head, ...]) -> str:
         return " ".join(map(str, heads)) or "none"
 
@@ -50,7 +50,7 @@ def _heads(head_set: HeadSet) -> str:
     return "\n".join(["## Heads", "", "Layer and query head, both from 0, best first.", "", "| | |", "|---|---|", *rows])
 
 
-def _origin(head_set: HeadSet) -> str:
+def _origin(head_set: HeadSetContent) -> str:
     found = head_set.identification
     lines = []
     if head_set.source:
@@ -65,7 +65,7 @@ def _origin(head_set: HeadSet) -> str:
     return "\n\n".join(lines) or "By hand."
 
 
-def _effect(head_set: HeadSet) -> str:
+def _effect(head_set: HeadSetContent) -> str:
     rows = []
     for method in METHODS:
         if measured := head_set.validation(method):
@@ -80,7 +80,7 @@ def _effect(head_set: HeadSet) -> str:
     return "\n".join(["## What it did on validation", "", said, "", *head, *rows])
 
 
-def _use(head_set: HeadSet, repo_id: str) -> str:
+def _use(head_set: HeadSetContent, repo_id: str) -> str:
     steer: dict[str, object] = {"target": head_set.target, "head_set": head_set.name}
     betas = head_set.betas()
     options = ""
@@ -91,7 +91,7 @@ def _use(head_set: HeadSet, repo_id: str) -> str:
     python = [
         "from juice import HeadSet, Steer, load",
         f'model, head_set = load("{head_set.model.id}"), HeadSet.from_pretrained("{repo_id}")',
-        f'print(model.generate("...", steer=Steer(target="{head_set.target}"{options}), head_set=head_set)[0].text)',
+        f'print(model.generate("...", steer=Steer(target="{head_set.target}", head_set=head_set{options}))[0])',
     ]
     shell = [
         f"juice pull {repo_id} --out head_sets && juice serve --model {head_set.model.id} --head-sets head_sets",

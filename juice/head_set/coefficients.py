@@ -12,7 +12,7 @@ import math
 import torch
 
 from juice.errors import RequestError
-from juice.head_set.schema import MAX_BETA, Betas, HeadSet, Method
+from juice.head_set.schema import MAX_BETA, Betas, HeadSetContent, Method
 
 RANGES = {"strength": (0.0, MAX_BETA), "beta_plus": (0.0, MAX_BETA), "beta_minus": (-MAX_BETA, 0.0)}
 
@@ -24,7 +24,7 @@ def check_scale(name: str, value: float | None) -> None:
         raise RequestError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}", param=f"steer.{name}")
 
 
-def betas_of(head_set: HeadSet, method: Method, beta_plus: float | None, beta_minus: float | None) -> Betas:
+def betas_of(head_set: HeadSetContent, method: Method, beta_plus: float | None, beta_minus: float | None) -> Betas:
     """Return the betas that are given, else the set's own for the method; raises RequestError when neither has them."""
     tuned = head_set.betas(method)
     plus = beta_plus if beta_plus is not None else tuned.plus if tuned else None
@@ -41,7 +41,7 @@ def betas_of(head_set: HeadSet, method: Method, beta_plus: float | None, beta_mi
     return Betas(plus=plus, minus=minus)
 
 
-def coefficients_of(head_set: HeadSet, betas: Betas, strength: float) -> dict[int, torch.Tensor]:
+def coefficients_of(head_set: HeadSetContent, betas: Betas, strength: float) -> dict[int, torch.Tensor]:
     """Return the coefficients by layer, float32 [n_heads], of the layers where one is not zero."""
     coefficients: dict[int, torch.Tensor] = {}
     for heads, beta in ((head_set.heads.plus, betas.plus), (head_set.heads.minus, betas.minus)):

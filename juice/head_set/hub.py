@@ -12,25 +12,26 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, er
 
 from juice.errors import HeadSetError, HeadSetNotFoundError, OutputError
 from juice.head_set.card import card_of
-from juice.head_set.lookup import public_id
-from juice.head_set.schema import HeadSet
-from juice.head_set.storage import JSON_FILE, SCORES_FILE, files_of
+from juice.head_set.naming import public_id
+from juice.head_set.schema import HeadSetContent
+from juice.head_set.storage import JSON_FILE, SCORES_FILE, S, files_of, load
 
 CARD_FILE = "README.md"
 
 
 def pull(
     repo_id_or_folder: str | Path,
+    kind: type[S],
     *,
     revision: str | None = None,
     subfolder: str | None = None,
     token: str | bool | None = None,
     force_download: bool = False,
-) -> HeadSet:
+) -> S:
     """Load a head set from a local folder or the hub; see HeadSet.from_pretrained."""
     name = str(repo_id_or_folder)
     if Path(name).is_dir():
-        return HeadSet.load(Path(name) / (subfolder or ""))
+        return load(Path(name) / (subfolder or ""), kind)
     if isinstance(repo_id_or_folder, Path) or name.startswith((".", "/", "~")):
         raise HeadSetNotFoundError(f"there is no folder {name}; give a head set's folder, or a hub id such as owner/name")
     place = f"{subfolder.strip('/')}/" if subfolder else ""
@@ -51,7 +52,7 @@ def pull(
             f"the repository {name}{at} has no {place}{JSON_FILE}: it holds no head set there; name the folder that does with subfolder"
         )
     try:
-        return HeadSet.load(folder)
+        return load(folder, kind)
     except HeadSetError as error:
         raise HeadSetError(
             f"the head set {name} cannot be used: {error}; download it anew (--force, force_download=True), or tell its author"
@@ -59,7 +60,7 @@ def pull(
 
 
 def push(
-    head_set: HeadSet,
+    head_set: HeadSetContent,
     repo_id: str,
     *,
     private: bool | None = None,

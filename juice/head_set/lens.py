@@ -17,7 +17,7 @@ import torch
 
 from juice.errors import RequestError, UsageError
 from juice.head_set.coefficients import betas_of, check_scale, coefficients_of
-from juice.head_set.schema import METHODS, HeadSet, Method
+from juice.head_set.schema import METHODS, HeadSetContent, Method
 
 Hook = Callable[..., torch.Tensor | None]
 HOOK_NAME = "blocks.{}.attn.hook_z"
@@ -34,7 +34,7 @@ class LensHooks:
     steer: list[tuple[str, Hook]]
 
 
-def to_lens_hooks(head_set: HeadSet, *, beta_plus: float | None, beta_minus: float | None, strength: float, method: Method) -> LensHooks:
+def to_lens_hooks(head_set: HeadSetContent, *, beta_plus: float | None, beta_minus: float | None, strength: float, method: Method) -> LensHooks:
     """Make the hooks of a head set; see HeadSet.to_lens_hooks."""
     if method not in METHODS:
         raise RequestError(f"method is {method!r}; expected juice or june", param="steer.method")

@@ -12,8 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError
-from juice.head_set.schema import TARGETS, HeadSet, Method, ModelIdentity, Target
-from juice.head_set.storage import JSON_FILE
+from juice.head_set.head_set import HeadSet
+from juice.head_set.naming import public_id
+from juice.head_set.schema import Method, ModelIdentity
+from juice.head_set.scores import HeadScores
+from juice.head_set.storage import JSON_FILE, SCORES_FILE
+from juice.targets import TARGETS, Target
 
 PACKAGED = Path(__file__).parents[1] / "_head_sets"
 CHECKOUT = Path(__file__).parents[2] / "head_sets"
@@ -39,17 +43,6 @@ def find_folder(given: str | Path | None) -> Path:
     return local if local.is_dir() else shipped_folder()
 
 
-def slug(model_id: str) -> str:
-    """Return the folder name of a model's head sets: its id with `/` as `--`, a path's last part."""
-    return public_id(model_id).replace("/", "--")
-
-
-def public_id(model_id: str) -> str:
-    """Return a model's id as others know it: of a path its last part."""
-    is_path = model_id.startswith((".", "/", "~")) or Path(model_id).is_dir()
-    return Path(model_id).resolve().name if is_path else model_id
-
-
 @dataclass(frozen=True)
 class HeadSetLibrary:
     """The head sets of one folder, seen from one model."""
@@ -58,6 +51,8 @@ class HeadSetLibrary:
     model: ModelIdentity
     by_name: dict[str, HeadSet] = field(default_factory=dict)
     unfit: dict[str, str] = field(default_factory=dict)
+    # Those of `unfit` that were made for a model of another name.
+    foreign: set[str] = field(default_factory=set)
 
     @classmethod
     def scan(cls, given: str | Path | None, model: ModelIdentity) -> HeadSetLibrary:
@@ -86,6 +81,8 @@ class HeadSetLibrary:
             head_set.check_fits(self.model)
         except HeadSetError as error:
             self.unfit[key] = str(error)
+            if public_id(own.id) != public_id(self.model.id):
+                self.foreign.add(key)
             return
         if rival:
             raise HeadSetError(
@@ -109,3 +106,49 @@ class HeadSetLibrary:
         raise HeadSetNotFoundError(
             f"no head set {name!r} for {self.model.id} in {self.folder} (served: {served}); make one with `juice identify`"
         )
+
+
+def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tuple[Path, HeadSet]:
+    """Return a head set and its folder, whichever of three ways it is named.
+
+    Args:
+        given: The folder of a head set, its scores file, or its name (or `<model>/<name>`) in the folder of head sets.
+        head_sets: That folder; None: the one that is searched for a model.
+
+    Raises:
+        HeadSetNotFoundError: There is none, or several models have one of that name.
+        HeadSetError: It is damaged.
+    """
+    path = Path(given)
+    if path.name == SCORES_FILE:
+        path = path.parent
+    if (path / JSON_FILE).exists():
+        return path, HeadSet.load(path)
+    folder, name = find_folder(head_sets), str(given)
+    found = [own.parent for own in sorted(folder.glob(f"[!.]*/[!.]*/{JSON_FILE}"))]
+    named = [own for own in found if name in (own.name, f"{own.parent.name}/{own.name}")]
+    if len(named) == 1:
+        return named[0], HeadSet.load(named[0])
+    if named:
+        raise HeadSetNotFoundError(
+            f"several models have a head set {name!r} in {folder}: say {' or '.join(f'{own.parent.name}/{own.name}' for own in named)}"
+        )
+    if path.is_dir():
+        raise HeadSetNotFoundError(
+            f"the folder {path} holds no {JSON_FILE}; give that of one head set, such as head_sets/mini/context"
+        )
+    there = ", ".join(f"{own.parent.name}/{own.name}" for own in found) or "none"
+    raise HeadSetNotFoundError(
+        f"there is no head set {name!r}: give the folder of one, such as head_sets/mini/context, its {SCORES_FILE}, or a name in {folder} ({there})"
+    )
+
+
+def find_scores(given: str | Path, head_sets: str | Path | None = None) -> HeadScores:
+    """Return the scores of a head set, however it is named, or of a file of scores alone; raises HeadSetError."""
+    path = Path(given)
+    if path.is_file() and not (path.parent / JSON_FILE).exists():
+        return HeadScores.load(path)
+    folder, found = find_head_set(given, head_sets)
+    if found.scores is None:
+        raise HeadSetError(f"{folder} has no scores; only sets made by `juice identify` have")
+    return found.scores

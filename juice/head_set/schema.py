@@ -9,22 +9,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from juice.errors import HeadSetError, HeadSetMismatchError
 from juice.head_set.scores import HeadScores
-
-if TYPE_CHECKING:
-    from juice.head_set.lens import LensHooks
+from juice.options import first_problem
+from juice.targets import Target
 
 FORMAT: Final = "juice.head_set/1"
 MAX_BETA = 100.0
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-Target = Literal["context", "parametric"]
-TARGETS: tuple[Target, ...] = ("context", "parametric")
 Method = Literal["juice", "june"]
 METHODS: tuple[Method, ...] = ("juice", "june")
 
@@ -142,8 +138,8 @@ def _metrics(value: dict[str, Any]) -> dict[str, Any]:
     return _finite(value)  # type: ignore[no-any-return]
 
 
-class HeadSet(_Part):
-    """A head set in memory; `load` and `save` are its folder on disk, `scores` what the heads were chosen from."""
+class HeadSetContent(_Part):
+    """What a head set says; `scores` is what its heads were chosen from. `HeadSet` adds where it comes from and goes to."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), arbitrary_types_allowed=True)
 
@@ -170,80 +166,15 @@ class HeadSet(_Part):
         return self
 
     @classmethod
-    def parse(cls, content: Mapping[str, Any], where: str) -> HeadSet:
+    def parse(cls, content: Mapping[str, Any], where: str) -> Self:
         """Validate a head set's JSON content; raises HeadSetError that names `where` and the field."""
         if content.get("format") != FORMAT:
             raise HeadSetError(f"{where}: format is {content.get('format')!r}, expected {FORMAT!r}; this version of JuICE reads no other")
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            message = first["msg"].removeprefix("Value error, ")
-            raise HeadSetError(f"{where}: {field + ': ' if field else ''}{message}") from error
-
-    @classmethod
-    def load(cls, path: str | Path) -> HeadSet:
-        """Load a head set's folder and verify it; raises HeadSetError."""
-        from juice.head_set.storage import load
-
-        return load(Path(path))
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Save to a folder in one step, parents made; raises OutputError, and where it exists unless `overwrite`."""
-        from juice.head_set.storage import save
-
-        save(self, Path(path), overwrite=overwrite)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        repo_id_or_folder: str | Path,
-        *,
-        revision: str | None = None,
-        subfolder: str | None = None,
-        token: str | bool | None = None,
-        force_download: bool = False,
-    ) -> HeadSet:
-        """Load and verify a head set from a local folder or a hub repository, which goes through the hub's cache.
-
-        `revision` is a branch, tag or commit; without a `token`, the saved one or HF_TOKEN is used. Raises HeadSetNotFoundError
-        for what cannot be had (no such repository, no access, no connection) and HeadSetError for a damaged set.
-        """
-        from juice.head_set.hub import pull
-
-        return pull(repo_id_or_folder, revision=revision, subfolder=subfolder, token=token, force_download=force_download)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        commit_message: str | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-    ) -> str:
-        """Commit this set and a generated model card to the root of a hub repository, made where there is none.
-
-        Returns the commit's URL. An earlier set and card there are replaced. Raises OutputError when the hub refuses it or
-        cannot be reached.
-        """
-        from juice.head_set.hub import push
-
-        return push(self, repo_id, private=private, token=token, commit_message=commit_message, revision=revision, create_pr=create_pr)
-
-    def to_lens_hooks(
-        self, *, beta_plus: float | None = None, beta_minus: float | None = None, strength: float = 1.0, method: Method = "juice"
-    ) -> LensHooks:
-        """Return this set as hooks for TransformerLens: `record` for the clean run, `steer` for the steered one.
-
-        Betas default to the tuned ones. Raises RequestError when there are none, or for a value out of range; a steered run
-        without a clean run of the same shape raises UsageError.
-        """
-        from juice.head_set.lens import to_lens_hooks
-
-        return to_lens_hooks(self, beta_plus=beta_plus, beta_minus=beta_minus, strength=strength, method=method)
+            field, problem = first_problem(error)
+            raise HeadSetError(f"{where}: {field + ': ' if field else ''}{problem}") from error
 
     @property
     def chat_template_sha256(self) -> str | None:
@@ -275,7 +206,7 @@ class HeadSet(_Part):
         measured = self.metrics.get(f"validation_{method}")
         return Validation.model_validate(measured) if measured else None
 
-    def with_betas(self, method: Method, betas: Betas, metrics: Mapping[str, Any]) -> HeadSet:
+    def with_betas(self, method: Method, betas: Betas, metrics: Mapping[str, Any]) -> Self:
         """Return this set with the betas of one method set and metrics added."""
         table = (self.beta or BetaTable()).model_copy(update={method: betas})
         return self.model_copy(update={"beta": table, "metrics": {**self.metrics, **metrics}})

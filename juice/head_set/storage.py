@@ -14,17 +14,19 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import TypeVar
 
 from juice.errors import HeadSetError, OutputError
-from juice.head_set.schema import HeadSet
+from juice.head_set.schema import HeadSetContent
 from juice.head_set.scores import HeadScores
 
 JSON_FILE, SCORES_FILE = "head_set.json", "scores.safetensors"
 MAX_JSON_BYTES = 4_000_000
+S = TypeVar("S", bound=HeadSetContent)
 
 
-def load(folder: Path) -> HeadSet:
-    """Load and verify a head set; raises HeadSetError."""
+def load(folder: Path, kind: type[S]) -> S:
+    """Load and verify a head set as one of a class; raises HeadSetError."""
     path = folder / JSON_FILE
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
@@ -38,13 +40,13 @@ def load(folder: Path) -> HeadSet:
         raise HeadSetError(f"{path} is not JSON ({error}); it may be truncated: make or copy the head set again") from error
     if not isinstance(content, dict):
         raise HeadSetError(f"{path} holds a {type(content).__name__}; expected a JSON object")
-    head_set = HeadSet.parse(content, str(path))
+    head_set = kind.parse(content, str(path))
     if head_set.scores_sha256 is None:
         return head_set
     return head_set.model_copy(update={"scores": _load_scores(folder / SCORES_FILE, head_set)})
 
 
-def _load_scores(path: Path, head_set: HeadSet) -> HeadScores:
+def _load_scores(path: Path, head_set: HeadSetContent) -> HeadScores:
     try:
         actual = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -58,7 +60,7 @@ def _load_scores(path: Path, head_set: HeadSet) -> HeadScores:
     return scores
 
 
-def save(head_set: HeadSet, folder: Path, *, overwrite: bool) -> None:
+def save(head_set: HeadSetContent, folder: Path, *, overwrite: bool) -> None:
     """Write a head set in one step; raises OutputError when the folder exists (unless `overwrite`) or can't be written."""
     folder = folder.resolve()
     check_writable(folder, overwrite=overwrite)
@@ -99,7 +101,7 @@ def check_writable(folder: Path, *, overwrite: bool) -> None:
         raise OutputError(f"cannot write to {parent}: {error.strerror}; choose another --out") from error
 
 
-def files_of(head_set: HeadSet) -> dict[str, bytes]:
+def files_of(head_set: HeadSetContent) -> dict[str, bytes]:
     """Return the files of a head set by name, with the hash of its scores as they are now."""
     if head_set.scores is None:
         return {JSON_FILE: to_json(head_set).encode()}
@@ -108,7 +110,7 @@ def files_of(head_set: HeadSet) -> dict[str, bytes]:
     return {SCORES_FILE: data, JSON_FILE: to_json(head_set).encode()}
 
 
-def to_json(head_set: HeadSet) -> str:
+def to_json(head_set: HeadSetContent) -> str:
     """Format a head set as it stands on disk."""
     return json.dumps(head_set.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 

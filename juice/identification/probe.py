@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from juice.errors import ExampleError
-from juice.model.loading import LoadedModel
+from juice.model.loaded import LoadedModel
 from juice.model.routing import copy_rows
 from juice.model.steering import SteeringPlan
 
@@ -55,7 +55,7 @@ class CleanRun:
                 handle = layer.layer.register_forward_pre_hook(self._keep, with_kwargs=True)
                 stack.callback(handle.remove)
             rows = torch.arange(self.n, device=loaded.device)
-            with loaded.output.keep(rows, self.last, self.n_positions):
+            with loaded.logits.keep(rows, self.last, self.n_positions):
                 self.logits = loaded.run(input_ids=self.ids, use_cache=False).logits[:, 0].float()
 
     def _keep(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Prober:
         clean, n_probes = self._clean, len(factors)
         rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
         plan = SteeringPlan({layer: rows}, {layer: (factors - 1).repeat_interleave(clean.n, 0)})
-        with self._loaded.steering.apply(plan), self._loaded.output.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
+        with self._loaded.steering_hooks.apply(plan), self._loaded.logits.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
             logits = self._loaded.run(input_ids=clean.ids.repeat(n_probes, 1), use_cache=False).logits
         by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
         return by_probe
@@ -99,7 +99,7 @@ class Prober:
         clean, n_probes = self._clean, len(factors)
         rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
         entered = _SharedForward(self._loaded, clean, layer, factors).hooks()
-        with entered, self._loaded.output.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
+        with entered, self._loaded.logits.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
             logits = self._loaded.run(input_ids=clean.ids[:1, :1], use_cache=False).logits
         by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
         return by_probe

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from juice.model.layout import AttentionLayer
-
-if TYPE_CHECKING:
-    from juice.model.loading import LoadedModel
+from juice.model.loaded import LoadedModel
 
 
 @torch.inference_mode()

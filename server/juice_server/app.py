@@ -12,9 +12,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 import juice
 from juice.errors import JuiceError
-from juice.loading import load
-from juice.model.prompts import read_template
-from juice.steered_model import SteeredModel
+from juice import load
+from juice import SteeredModel
 from juice_server import errors
 from juice_server.intake import BodyIntake
 from juice_server.metrics import Metrics
@@ -40,12 +39,15 @@ def create(
 
     def load_model() -> SteeredModel:
         model = load(
-            settings.model, head_sets=settings.head_sets, device=settings.device, dtype=settings.dtype, revision=settings.revision,
-            attn_implementation=settings.attn_implementation, device_map=settings.device_map, offload_folder=settings.offload_folder,
-            quantization=settings.quantization, allow_approximate=settings.allow_approximate, limits=settings.limits(), tp=settings.tp,
-        )  # fmt: skip
+            settings.model,
+            head_sets=settings.head_sets,
+            limits=settings.limits(),
+            tp=settings.tp,
+            **settings.load_options(),
+        )
         if settings.chat_template is not None:
-            model.loaded.tokenizer.chat_template = read_template(settings.chat_template)
+            tokenizer = model.description.tokenizer
+            tokenizer.chat_template = model.with_chat_template(settings.chat_template).prompts.chat_template
         return model
 
     metrics = Metrics()

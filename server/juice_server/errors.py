@@ -131,7 +131,9 @@ def _server_failure(status: int, message: object, code: str, headers: Mapping[st
 # Where pydantic's own words do not say what to do.
 REMEDIES = {
     "extra_forbidden": "unknown field; /docs lists the fields of each request",
+    "unexpected_keyword_argument": "unknown field; /docs lists the fields of each request",
     "model_attributes_type": "expected a JSON object, sent with the header content-type: application/json",
+    "dataclass_type": "expected an object or, for steer, a name: none, context or parametric",
     "model_type": "expected an object or, for steer, a name: none, context or parametric",
 }
 

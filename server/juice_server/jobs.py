@@ -8,8 +8,7 @@ from contextlib import suppress
 
 from starlette.requests import Request
 
-from juice.engine import Completion, Engine, GenerationRequest, Update
-from juice.engine.sequence import Sequence as Generation
+from juice.engine import Completion, Engine, GenerationRequest, Running, Update
 from juice.errors import CancelledError, JuiceError
 from juice_server.errors import ClientGoneError, TimedOutError
 from juice_server.metrics import Metrics
@@ -25,7 +24,7 @@ class Job:
         self._timeout_s = timeout_s
         self._deadline = 0.0
         self._updates: asyncio.Queue[Update] = asyncio.Queue()
-        self._generations: list[Generation] = []
+        self._running: list[Running] = []
         self.n_open = 0
 
     def start(self, engine: Engine, requests: Sequence[GenerationRequest], *, only_last: bool) -> None:
@@ -37,13 +36,13 @@ class Job:
             if update.is_last or not only_last:
                 loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
-        self._generations = list(engine.submit(requests, sink))
+        self._running = list(engine.submit(requests, sink))
         self.n_open = len(requests)
 
     def cancel(self, reason: JuiceError | None = None) -> None:
         """End what still runs."""
-        for generation in self._generations:
-            generation.cancel(reason)
+        for running in self._running:
+            running.cancel(reason)
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield news until every generation has ended; raises JuiceError, all ended, when one fails or the time is over."""

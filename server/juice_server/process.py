@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 
 from juice.errors import JuiceError, UsageError
-from juice.steered_model import SteeredModel
+from juice import SteeredModel
 from juice_server.app import create
 from juice_server.connection import guarded
 from juice_server.observe import log_as_json

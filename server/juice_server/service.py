@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from juice.engine import Completion, GenerationRequest
 from juice.errors import EngineStoppedError, JuiceError, UsageError
-from juice.steered_model import SteeredModel
+from juice import SteeredModel
 from juice_server.errors import NotReadyError
 from juice_server.jobs import Job
 from juice_server.metrics import Metrics
@@ -79,10 +79,9 @@ class Service:
             self.model.close()
 
     def when_lost(self, tell: Callable[[JuiceError], None]) -> None:
-        """Tell, in the event loop, when a rank of a sharded model is lost: the process cannot serve any more."""
-        loop, ranks = asyncio.get_running_loop(), self.model.loaded.ranks
-        if ranks is not None:
-            ranks.when_lost(lambda error: loop.call_soon_threadsafe(tell, error))
+        """Call `tell`, in the event loop, when a part of the engine is lost: the process cannot serve any more."""
+        loop = asyncio.get_running_loop()
+        self.model.engine.when_lost(lambda error: loop.call_soon_threadsafe(tell, error))
 
     @property
     def translator(self) -> Translator:
@@ -98,7 +97,7 @@ class Service:
 
     @property
     def state(self) -> str:
-        """Tell whether requests can be answered (`ready`), and if not, why."""
+        """Whether requests can be answered (`ready`), and if not, why."""
         if self._translator is None:
             return "loading"
         status = self.model.engine.status

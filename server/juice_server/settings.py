@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from juice.errors import UsageError
+from juice.options import LoadOptions, first_problem
 
 if TYPE_CHECKING:
     from juice.engine import Limits
@@ -31,59 +32,74 @@ def _some(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
 
 
 def _check_names() -> None:
-    """Raise UsageError for an environment variable JUICE_* that is no setting: a misspelt limit or key must not pass unheard."""
+    """Raise UsageError for an environment variable JUICE_* that is not a setting: a misspelt limit or key must not be ignored."""
     known = [f"JUICE_{name.upper()}" for name in Settings.model_fields]
     for name in os.environ:
         if name.startswith("JUICE_") and name not in known and not name.startswith("JUICE_TEST_"):
             close = get_close_matches(name, known, n=1)
-            raise UsageError(f"the environment sets {name}, which is no setting" + (f"; do you mean {close[0]}?" if close else ""))
+            raise UsageError(f"the environment sets {name}, which is not a setting" + (f"; do you mean {close[0]}?" if close else ""))
 
 
-class Settings(BaseSettings):
-    """What the server serves, to whom, and within which bounds. Durations are seconds."""
+class Settings(BaseSettings, LoadOptions):
+    """What the server serves, to whom, and within which bounds. Durations are seconds.
+
+    Every field but `api_keys` is a flag of `juice serve` of the same name; that one's is `--api-key`, repeatable.
+    """
 
     model_config = SettingsConfigDict(env_prefix="JUICE_", protected_namespaces=(), extra="ignore")
 
-    model: str = "mini"
-    served_model_name: str | None = None
-    revision: str | None = None
-    device: str = "auto"
-    device_map: str | None = None
-    offload_folder: Path | None = None
-    dtype: str = "auto"
-    quantization: str | None = None
-    allow_approximate: bool = False
-    attn_implementation: str | None = None
-    chat_template: Path | None = None
-    tp: int = Field(default=1, ge=1, le=64)
-    head_sets: Path | None = None
-    default_steer: Literal["none", "context", "parametric"] = "none"
+    model: str = Field(default="mini", description="A hub id, a local folder, or `mini`.")
+    served_model_name: str | None = Field(default=None, description="What clients call the model; else what --model says.")
+    chat_template: str | None = Field(
+        default=None,
+        description="The template of /v1/chat/completions: `default` for the tokenizer's own, or a Jinja file; else the "
+        "tokenizer's own where it has one.",
+    )
+    tp: int = Field(default=1, ge=1, le=64, description="Devices to shard the model over (tensor parallel).")
+    head_sets: Path | None = Field(
+        default=None, description="Folder of head sets; else ./head_sets, the shipped ones."
+    )
+    default_steer: Literal["none", "context", "parametric"] = Field(
+        default="none", description="How to steer requests that do not say: none, context or parametric."
+    )
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on.")
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split), AfterValidator(_some)] | None = None
-    api_keys_file: Path | None = None
-    cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
+    api_keys_file: Path | None = Field(default=None, description="A file with one key a line.")
+    cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+        default=(), description="Origins of web pages that may ask, separated by commas."
+    )
 
-    max_connections: int = Field(default=1000, ge=1)
-    max_batch: int = Field(default=32, ge=1, le=4096)
-    max_queue: int = Field(default=256, ge=1, le=1_000_000)
-    max_model_len: int | None = Field(default=None, ge=1)
-    kv_memory: ByteSize | None = Field(default=None, ge=MIB)
-    max_prefill_tokens: int = Field(default=2048, ge=1)
+    max_connections: int = Field(default=1000, ge=1, description="Connections at once, or what the system allows.")
+    max_batch: int = Field(default=32, ge=1, le=4096, description="Generations that run at once.")
+    max_queue: int = Field(default=256, ge=1, le=1_000_000, description="Generations that may wait; beyond it: 429.")
+    max_model_len: int | None = Field(
+        default=None, ge=1, description="Tokens of prompt and answer; else the model's context."
+    )
+    kv_memory: ByteSize | None = Field(
+        default=None, ge=MIB, description="Memory for keys and values, such as 8GiB; else a share of what is free."
+    )
+    max_prefill_tokens: int = Field(default=2048, ge=1, description="Prompt tokens between two decode steps.")
 
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
-    max_prompt_characters: int = Field(default=1_000_000, ge=1)
-    max_prompts: int = Field(default=32, ge=1, le=1024)
-    max_n: int = Field(default=8, ge=1, le=128)
-    max_body: ByteSize = Field(default=ByteSize(2 * MIB), ge=1024)
-    request_timeout: float = Field(default=300, gt=0)
-    header_timeout: float = Field(default=10, gt=0)
-    body_timeout: float = Field(default=30, gt=0)
-    write_stall: float = Field(default=30, gt=0)
-    drain: float = Field(default=30, ge=0)
-    log_prompts: bool = False
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="New tokens that a request may ask for; else the context."
+    )
+    max_prompt_tokens: int | None = Field(default=None, ge=1, description="Tokens of a prompt; else the context.")
+    max_prompt_characters: int = Field(default=1_000_000, ge=1, description="Characters of a prompt.")
+    max_prompts: int = Field(default=32, ge=1, le=1024, description="Prompts of a request.")
+    max_n: int = Field(default=8, ge=1, le=128, description="Choices of a prompt.")
+    max_body: ByteSize = Field(default=ByteSize(2 * MIB), ge=1024, description="Size of a request's body, such as 2MiB.")
+    request_timeout: float = Field(default=300, gt=0, description="Seconds for a request.")
+    header_timeout: float = Field(default=10, gt=0, description="Seconds for headers to arrive.")
+    body_timeout: float = Field(default=30, gt=0, description="Seconds for a body to arrive.")
+    write_stall: float = Field(default=30, gt=0, description="Seconds that a client may not read.")
+    drain: float = Field(default=30, ge=0, description="Seconds to finish what runs after SIGTERM.")
+    log_prompts: bool = Field(default=False, description="Put prompts into the log.")
+
+    def load_options(self) -> dict[str, Any]:
+        """Return how the model is loaded, as `juice.load` takes it."""
+        return self.model_dump(include=set(LoadOptions.model_fields))
 
     def keys(self) -> tuple[str, ...]:
         """Return the keys of the settings and of the file; raises UsageError for a file that cannot be read or holds none."""
@@ -104,9 +120,12 @@ class Settings(BaseSettings):
         from juice.engine import Limits
 
         return Limits(
-            max_batch=self.max_batch, max_model_len=self.max_model_len, kv_memory_bytes=self.kv_memory,
-            max_prefill_tokens=self.max_prefill_tokens, max_waiting=self.max_queue,
-        )  # fmt: skip
+            max_batch=self.max_batch,
+            max_model_len=self.max_model_len,
+            kv_memory_bytes=self.kv_memory,
+            max_prefill_tokens=self.max_prefill_tokens,
+            max_waiting=self.max_queue,
+        )
 
     def public(self) -> dict[str, Any]:
         """Return the settings without secrets, as plain data."""
@@ -119,7 +138,7 @@ def read(flags: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**flags)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        got = "" if name == "api_keys" else f" {first['input']!r}"
-        raise UsageError(f"the setting {name} (JUICE_{name.upper()}) is{got}: {first['msg'].removeprefix('Value error, ')}") from error
+        path, problem = first_problem(error)
+        name = path.partition(".")[0]
+        got = "" if name == "api_keys" else f" {error.errors()[0]['input']!r}"
+        raise UsageError(f"the setting {name} (JUICE_{name.upper()}) is{got}: {problem}") from error

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from juice.engine import GenerationRequest, Steer
-from juice.engine.steer import SteerTarget
+from juice.engine import GenerationRequest, Steer, SteerTarget
+from juice.engine.steering import STEER_TARGETS
 from juice.errors import RequestError
-from juice.model.prompts import own_template
-from juice.steered_model import SteeredModel, join_context
+from juice import SteeredModel
+from juice.steered_model import join_context
 from juice_server.errors import UnknownModelError
 from juice_server.schemas.generation import GenerationFields
 from juice_server.settings import Settings
@@ -19,8 +19,7 @@ from juice_server.trace import Trace
 
 T = TypeVar("T")
 # A prompt, and the same without its context where that is given apart.
-_Told = tuple[str | Sequence[int], str | None]
-STEERING_TARGETS: tuple[SteerTarget, ...] = ("context", "parametric")
+_Prompt = tuple[str | Sequence[int], str | None]
 # Large texts are tokenized so many at a time: they share the interpreter with everything else.
 N_TOKENIZING = 2
 
@@ -31,10 +30,10 @@ class Translator:
     def __init__(self, model: SteeredModel, settings: Settings) -> None:
         self.model = model
         # The same model for prompts that went through the tokenizer's chat template; where it has none, there are no such prompts.
-        self.chat_model = model.with_chat_template(own_template(model.loaded.tokenizer))
+        self.chat_model = model.with_chat_template(model.own_chat_template)
         self.settings = settings
         self.model_name = settings.served_model_name or model.id
-        self.texts = TokenTexts(model.loaded.tokenizer)
+        self.texts = TokenTexts(model.description.tokenizer)
         self._tokenizing = asyncio.Semaphore(N_TOKENIZING)
 
     @property
@@ -56,7 +55,7 @@ class Translator:
         contexts: Sequence[str] | None = None,
         alias: str | None = None,
         is_chat: bool = False,
-        **options: object,
+        **options: Any,
     ) -> list[GenerationRequest]:
         """Turn prompts and the fields of a body into requests, n of them a prompt, off the event loop.
 
@@ -67,8 +66,8 @@ class Translator:
         trace.steer = steer.target
         if self.settings.log_prompts:
             trace.prompts = [prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts]
-        told = _told(prompts, contexts)
-        requests = await self.off_loop(lambda: self._requests(told, fields, steer, is_chat, options))
+        joined = _joined(prompts, contexts)
+        requests = await self.off_loop(lambda: self._requests(joined, fields, steer, is_chat, options))
         trace.n_prompt_tokens = sum(len(own.prompt_ids) for own in requests[:: fields.n])
         return requests
 
@@ -79,24 +78,24 @@ class Translator:
             return Steer(target=alias or self.settings.default_steer)
         if alias is not None and alias != fields.steer.target:
             raise RequestError(f"the model {model_name!r} steers toward {alias}, steer says {fields.steer.target}; drop one", param="steer")
-        return fields.steer.to_steer()
+        return fields.steer
 
     def _alias(self, name: str | None) -> SteerTarget | None:
         """Return the target that a model name such as `mini:context` carries; raises UnknownModelError."""
         if name is None or name == self.model_name:
             return None
-        known: dict[str, SteerTarget] = {f"{self.model_name}:{target}": target for target in ("none", *STEERING_TARGETS)}
+        known: dict[str, SteerTarget] = {f"{self.model_name}:{target}": target for target in STEER_TARGETS}
         if name not in known:
             raise UnknownModelError(f"the model {name!r} is not served; {self.model_name} is, see /v1/models", param="model")
         return known[name]
 
     def _requests(
         self,
-        prompts: Sequence[_Told],
+        prompts: Sequence[_Prompt],
         fields: GenerationFields,
         steer: Steer,
         is_chat: bool,
-        options: dict[str, object],
+        options: dict[str, Any],
     ) -> list[GenerationRequest]:
         settings = self.settings
         if len(prompts) > settings.max_prompts:
@@ -106,13 +105,12 @@ class Translator:
         model, made = self.chat_model if is_chat else self.model, []
         for prompt, without_context in prompts:
             ids = self.tokens(prompt, add_special_tokens=not is_chat)
-            own = {**fields.options(), **options}
+            own = {**fields.options(), **options, "max_tokens": self._max_tokens(fields, ids)}
             if without_context is not None:
                 own["without_context"] = self.tokens(without_context, add_special_tokens=not is_chat)
-            own["max_tokens"] = self._max_tokens(fields, ids)
             for i in range(fields.n):
-                seed = None if fields.seed is None else fields.seed + i
-                made.append(model.request(ids, steer=steer, **{**own, "seed": seed}))
+                own["seed"] = None if fields.seed is None else fields.seed + i
+                made.append(model.request(ids, steer=steer, **own))
         return made
 
     def tokens(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, param: str = "prompt") -> tuple[int, ...]:
@@ -150,16 +148,16 @@ class Translator:
             raise RequestError(f"max_tokens is {max_tokens}; expected at most {bound}", param="max_tokens")
 
 
-def _told(prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None) -> list[_Told]:
+def _joined(prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None) -> list[_Prompt]:
     """Put each prompt's context before it; raises RequestError where they do not match."""
     if contexts is None:
         return [(prompt, None) for prompt in prompts]
     if len(contexts) not in (1, len(prompts)):
         raise RequestError(f"there are {len(contexts)} contexts for {len(prompts)} prompts; give one, or one a prompt", param="context")
     each = contexts if len(contexts) == len(prompts) else [contexts[0]] * len(prompts)
-    told: list[_Told] = []
+    joined: list[_Prompt] = []
     for prompt, context in zip(prompts, each, strict=True):
         if not isinstance(prompt, str):
             raise RequestError("a context goes before a prompt that is text, this one is tokens", param="context")
-        told.append((join_context(context, prompt), prompt))
-    return told
+        joined.append((join_context(context, prompt), prompt))
+    return joined

@@ -9,7 +9,33 @@ paraphrases   accuracy under other templates (table 7)
 stability     how much the head sets of resampled examples overlap
 """
 
-from juice.evaluation.analyses.context import Context
-from juice.evaluation.analyses.registry import ANALYSES, OF_THE_MODEL, run
+from __future__ import annotations
 
-__all__ = ["ANALYSES", "OF_THE_MODEL", "Context", "run"]
+from collections.abc import Callable
+from typing import Any
+
+from juice.errors import JuiceError
+from juice.evaluation.analyses import heads, knock_outs, paraphrases, reversals, robustness, running_once, stability
+from juice.evaluation.analyses.inputs import AnalysisInputs
+
+ANALYSES: dict[str, Callable[[AnalysisInputs], dict[str, Any]]] = {
+    "heads": heads.measure,
+    "reversals": reversals.measure,
+    "running_once": running_once.measure,
+    "knock_outs": knock_outs.measure,
+    "robustness": robustness.measure,
+    "paraphrases": paraphrases.measure,
+    "stability": stability.measure,
+}
+
+
+# These look at both answers: the same whatever the target.
+OF_THE_MODEL = frozenset({"reversals", "knock_outs"})
+
+
+def run(name: str, inputs: AnalysisInputs) -> dict[str, Any]:
+    """Run one analysis; where the model or the data does not allow it, the result is the reason: {"unavailable": ...}."""
+    try:
+        return ANALYSES[name](inputs)
+    except JuiceError as error:
+        return {"unavailable": str(error)}

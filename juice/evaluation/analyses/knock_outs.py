@@ -8,35 +8,35 @@ from typing import Any
 import torch
 
 from juice.errors import ExampleError
-from juice.evaluation.analyses.context import Context
-from juice.identification.scores import scored_prompt
+from juice.evaluation.analyses.inputs import AnalysisInputs
+from juice.identification.scored_prompt import scored_prompt
 from juice.model.knock_out import Component, knocked_out
-from juice.model.loading import LoadedModel
+from juice.model.loaded import LoadedModel
 
 REMOVED: dict[str, tuple[Component, ...]] = {"mlp": ("mlp",), "attention": ("attention",), "both": ("attention", "mlp")}
 N_AT_ONCE = 16
 
 
-def measure(context: Context) -> dict[str, Any]:
+def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {changes: {conflict type: {removed: {mean: [layer], std: [layer]}}}, n_consistent: {removed: n}, n_examples}.
 
     `n_consistent` counts the layers whose removal raises p under every conflict type.
     """
-    examples, layers = context.few, context.model.loaded.layout.layers
-    if not context.conflict_types:
+    examples, layers = inputs.few, inputs.model.loaded.layout.layers
+    if not inputs.conflict_types:
         raise ExampleError("the examples share no conflict type")
     changes: dict[str, Any] = {}
-    with context.progress("removing components", len(context.conflict_types) * len(REMOVED) * len(layers)) as advance:
-        for conflict_type in context.conflict_types:
-            prompts = [scored_prompt(context.model.loaded, e, conflict_type) for e in examples]
+    with inputs.progress("removing components", len(inputs.conflict_types) * len(REMOVED) * len(layers)) as advance:
+        for conflict_type in inputs.conflict_types:
+            prompts = [scored_prompt(inputs.model, e, conflict_type) for e in examples]
             ids, tokens = [p.ids for p in prompts], [p.answer_tokens["parametric"] for p in prompts]
-            original = probabilities(context.model.loaded, ids, tokens)
+            original = probabilities(inputs.model.loaded, ids, tokens)
             changes[conflict_type] = {}
             for name, components in REMOVED.items():
                 mean, std = [], []
                 for layer in layers:
-                    with context.model.loaded.turn, knocked_out(layer, components):
-                        change = probabilities(context.model.loaded, ids, tokens) - original
+                    with inputs.model.loaded.turn, knocked_out(layer, components):
+                        change = probabilities(inputs.model.loaded, ids, tokens) - original
                     mean.append(float(change.mean()))
                     std.append(float(change.std(correction=0)))
                     advance(1)
@@ -59,7 +59,7 @@ def probabilities(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], token
             ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in chunk], device=loaded.device)
             rows = torch.arange(len(chunk), device=loaded.device)
             last = torch.tensor([len(prompt) - 1 for prompt in chunk], device=loaded.device)
-            with loaded.output.keep(rows, last, width):
+            with loaded.logits.keep(rows, last, width):
                 logits = loaded.run(input_ids=ids, use_cache=False).logits[:, 0].float()
             p.append(logits.softmax(-1)[rows, wanted].cpu())
     return torch.cat(p)

@@ -14,31 +14,31 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from juice.data.example import ConflictExample
 from juice.errors import ExampleError
-from juice.evaluation.analyses.context import Context
+from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.answers import ask
 from juice.evaluation.methods import MethodName, methods_for
 from juice.evaluation.tables import table
-from juice.examples import ConflictExample
 
 PARTS = ("stems", "paragraphs", "questions")
 COMPARED: tuple[MethodName, ...] = ("original", "juice")
 
 
-def measure(context: Context) -> dict[str, Any]:
+def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {methods: {method: table}, n_examples, example: the prompts of the first fact}."""
-    examples = paraphrased(context.splits.test, context.templates or {}, context.seed)
+    examples = paraphrased(inputs.splits.test, inputs.templates or {}, inputs.seed)
     if not examples:
         raise ExampleError("there are no templates for these relations; give a file with --templates")
     measured = {}
-    for name in methods_for(context.target, COMPARED):
-        if name == "juice" and context.head_set is None:
+    for name in methods_for(inputs.target, COMPARED):
+        if name == "juice" and inputs.head_set is None:
             continue
-        treatments = context.preparer.treatments(name, context.target, context.choice(name))
+        treatments = inputs.preparer.treatments(name, inputs.target, inputs.choice(name))
         answers = ask(
-            context.model, examples, context.judged_types, treatments, context.target, progress=context.progress, said="paraphrases"
+            inputs.model, examples, inputs.judged_types, treatments, inputs.target, progress=inputs.progress, description="paraphrases"
         )
-        measured[name] = table(examples, answers, context.seed)
+        measured[name] = table(examples, answers, inputs.seed)
     return {"methods": measured, "n_examples": len(examples), "example": dict(examples[0].prompts)}
 
 

@@ -11,24 +11,23 @@ from typing import Any
 
 import torch
 
+from juice.data.example import CONFLICTS
 from juice.errors import ExampleError
-from juice.evaluation.analyses.context import Context
+from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.analyses.knock_out_scores import knock_out_scores
-from juice.examples import ConflictType
 
 N_TOP = 10
-PAIR: tuple[ConflictType, ...] = ("substitution", "coherent")
 
 
-def measure(context: Context) -> dict[str, Any]:
+def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {rows, n_reversed, n_consistent, n_heads, n_examples, changes}.
 
     `changes` is {answer: [type][layer][head]}, `rows` the ten heads whose removal helps the target's opposite most.
     """
-    examples = context.few
-    if not set(PAIR) <= set(context.conflict_types):
+    examples = inputs.few
+    if not set(CONFLICTS) <= set(inputs.conflict_types):
         raise ExampleError("reversals need substitution and coherent prompts in every example")
-    changes = knock_out_scores(context.model.loaded, examples, PAIR, context.progress)
+    changes = knock_out_scores(inputs.model, examples, CONFLICTS, inputs.progress)
     told, known = changes["context"], changes["parametric"]  # [type, layer, head]
     ranking = told[0].flatten().argsort(descending=True, stable=True).tolist()
     rows = [_row(divmod(i, told.shape[2]), told, known) for i in ranking[:N_TOP]]
@@ -44,6 +43,6 @@ def measure(context: Context) -> dict[str, Any]:
 
 
 def _row(head: tuple[int, int], told: torch.Tensor, known: torch.Tensor) -> dict[str, Any]:
-    values: dict[str, Any] = {t: {"context": float(told[(j, *head)]), "parametric": float(known[(j, *head)])} for j, t in enumerate(PAIR)}
+    values: dict[str, Any] = {t: {"context": float(told[(j, *head)]), "parametric": float(known[(j, *head)])} for j, t in enumerate(CONFLICTS)}
     turned = any(values["substitution"][answer] * values["coherent"][answer] < 0 for answer in ("context", "parametric"))
     return {"head": list(head), **values, "is_reversed": turned}

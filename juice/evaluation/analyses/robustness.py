@@ -10,17 +10,17 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
+from juice.data.example import ConflictExample
 from juice.engine import Steer
 from juice.errors import ExampleError
-from juice.evaluation.analyses.context import Context
+from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.analyses.scored_pool import pool_of, score_each, scores_of
 from juice.evaluation.answers import ask
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean
 from juice.evaluation.splits import domain_of, limited
-from juice.examples import ConflictExample
 from juice.head_set import Betas, Head, HeadScores
-from juice.identification.select import select_heads
+from juice.identification.selection import select_heads
 
 SIZES = range(1, 11)
 TOP_KS = (1, 2, 3, 5, 7, 10, 15, 20, 30)
@@ -29,58 +29,58 @@ BETAS_MINUS = tuple(-0.5 * i for i in range(11))
 N_GRID_EXAMPLES = 20
 
 
-def measure(context: Context) -> dict[str, Any]:
+def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {examples: [{n, accuracy}], heads: [{k, accuracy}], betas: {plus, minus, accuracy: [plus][minus]}, ...}."""
-    if context.head_set is None:
+    if inputs.head_set is None:
         raise ExampleError("there is no head set to vary")
-    betas = _betas(context)
-    scored = score_each(context, pool_of(context, max(SIZES)))
-    few, top_k = context.few, context.settings.top_k
-    n_drawn = min(len(context.splits.identification[context.target]), len(scored))
+    betas = _betas(inputs)
+    scored = score_each(inputs, pool_of(inputs, max(SIZES)))
+    few, top_k = inputs.few, inputs.options.top_k
+    n_drawn = min(len(inputs.splits.identification[inputs.target]), len(scored))
 
     def accuracy_of(scores: HeadScores, k: int) -> float:
         plus, minus = select_heads(scores.plus, scores.minus, top_k=k)
-        return accuracy(context, few, plus, minus, betas)
+        return accuracy(inputs, few, plus, minus, betas)
 
     by_size = [{"n": n, "accuracy": accuracy_of(scores_of(scored[:n]), top_k)} for n in SIZES if n <= len(scored)]
     by_k = [{"k": k, "accuracy": accuracy_of(scores_of(scored[:n_drawn]), k)} for k in TOP_KS]
     return {
-        "examples": by_size, "heads": by_k, "betas": _grid(context, limited(few, N_GRID_EXAMPLES, context.seed)),
-        "unsteered": accuracy(context, few, [], [], betas), "beta": betas.model_dump(), "n_examples": len(few),
+        "examples": by_size, "heads": by_k, "betas": _grid(inputs, limited(few, N_GRID_EXAMPLES, inputs.seed)),
+        "unsteered": accuracy(inputs, few, [], [], betas), "beta": betas.model_dump(), "n_examples": len(few),
     }  # fmt: skip
 
 
-def _betas(context: Context) -> Betas:
-    own = context.head_set.betas() if context.head_set else None
+def _betas(inputs: AnalysisInputs) -> Betas:
+    own = inputs.head_set.betas() if inputs.head_set else None
     if own is None:
-        first = next(iter(context.choice("juice").values()))
+        first = next(iter(inputs.choice("juice").values()))
         return Betas(plus=first["beta_plus"], minus=first["beta_minus"])
     return own
 
 
-def _grid(context: Context, examples: Sequence[ConflictExample]) -> dict[str, Any]:
-    assert context.head_set is not None, "checked above"
-    heads = context.head_set.heads
+def _grid(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> dict[str, Any]:
+    assert inputs.head_set is not None, "checked above"
+    heads = inputs.head_set.heads
     # A sign without heads changes nothing: one value stands for all.
     plus, minus = BETAS_PLUS if heads.plus else (0.0,), BETAS_MINUS if heads.minus else (0.0,)
     rows: list[list[float]] = []
-    with context.progress("varying the betas", len(plus) * len(minus)) as advance:
+    with inputs.progress("varying the betas", len(plus) * len(minus)) as advance:
         for beta_plus, beta_minus in product(plus, minus):
             if beta_minus == minus[0]:
                 rows.append([])
-            rows[-1].append(accuracy(context, examples, heads.plus, heads.minus, Betas(plus=beta_plus, minus=beta_minus)))
+            rows[-1].append(accuracy(inputs, examples, heads.plus, heads.minus, Betas(plus=beta_plus, minus=beta_minus)))
             advance(1)
     return {"plus": list(plus), "minus": list(minus), "accuracy": rows, "n_examples": len(examples)}
 
 
-def accuracy(context: Context, examples: Sequence[ConflictExample], plus: Iterable[Head], minus: Iterable[Head], betas: Betas) -> float:
+def accuracy(inputs: AnalysisInputs, examples: Sequence[ConflictExample], plus: Iterable[Head], minus: Iterable[Head], betas: Betas) -> float:
     """Return the mean accuracy over the target's conflict types with these heads and betas."""
-    model, target, steering = context.model, context.target, None
+    model, target, steering = inputs.model, inputs.target, None
     if (plus := tuple(plus)) or minus:
         head_set = model.make_head_set(
             name="varied", target=target, plus=plus, minus=tuple(minus), beta_plus=betas.plus, beta_minus=betas.minus
         )
-        steering = model.steering(Steer(target=target), head_set)
+        steering = model.resolve(Steer(target=target, head_set=head_set))
     treatments = {domain_of(e): Treatment(target=target, steering=steering) for e in examples}
-    answers = ask(model, examples, context.judged_types, treatments, target)
+    answers = ask(model, examples, inputs.judged_types, treatments, target)
     return mean([mean([float(a.is_correct) for a in own if a]) for own in answers.values()])

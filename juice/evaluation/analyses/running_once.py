@@ -13,35 +13,35 @@ from typing import Any
 
 import torch
 
+from juice.data.example import ConflictExample, ConflictType
 from juice.engine import Steer
 from juice.errors import ExampleError
-from juice.evaluation.analyses.context import N_EXAMPLES, Context
+from juice.evaluation.analyses.inputs import N_EXAMPLES, AnalysisInputs
 from juice.evaluation.analyses.knock_out_scores import knock_out_scores
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean
 from juice.evaluation.splits import limited
-from juice.examples import ConflictExample, ConflictType
 from juice.head_set import Head
 from juice.head_set.schema import METHODS, Method
 
 N_HEADS = 10
 
 
-def measure(context: Context) -> dict[str, Any]:
+def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {conflict type: {heads, none, juice: [p with 1, 2 ... heads], june: [...]}}; p of the target's answer, mean over examples."""
-    finders = limited([*context.splits.identification[context.target], *context.splits.validation], N_EXAMPLES, context.seed)
-    measured: dict[str, Any] = {"n_examples": len(context.few), "n_finders": len(finders), "by_type": {}}
-    for conflict_type in context.judged_types:
+    finders = limited([*inputs.splits.identification[inputs.target], *inputs.splits.validation], N_EXAMPLES, inputs.seed)
+    measured: dict[str, Any] = {"n_examples": len(inputs.few), "n_finders": len(finders), "by_type": {}}
+    for conflict_type in inputs.judged_types:
         if conflict_type == "clean":
             continue
         finding = [e for e in finders if conflict_type in e.prompts]
         if not finding:
             continue
-        changes = knock_out_scores(context.model.loaded, finding, (conflict_type,), context.progress)[context.target][0]
+        changes = knock_out_scores(inputs.model, finding, (conflict_type,), inputs.progress)[inputs.target][0]
         heads = best_heads(changes)
-        own: dict[str, Any] = {"heads": [list(head) for head in heads], "none": mean_p(context, conflict_type, [], "juice")}
+        own: dict[str, Any] = {"heads": [list(head) for head in heads], "none": mean_p(inputs, conflict_type, [], "juice")}
         for method in METHODS:
-            own[method] = [mean_p(context, conflict_type, heads[: i + 1], method) for i in range(len(heads))]
+            own[method] = [mean_p(inputs, conflict_type, heads[: i + 1], method) for i in range(len(heads))]
         measured["by_type"][conflict_type] = own
     if not measured["by_type"]:
         raise ExampleError("no conflict type is in every test example and in some that heads can be found on")
@@ -54,14 +54,14 @@ def best_heads(changes: torch.Tensor) -> list[Head]:
     return sorted(heads, key=lambda head: (-float(changes[head]), head))[:N_HEADS]
 
 
-def mean_p(context: Context, conflict_type: ConflictType, heads: Sequence[Head], method: Method) -> float:
+def mean_p(inputs: AnalysisInputs, conflict_type: ConflictType, heads: Sequence[Head], method: Method) -> float:
     """Return the mean p of the target's answer with these heads removed."""
-    model, target, steering = context.model, context.target, None
+    model, target, steering = inputs.model, inputs.target, None
     if heads:
         head_set = model.make_head_set(name="removed", target=target, minus=heads, beta_minus=-1.0, method=method)
-        steering = model.steering(Steer(target=target, method=method), head_set)
+        steering = model.resolve(Steer(target=target, head_set=head_set, method=method))
     treatment = Treatment(target=target, steering=steering)
-    examples: list[ConflictExample] = context.few
+    examples: list[ConflictExample] = inputs.few
     requests = [treatment.request(model, e, conflict_type, max_tokens=1) for e in examples]
     watched = [c.watched for c in model.engine.generate(requests)]
     return mean([math.exp(own[0 if target == "parametric" else 1]) for own in watched if own])

@@ -7,37 +7,36 @@ from random import Random
 
 import torch
 
+from juice.data.example import ConflictExample, judged_types
 from juice.errors import ExampleError
-from juice.evaluation.analyses.context import Context
+from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.splits import domain_of
-from juice.examples import ConflictExample
 from juice.head_set import HeadScores
-from juice.identification.scores import score_heads
-from juice.identification.tuning import conflict_types_of
+from juice.identification.probing import score_heads
 
 
-def pool_of(context: Context, n: int) -> list[ConflictExample]:
+def pool_of(inputs: AnalysisInputs, n: int) -> list[ConflictExample]:
     """Return up to n examples that do not test, those that the heads were found on first, others of their domain next."""
-    drawn = context.splits.identification[context.target]
+    drawn = inputs.splits.identification[inputs.target]
     domains = {domain_of(e) for e in drawn}
-    others = [*context.splits.validation, *context.splits.large]
-    Random(context.seed).shuffle(others)
+    others = [*inputs.splits.validation, *inputs.splits.large]
+    Random(inputs.seed).shuffle(others)
     others.sort(key=lambda e: domain_of(e) not in domains)
     types = set(drawn[0].prompts)
     return [*drawn, *(e for e in others if types <= e.prompts.keys())][:n]
 
 
-def score_each(context: Context, examples: Sequence[ConflictExample]) -> list[HeadScores]:
+def score_each(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> list[HeadScores]:
     """Return the scores of every example alone; raises ExampleError for fewer than two examples."""
     if len(examples) < 2:
         raise ExampleError(f"{len(examples)} examples can be resampled; expected at least 2 that are not tested on")
-    types = conflict_types_of(context.target, examples)
-    settings = context.settings
+    types = judged_types(inputs.target, examples)
+    settings = inputs.options
     return [
         score_heads(
-            context.model.loaded, [example], targets={context.target: types},
-            alphas_plus=settings.alphas_plus, alphas_minus=settings.alphas_minus, progress=context.progress,
-        )[context.target]
+            inputs.model, [example], targets={inputs.target: types},
+            alphas_plus=settings.alphas_plus, alphas_minus=settings.alphas_minus, progress=inputs.progress,
+        )[inputs.target]
         for example in examples
     ]  # fmt: skip
 

@@ -12,32 +12,32 @@ from random import Random
 from typing import Any
 
 from juice.errors import ExampleError
-from juice.evaluation.analyses.context import Context
+from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.analyses.scored_pool import pool_of, score_each, scores_of
 from juice.evaluation.metrics import mean, overlap
 from juice.head_set import Head
-from juice.identification.select import select_heads
+from juice.identification.selection import select_heads
 
 N_POOL = 24
 N_DRAWS = 30
 N_SHOWN = 15
 
 
-def measure(context: Context) -> dict[str, Any]:
+def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {sizes: {|D|: {overlap: {plus, minus, both}, by_chance, n_empty, frequency}}, n_pool, n_draws}."""
-    pool = pool_of(context, N_POOL)
+    pool = pool_of(inputs, N_POOL)
     if len(pool) < 4:
         raise ExampleError(f"{len(pool)} examples can be resampled; expected at least 4 that are not tested on")
-    scored, rng = score_each(context, pool), Random(context.seed)
-    layout, sizes = context.model.loaded.layout, {}
+    scored, rng = score_each(inputs, pool), Random(inputs.seed)
+    layout, sizes = inputs.model.loaded.layout, {}
     n_heads = sum(layer.n_heads for layer in layout.layers)
     for size in sorted({1, 2, 4, 8, min(16, len(pool) - 1)}):
         if size >= len(pool):
             continue
         drawn = [rng.sample(range(len(pool)), size) for _ in range(N_DRAWS)]
-        chosen = [select_heads(s.plus, s.minus, top_k=context.settings.top_k) for s in (scores_of([scored[i] for i in d]) for d in drawn)]
+        chosen = [select_heads(s.plus, s.minus, top_k=inputs.options.top_k) for s in (scores_of([scored[i] for i in d]) for d in drawn)]
         sizes[str(size)] = _agreement(chosen, n_heads, rng)
-    return {"sizes": sizes, "n_pool": len(pool), "n_draws": N_DRAWS, "top_k": context.settings.top_k}
+    return {"sizes": sizes, "n_pool": len(pool), "n_draws": N_DRAWS, "top_k": inputs.options.top_k}
 
 
 def _agreement(chosen: list[tuple[list[Head], list[Head]]], n_heads: int, rng: Random) -> dict[str, Any]:

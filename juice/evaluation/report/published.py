@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from juice.examples import Target
+from juice.targets import Target
 
 FILE = Path(__file__).parents[1] / "data" / "published.json"
 KEYS: dict[Target, str] = {"parametric": "parametric", "context": "contextual"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from juice.errors import OutputError, UsageError
 from juice.evaluation.report.sections import Section, Table
-from juice.output import write_lines
+from juice.files import write_lines
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html"
 DPI = 110

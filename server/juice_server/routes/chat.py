@@ -38,7 +38,7 @@ async def chat(body: ChatRequest, request: Request, service: Annotated[Service, 
 
 def _prompt(body: ChatRequest, service: Service) -> str:
     """Return the chat as one text; raises RequestError where there is no template, or it refuses the messages."""
-    prompts = service.translator.chat_model.loaded.prompts
+    prompts = service.translator.chat_model.prompts
     if prompts.chat_template is None:
         raise RequestError(f"{service.translator.model_name} has no chat template; use /v1/completions or /generate", param="messages")
     return prompts.rendered([message.plain() for message in body.messages])

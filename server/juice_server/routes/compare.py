@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, Request
 
 from juice.engine import GenerationRequest, Steer
 from juice.errors import HeadSetNotFoundError
+from juice.targets import TARGETS
 from juice_server.routes.generate import timing_of
 from juice_server.schemas.generate import Answer, CompareRequest, CompareResponse
 from juice_server.schemas.generation import usage_of
 from juice_server.service import Service, service_of
 from juice_server.trace import trace_of
-from juice_server.translation import STEERING_TARGETS
 
 router = APIRouter()
 
@@ -39,7 +39,7 @@ async def compare(body: CompareRequest, request: Request, service: Annotated[Ser
         id=f"cmp-{uuid.uuid4().hex}",
         model=service.translator.model_name,
         answers=answers,
-        disagree=len({answers[t].text.strip() for t in STEERING_TARGETS}) > 1 if len(answers) > 2 else None,
+        disagree=len({answers[t].text.strip() for t in TARGETS}) > 1 if len(answers) > 2 else None,
         usage=usage_of(trace.n_prompt_tokens, trace.n_generated_tokens),
         timing=timing_of(completions, trace),
     )
@@ -53,6 +53,6 @@ def _requests(body: CompareRequest, service: Service) -> list[GenerationRequest]
         raise HeadSetNotFoundError(
             "there is nothing to compare: no head set named context or parametric has betas; see /v1/head_sets and `juice tune`"
         )
-    steers = [Steer(), *(Steer(target=target, strength=body.strength) for target in served)]
+    steers = [Steer(target="none"), *(Steer(target=target, strength=body.strength) for target in served)]
     options: dict[str, Any] = {"max_tokens": body.max_tokens, "temperature": body.temperature, "seed": body.seed, "top_logprobs": body.top}
     return [service.model.request(ids, steer=steer, **options) for steer in steers]

@@ -47,7 +47,7 @@ class _Answer:
     """Puts completions together to an answer, or their updates to a stream's chunks."""
 
     def __init__(self, service: Service, body: CompletionRequest, trace: Trace) -> None:
-        self._tokenizer = service.model.loaded.tokenizer
+        self._tokenizer = service.model.description.tokenizer
         self._texts, self._model_name = service.translator.texts, service.translator.model_name
         self._body, self._trace = body, trace
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())

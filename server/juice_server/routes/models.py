@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 import juice
-from juice.engine import Steer
+from juice.engine import Capability, Steer
+from juice.engine.steering import STEER_METHODS, STEER_TARGETS
 from juice.errors import RequestError
-from juice.head_set import HeadSet
+from juice import HeadSet
 from juice_server.errors import UnknownModelError
 from juice_server.service import Service, service_of
 
@@ -46,31 +47,47 @@ async def head_sets(service: ServiceOf) -> dict[str, Any]:
 @router.get("/info")
 async def info(service: ServiceOf) -> dict[str, Any]:
     """Tell what is loaded and within which limits it serves."""
-    loaded, limits, settings = service.model.loaded, service.model.engine.limits, service.settings
-    identity, chat = loaded.identity, service.translator.chat_model.loaded.prompts
+    engine, limits, settings = service.model.engine, service.model.engine.limits, service.settings
+    own, chat = engine.description, service.translator.chat_model.prompts
     return {
         "version": juice.__version__,
+        "engine": {"name": engine.name, **engine.details},
         "model": {
-            "name": service.translator.model_name, "architecture": identity.architecture, "n_layers": identity.n_layers,
-            "n_heads": identity.n_heads, "fingerprint": identity.fingerprint, "dtype": str(loaded.dtype).removeprefix("torch."),
-            "quantization": loaded.quantization, "device": str(loaded.device), "tp": loaded.n_ranks,
-            "full_rows": service.model.engine.mode.full_rows, "own_masks": service.model.engine.mode.own_masks,
-            "has_chat_template": chat.chat_template is not None, "chat_template_sha256": chat.sha256,
+            "name": service.translator.model_name,
+            "architecture": own.identity.architecture,
+            "n_layers": own.identity.n_layers,
+            "n_heads": own.identity.n_heads,
+            "fingerprint": own.identity.fingerprint,
+            "dtype": own.dtype,
+            "quantization": own.quantization,
+            "device": own.device,
+            "tp": own.n_devices,
+            "has_chat_template": chat.chat_template is not None,
+            "chat_template_sha256": chat.sha256,
         },
         "limits": {
-            "max_model_len": limits.max_model_len, "max_batch": limits.max_batch, "max_queue": limits.max_waiting,
-            "kv_memory_bytes": limits.kv_memory_bytes, "max_prefill_tokens": limits.max_prefill_tokens,
-            "kv_bytes_per_token": service.model.engine.n_kv_bytes_per_token, "max_tokens": settings.max_tokens,
-            "max_prompt_tokens": settings.max_prompt_tokens, "max_prompt_characters": settings.max_prompt_characters,
-            "max_prompts": settings.max_prompts, "max_n": settings.max_n, "max_body_bytes": settings.max_body,
+            "max_model_len": limits.max_model_len,
+            "max_batch": limits.max_batch,
+            "max_queue": limits.max_waiting,
+            "kv_memory_bytes": limits.kv_memory_bytes,
+            "max_prefill_tokens": limits.max_prefill_tokens,
+            "kv_bytes_per_token": engine.n_kv_bytes_per_token,
+            "max_tokens": settings.max_tokens,
+            "max_prompt_tokens": settings.max_prompt_tokens,
+            "max_prompt_characters": settings.max_prompt_characters,
+            "max_prompts": settings.max_prompts,
+            "max_n": settings.max_n,
+            "max_body_bytes": settings.max_body,
             "request_timeout_s": settings.request_timeout,
         },
         "steering": {
-            "exact": loaded.exact, "default": settings.default_steer, "targets": ["none", "context", "parametric"],
-            "methods": ["juice", "june"],
+            "exact": own.exact,
+            "default": settings.default_steer,
+            "targets": list(STEER_TARGETS),
+            "methods": [m for m in STEER_METHODS if m != "cad" or Capability.CONTRAST in engine.capabilities],
             "head_sets": [_head_set(service, head_set) for _, head_set in sorted(service.model.head_sets.by_name.items())],
         },
-    }  # fmt: skip
+    }
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -87,9 +104,9 @@ def _head_set(service: Service, head_set: HeadSet) -> dict[str, Any]:
         "chat_template_sha256": head_set.chat_template_sha256,
     }
     try:
-        steering = service.model.steering(Steer(target=head_set.target), head_set)
+        steering = service.model.resolve(Steer(target=head_set.target, head_set=head_set))
     except RequestError:  # a set without betas: its window depends on those of the request
         return {**described, "window": None, "extra_rows": None}
     window = service.model.engine.companion_layers(steering)
-    n_layers = service.model.loaded.layout.n_layers
+    n_layers = service.model.description.n_layers
     return {**described, "window": [window[0], window[-1]] if window else None, "extra_rows": round(len(window) / n_layers, 3)}

@@ -31,9 +31,9 @@ async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> DetokenizeResponse:
     """Return the text of tokens."""
-    n = service.model.loaded.vocabulary_size
+    n = service.model.description.vocabulary_size
     if body.tokens and max(body.tokens) >= n:
         raise RequestError(f"tokens names token {max(body.tokens)}; the model has tokens 0 to {n - 1}", param="tokens")
-    tokenizer = service.model.loaded.tokenizer
+    tokenizer = service.model.description.tokenizer
     text = await service.translator.off_loop(lambda: tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False))
     return DetokenizeResponse(text=str(text))

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from juice.engine import SteeringReport
-from juice.engine.steer import SteerTarget
+from juice.engine import FinishReason, SteeringReport, SteerTarget
+from juice.head_set.schema import MAX_BETA
 from juice_server.schemas.generation import (
     MAX_PROMPTS,
+    SEED,
     TOP_LOGPROBS,
     Body,
     Contexts,
-    FinishReason,
     GenerationFields,
     Usage,
     as_list,
@@ -36,10 +36,10 @@ class CompareRequest(Body):
     """The body of POST /compare: one prompt, answered without steering, toward the context and toward memory."""
 
     prompt: str
-    strength: float = Field(default=1.0, ge=0, le=100)
+    strength: float = Field(default=1.0, ge=0, le=MAX_BETA)
     max_tokens: int = Field(default=64, ge=1, le=10_000_000)
     temperature: float = Field(default=0.0, ge=0, le=2)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63 - 1024)
+    seed: int | None = SEED
     top: int = Field(default=10, ge=1, le=20)
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from juice.engine import Steer
 from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
-from juice.engine.sampling import MAX_BIASES
-from juice.engine.steer import SteerMethod, SteerTarget
-from juice.head_set.schema import MAX_BETA
+from juice.options import MAX_BIASES, SamplingOptions
+from juice.options.sampling import Bias
 
-FinishReason = Literal["stop", "length"]
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 TokenKey = Annotated[int, Field(ge=0, lt=2**31)]  # a key of a JSON object is text
 MAX_TOKENS = 10_000_000
-MAX_KEYS, MAX_PROMPTS = 100, 1024
+MAX_KEYS, MAX_PROMPTS, MAX_CHOICES = 100, 1024, 1024
+# Choice i of n uses seed + i.
+SEED = Field(default=None, ge=-(2**63), lt=2**63 - MAX_CHOICES)
 
 
 def at_most(n: int) -> BeforeValidator:
@@ -45,21 +45,6 @@ class Body(BaseModel):
         return body
 
 
-class SteerField(Body):
-    """`"steer": "context"`, or an object; all but the target optional."""
-
-    target: SteerTarget
-    strength: float = Field(default=1.0, ge=0, le=MAX_BETA)
-    head_set: str | None = None
-    beta_plus: float | None = Field(default=None, ge=0, le=MAX_BETA)
-    beta_minus: float | None = Field(default=None, le=0, ge=-MAX_BETA)
-    method: SteerMethod = "juice"
-
-    def to_steer(self) -> Steer:
-        """Return what the engine is asked for."""
-        return Steer(**self.model_dump())
-
-
 def _from_name(value: Any) -> Any:
     return {"target": value} if isinstance(value, str) else value
 
@@ -69,37 +54,33 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class GenerationFields(Body):
-    """How to steer, sample and stop; `options` are those of `SteeredModel.request`."""
+class GenerationFields(SamplingOptions, Body):
+    """How to steer, sample and stop; the ranges of sampling are those of `SamplingOptions`."""
+
+    model_config = ConfigDict(frozen=False)
 
     default_max_tokens: ClassVar[int] = 64
 
-    steer: Annotated[SteerField | None, BeforeValidator(_from_name)] = None
+    steer: Annotated[Steer | None, BeforeValidator(_from_name), at_most(MAX_KEYS)] = None
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
     min_tokens: int = Field(default=0, ge=0, le=MAX_TOKENS)
-    temperature: float = Field(default=0.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=-1, le=1_000_000)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    logit_bias: Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63 - 1024)
+    logit_bias: Annotated[dict[TokenKey, Bias] | None, at_most(MAX_BIASES)] = None  # type: ignore[assignment]
+    seed: int | None = SEED
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(as_list), at_most(MAX_STOPS)] = None
     stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOPS)] = []
     ignore_eos: bool = False
-    n: int = Field(default=1, ge=1, le=1024)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     stream: bool = False
 
     def options(self) -> dict[str, Any]:
         """Return the fields that `SteeredModel.request` takes as they are."""
         return {
-            "min_tokens": self.min_tokens, "temperature": self.temperature, "top_p": self.top_p, "top_k": max(0, self.top_k),
-            "min_p": self.min_p, "repetition_penalty": self.repetition_penalty, "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty, "logit_bias": self.logit_bias or {}, "stop": self.stop,
-            "stop_token_ids": tuple(self.stop_token_ids), "ignore_eos": self.ignore_eos,
-        }  # fmt: skip
+            **{name: getattr(self, name) for name in SamplingOptions.model_fields},
+            "min_tokens": self.min_tokens,
+            "stop": tuple(self.stop or ()),
+            "stop_token_ids": tuple(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+        }
 
 
 NEARLY_STEER = frozenset({"extra_body", "steering", "target", "head_set", "strength", "beta_plus", "beta_minus"})

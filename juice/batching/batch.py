@@ -1,0 +1,154 @@
+"""What one forward feeds each row: tokens, positions, slots, and which rows go through which layer.
+
+Rows are right-ragged: token t of a row has position n_cached + t. What a shorter row gets beyond its tokens is padding,
+whose keys go where nothing reads them. The rows of a batch stay the same while the same generations decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from juice.batching.generation import Generation
+from juice.batching.rows import RowTable
+from juice.batching.slots import Access, SlotCache, Span
+from juice.model.routing import LayerRows
+from juice.model.steering import SteeringPlan
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardRows:
+    """The rows of a forward: its generations, the rows and slots of every layer, and what steers them (None: nothing does).
+
+    To another rank it goes without the generations: they stay where they are decided on.
+    """
+
+    generations: tuple[Generation, ...]
+    routing: tuple[LayerRows, ...]
+    access: tuple[Access, ...]
+    steering_plan: SteeringPlan | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "generations": ()}
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardBatch:
+    """One forward.
+
+    `input_ids` and `positions` are int64 [generations, tokens]. Logits are read at token `kept_tokens[i]` of row `kept_rows[i]`,
+    `n_kept` of them a generation, in the order of the generations. `spans` has a span a layer.
+    """
+
+    rows: ForwardRows
+    n_tokens: tuple[int, ...]
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    kept_rows: torch.Tensor
+    kept_tokens: torch.Tensor
+    n_kept: tuple[int, ...]
+    spans: tuple[Span, ...]
+
+
+def arrange(generations: Sequence[Generation], table: RowTable, cache: SlotCache, n_heads: Sequence[int], device: torch.device) -> ForwardRows:
+    """Arrange the rows of some generations, in the order of their slots."""
+    inside = set(generations)
+    # The newest main row has the lowest slot.
+    mains = [(place, s) for place, s in reversed(list(enumerate(table.mains.rows))) if s in inside]
+    places, ordered = [place for place, _ in mains], tuple(s for _, s in mains)
+    companions = [[(place, s) for place, s in enumerate(lane.rows) if s in inside] for lane in table.companions]
+    access: list[Access] = []
+    for layer, own in enumerate(companions):
+        is_same = layer > 0 and own == companions[layer - 1]
+        access.append(access[-1] if is_same else cache.access(layer, places, [place for place, _ in own], device))
+    by_layer = [tuple(s for _, s in own) for own in companions]
+    return ForwardRows(ordered, _routing(ordered, by_layer, device), tuple(access), _steering_plan(ordered, by_layer, n_heads, device))
+
+
+def forward_batch(
+    rows: ForwardRows, n_tokens: Sequence[int], n_slot_positions: int, device: torch.device, *, reach: int | None = None
+) -> ForwardBatch:
+    """Put together the next tokens of some rows' generations, n_tokens[i] of generation i; slots hold n_slot_positions.
+
+    With `reach` one token of padding goes to that position, if no token comes so far.
+    """
+    pending = [s.pending(n) for s, n in zip(rows.generations, n_tokens, strict=True)]
+    width = max(map(len, pending))
+    # Padding repeats the last token at the last position: what it computes is finite if the row's own is.
+    input_ids = torch.tensor([[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in pending])
+    starts = torch.tensor([s.n_cached for s in rows.generations])
+    lengths = torch.tensor([len(tokens) for tokens in pending])
+    steps = torch.arange(width)
+    positions = starts[:, None] + torch.minimum(steps, lengths[:, None] - 1)
+    writes = positions.masked_fill(steps >= lengths[:, None], n_slot_positions)
+    if reach is not None and int(positions.max()) < reach:
+        input_ids = torch.cat([input_ids, input_ids[:, -1:]], 1)
+        positions = torch.cat([positions, torch.full_like(positions[:, -1:], reach)], 1)
+        writes = torch.cat([writes, torch.full_like(writes[:, -1:], n_slot_positions)], 1)
+        width += 1
+    n_keys = int((starts + lengths).max())
+    is_fresh = not starts.any()
+    n_kept = [n if s.request.prompt_logprobs and s.is_prefilling else 1 for s, n in zip(rows.generations, map(len, pending), strict=True)]
+    kept = [(row, t) for row, (n, length) in enumerate(zip(n_kept, map(len, pending), strict=True)) for t in range(length - n, length)]
+    kept_rows, kept_tokens = torch.tensor(kept, device=device).T
+    return ForwardBatch(
+        rows=rows,
+        n_tokens=tuple(map(len, pending)),
+        input_ids=input_ids.to(device),
+        positions=positions.to(device),
+        kept_rows=kept_rows,
+        kept_tokens=kept_tokens,
+        n_kept=tuple(n_kept),
+        spans=_spans(rows, writes.to(device), width if is_fresh else n_keys, is_fresh=is_fresh),
+    )
+
+
+def _spans(rows: ForwardRows, writes: torch.Tensor, n_keys: int, *, is_fresh: bool) -> tuple[Span, ...]:
+    spans: list[Span] = []
+    for layer, here in enumerate(rows.routing):
+        if layer and here.origins is rows.routing[layer - 1].origins:
+            spans.append(spans[-1])
+        else:
+            spans.append(Span(writes if here.origins is None else writes[here.origins], n_keys, is_fresh))
+    return tuple(spans)
+
+
+def _routing(mains: tuple[Generation, ...], companions: Sequence[tuple[Generation, ...]], device: torch.device) -> tuple[LayerRows, ...]:
+    n, below = len(mains), tuple[Generation, ...]()
+    row_of = {generation: row for row, generation in enumerate(mains)}
+    routing: list[LayerRows] = []
+    for here in companions:
+        if here == below:
+            # The same rows go on; their tensors are shared with the layer below.
+            routing.append(LayerRows(None, routing[-1].origins if routing else None))
+            continue
+        place = {generation: n + i for i, generation in enumerate(below)}
+        taken = [*range(n), *(place.get(generation, row_of[generation]) for generation in here)]
+        origins = [*range(n), *(row_of[generation] for generation in here)] if here else None
+        routing.append(LayerRows(
+            torch.tensor(taken, device=device), None if origins is None else torch.tensor(origins, device=device)
+        ))  # fmt: skip
+        below = here
+    return tuple(routing)
+
+
+def _steering_plan(
+    mains: tuple[Generation, ...], companions: Sequence[tuple[Generation, ...]], n_heads: Sequence[int], device: torch.device
+) -> SteeringPlan | None:
+    """Return each row's source and coefficients, layer by layer; a row without a companion there is its own source."""
+    steered = sorted({layer for generation in mains for layer in generation.request.steering.coefficients})
+    sources, coefficients = {}, {}
+    n = len(mains)
+    for layer in steered:
+        place = {generation: n + i for i, generation in enumerate(companions[layer])}
+        table = torch.zeros(n + len(place), n_heads[layer])
+        for row, generation in enumerate(mains):
+            own = generation.request.steering.coefficients.get(layer)
+            if own is not None:
+                table[row] = own[: n_heads[layer]]
+        source = [*(place.get(s, row) for row, s in enumerate(mains)), *range(n, n + len(place))]
+        sources[layer], coefficients[layer] = torch.tensor(source, device=device), table.to(device)
+    return SteeringPlan(sources, coefficients) if steered else None

@@ -1,0 +1,175 @@
+"""Our own engine: a thread that owns the model, fed through a bounded inbox; news goes back through each caller's own sink.
+
+Any thread may submit, cancel and read. The thread ends when the engine is closed or nobody holds it any more; if it dies of
+an error, everything that runs or waits ends with that error, and so does whatever is submitted later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from itertools import count
+from threading import Thread, current_thread
+from typing import Any, ClassVar
+
+from juice.batching.generation import Generation
+from juice.batching.inbox import Inbox
+from juice.batching.loop import Loop
+from juice.batching.memory import settled
+from juice.batching.runner import Mode, Runner
+from juice.batching.scheduler import room_alone
+from juice.batching.text import TextStream
+from juice.engine import Engine, GenerationRequest, Limits, ModelDescription, Sink, Status, Steering
+from juice.errors import ContextLengthError, EngineStoppedError, JuiceError
+from juice.model.loaded import LoadedModel
+
+LOG = logging.getLogger("juice.batching")
+IDLE_BEAT_S = 1.0
+STOP_S = 10.0
+GIVE_UP_S = 2.0
+
+
+class BatchingEngine(Engine):
+    """The embedded default: any architecture, any device, every capability.
+
+    Raises:
+        RequestError: The limits cannot be kept.
+    """
+
+    name: ClassVar[str] = "own"
+
+    def __init__(self, loaded: LoadedModel, limits: Limits | None = None, mode: Mode | None = None) -> None:
+        self.loaded = loaded
+        self.mode = mode or Mode(own_masks=loaded.mask_pattern is None)
+        self.limits = settled(limits or Limits(), loaded.max_positions, loaded.device, loaded.n_ranks)
+        self._inbox = Inbox(self.limits.max_waiting)
+        self._loop = Loop(loaded, self.limits, self._inbox, self.mode)
+        self._loop.measure()
+        self._loop.runner.cache.max_bytes = self.limits.kv_memory_bytes
+        self._numbers = count()
+        self._special_ids = frozenset(loaded.tokenizer.all_special_ids)
+        self._thread = Thread(target=_run, args=(self._loop, self._inbox), name="juice-engine", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, _stop, self._inbox, self._thread)
+        if loaded.ranks is not None:
+            loaded.ranks.when_lost(partial(_give_up, self._inbox, self._thread, self._loop))
+
+    @cached_property
+    def description(self) -> ModelDescription:
+        """The model."""
+        return self.loaded.describe()
+
+    @property
+    def status(self) -> Status:
+        """How the engine is doing now."""
+        return Status(
+            is_alive=self._thread.is_alive(),
+            heartbeat_age_s=time.monotonic() - self._loop.beat,
+            n_running=sum(row.owner is row for row in tuple(self._loop.table.mains.rows)),
+            n_waiting=len(self._inbox),
+            n_kv_bytes=self._loop.n_reserved_bytes,
+            max_kv_bytes=self.limits.kv_memory_bytes or 0,
+        )
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """How rows go through the model: whether as full rows, and whether it makes its own masks."""
+        return {"full_rows": self.mode.full_rows, "own_masks": self.mode.own_masks}
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the forwards; within `LoadedModel.turn`, any thread may."""
+        return self._loop.runner
+
+    @property
+    def n_kv_heads(self) -> int:
+        """The heads of keys and values that the first layer caches; query heads share them in groups."""
+        return self._loop.runner.cache.slot_layers[0].n_kv_heads
+
+    @property
+    def n_kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one unsteered token, over all layers."""
+        return sum(layer.bytes_per_position for layer in self._loop.runner.cache.slot_layers)
+
+    def n_kv_bytes(self, request: GenerationRequest) -> int:
+        """Return the bytes of keys and values that are reserved for a request."""
+        n_rows = 1 if request.contrast is None else 2
+        room = room_alone(n_rows, self.companion_layers(request.steering), request.n_positions, self.description.n_layers)
+        return self._loop.runner.cache.n_bytes(room)
+
+    def companion_layers(self, steering: Steering) -> range:
+        """Return the layers in which a request that is steered so has a second row."""
+        window = steering.window
+        return range(self.description.n_layers) if window and self.mode.full_rows else window
+
+    def when_lost(self, listener: Callable[[EngineStoppedError], object]) -> None:
+        """Call a listener, in a thread of its own, when a rank of a sharded model is lost."""
+        if self.loaded.ranks is not None:
+            self.loaded.ranks.when_lost(listener)
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise RequestError, or ContextLengthError, for a request that cannot run."""
+        super().check(request)
+        needed, there = self.n_kv_bytes(request), self.limits.kv_memory_bytes or 0
+        if needed > there:
+            raise ContextLengthError(
+                f"the request needs {needed / 2**20:.1f} MiB for its keys and values, the engine has {there / 2**20:.1f} MiB: "
+                "shorten the prompt, lower max_tokens, or raise kv_memory",
+                param="max_tokens",
+            )
+
+    def submit(self, requests: Sequence[GenerationRequest], sink: Sink, *, wait: bool = False) -> list[Generation]:
+        """Start requests, all or none; see `Engine.submit`."""
+        if not self._thread.is_alive():
+            raise EngineStoppedError(str(self._inbox.closed or "the engine's thread is not in this process; load the model after the fork"))
+        for request in requests:
+            self.check(request)
+        generations = [self._generation(i, request, sink) for i, request in enumerate(requests)]
+        self._inbox.put(generations, wait=wait)
+        return generations
+
+    def close(self) -> None:
+        """End the thread and everything that runs or waits; take the hooks off the model, and end the other ranks of a sharded one."""
+        self.stop()
+        self.loaded.release()
+
+    def stop(self) -> None:
+        """End the thread and everything that runs or waits; the model stays hooked, for another engine."""
+        _stop(self._inbox, self._thread)
+
+    def _generation(self, index: int, request: GenerationRequest, sink: Sink) -> Generation:
+        text = TextStream(self.loaded.tokenizer, request.prompt_ids, request.stop, self._special_ids)
+        window = self.companion_layers(request.steering)
+        return Generation(index, next(self._numbers), request, window, text, self.description.stop_token_ids, sink)
+
+
+def _stop(inbox: Inbox, thread: Thread) -> None:
+    inbox.close(EngineStoppedError("the engine was closed"))
+    if thread is not current_thread():
+        thread.join(STOP_S)
+
+
+def _run(loop: Loop, inbox: Inbox) -> None:
+    """The thread: it holds the loop, not the engine, so that an engine nobody needs can go."""
+    try:
+        while inbox.closed is None:
+            loop.step()
+            if not loop.is_busy:
+                inbox.wait(IDLE_BEAT_S)
+        reason: JuiceError = inbox.closed
+    except BaseException as error:
+        LOG.critical("the engine failed", exc_info=error)
+        reason = EngineStoppedError(f"the engine failed: {error!r}")
+    loop.abort(reason)
+    loop.runner.close()
+
+
+def _give_up(inbox: Inbox, thread: Thread, loop: Loop, reason: JuiceError) -> None:
+    """End everything, a rank being lost: the thread does it, unless it waits in a forward for the rank that is gone."""
+    inbox.close(reason)
+    thread.join(GIVE_UP_S)
+    if thread.is_alive():
+        loop.abort(reason)

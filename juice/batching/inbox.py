@@ -1,0 +1,79 @@
+"""Where requests wait, between the threads that send them and the one that runs them: bounded, in the order of arrival."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from threading import Condition, Lock
+
+from juice.batching.generation import Generation
+from juice.errors import EngineStoppedError, JuiceError, OverloadedError
+
+
+class Inbox:
+    """A bounded queue of generations."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self.closed: JuiceError | None = None
+        self._max_waiting = max_waiting
+        self._waiting: deque[Generation] = deque()
+        self._changed = Condition()
+        self._turn = Lock()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, generations: Sequence[Generation], *, wait: bool) -> None:
+        """Queue all generations, or none; where there is no room for them, wait or raise OverloadedError.
+
+        An empty inbox takes any number. Raises EngineStoppedError once closed.
+        """
+        # Those who wait for room keep their order: the first holds the turn, and the others wait for it.
+        with self._turn if wait else nullcontext(), self._changed:
+            while self.closed is None and self._waiting and len(self._waiting) + len(generations) > self._max_waiting:
+                if not wait:
+                    raise OverloadedError(f"{len(self._waiting)} requests are waiting, {self._max_waiting} may; try again later")
+                self._changed.wait()
+            if self.closed is not None:
+                raise EngineStoppedError(str(self.closed))
+            self._waiting.extend(generations)
+            self._changed.notify_all()
+
+    def first(self) -> Generation | None:
+        """Return the one that waits longest, which stays."""
+        with self._changed:
+            return self._waiting[0] if self._waiting else None
+
+    def take(self) -> Generation:
+        """Take the one that waits longest."""
+        with self._changed:
+            self._changed.notify_all()
+            return self._waiting.popleft()
+
+    def take_cancelled(self) -> list[Generation]:
+        """Take those that were cancelled while they waited."""
+        with self._changed:
+            cancelled = [s for s in self._waiting if s.cancelled is not None]
+            if cancelled:
+                self._waiting = deque(s for s in self._waiting if s.cancelled is None)
+                self._changed.notify_all()
+            return cancelled
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something is there or the inbox is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self.closed, timeout_s)
+
+    def close(self, reason: JuiceError) -> None:
+        """Take nothing more."""
+        with self._changed:
+            self.closed = self.closed or reason
+            self._changed.notify_all()
+
+    def take_all(self) -> list[Generation]:
+        """Take everything that still waits."""
+        with self._changed:
+            left = list(self._waiting)
+            self._waiting.clear()
+            return left

@@ -1,0 +1,99 @@
+"""Who occupies which row of the batch, layer by layer.
+
+A generation has a main row in every layer. A dual run also has a companion, its clean run, but only in the layers from its
+lowest to its highest steered one: below they are the same, above nothing reads it, and with one steered layer z of the
+clean run is the main row's own. Both kinds live in lanes: generations that decode come first, those that still read their
+prompts behind them, so that a decode step is a contiguous run of slots in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from juice.batching.generation import Generation
+
+Move = Callable[[int, int, int], None]
+
+
+class Lane:
+    """The places of one kind of row.
+
+    `copy(source, destination, n)` and `swap(a, b, n)` move what places hold, the first n positions of it.
+    """
+
+    def __init__(self, copy: Move, swap: Move) -> None:
+        self.rows: list[Generation] = []
+        self.n_decoding = 0
+        self._copy = copy
+        self._swap = swap
+
+    def join(self, generation: Generation) -> None:
+        """Give a generation the last place, among those that read."""
+        self.rows.append(generation)
+
+    def start_decoding(self, generation: Generation) -> None:
+        """Move a generation from those that read to those that decode."""
+        place, boundary = self.rows.index(generation), self.n_decoding
+        if place != boundary:
+            other = self.rows[boundary]
+            self.rows[place], self.rows[boundary] = other, generation
+            self._swap(place, boundary, max(generation.n_cached, other.n_cached))
+        self.n_decoding += 1
+
+    def leave(self, generation: Generation) -> None:
+        """Free a generation's place; the last row of its kind takes it, and the last of all takes that one's."""
+        gap = self.rows.index(generation)
+        if gap < self.n_decoding:
+            self.n_decoding -= 1
+            gap = self._fill(gap, self.n_decoding)
+        self._fill(gap, len(self.rows) - 1)
+        self.rows.pop()
+
+    def _fill(self, gap: int, source: int) -> int:
+        if gap != source:
+            self.rows[gap] = self.rows[source]
+            self._copy(source, gap, self.rows[source].n_cached)
+        return source
+
+
+class RowTable:
+    """The occupied rows: `mains`, and the `companions` of every layer. `version` changes whenever a row does."""
+
+    def __init__(self, mains: Lane, companions: list[Lane]) -> None:
+        self.mains = mains
+        self.companions = companions
+        self.version = 0
+
+    @property
+    def decoding(self) -> list[Generation]:
+        """The generations that get a token each step."""
+        return self.mains.rows[: self.mains.n_decoding]
+
+    @property
+    def prefilling(self) -> list[Generation]:
+        """The generations whose prompts are not through yet."""
+        return self.mains.rows[self.mains.n_decoding :]
+
+    def lanes(self, generation: Generation) -> Iterable[Lane]:
+        """Yield the lanes in which a generation has a row."""
+        yield self.mains
+        for layer in generation.window:
+            yield self.companions[layer]
+
+    def join(self, generation: Generation) -> None:
+        """Give a generation its rows."""
+        self.version += 1
+        for lane in self.lanes(generation):
+            lane.join(generation)
+
+    def start_decoding(self, generation: Generation) -> None:
+        """Note that a generation's prompt is through."""
+        self.version += 1
+        for lane in self.lanes(generation):
+            lane.start_decoding(generation)
+
+    def leave(self, generation: Generation) -> None:
+        """Free the rows of a generation."""
+        self.version += 1
+        for lane in self.lanes(generation):
+            lane.leave(generation)

@@ -1,0 +1,94 @@
+"""Which waiting requests join, and how much of whose prompt goes through next.
+
+A request joins, in the order in which they came, when its rows and all positions that it may need fit into the memory for
+keys and values beside what runs: what has joined is never evicted. Between two decode steps a bounded number of padded
+prompt tokens goes through, so that a long prompt holds up what runs for one chunk at most.
+
+Rows share a forward unless the model forbids it: where it masks by itself each must have as many tokens cached, and where its
+positions change with length (`rope_switch`) they must be on one side of that. A row that crosses over is read again whole, alone,
+and one such row a step: that may hold up the others for longer than a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from juice.batching.generation import Generation
+from juice.batching.rows import RowTable
+from juice.batching.slots import Room, SlotCache
+from juice.engine import Limits
+
+# The logits of a whole vocabulary are kept for every token of a prompt that is scored: a few at a time.
+MAX_SCORED_CHUNK = 256
+
+
+class Scheduler:
+    """The policy, over the rows of one table and the slots of one cache."""
+
+    def __init__(self, limits: Limits, table: RowTable, cache: SlotCache, *, rope_switch: int | None, by_length: bool) -> None:
+        self.limits = limits
+        self._table = table
+        self._cache = cache
+        self._rope_switch = rope_switch
+        self._by_length = by_length
+
+    def room_with(self, generation: Generation) -> Room | None:
+        """Return the room that is needed when a generation joins now; None when it must wait."""
+        running = [*self._table.mains.rows, *generation.rows]
+        if sum(row.owner is row for row in running) > self.limits.max_batch:
+            return None
+        window = generation.window
+        room = Room(
+            len(running),
+            tuple(len(lane.rows) + (layer in window) for layer, lane in enumerate(self._table.companions)),
+            max(s.request.n_positions for s in running),
+        )
+        return room if self._cache.fits(room) else None
+
+    def forwards(self) -> list[list[tuple[Generation, int]]]:
+        """Return the forwards of a step, the generations of each and how many tokens of each: prompts first, then all that decode."""
+        # The other row of a request may have gone ahead, and waits for the one that was read again.
+        decoding = [s for s in self._table.decoding if s.n_cached < s.length]
+        crossing = [s for s in decoding if s.n_cached == self._rope_switch]
+        for generation in crossing[:1]:
+            generation.n_cached = 0  # its next token changes all its keys: they are computed again
+        again = [[(s, s.length)] for s in crossing[:1]]
+        return [*self._apart(self._chunks()), *self._apart([(s, 1) for s in decoding if s not in crossing]), *again]
+
+    def reach(self, generations: Sequence[Generation]) -> int | None:
+        """Return the position that a forward of these generations must reach for the model to choose the right frequencies."""
+        return self._rope_switch if self._rope_switch is not None and generations[0].length > self._rope_switch else None
+
+    def _apart(self, chosen: list[tuple[Generation, int]]) -> list[list[tuple[Generation, int]]]:
+        if not self._by_length and self._rope_switch is None:
+            return [chosen] if chosen else []
+        groups: dict[object, list[tuple[Generation, int]]] = {}
+        for generation, n_tokens in chosen:
+            n_cached = generation.n_cached if self._by_length else None
+            groups.setdefault((n_cached, self.reach([generation])), []).append((generation, n_tokens))
+        return list(groups.values())
+
+    def _chunks(self) -> list[tuple[Generation, int]]:
+        """Return the generations whose prompts go on now, oldest first, and how many tokens of each.
+
+        Several that fit whole go together; one that does not goes alone, a chunk at a time.
+        """
+        chosen: list[tuple[Generation, int]] = []
+        n_rows, longest, n_scored = 0, 0, 0
+        for generation in sorted((s for s in self._table.prefilling if s.is_prefilling), key=lambda s: s.number):
+            n_tokens = min(generation.n_to_prefill, MAX_SCORED_CHUNK) if generation.request.prompt_logprobs else generation.n_to_prefill
+            n_rows += generation.n_rows
+            longest = max(longest, n_tokens)
+            n_scored += n_tokens if generation.request.prompt_logprobs else 0
+            if n_rows * longest <= self.limits.max_prefill_tokens and n_scored <= MAX_SCORED_CHUNK:
+                chosen.append((generation, n_tokens))
+            elif not chosen:
+                return [(generation, min(n_tokens, max(1, self.limits.max_prefill_tokens // n_rows)))]
+            else:
+                break
+        return chosen
+
+
+def room_alone(n_rows: int, window: range, n_positions: int, n_layers: int) -> Room:
+    """Return the room that a request needs when nothing else runs."""
+    return Room(n_rows, tuple(int(layer in window) for layer in range(n_layers)), n_positions)

@@ -1,0 +1,36 @@
+"""What making examples asks of a model; `juice.SteeredModel` is one. This room knows no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from juice.progress import Progress, silent
+
+
+class Answers(Protocol):
+    """What comes back for a prompt."""
+
+    @property
+    def text(self) -> str:
+        """The continuation."""
+
+
+class AskedModel(Protocol):
+    """A model that answers, tokenises and scores."""
+
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int, progress: Progress = silent
+    ) -> Sequence[Answers]:
+        """Continue every prompt, greedily."""
+
+    def fits(self, prompt: str, *, max_tokens: int) -> bool:
+        """Return whether a prompt leaves room for so many new tokens."""
+
+    def first_token(self, prompt: str, answer: str) -> int | None:
+        """Return the first token of an answer where it continues a prompt; None if it has none of its own."""
+
+    def answer_logprobs(
+        self, pairs: Sequence[tuple[str, str]], *, progress: Progress = silent
+    ) -> Sequence[tuple[float, ...] | None]:
+        """Return the log-probabilities of each answer's tokens after its prompt; None for a pair that is too long."""

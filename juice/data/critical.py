@@ -1,0 +1,113 @@
+"""Which fine-tuning rows need their context: those whose answer surprises the model when the context is taken away.
+
+    perplexity = exp(-mean log p(answer token | question, the answer's tokens before it)), without the context
+
+The share of the rows with the lowest perplexity, 25 % in the paper, is not context-critical: the model can answer them from
+memory, and training on them teaches it to disregard contexts. Source: "Context-Parametric Inversion", section 3.4, which
+fine-tunes on the others. There the question stands in a chat template; here it stands as it is, with the answer after a space.
+
+Rows that cannot be measured, and so are not of the share, are marked false with no perplexity: those without a context, for
+which there is nothing to disregard, those without a question or an answer, and those too long for the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from juice.data.asking import AskedModel
+from juice.data.fields import columns_of, text_of, texts_of
+from juice.data.readers.rows import Row
+from juice.errors import ExampleError, UsageError
+from juice.progress import Progress, silent
+
+FIELDS = {"question": ("question", "instruction"), "context": ("context", "input"), "answer": ("answer", "answers", "output")}
+REASONS = {
+    "without_context": "have no context",
+    "malformed": "lack a question or an answer",
+    "too_long": "are too long for the model",
+}
+SHARE = 0.25
+LARGEST_LOG = 700.0  # exp of more is not a float
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Every row with `perplexity_without_context` and `context_critical`, and how many could not be measured, and why."""
+
+    rows: list[dict[str, Any]]
+    unmeasured: dict[str, int]
+
+    @property
+    def critical(self) -> list[dict[str, Any]]:
+        """The rows that need their context."""
+        return [row for row in self.rows if row["context_critical"]]
+
+    @property
+    def threshold(self) -> float | None:
+        """The lowest perplexity of a row that needs its context."""
+        return min((row["perplexity_without_context"] for row in self.critical), default=None)
+
+
+def check_share(share: float) -> None:
+    """Raise UsageError for a share that cannot be taken."""
+    if not 0 < share < 1:
+        raise UsageError(f"the share is {share}; expected a number between 0 and 1 (the paper takes {SHARE})")
+
+
+def mark_critical(
+    model: AskedModel,
+    rows: Sequence[Row],
+    *,
+    share: float = SHARE,
+    columns: Mapping[str, str] | None = None,
+    progress: Progress = silent,
+) -> Marked:
+    """Mark the rows by whether they need their context; of n that are measured, floor(share * n) do not.
+
+    Raises UsageError for a share or a field that there is not, ExampleError when no row can be measured.
+    """
+    check_share(share)
+    column = columns_of(rows, FIELDS, tuple(FIELDS), columns or {})
+    unmeasured: Counter[str] = Counter()
+    pairs: dict[int, tuple[str, str]] = {}
+    for i, row in enumerate(rows):
+        pair = _pair({field: row.values.get(name) for field, name in column.items()})
+        if isinstance(pair, str):
+            unmeasured[pair] += 1
+        else:
+            pairs[i] = pair
+    perplexities: dict[int, float] = {}
+    for i, logprobs in zip(pairs, model.answer_logprobs(list(pairs.values()), progress=progress), strict=True):
+        if logprobs:
+            perplexities[i] = perplexity(logprobs)
+        else:
+            unmeasured["too_long" if logprobs is None else "malformed"] += 1
+    if not perplexities:
+        reasons = "; ".join(f"{n} {REASONS[reason]}" for reason, n in unmeasured.items())
+        raise ExampleError(f"none of {len(rows)} rows can be measured: {reasons}; expected a question, a context and an answer in each")
+    n_low = math.floor(share * len(perplexities) + 1e-9)  # 0.29 of 100 is 29, in floats as well
+    low = set(sorted(perplexities, key=perplexities.__getitem__)[:n_low])
+    marked = [
+        {**row.values, "perplexity_without_context": perplexities.get(i), "context_critical": i in perplexities and i not in low}
+        for i, row in enumerate(rows)
+    ]
+    return Marked(marked, {reason: unmeasured[reason] for reason in REASONS})
+
+
+def perplexity(logprobs: Sequence[float]) -> float:
+    """Return the perplexity of tokens from their natural log-probabilities; raises ValueError for none."""
+    if not logprobs:
+        raise ValueError("perplexity of no tokens")
+    return math.exp(min(LARGEST_LOG, -sum(logprobs) / len(logprobs)))
+
+
+def _pair(values: Mapping[str, object]) -> tuple[str, str] | str:
+    """Return a row's question and answer, or why it cannot be measured."""
+    question, answers = text_of(values["question"]), texts_of(values["answer"])
+    if question is None or not answers:
+        return "malformed"
+    return "without_context" if text_of(values["context"]) is None else (question, answers[0])

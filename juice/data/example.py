@@ -1,0 +1,134 @@
+"""Conflict examples: one fact with two answers and the prompts that pit them against each other.
+
+The file format is JSON lines (UTF-8), one fact a line:
+
+    {"subject": str, "parametric_answer": str | [str...], "context_answer": str | [str...],
+     "prompts": {"clean": str, "substitution": str, "coherent": str},
+     "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number, "match"?: "contains" | "begins",
+     "scored"?: "first" | "likeliest"}
+
+`prompts` may hold any subset of the conflict types. The first accepted answer is the one scored by p_y, unless `scored` leaves
+that to the model: then it is the one it finds likeliest (juice.identification.scored_prompt). `match` says when
+an output is the answer: "contains", when some accepted answer is within its first five words (ParaConflict); "begins", when
+its first n words are an accepted answer of n words, final punctuation aside (MemoTrap). Files are read by `juice.data.readers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from juice.errors import ExampleError
+from juice.options import first_problem
+from juice.targets import Target
+
+ConflictType = Literal["clean", "substitution", "coherent"]
+CONFLICT_TYPES: tuple[ConflictType, ...] = ("clean", "substitution", "coherent")
+CONFLICTS: tuple[ConflictType, ...] = ("substitution", "coherent")
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text
+
+
+Text = Annotated[str, BeforeValidator(lambda v: _not_blank(v) if isinstance(v, str) else v)]
+Answers = Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+
+
+class ConflictExample(BaseModel):
+    """One fact: its two answers and its prompts by conflict type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    subject: Text
+    parametric_answer: Answers
+    context_answer: Answers
+    prompts: dict[ConflictType, Text] = Field(min_length=1)
+    context: str | None = None
+    question: str | None = None
+    relation: str | None = None
+    popularity: float | None = Field(default=None, allow_inf_nan=False)
+    match: Literal["contains", "begins"] = "contains"
+    scored: Literal["first", "likeliest"] = "first"
+
+    @model_validator(mode="after")
+    def _answers_differ(self) -> Self:
+        if self.parametric_answer[0] == self.context_answer[0]:
+            raise ValueError(f"parametric_answer and context_answer are both {self.context_answer[0]!r}: there is no conflict")
+        return self
+
+    def answer(self, target: Target) -> str:
+        """Return the answer that p_y scores for a target."""
+        return self.accepted(target)[0]
+
+    def accepted(self, target: Target) -> tuple[str, ...]:
+        """Return every accepted answer of a target."""
+        return self.parametric_answer if target == "parametric" else self.context_answer
+
+
+def parse_example(row: Any, where: str) -> ConflictExample:
+    """Make an example of a row of the file format; raises ExampleError that names `where` and the first wrong field."""
+    try:
+        return ConflictExample.model_validate(row)
+    except ValidationError as error:
+        field, problem = first_problem(error)
+        raise ExampleError(f"{where}: {field or 'example'}: {problem}") from error
+
+
+def judged_types(
+    target: Target, examples: Sequence[ConflictExample], *, in_all: bool = True
+) -> tuple[ConflictType, ...]:
+    """Return the conflict types on which a target is judged, of those that all examples have, or some.
+
+    Toward the context, clean prompts have no right answer.
+    """
+    enough = all if in_all else any
+    return tuple(t for t in conflict_types(examples, enough) if t != "clean" or target == "parametric")
+
+
+def conflict_types(
+    examples: Sequence[ConflictExample], enough: Callable[[Iterable[bool]], bool] = all
+) -> tuple[ConflictType, ...]:
+    """Return the conflict types that enough of the examples have: `all` of them, or `any`."""
+    return tuple(t for t in CONFLICT_TYPES if enough(t in e.prompts for e in examples))
+
+
+def question_prompt(question: str) -> str:
+    """Return `Question: <question>? Answer:`, with one question mark whatever the question ends with."""
+    return f"Question: {question.strip().rstrip(' ?')}? Answer:"
+
+
+def draw(examples: Sequence[ConflictExample], n: int, seed: int) -> tuple[list[ConflictExample], list[ConflictExample]]:
+    """Draw n examples for identification, seeded; return them and those that remain, both in file order.
+
+    Raises ExampleError when there are fewer than n.
+    """
+    if n < 1:
+        raise ExampleError(f"n_examples is {n}; expected at least 1 (the paper uses 4)")
+    if n > len(examples):
+        raise ExampleError(f"{n} examples are asked for, {len(examples)} can be used; give more, or lower --n-examples")
+    chosen = set(Random(seed).sample(range(len(examples)), n))
+    return [e for i, e in enumerate(examples) if i in chosen], [e for i, e in enumerate(examples) if i not in chosen]
+
+
+def examples_sha256(examples: Sequence[ConflictExample]) -> str:
+    """Hash examples by content: SHA-256 over their canonical JSON lines."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(to_json_line(example).encode())
+    return digest.hexdigest()
+
+
+def to_json_line(example: ConflictExample) -> str:
+    """Format an example as a line of the file format, without the fields that were left as they are by default."""
+    return example.model_dump_json(exclude_defaults=True) + "\n"

@@ -1,0 +1,52 @@
+"""What a user's rows hold: texts by our names for them, whatever their columns are called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from juice.data.readers.rows import Row
+from juice.errors import ExampleError, UsageError
+
+Fields = Mapping[str, tuple[str, ...]]
+"""The columns a field is looked for in, by its name; the first that the rows have is taken."""
+
+
+def columns_of(rows: Sequence[Row], fields: Fields, required: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the column of every field that the rows have; `named` says which is which where the names differ.
+
+    Raises UsageError for a field that there is not, ExampleError when no row has a column that is named or required.
+    """
+    if unknown := named.keys() - fields.keys():
+        raise UsageError(f"--columns names the field {min(unknown)!r}; expected one of {', '.join(fields)}")
+    there = list(dict.fromkeys(column for row in rows for column in row.values))
+    if absent := set(named.values()) - set(there):
+        raise ExampleError(f"{rows[0].where}: --columns names the column {min(absent)!r}; the rows have {', '.join(there)}")
+    found = {field: named.get(field) or next((c for c in columns if c in there), None) for field, columns in fields.items()}
+    for field in required:
+        if found[field] is None:
+            expected = " or ".join(fields[field])
+            remedy = f"name yours with --columns {field}=NAME"
+            raise ExampleError(f"{rows[0].where}: there is no column {expected}; the rows have {', '.join(there)}: {remedy}")
+    return {field: column for field, column in found.items() if column is not None}
+
+
+def text_of(value: Any) -> str | None:
+    """Return the text of a value, stripped; None for one that holds none."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return value.strip() or None if isinstance(value, str) else None
+
+
+def texts_of(value: Any) -> tuple[str, ...]:
+    """Return the distinct texts of a text, a list, a JSON list, or SQuAD's `{"text": [...]}`; none when any holds none."""
+    if isinstance(value, dict):
+        value = value.get("text")
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):  # an answer may begin with a bracket
+            value = json.loads(value)
+    texts = [text_of(v) for v in value] if isinstance(value, list) else [text_of(value)]
+    known = [text for text in texts if text is not None]
+    return tuple(dict.fromkeys(known)) if len(known) == len(texts) else ()

@@ -1,0 +1,47 @@
+"""Is this output the answer? The normalisation and rule of the paper (ParaConflict), and that of MemoTrap.
+
+    normalise(text)  lower case, accents and punctuation stripped, white space folded
+    contains         some accepted answer, normalised, is contained in the first five words of the output, normalised
+    begins           the first n words of the output, normalised, are some accepted answer, normalised, of n words
+
+An answer that normalises to nothing never matches.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from typing import Literal
+
+N_WORDS = 5
+MAX_TOKENS = 15
+
+
+def normalise(text: str) -> str:
+    """Lower-case, strip accents and punctuation, fold white space."""
+    # Mathematical letter forms are capital letters only once they are decomposed.
+    lowered = unicodedata.normalize("NFKD", text).lower()
+    kept = (c for c in unicodedata.normalize("NFKD", lowered) if not unicodedata.category(c).startswith(("M", "P")))
+    return " ".join("".join(kept).split())
+
+
+def contains_answer(output: str, accepted: Iterable[str], n_words: int = N_WORDS) -> bool:
+    """Return whether an accepted answer is contained in the first n words of the output."""
+    head = normalise(" ".join(output.split()[:n_words]))
+    return any(answer in head for answer in map(normalise, accepted) if answer)
+
+
+def begins_with_answer(output: str, accepted: Iterable[str]) -> bool:
+    """Return whether the output begins with an accepted answer, word for word."""
+    words = normalise(output).split()
+    return any(words[: len(answer)] == answer for answer in (normalise(text).split() for text in accepted) if answer)
+
+
+def is_correct(output: str, accepted: Iterable[str], match: Literal["contains", "begins"] = "contains") -> bool:
+    """Return whether the output is an accepted answer, by the rule that an example names in `match`."""
+    return begins_with_answer(output, accepted) if match == "begins" else contains_answer(output, accepted)
+
+
+def is_among(answer: str, accepted: Iterable[str]) -> bool:
+    """Return whether an answer is one of those accepted, however it is written."""
+    return normalise(answer) in set(map(normalise, accepted))

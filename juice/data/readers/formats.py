@@ -1,0 +1,69 @@
+"""The formats of rows that are known, each told by its columns."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from juice.data.example import ConflictExample, parse_example
+from juice.data.readers import memotrap, nqswap, paraconflict
+from juice.data.readers.rows import Row
+from juice.errors import ExampleError
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: the columns that every row has, and what makes an example of a row, its place and its file's name."""
+
+    name: str
+    columns: tuple[str, ...]
+    read_row: Callable[[dict[str, Any], str, str], ConflictExample | str]
+
+
+OURS = Format("JuICE", ("subject", "parametric_answer", "context_answer", "prompts"), lambda row, where, _name: parse_example(row, where))
+FORMATS = (
+    OURS,
+    Format("ParaConflict", paraconflict.COLUMNS, paraconflict.read_row),
+    Format("NQ-Swap", nqswap.COLUMNS, nqswap.read_row),
+    Format("MemoTrap", memotrap.COLUMNS, memotrap.read_row),
+)
+
+
+def format_of(row: Row) -> Format:
+    """Return the format whose columns a row has; raises ExampleError that lists what is known."""
+    found = row.values.keys()
+    for known in FORMATS:
+        if found >= set(known.columns):
+            return known
+    if found & set(OURS.columns[1:]):
+        return OURS  # which then says what is missing
+    expected = "; ".join(f"{known.name} ({', '.join(known.columns)})" for known in FORMATS)
+    raise ExampleError(
+        f"{row.where}: the columns {', '.join(map(str, found)) or 'none'} are of no known format; expected those of one of {expected}"
+    )
+
+
+def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[ConflictExample]:
+    """Make examples of the rows of named files, each in the format of its first row.
+
+    Warns once of rows that hold no conflict, which are left out. Raises ExampleError for a row that is malformed and when
+    nothing is left.
+    """
+    examples, reasons = [], []
+    for name, rows in files:
+        known = format_of(rows[0])
+        for where, values in rows:
+            if lacking := set(known.columns) - values.keys() if known is not OURS else None:
+                raise ExampleError(f"{where}: {min(lacking)} is missing; expected the columns of {known.name}: {', '.join(known.columns)}")
+            example = known.read_row(values, where, name)
+            if isinstance(example, str):
+                reasons.append(f"{where}: {example}")
+            else:
+                examples.append(example)
+    if not examples:
+        raise ExampleError(f"{source} holds no example that can be used; first: {reasons[0]}")
+    if reasons:
+        warnings.warn(f"{source}: {len(reasons)} rows are left out; first: {reasons[0]}", stacklevel=3)
+    return examples

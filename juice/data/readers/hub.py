@@ -1,0 +1,85 @@
+"""The rows of a data set: from the hub, or from a folder that `datasets` saved or that holds parquet files.
+
+`datasets` is imported when it is needed; it comes with the extra `eval`. A data set's own code is never run.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from juice.data.readers.rows import Row
+from juice.errors import ExampleError
+
+PREFERRED_SPLITS = ("dev", "validation", "test")
+SAVED_FILES = ("dataset_info.json", "dataset_dict.json")
+
+
+def rows_of_hub(name: str, split: str | None = None) -> list[Row]:
+    """Return the rows of a hub data set: of the split, of its only one, or of dev, validation or test, the first there is.
+
+    Raises ExampleError when it cannot be had.
+    """
+    datasets = _datasets()
+    try:
+        data = datasets.load_dataset(name)
+    except Exception as error:  # whatever the network, the hub or a damaged cache makes the libraries raise
+        raise ExampleError(
+            f"cannot load the data set {name!r}: {_reason(error)}; where the hub cannot be reached, fetch it once where it can "
+            f"(`hf download {name} --repo-type dataset --local-dir FOLDER`) and give FOLDER, or let HF_HOME or HF_HUB_CACHE name "
+            "a cache that holds it"
+        ) from error
+    return _rows(data, split, name)
+
+
+def is_data_folder(folder: Path) -> bool:
+    """Tell whether a folder holds a data set: one saved by `datasets`, or parquet files."""
+    return _is_saved(folder) or any(next(folder.glob(pattern), None) for pattern in ("*.parquet", "*/*.parquet"))
+
+
+def rows_of_data_folder(folder: Path) -> list[Row]:
+    """Return the rows of a folder that holds a data set; raises ExampleError when it is damaged."""
+    datasets = _datasets()
+    try:
+        data = datasets.load_from_disk(str(folder)) if _is_saved(folder) else datasets.load_dataset(str(folder))
+    except Exception as error:  # as above
+        raise ExampleError(f"cannot read the data set in {folder}: {_reason(error)}; save or download it again") from error
+    return _rows(data, None, str(folder))
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in SAVED_FILES)
+
+
+def _datasets() -> ModuleType:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ExampleError("data sets need the package `datasets`: pip install 'juice-steering[eval]'") from error
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    return datasets  # type: ignore[no-any-return]
+
+
+def _rows(data: Any, split: str | None, name: str) -> list[Row]:
+    if isinstance(data, dict):
+        chosen = split or (next(iter(data)) if len(data) == 1 else next((s for s in PREFERRED_SPLITS if s in data), None))
+        if chosen not in data:
+            raise ExampleError(f"the data set {name} has no split {chosen or '/'.join(PREFERRED_SPLITS)}; name one of: {', '.join(data)}")
+        data = data[chosen]
+    rows = [Row(f"{name}, row {number}", _without_nulls(values)) for number, values in enumerate(data, 1)]
+    if not rows:
+        raise ExampleError(f"the data set {name} is empty; expected one example a row")
+    return rows
+
+
+def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    """Drop what a row does not have: its table fills it with nulls."""
+    kept = {name: value for name, value in values.items() if value is not None}
+    return {name: _without_nulls(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

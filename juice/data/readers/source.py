@@ -1,0 +1,102 @@
+"""Where examples come from: the names, files, folders and data sets that `read_examples` takes.
+
+    mini                              the facts of the bundled model
+    paraconflict[:domain], nq-swap    the data sets of the paper, from the hub
+    hub:owner/name[:split]            any hub data set in a known format
+    FILE                              JSON lines, a JSON array or CSV, in a known format
+    FOLDER                            such files; or a data set that `datasets` saved, or parquet files
+
+A split chooses among the files of a folder whose names tell theirs, as those of ParaConflict do
+(`world_capital.unfiltered_test.json`); all other sources are one set, whatever the split.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+from juice.data.example import ConflictExample
+from juice.data.readers import nqswap, paraconflict
+from juice.data.readers.formats import examples_of
+from juice.data.readers.hub import is_data_folder, rows_of_data_folder, rows_of_hub
+from juice.data.readers.rows import Row, rows_of_file
+from juice.errors import ExampleError
+from juice.files import MINI
+
+Split = Literal["test", "validation", "identification"]
+MINI_EXAMPLES = MINI / "examples.jsonl"
+SPLIT_PARTS: dict[Split, str] = {"test": ".unfiltered_test", "validation": ".filtered_validation", "identification": ".head_finding"}
+HUB_IDS = {"paraconflict": paraconflict.HUB_ID, "nq-swap": nqswap.HUB_ID}
+ENDINGS = (".jsonl", ".json", ".csv")
+
+
+def read_examples(source: str | Path, *, split: Split = "test") -> list[ConflictExample]:
+    """Read the examples of a source, in its order.
+
+    Raises ExampleError for a source that cannot be read, for the first row that is malformed, naming it, and for columns
+    of no known format. Warns of rows without a conflict, which are left out, and of duplicate subjects (within a
+    relation), which are kept.
+    """
+    name, domain = str(source), _domain(str(source))
+    examples = [e for e in examples_of(_files(source, split), name) if domain in (None, e.relation)]
+    if not examples:
+        raise ExampleError(f"{paraconflict.HUB_ID} has no row of the domain {domain}; expected the column Category to name it")
+    counts = Counter((e.relation, e.subject) for e in examples)
+    repeated = [subject for (_, subject), count in counts.items() if count > 1]
+    if repeated:
+        warnings.warn(f"{name}: {len(repeated)} subjects appear more than once ({repeated[0]!r} first); all are kept", stacklevel=2)
+    return examples
+
+
+def read_rows(source: str | Path) -> list[Row]:
+    """Read the rows of a file, a folder or `hub:owner/name[:split]`, whatever their columns; raises ExampleError."""
+    return [row for _, rows in _files(source, None) for row in rows]
+
+
+def _domain(name: str) -> str | None:
+    """Return the domain that `paraconflict:domain` names, None for every other source."""
+    source, colon, domain = name.partition(":")
+    if source != "paraconflict" or not colon:
+        return None
+    if domain not in paraconflict.DOMAINS:
+        raise ExampleError(f"{domain!r} is no domain of ParaConflict; expected one of {', '.join(paraconflict.DOMAINS)}")
+    return domain
+
+
+def _files(source: str | Path, split: Split | None) -> list[tuple[str, list[Row]]]:
+    """Return the rows of every file of a source, each file with its name up to the first dot."""
+    name = str(source)
+    if name == "memotrap":
+        raise ExampleError("memotrap names no hub data set; download its CSV files and give their folder, or one of them")
+    if (known := name.partition(":")[0]) in HUB_IDS:
+        return [(known, rows_of_hub(HUB_IDS[known]))]
+    if name.startswith("hub:"):
+        hub_id, _, hub_split = name.removeprefix("hub:").partition(":")
+        if not hub_id:
+            raise ExampleError(f"{name!r} names no data set; expected hub:owner/name or hub:owner/name:split")
+        return [(hub_id.rsplit("/", 1)[-1], rows_of_hub(hub_id, hub_split or None))]
+    path = MINI_EXAMPLES if name == "mini" else Path(source)
+    if not path.is_dir():
+        return [(path.name.partition(".")[0], rows_of_file(path))]
+    if is_data_folder(path):
+        return [(path.name, rows_of_data_folder(path))]
+    return [(file.name.partition(".")[0], rows_of_file(file)) for file in _data_files(path, split)]
+
+
+def _data_files(folder: Path, split: Split | None) -> list[Path]:
+    # A data set that was downloaded may have its files in `data`.
+    places = [[path for path in sorted(folder.glob(glob)) if path.suffix.lower() in ENDINGS] for glob in ("[!.]*", "data/[!.]*")]
+    files = places[0] or places[1]
+    if not files:
+        raise ExampleError(f"the folder {folder} holds no {', '.join(ENDINGS)} and no parquet files; give the folder that holds them")
+    named = [path for path in files if any(part in path.name for part in SPLIT_PARTS.values())]
+    if not named or split is None:
+        return files
+    chosen = [path for path in named if SPLIT_PARTS[split] in path.name]
+    if not chosen:
+        raise ExampleError(
+            f"the folder {folder} has no file of the {split} split (*{SPLIT_PARTS[split]}*); it has {named[0].name} and the like"
+        )
+    return chosen

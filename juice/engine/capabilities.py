@@ -1,0 +1,16 @@
+"""What not every engine can do; each refuses it by name where it is missing."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Capability(Enum):
+    """Something that an engine may or may not offer; the value completes "the engine cannot ..."."""
+
+    WATCH = "report the log-probabilities of chosen tokens"
+    CONTRAST = "run context-aware decoding (method cad)"
+    ACTIVATIONS = "give access to the model's activations (finding heads, analyses, juice doctor)"
+
+
+EVERY_CAPABILITY = frozenset(Capability)

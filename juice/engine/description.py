@@ -1,0 +1,45 @@
+"""What an engine's model is, without the model: enough to tokenise, to fit head sets and to tell a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from juice.head_set import ModelIdentity
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelDescription:
+    """A served model.
+
+    Args:
+        identity: Which model: id, revision, architecture, shape, fingerprint.
+        tokenizer: Its tokenizer.
+        heads_per_layer: The query heads of every layer.
+        dtype: The dtype of the activations, such as `bfloat16`.
+        device: Where inputs go.
+        n_devices: Over how many devices it is sharded.
+        quantization: How the weights are quantised; None where they are not.
+        max_positions: The model's context in tokens; None where its positions have no end.
+        vocabulary_size: Tokens that the model knows; a tokenizer may name more or fewer.
+        stop_token_ids: The tokens that end a generation.
+        exact: Whether it is steered exactly; not where activations are quantised.
+    """
+
+    identity: ModelIdentity
+    tokenizer: PreTrainedTokenizerBase
+    heads_per_layer: tuple[int, ...]
+    dtype: str
+    device: str
+    n_devices: int = 1
+    quantization: str | None = None
+    max_positions: int | None
+    vocabulary_size: int
+    stop_token_ids: frozenset[int]
+    exact: bool = True
+
+    @property
+    def n_layers(self) -> int:
+        """The number of decoder layers."""
+        return len(self.heads_per_layer)

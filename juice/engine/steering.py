@@ -1,0 +1,173 @@
+"""How a request is steered: what it asks for (`Steer`), what that comes to (`Steering`), what the answer reports.
+
+A request whose coefficients are all zero takes the unsteered path. Context-aware decoding (`cad`) uses no
+heads: its strength is the weight of the contrast between the prompt with and without its context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict, InstanceOf
+from pydantic.json_schema import SkipJsonSchema
+
+from juice.errors import RequestError
+from juice.head_set import HeadSet
+from juice.head_set.coefficients import RANGES, betas_of, check_scale, coefficients_of
+from juice.head_set.schema import METHODS
+
+SteerMethod = Literal["juice", "june", "cad"]
+SteerTarget = Literal["context", "parametric", "none"]
+STEER_METHODS: tuple[SteerMethod, ...] = (*METHODS, "cad")
+STEER_TARGETS: tuple[SteerTarget, ...] = ("context", "parametric", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steer:
+    """What a request asks for.
+
+    Args:
+        target: What wins a conflict: `context`, `parametric`, or `none` for no steering.
+        strength: Multiplies both betas, 0 to 100; 1 is as tuned. For `cad`, the weight of the contrast.
+        head_set: A head set, or the name of one; without it, the set named like the target.
+        beta_plus: Scale of the + heads instead of the tuned one, 0 to 100.
+        beta_minus: Scale of the - heads instead of the tuned one, -100 to 0.
+        method: `juice` (the dual run), `june` (the single run) or `cad`.
+
+    Raises:
+        RequestError: A value is out of range, or does not go with the others.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    target: SteerTarget
+    strength: float = 1.0
+    head_set: str | SkipJsonSchema[InstanceOf[HeadSet]] | None = None
+    beta_plus: float | None = None
+    beta_minus: float | None = None
+    method: SteerMethod = "juice"
+
+    def __post_init__(self) -> None:
+        if self.target not in STEER_TARGETS:
+            raise RequestError(f"steer is {self.target!r}; expected one of {', '.join(STEER_TARGETS)}", param="steer")
+        if self.method not in STEER_METHODS:
+            raise RequestError(f"method is {self.method!r}; expected juice, june or cad", param="steer.method")
+        unused = next((n for n in ("head_set", "beta_plus", "beta_minus") if getattr(self, n) is not None), None)
+        if self.target == "none" and unused:
+            raise RequestError(
+                f"{unused} is given, but steer is none; name a target: context or parametric", param="steer.target"
+            )
+        if self.method == "cad" and self.target != "context":
+            raise RequestError(
+                f"method cad steers toward the context only, steer is {self.target}; say steer=context, or choose "
+                "juice or june",
+                param="steer.method",
+            )
+        if self.method == "cad" and unused:
+            raise RequestError(
+                f"{unused} is given, but method cad uses no heads; drop it", param=f"steer.{unused}"
+            )
+        for name in RANGES:
+            check_scale(name, getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteeringReport:
+    """What was applied to a request, and what may make it less than it seems; part of every answer.
+
+    The betas are those before the strength. `exact` is false where the model's activations are quantised.
+    """
+
+    applied: bool
+    target: SteerTarget
+    head_set: str | None = None
+    beta_plus: float = 0.0
+    beta_minus: float = 0.0
+    strength: float = 0.0
+    method: SteerMethod = "juice"
+    n_heads: int = 0
+    exact: bool = True
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Steering:
+    """What a request's rows get, resolved against a head set.
+
+    `coefficients` are float32 [n_heads] by layer, only of layers where one is not zero.
+    """
+
+    coefficients: Mapping[int, torch.Tensor]
+    report: SteeringReport
+
+    @property
+    def window(self) -> range:
+        """The layers that a companion, the clean run, must pass beside the steered row; empty where none is needed.
+
+        Below the lowest steered layer both runs are the same, above the highest nothing reads the clean one.
+        With one steered layer its z is the steered row's own, and the single run (JuNe) never reads it.
+        """
+        if self.report.method != "juice" or len(self.coefficients) < 2:
+            return range(0)
+        return range(min(self.coefficients), max(self.coefficients) + 1)
+
+
+def unsteered(steer: Steer | None = None, *, exact: bool = True) -> Steering:
+    """Return the steering that does nothing."""
+    target, method = (steer.target, steer.method) if steer else ("none", "juice")
+    return Steering(
+        coefficients={}, report=SteeringReport(applied=False, target=target, method=method, exact=exact)
+    )
+
+
+def resolve(
+    steer: Steer, head_set: HeadSet | None, *, chat_template_sha256: str | None = None, exact: bool = True
+) -> Steering:
+    """Turn what a request asks for into coefficients.
+
+    Args:
+        steer: What is asked for.
+        head_set: The set that serves it; None for `none` and `cad`, which use none.
+        chat_template_sha256: The hash of the template that the prompt went through; None for a prompt as it is.
+        exact: Whether the model is steered exactly; goes into the report.
+
+    Raises:
+        RequestError: Neither the request nor the set gives the betas, or the set is for another target.
+    """
+    if steer.target == "none":
+        return unsteered(steer, exact=exact)
+    if steer.method == "cad":
+        report = SteeringReport(
+            applied=steer.strength > 0, target=steer.target, strength=steer.strength, method="cad", exact=exact
+        )
+        return Steering(coefficients={}, report=report)
+    assert head_set is not None, "juice and june steer with a head set"
+    if head_set.target != steer.target:
+        raise RequestError(
+            f"head set {head_set.name!r} steers toward {head_set.target}, the request asks for {steer.target}; name "
+            "a set of that target",
+            param="steer.head_set",
+        )
+    betas = betas_of(head_set, steer.method, steer.beta_plus, steer.beta_minus)
+    coefficients = coefficients_of(head_set, betas, steer.strength)
+    warning = head_set.form_warning(chat_template_sha256) if coefficients else None
+    report = SteeringReport(
+        applied=bool(coefficients),
+        target=steer.target,
+        head_set=head_set.name,
+        beta_plus=betas.plus,
+        beta_minus=betas.minus,
+        strength=steer.strength,
+        method=steer.method,
+        n_heads=sum(int(values.count_nonzero()) for values in coefficients.values()),
+        exact=exact,
+        warnings=() if warning is None else (warning,),
+    )
+    return Steering(coefficients=coefficients, report=report)

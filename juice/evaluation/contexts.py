@@ -1,0 +1,36 @@
+"""Where the context of a conflict prompt ends, and the prompt without it."""
+
+from __future__ import annotations
+
+import re
+
+from juice.data.example import ConflictExample, ConflictType
+
+QUESTION = re.compile(r"question:", re.IGNORECASE)
+
+
+def without_context(example: ConflictExample, conflict_type: ConflictType) -> str:
+    """Return a conflict prompt without its context.
+
+    That is its last `Question: ...`, else the question that is given apart or the clean prompt, if the prompt ends with it; where
+    the prompt shows none of these, the question given apart, or the clean prompt.
+    """
+    prompt, apart = example.prompts[conflict_type], [text for text in (example.question, example.prompts.get("clean")) if text]
+    questions = list(QUESTION.finditer(prompt))
+    if questions and questions[-1].start() > 0:
+        return prompt[questions[-1].start() :]
+    for text in apart:
+        if prompt.endswith(text):
+            return text
+    return apart[0] if apart else prompt
+
+
+def context_end(example: ConflictExample, conflict_type: ConflictType) -> int | None:
+    """Return where in a conflict prompt its context ends, in characters; None where it cannot be told."""
+    prompt, rest = example.prompts[conflict_type], without_context(example, conflict_type)
+    return len(prompt) - len(rest) if prompt.endswith(rest) and rest != prompt else None
+
+
+def has_context_apart(example: ConflictExample) -> bool:
+    """Tell whether every conflict prompt of an example can be told from its context."""
+    return all(without_context(example, t) != prompt for t, prompt in example.prompts.items() if t != "clean")

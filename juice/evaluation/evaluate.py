@@ -1,0 +1,96 @@
+"""`juice.evaluate`: the paper's evaluation on a model and examples, as a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from juice.data.example import ConflictExample
+from juice.evaluation.methods import METHODS, MethodName
+from juice.evaluation.report import write_report
+from juice.evaluation.report.sections import sections
+from juice.evaluation.run import EvaluationOptions, run
+from juice.evaluation.sources import read_templates, read_texts
+from juice.evaluation.splits import Data
+from juice.evaluation.store import Store
+from juice.identification import IdentificationOptions
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+from juice.targets import Target
+
+
+def evaluate(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    out: str | Path,
+    *,
+    targets: Sequence[Target] = ("parametric", "context"),
+    methods: Sequence[MethodName] = METHODS,
+    analyses: Sequence[str] = (),
+    head_set: str | None = None,
+    validation: Sequence[ConflictExample] | None = None,
+    identification: Sequence[ConflictExample] | None = None,
+    limit: int | None = None,
+    n_examples: int = 4,
+    top_k: int = 5,
+    relation: str | None = None,
+    seed: int = 0,
+    texts: Sequence[str] | None = None,
+    templates: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Store:
+    """Measure what steering does to a model, against its baselines, and write a report (docs/evaluation.md).
+
+    What the folder holds already is not computed again, so that an interrupted evaluation goes on where it was.
+
+    Args:
+        model: The model; its head sets are evaluated, and where it has none for a target, heads are found.
+        examples: The examples to test on.
+        out: The folder of the report: `report.html`, `report.md`, `results.json`.
+        targets: Whose answer counts as right.
+        methods: What is compared: `original`, `prompt`, `cad`, `ph3_large`, `ph3_small`, `june`, `juice`.
+        analyses: What else is measured; `juice.evaluation.analyses.ANALYSES` has the names.
+        head_set: The name of a head set for its target; None: the one named like the target.
+        validation: Examples to tune on; None: 15 % of `examples`.
+        identification: Examples to find heads on; None: some of `examples`.
+        limit: Examples to test on, spread over the relations; None: all.
+        n_examples: Examples to find heads on.
+        top_k: Heads of each sign.
+        relation: Find heads on examples of this relation only.
+        seed: Seed of everything that is drawn.
+        texts: Plain texts for perplexity; None: those that come with JuICE.
+        templates: Templates of paraphrased prompts, by relation; None: those that come with JuICE.
+        overwrite: Start anew in a folder that holds another evaluation.
+        progress: Reports how far each piece of work is.
+
+    Returns:
+        The report's store: `results` is the content of `results.json`, `folder` where it lies.
+
+    Raises:
+        ExampleError: Nothing is left to test on, or a file cannot be used.
+        HeadSetError: The head set that is named cannot be used.
+        OutputError: The folder cannot be written, or holds another evaluation.
+    """
+    options = EvaluationOptions(
+        targets=tuple(targets),
+        methods=tuple(methods),
+        analyses=tuple(analyses),
+        head_set=head_set,
+        limit=limit,
+        seed=seed,
+        identification=IdentificationOptions(n_examples=n_examples, top_k=top_k, seed=seed, relation=relation),
+    )
+    store = run(
+        model,
+        Data(examples, validation, identification),
+        options,
+        Path(out),
+        texts=read_texts(None, model.id) if texts is None else texts,
+        templates=read_templates(None) if templates is None else templates,
+        overwrite=overwrite,
+        progress=progress,
+    )
+    write_report(store.folder, sections(store.results))
+    return store

@@ -1,0 +1,195 @@
+"""The checks on one model: those of every load once more, thoroughly, and what only a diagnosis has time for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from juice.batching import BatchingEngine
+from juice.engine import Capability, Engine, GenerationRequest, Steer, Steering
+from juice.engine.steering import resolve
+from juice.errors import GenerationError, JuiceError, UnsupportedModelError
+from juice.exactness.engine_check import bound_of, difference_from_two_runs, spread_steering, verify
+from juice.exactness.heads import TOLERANCE as HEADS_TOLERANCE
+from juice.exactness.heads import check_heads
+from juice.exactness.lens import z_difference
+from juice.exactness.report import Check, Diagnosis, HeadSetCost
+from juice.head_set import HeadSet, HeadSetLibrary
+from juice.model.layout import text_config
+from juice.model.loaded import LoadedModel
+from juice.model.prompts import PromptForm
+from juice.progress import Progress, silent
+
+N_TOKENS = 8
+PROMPT = "Question: What is the name of the capital city of France? The book says that it is Rome. Answer: The name of the city is"
+# Beyond sliding windows and switches of positions; attention over more would take longer than anybody waits.
+MAX_LONG_PROMPT = 8192
+LENS_TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3}
+
+
+@dataclass(frozen=True)
+class _Patient:
+    """The engine to look at, with its model, and the head sets that serve it."""
+
+    engine: BatchingEngine
+    head_sets: HeadSetLibrary
+
+    @property
+    def loaded(self) -> LoadedModel:
+        return self.engine.loaded
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        return PromptForm(self.loaded.tokenizer).tokens(text)
+
+
+def diagnose(engine: Engine, head_sets: HeadSetLibrary, *, deep: bool = False, progress: Progress = silent) -> Diagnosis:
+    """Measure on a loaded model that steering is exact.
+
+    `deep` adds prompts that are longer than the model's sliding windows (up to 8,192 tokens) or cross a switch of its positions, and z against
+    TransformerLens, which takes the model apart: nothing can be generated with it afterwards. Warns of a sliding window that is longer, and
+    where TransformerLens cannot run the model; raises UsageError without the extra `lens`, JuiceError for want of memory.
+    """
+    engine.require(Capability.ACTIVATIONS)
+    model = _Patient(cast(BatchingEngine, engine), head_sets)
+    names = ["heads", "engine", "prompt", *(["long prompts", "TransformerLens"] if deep else [])]
+    checks: list[Check] = []
+    reason = None
+    if not model.loaded.exact:
+        reason = "its activations are quantised: steering is approximate, and every answer says `exact: false`"
+    costs = tuple(_costs(model))
+    facts = _facts(model)
+    with progress("checking", len(names)) as advance:
+        for name in names:
+            try:
+                checks += CHECKS[name](model)
+            except torch.OutOfMemoryError as error:
+                raise JuiceError(
+                    f"there is not enough memory for the check of the {name}; choose another --device or a smaller --dtype"
+                ) from error
+            except (UnsupportedModelError, GenerationError) as error:
+                reason = reason or str(error)
+            advance(1)
+    if not model.loaded.exact:
+        checks = [replace(check, decisive=False) for check in checks]
+    failed = [check for check in checks if check.decisive and not check.passed]
+    if failed and reason is None:
+        reason = f"{failed[0].name}: they differ by {failed[0].difference:.2g} {failed[0].unit}, more than {failed[0].bound:g}"
+    return Diagnosis(
+        model=model.loaded.identity.id,
+        exact=reason is None,
+        reason=reason,
+        facts=facts,
+        checks=tuple(checks),
+        head_sets=costs,
+        unfit_head_sets={key: reason for key, reason in head_sets.unfit.items() if key not in head_sets.foreign},
+        n_foreign_head_sets=len(head_sets.foreign),
+    )
+
+
+def _facts(model: _Patient) -> dict[str, Any]:
+    loaded, engine, layers = model.loaded, model.engine, model.loaded.layout.layers
+    sliding_windows = {w for w in (loaded.mask_pattern.sliding_windows.values() if loaded.mask_pattern else ()) if w is not None}
+    return {
+        "architecture": loaded.identity.architecture,
+        "fingerprint": loaded.identity.fingerprint,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": str(loaded.device),
+        "n_layers": loaded.layout.n_layers,
+        "n_heads": loaded.layout.n_heads,
+        "d_head": sorted({layer.d_head for layer in layers}),
+        "n_kv_heads": engine.n_kv_heads,
+        "latent_cache": engine.n_kv_heads == 1 and hasattr(text_config(loaded.model), "kv_lora_rank"),
+        "kv_bytes_per_token": engine.n_kv_bytes_per_token,
+        "context": loaded.max_positions,
+        "sliding_window": min(sliding_windows) if sliding_windows else None,
+        "rope_switch": loaded.rope_switch,
+        "full_rows": engine.mode.full_rows,
+        "own_masks": engine.mode.own_masks,
+    }
+
+
+def _costs(model: _Patient) -> Iterator[HeadSetCost]:
+    for name, head_set in sorted(model.head_sets.by_name.items()):
+        window = model.engine.companion_layers(_as_if_tuned(head_set))
+        yield HeadSetCost(
+            name=name,
+            target=head_set.target,
+            n_heads=len({*head_set.heads.plus, *head_set.heads.minus}),
+            window=(window[0], window[-1]) if window else None,
+            extra_rows=len(window) / model.loaded.layout.n_layers,
+        )
+
+
+def _as_if_tuned(head_set: HeadSet) -> Steering:
+    """Return the steering of a set at its betas; where it has none, at betas that use every head."""
+    betas = head_set.betas()
+    plus, minus = (betas.plus, betas.minus) if betas else (1.0, -2.0)
+    return resolve(Steer(target=head_set.target, beta_plus=plus, beta_minus=minus), head_set)
+
+
+def _check_all_heads(model: _Patient) -> list[Check]:
+    difference = check_heads(model.loaded, model.loaded.layout.n_heads)
+    name = "each head of each layer, steered by 1, is what its attention does twice"
+    return [Check(name=name, passed=True, difference=difference, bound=HEADS_TOLERANCE, unit="of its effect")]
+
+
+def _check_engine(model: _Patient) -> list[Check]:
+    name = "short prompts in one batch, prefilled in chunks, a sliding window of 3 where there is one: the two runs"
+    return _nats(model, name, verify(model.loaded, model.engine.mode))
+
+
+def _check_prompt(model: _Patient) -> list[Check]:
+    return _nats(model, "a steered prompt through the engine: the two runs", _steered(model, model.tokenize(PROMPT)))
+
+
+def _check_long_prompts(model: _Patient) -> list[Check]:
+    words, checks = model.tokenize(PROMPT), list[Check]()
+    for n in _long_lengths(model):
+        ids = (words * (n // len(words) + 1))[:n]
+        checks += _nats(model, f"a prompt of {n} tokens and {N_TOKENS} new ones: the two runs", _steered(model, ids))
+    return checks
+
+
+def _long_lengths(model: _Patient) -> list[int]:
+    """Return the lengths of prompts that go beyond the sliding windows, and of one whose new tokens cross a switch of positions."""
+    pattern, switch = model.loaded.mask_pattern, model.loaded.rope_switch
+    widths = [width for width in (pattern.sliding_windows.values() if pattern else ()) if width is not None]
+    wanted = {max([512, *(width + N_TOKENS for width in widths)])} | ({switch - N_TOKENS // 2} if switch else set())
+    limit = min(MAX_LONG_PROMPT, (model.engine.limits.max_model_len or MAX_LONG_PROMPT) - N_TOKENS)
+    if widths and limit < max(widths):
+        warnings.warn(f"the sliding window of {max(widths)} tokens is not reached: prompts of the check have {limit} at most", stacklevel=2)
+    return sorted({min(n, limit) for n in wanted})
+
+
+def _check_lens(model: _Patient) -> list[Check]:
+    name, bound = "z of every layer: TransformerLens' hook_z", LENS_TOLERANCES.get(model.loaded.dtype, 0.1)
+    difference = z_difference(model.loaded, torch.tensor([model.tokenize(PROMPT)], device=model.loaded.device))
+    if difference is None:
+        return []
+    return [Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="of its size", decisive=False)]
+
+
+CHECKS = {
+    "heads": _check_all_heads,
+    "engine": _check_engine,
+    "prompt": _check_prompt,
+    "long prompts": _check_long_prompts,
+    "TransformerLens": _check_lens,
+}
+
+
+def _steered(model: _Patient, ids: tuple[int, ...]) -> float:
+    """Return the difference of a steered generation from the two runs: at the betas of a set that serves, else spread over the layers."""
+    sets = [s for _, s in sorted(model.head_sets.by_name.items())]
+    steering = _as_if_tuned(sets[0]) if sets else spread_steering(model.loaded, 0, model.loaded.layout.n_layers - 1)
+    request = GenerationRequest(prompt_ids=ids, max_tokens=N_TOKENS, ignore_eos=True, steering=steering)
+    return difference_from_two_runs(model.loaded, model.engine, request, model.engine.generate([request])[0]).value
+
+
+def _nats(model: _Patient, name: str, difference: float) -> list[Check]:
+    bound = bound_of(model.loaded)
+    return [Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="nats")]

@@ -1,0 +1,95 @@
+"""Ways of steering tried on examples: what each of them did, as accuracy and mean p_y by conflict type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from juice.data.example import ConflictExample, ConflictType, judged_types
+from juice.data.judging import MAX_TOKENS, is_correct
+from juice.engine import Completion, GenerationRequest, Steering
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+from juice.targets import Target
+
+Answers = dict[ConflictType, list[Completion]]
+Choice = TypeVar("Choice", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one way of steering did to the examples: accuracy and mean p_y by conflict type."""
+
+    accuracy: dict[ConflictType, float]
+    p_answer: dict[ConflictType, float]
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Order outcomes: sum of accuracies, then mean p_y."""
+        return round(sum(self.accuracy.values()), 9), sum(self.p_answer.values()) / len(self.p_answer)
+
+
+def scoring_request(
+    model: SteeredModel, example: ConflictExample, conflict_type: ConflictType, target: Target, steering: Steering | None = None
+) -> GenerationRequest:
+    """Return the request for an example's scored tokens; it watches the first token of the target's answer."""
+    prompt = example.prompts[conflict_type]
+    token = model.first_token(prompt, example.answer(target))
+    request = model.request(prompt, max_tokens=MAX_TOKENS, watch=() if token is None else (token,))
+    return request if steering is None else request.with_steering(steering)
+
+
+def answer(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    conflict_types: Sequence[ConflictType],
+    target: Target,
+    steering: Steering | None = None,
+) -> Answers:
+    """Generate for all examples in one go, steered or not."""
+    requests = [scoring_request(model, e, t, target, steering) for t in conflict_types for e in examples]
+    completions = iter(model.engine.generate(requests))
+    return {conflict_type: [next(completions) for _ in examples] for conflict_type in conflict_types}
+
+
+class Trials(Generic[Choice]):
+    """What every one of several ways of steering does to validation examples, asked in one go."""
+
+    def __init__(
+        self,
+        model: SteeredModel,
+        examples: Sequence[ConflictExample],
+        target: Target,
+        steerings: Mapping[Choice, Steering],
+        description: str,
+        progress: Progress = silent,
+    ) -> None:
+        self._examples = examples
+        self._target: Target = target
+        judged = judged_types(target, examples, in_all=False)
+        asked = [(t, i) for t in judged for i, e in enumerate(examples) if t in e.prompts]
+        unsteered = {at: scoring_request(model, examples[at[1]], at[0], target) for at in asked}
+        # The same prompt under all ways of steering, side by side: equally long rows need no padding.
+        keys = [(at, choice) for at in asked for choice in steerings]
+        requests = [unsteered[at].with_steering(steerings[choice]) for at, choice in keys]
+        completions = model.engine.generate(requests, progress=progress, description=description)
+        self._completions = dict(zip(keys, completions, strict=True))
+
+    def outcome(self, choice: Choice, among: Sequence[int] | None = None) -> Outcome:
+        """Return what a choice did to some of the examples, by their indices."""
+        chosen = range(len(self._examples)) if among is None else among
+        own = [self._examples[i] for i in chosen]
+        answers = {t: [self._completions[(t, i), choice] for i in chosen] for t in judged_types(self._target, own)}
+        return outcome(own, answers, self._target)
+
+
+def outcome(examples: Sequence[ConflictExample], answers: Answers, target: Target) -> Outcome:
+    """Score answers, each by its example's own rule."""
+    accuracy, p_answer = {}, {}
+    for conflict_type, completions in answers.items():
+        hits = [is_correct(c.text, e.accepted(target), e.match) for c, e in zip(completions, examples, strict=True)]
+        accuracy[conflict_type] = sum(hits) / len(hits)
+        p_answer[conflict_type] = sum(math.exp(c.watched[0]) if c.watched else 0.0 for c in completions) / len(completions)
+    return Outcome(accuracy, p_answer)

@@ -1,0 +1,60 @@
+"""The examples that betas are tuned on: those that this model knows and that leave room for an answer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from juice.data.example import ConflictExample, ConflictType, draw, judged_types
+from juice.data.judging import MAX_TOKENS, is_correct
+from juice.errors import ExampleError
+from juice.identification.trials import answer
+from juice.steered_model import SteeredModel
+from juice.targets import Target
+
+N_FEW = 20
+VALIDATION_SHARE = 0.15
+
+
+def validation_share(examples: Sequence[ConflictExample], seed: int) -> list[ConflictExample]:
+    """Return the seeded share of the examples that tunes the betas when no validation file is given."""
+    n = max(1, round(VALIDATION_SHARE * len(examples)))
+    return draw(examples, n, seed)[0] if examples else []
+
+
+def known_examples(model: SteeredModel, examples: Sequence[ConflictExample]) -> list[ConflictExample]:
+    """Keep the examples whose clean prompt the unsteered model answers right, and those without one."""
+    asked = [e for e in examples if "clean" in e.prompts]
+    completions = answer(model, asked, ("clean",), "parametric")["clean"]
+    wrong = {id(e) for e, c in zip(asked, completions, strict=True) if not is_correct(c.text, e.parametric_answer, e.match)}
+    return [e for e in examples if id(e) not in wrong]
+
+
+def fitting_examples(model: SteeredModel, examples: Sequence[ConflictExample]) -> list[ConflictExample]:
+    """Keep the examples whose prompts leave room for the scored tokens in the model's context."""
+    return [e for e in examples if all(model.fits(p, max_tokens=MAX_TOKENS) for p in e.prompts.values())]
+
+
+def usable_validation(
+    model: SteeredModel, validation: Sequence[ConflictExample], target: Target
+) -> tuple[list[ConflictExample], tuple[ConflictType, ...]]:
+    """Return the validation examples that can be used and the conflict types a target is judged on.
+
+    Warns of what is left out and of too few; raises ExampleError when none is left.
+    """
+    if not validation:
+        raise ExampleError("no examples are left to tune the betas on; give more examples, or a file with --validation")
+    wanted = {t for e in validation for t in e.prompts}
+    complete = [e for e in validation if wanted <= e.prompts.keys()]
+    if n_partial := len(validation) - len(complete):
+        warnings.warn(f"{n_partial} validation examples lack a prompt that others have and are left out", stacklevel=3)
+    examples = known_examples(model, fitting_examples(model, complete))
+    conflict_types = judged_types(target, examples)
+    if not examples or not conflict_types:
+        raise ExampleError(
+            f"none of {len(validation)} validation examples can be used: the model answers none of their clean prompts, or they share "
+            f"no conflict type for {target}; give others with --validation"
+        )
+    if len(examples) < N_FEW:
+        warnings.warn(f"only {len(examples)} examples tune the betas: they may fit nothing else; {N_FEW} or more are better", stacklevel=3)
+    return examples, conflict_types

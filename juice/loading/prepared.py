@@ -1,0 +1,76 @@
+"""From a transformers model in memory to one that can be steered: its heads found, the hooks installed, both checked."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from juice.errors import UnsupportedModelError
+from juice.exactness.heads import check_heads
+from juice.exactness.linearity import why_not_linear
+from juice.model.fingerprint import identify_model
+from juice.model.layout import resolve
+from juice.model.loaded import LoadedModel, input_device
+from juice.model.logits import LogitPositions
+from juice.model.masks import attention_pattern
+from juice.model.positions import rope_switch
+from juice.model.routing import RowRouting
+from juice.model.sharding import WHOLE, Shard
+from juice.model.steering import SteeringHooks
+
+
+def prepare(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model_id: str | None = None,
+    revision: str | None = None,
+    folder: Path | None = None,
+    allow_approximate: bool = False,
+    shard: Shard = WHOLE,
+) -> LoadedModel:
+    """Resolve a transformers model that is already in memory and install the hooks on it, once."""
+    if getattr(model, "_juice_hooked", False):
+        raise UnsupportedModelError("this model object is steered already; use the SteeredModel that was made from it")
+    if shard == WHOLE and (getattr(model, "tp_size", None) or 1) > 1:
+        raise UnsupportedModelError("this model object is sharded already; give juice.load its folder or hub id, and tp=N")
+    layout = resolve(model)
+    pattern = attention_pattern(model)
+    identity = identify_model(
+        model, layout, model_id=model_id or model.config.name_or_path or type(model).__name__, revision=revision, folder=folder
+    )
+    model.eval()
+    reason = why_not_linear(model, layout, input_device(model))
+    if reason is not None:
+        _admit_approximate(f"{type(model).__name__} cannot be steered exactly: {reason}", allowed=allow_approximate)
+    model._juice_hooked = True
+    hooks = RowRouting(layout), SteeringHooks(layout, shard), LogitPositions(layout)
+    loaded = LoadedModel(
+        model,
+        tokenizer,
+        layout,
+        pattern,
+        rope_switch(model),
+        *hooks,
+        identity,
+        modules=tuple(model.modules()),
+        exact=reason is None,
+        shard=shard,
+    )
+    try:
+        check_heads(loaded)
+    except BaseException:
+        loaded.release()
+        raise
+    return loaded
+
+
+def _admit_approximate(problem: str, *, allowed: bool) -> None:
+    if not allowed:
+        raise UnsupportedModelError(
+            f"{problem}. Its activations are quantised: load it with quantised weights alone (bnb-4bit, torchao-int8) or with none, or "
+            "accept approximate steering with allow_approximate=True (--allow-approximate)"
+        )
+    warnings.warn(f"{problem}; every answer says `exact: false`", stacklevel=3)

@@ -1,0 +1,43 @@
+"""Reading only the positions that matter: the vocabulary projection sees one position a row.
+
+A vocabulary has up to 256,000 entries: projecting every position of a prompt would cost more than the prompt. A
+permanent pre-hook on the projection gathers the positions of the current forward, and only those become logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from juice.model.layout import Layout
+
+
+class LogitPositions:
+    """The hook of one model; within `keep` the logits are [rows kept, 1, vocabulary]."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._length = 0
+        self.handles = [layout.output.register_forward_pre_hook(self._gather)]
+
+    @contextmanager
+    def keep(self, rows: torch.Tensor, positions: torch.Tensor, length: int) -> Iterator[None]:
+        """Project only `positions[i]` of row `rows[i]` (int64, both [kept]) of a batch of `length` positions a row."""
+        self._kept, self._length = (rows, positions), length
+        try:
+            yield
+        finally:
+            self._kept = None
+
+    def _gather(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if self._kept is None:
+            return None
+        rows, positions = self._kept
+        hidden = args[0]
+        # A probe enters with more rows than the model was called with, and some models restore the call's own shape.
+        by_row = hidden.reshape(-1, self._length, hidden.shape[-1])
+        return (by_row[rows.to(by_row.device), positions.to(by_row.device)].unsqueeze(1), *args[1:])

@@ -1,0 +1,90 @@
+"""Which keys a query may see: the causal rule and each layer's sliding window, as additive masks.
+
+Rows of a batch have different lengths and start at position 0 of their slot, so the key at slot position j is visible to
+the query at position p when j <= p, and p - j < sliding window in a layer with a sliding window. A ready-made 4D mask replaces
+the one a model would build, so the sliding window must be folded in, one mask for each kind of layer. A model whose attention
+does more than that (ALiBi from a 2D mask, local layers, chunks) keeps its own masks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from juice.errors import UnsupportedModelError
+from juice.model.layout import text_config
+
+TAKING_MASKS = ("eager", "sdpa", None)  # flash and flex attention have masks of their own kinds
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class AttentionPattern:
+    """The kinds of attention in a model: the sliding window of each kind (None for full), and whether the model takes them by name."""
+
+    sliding_windows: dict[str, int | None]
+    by_name: bool
+
+    def narrowed(self, sliding_window: int) -> AttentionPattern:
+        """Return the pattern with another sliding window."""
+        return replace(self, sliding_windows={kind: None if own is None else sliding_window for kind, own in self.sliding_windows.items()})
+
+    def masks(self, positions: torch.Tensor, n_keys: int, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the additive masks [rows, 1, queries, n_keys] for queries at `positions` int64 [rows, queries]."""
+        keys = torch.arange(n_keys, device=positions.device)
+        distance = positions[:, None, :, None] - keys  # [rows, 1, queries, n_keys]
+        masks = {}
+        for kind, sliding_window in self.sliding_windows.items():
+            hidden = distance < 0 if sliding_window is None else (distance < 0) | (distance >= sliding_window)
+            masks[kind] = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, torch.finfo(dtype).min)
+        return masks if self.by_name else next(iter(masks.values()))
+
+
+def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
+    """Read the kinds of attention from a model's configuration; None for a model that must mask by itself.
+
+    Raises UnsupportedModelError for a model that is not causal.
+    """
+    config = text_config(model)
+    if not getattr(config, "is_causal", True) or (hasattr(config, "is_decoder") and "bert" in config.model_type and not config.is_decoder):
+        raise UnsupportedModelError(f"{type(model).__name__} is not causal: its tokens see what follows them; load a decoder")
+    if config._attn_implementation not in TAKING_MASKS:
+        return None
+    if getattr(config, "alibi", False) or config.model_type == "bloom" or "local" in (getattr(config, "attention_layers", None) or ()):
+        return None
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {FULL, SLIDING}:
+        return None
+    sliding_window = _sliding_window(model, config)
+    if len(kinds) == 2:
+        return AttentionPattern({FULL: None, SLIDING: sliding_window}, by_name=True)
+    only = kinds.pop() if kinds else (SLIDING if sliding_window else FULL)
+    return AttentionPattern({only: sliding_window if only == SLIDING else None}, by_name=False)
+
+
+def _sliding_window(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
+    """Return the sliding window, if the model's code masks by one: many configurations carry a number that nothing reads."""
+    code = sys.modules[type(model).__module__]
+    if getattr(config, "use_sliding_window", True) is False or not hasattr(code, "create_sliding_window_causal_mask"):
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+@contextmanager
+def narrow_sliding_windows(model: PreTrainedModel, sliding_window: int | None) -> Iterator[None]:
+    """Give the masks that a model makes another sliding window for a while; None leaves its own, and so does a model without one."""
+    config = text_config(model)
+    own = getattr(config, "sliding_window", None)
+    if sliding_window is None or not own:
+        yield
+        return
+    config.sliding_window = sliding_window
+    try:
+        yield
+    finally:
+        config.sliding_window = own

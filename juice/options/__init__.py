@@ -1,0 +1,12 @@
+"""Options that Python, the command line and the server share: each is defined once, with its type, range and meaning.
+
+base      what all of them have in common
+loading   how a model is loaded
+sampling  how a request chooses its tokens
+"""
+
+from juice.options.base import Options, first_problem
+from juice.options.loading import DeviceMap, LoadOptions
+from juice.options.sampling import MAX_BIASES, SamplingOptions
+
+__all__ = ["MAX_BIASES", "DeviceMap", "LoadOptions", "Options", "SamplingOptions", "first_problem"]

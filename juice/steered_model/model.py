@@ -1,0 +1,271 @@
+"""SteeredModel: prompts and options in, steered text out, whichever engine runs the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+from juice.engine import Completion, Contrast, GenerationRequest, SamplingOptions, Steer, SteerTarget
+from juice.errors import RequestError
+from juice.head_set import HeadSet
+from juice.progress import Progress, silent
+from juice.steered_model.options import OneOrEach, Stop, join_context, options_for, options_of, steer_of
+from juice.steered_model.served import ServedModel
+
+
+class SteeredModel(ServedModel):
+    """A model that is steered request by request; any thread may generate.
+
+    Made by `juice.load`; use it as a context manager, or `close` it.
+    """
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        steer: OneOrEach[SteerTarget | Steer] = "none",
+        strength: OneOrEach[float | None] = None,
+        head_set: OneOrEach[str | HeadSet | None] = None,
+        context: OneOrEach[str | None] = None,
+        max_tokens: OneOrEach[int] = 64,
+        min_tokens: OneOrEach[int] = 0,
+        stop: OneOrEach[Stop] = None,
+        stop_token_ids: OneOrEach[tuple[int, ...]] = (),
+        ignore_eos: OneOrEach[bool] = False,
+        top_logprobs: OneOrEach[int] = 0,
+        temperature: OneOrEach[float] = 0.0,
+        top_p: OneOrEach[float] = 1.0,
+        top_k: OneOrEach[int] = 0,
+        min_p: OneOrEach[float] = 0.0,
+        repetition_penalty: OneOrEach[float] = 1.0,
+        presence_penalty: OneOrEach[float] = 0.0,
+        frequency_penalty: OneOrEach[float] = 0.0,
+        logit_bias: OneOrEach[Mapping[int, float] | None] = None,
+        seed: OneOrEach[int | None] = None,
+        progress: Progress = silent,
+    ) -> list[Completion]:
+        """Continue every prompt; all of them share batches, each with its own options.
+
+        Every option is one value for all prompts, or a list of one value a prompt. `request` explains each of them.
+
+        Args:
+            prompts: One text, or several.
+            progress: Reports how many are done; `juice.progress` says how.
+
+        Returns:
+            A completion a prompt, in their order; `seed` is the same for each of them.
+
+        Raises:
+            RequestError: An option is out of range, or a list does not have one value a prompt.
+            HeadSetError: No head set serves a request, or the one given does not fit.
+        """
+        given = {name: value for name, value in locals().items() if name not in ("self", "prompts", "progress")}
+        return self.engine.generate(self._requests(prompts, given), progress=progress)
+
+    @options_of(generate)
+    async def agenerate(
+        self, prompts: str | Sequence[str], *, progress: Progress = silent, **options: Any
+    ) -> list[Completion]:
+        """As `generate`, without blocking the event loop."""
+        requests = self._requests(prompts, options)
+        done: dict[int, Completion] = {}
+        with progress("generating", len(requests)) as advance:
+            async for update in self.engine.astream(requests):
+                if update.completion is not None:
+                    done[update.index] = update.completion
+                    advance(1)
+        return [done[i] for i in range(len(requests))]
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        steer: SteerTarget | Steer = "none",
+        strength: float | None = None,
+        head_set: str | HeadSet | None = None,
+        context: str | None = None,
+        without_context: str | Sequence[int] | None = None,
+        max_tokens: int = 64,
+        min_tokens: int = 0,
+        stop: Stop = None,
+        stop_token_ids: tuple[int, ...] = (),
+        ignore_eos: bool = False,
+        top_logprobs: int = 0,
+        prompt_logprobs: bool = False,
+        watch: tuple[int, ...] = (),
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        seed: int | None = None,
+    ) -> GenerationRequest:
+        """Turn a prompt and its options into a request for the engine.
+
+        Args:
+            prompt: Text, or tokens.
+            steer: `none`, `context`, `parametric`, or a `Steer` with everything that can be asked for.
+            strength: Multiplies both betas, 0 to 100; None: as `steer` says, 1 as tuned.
+            head_set: A head set or the name of one; None: as `steer` says, else the set named like the target.
+            context: Text that goes before the prompt; method `cad` needs it apart.
+            without_context: Where the prompt has its context in it: the prompt without.
+            max_tokens: New tokens at most; 0 only with `prompt_logprobs`.
+            min_tokens: No stop before so many new tokens.
+            stop: A string, or a tuple of strings, that ends the text; it is not part of it.
+            stop_token_ids: Tokens that end the text beside the model's own.
+            ignore_eos: Do not stop at the model's own stop tokens.
+            top_logprobs: How many alternatives are reported for every token, 0 to 20.
+            prompt_logprobs: Report log-probabilities of the prompt's tokens too.
+            watch: Tokens whose log-probability at the first new position is reported.
+            temperature: 0 takes the likeliest token; up to 2.
+            top_p: Sample from the smallest set with this mass.
+            top_k: Sample from the k likeliest tokens; 0 or -1 for all.
+            min_p: Drop tokens below this share of the likeliest one's probability.
+            repetition_penalty: Divides the logits of tokens that occurred before.
+            presence_penalty: Taken off the logits of tokens that the answer holds already.
+            frequency_penalty: The same, for every time that they occur.
+            logit_bias: Added to the logits of single tokens, by id.
+            seed: Seed of the sampling; None draws a fresh one.
+
+        Raises:
+            RequestError: An option is out of range or does not go with the others.
+            HeadSetError: No head set serves the request, or the one given does not fit.
+        """
+        if context is not None:
+            if not isinstance(prompt, str) or without_context is not None:
+                raise RequestError("context goes before a prompt that is text and has none of its own", param="context")
+            prompt, without_context = join_context(context, prompt), prompt
+        if isinstance(stop, list):
+            raise RequestError(
+                "stop is a list, which is one value a prompt (`generate` takes it); give several stop strings as a tuple",
+                param="stop",
+            )
+        asked = steer_of(steer, strength, head_set)
+        return GenerationRequest(
+            prompt_ids=self._ids(prompt),
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            steering=self.resolve(asked),
+            contrast=self._contrast(asked, without_context),
+            sampling=SamplingOptions.of(
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                logit_bias=logit_bias or {},
+                seed=seed,
+            ),
+            stop=(stop,) if isinstance(stop, str) else stop or (),
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+            top_logprobs=top_logprobs,
+            prompt_logprobs=prompt_logprobs,
+            watch=watch,
+        )
+
+    @options_of(request)
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
+        """Continue one prompt, yielding its text piece by piece; the options are those of `request`."""
+        return (update.text for update in self.engine.stream([self.request(prompt, **options)]) if update.text)
+
+    @options_of(request)
+    async def astream(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[str]:
+        """As `stream`, without blocking the event loop; leaving it cancels the generation."""
+        updates = self.engine.astream([self.request(prompt, **options)])
+        try:
+            async for update in updates:
+                if update.text:
+                    yield update.text
+        finally:
+            await updates.aclose()  # type: ignore[attr-defined]
+
+    def next_token(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        top: int = 10,
+        steer: SteerTarget | Steer = "none",
+        strength: float | None = None,
+        head_set: str | HeadSet | None = None,
+        context: str | None = None,
+    ) -> list[tuple[str, float]]:
+        """Return the likeliest next tokens and their probabilities, likeliest first.
+
+        Args:
+            prompt: Text, or tokens.
+            top: How many.
+            steer: What wins a conflict; see `request`.
+            strength: Multiplies both betas.
+            head_set: A head set or the name of one.
+            context: Text that goes before the prompt.
+
+        Raises:
+            RequestError: An option is out of range.
+            HeadSetError: No head set serves the request.
+            MissingCapabilityError: The engine does not report the log-probabilities of chosen tokens.
+        """
+        tokenizer = self.description.tokenizer
+        vocabulary = tuple(range(min(len(tokenizer), self.description.vocabulary_size)))
+        request = self.request(
+            prompt, steer=steer, strength=strength, head_set=head_set, context=context, max_tokens=1, watch=vocabulary
+        )
+        logprobs = self.engine.generate([request])[0].watched
+        best = sorted(vocabulary, key=lambda token: -logprobs[token])[:top]
+        return [(str(tokenizer.decode([token])), math.exp(logprobs[token])) for token in best]
+
+    def fits(self, prompt: str, *, max_tokens: int) -> bool:
+        """Return whether a prompt leaves room for so many new tokens; raises RequestError for one that is not text."""
+        return self.engine.fits(self.request(prompt, max_tokens=max_tokens))
+
+    def answer_logprobs(
+        self, pairs: Sequence[tuple[str, str]], *, progress: Progress = silent
+    ) -> list[tuple[float, ...] | None]:
+        """Score answers where they continue their prompts.
+
+        Args:
+            pairs: Prompts and answers.
+            progress: Reports how many are done.
+
+        Returns:
+            The log-probability of every token of each answer, natural; none for one without tokens of its own, None for a
+            pair that is too long for the model.
+        """
+        requests: dict[int, GenerationRequest] = {}
+        scores: list[tuple[float, ...] | None] = [()] * len(pairs)
+        starts: dict[int, int] = {}
+        for i, (prompt, answer) in enumerate(pairs):
+            ids, start = self.prompts.joined(prompt, answer)
+            starts[i] = max(1, start)  # a first token has no log-probability
+            if starts[i] >= len(ids):
+                continue
+            request = self.request(ids, max_tokens=0, prompt_logprobs=True)
+            if self.engine.fits(request):
+                requests[i] = request
+            else:
+                scores[i] = None
+        completions = self.engine.generate(list(requests.values()), progress=progress, description="scoring answers")
+        for i, completion in zip(requests, completions, strict=True):
+            scored = completion.prompt_tokens[starts[i] :]
+            scores[i] = tuple(token.logprob for token in scored if token.logprob is not None)
+        return scores
+
+    def _requests(self, prompts: str | Sequence[str], options: Mapping[str, Any]) -> list[GenerationRequest]:
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        return [self.request(text, **options_for(options, i, len(texts))) for i, text in enumerate(texts)]
+
+    def _ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        return self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
+
+    def _contrast(self, steer: Steer, without_context: str | Sequence[int] | None) -> Contrast | None:
+        if steer.method != "cad" or not steer.strength:
+            return None
+        if without_context is None:
+            raise RequestError("method cad needs the context apart from the prompt; give it as `context`", param="context")
+        return Contrast(prompt_ids=self._ids(without_context), weight=steer.strength)

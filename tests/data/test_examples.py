@@ -1,0 +1,164 @@
+"""Reading examples, drawing from them, and the paper's rule of what counts as the answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from juice.data.example import draw, examples_sha256
+from juice.data.judging import contains_answer, is_among, is_correct, normalise
+from juice.data.readers import read_examples
+from juice.errors import ExampleError
+
+ROW = {"subject": "Peru", "parametric_answer": ["Lima"], "context_answer": "Oslo", "prompts": {"clean": "The capital of Peru is"}}
+
+
+def write(path: Path, *rows: dict) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return path
+
+
+def test_a_row_may_give_one_answer_or_several_and_any_prompts(tmp_path: Path) -> None:
+    extra = {
+        **ROW,
+        "context": "c",
+        "question": "q",
+        "relation": "capital",
+        "popularity": 3,
+        "parametric_answer": ["Lima", "Ciudad de Lima"],
+    }
+    first, second = read_examples(write(tmp_path / "e.jsonl", ROW, {**extra, "subject": "Perú"}))
+    assert first.context_answer == ("Oslo",)
+    assert first.answer("context") == "Oslo"
+    assert second.accepted("parametric") == ("Lima", "Ciudad de Lima")
+    assert second.popularity == 3
+
+
+def test_duplicate_subjects_are_kept_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="1 subjects appear more than once"):
+        assert len(read_examples(write(tmp_path / "e.jsonl", ROW, ROW))) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"prompts": {}}, "prompts"),
+        ({"prompts": {"dirty": "x"}}, "prompts"),
+        ({"parametric_answer": []}, "parametric_answer"),
+        ({"context_answer": ["", "x"]}, "context_answer"),
+        ({"context_answer": 3}, "context_answer"),
+        ({"subject": None}, "subject"),
+        ({"popularity": "high"}, "popularity"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_line(tmp_path: Path, changes: dict, named: str) -> None:
+    with pytest.raises(ExampleError, match=rf"e\.jsonl:2: {named}"):
+        read_examples(write(tmp_path / "e.jsonl", ROW, {**ROW, **changes}))
+
+
+def test_bytes_that_are_no_utf8_are_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "latin.jsonl").write_bytes(json.dumps(ROW).replace("Peru", "Per\xfa").encode("latin-1"))
+    (tmp_path / "raw.jsonl").write_bytes(b'{"subject": "Per\xfa"}')
+    with pytest.raises(ExampleError, match="UTF-8"):
+        read_examples(tmp_path / "raw.jsonl")
+
+
+def test_the_bundled_examples_cover_the_six_relations_and_every_united_nations_member() -> None:
+    examples = read_examples("mini")
+    by_relation = {relation: [e for e in examples if e.relation == relation] for relation in {e.relation for e in examples}}
+    assert len(by_relation) == 6
+    assert all(len(own) >= 150 for own in by_relation.values())
+    assert len(by_relation["world_capital"]) == 193
+    for example in by_relation["world_capital"]:
+        assert example.prompts["clean"] == f"The name of the capital city of {example.subject} is"
+    for example in examples:
+        assert set(example.prompts) == {"clean", "substitution", "coherent"}
+        assert not set(map(normalise, example.parametric_answer)) & set(map(normalise, example.context_answer))
+
+
+def test_a_draw_is_the_same_for_the_same_seed_and_leaves_the_others() -> None:
+    examples = read_examples("mini")[:30]
+    drawn, rest = draw(examples, 4, seed=1)
+    assert draw(examples, 4, seed=1) == (drawn, rest)
+    assert draw(examples, 4, seed=2)[0] != drawn
+    assert sorted(e.subject for e in drawn + rest) == sorted(e.subject for e in examples)
+    assert examples_sha256(drawn) != examples_sha256(rest)
+    with pytest.raises(ExampleError, match="at least 1"):
+        draw(examples, 0, seed=0)
+
+
+def test_a_hash_that_head_sets_carry_stays_what_it_is() -> None:
+    first = read_examples("mini")[:4]
+    assert examples_sha256(first) == "8fa91ba14e6dc98dc011358c089bd43e450c4da2600b3f1de1b54200d69c2cc5"
+    assert examples_sha256([e.model_copy(update={"match": "begins"}) for e in first]) != examples_sha256(first)
+
+
+@pytest.mark.parametrize(
+    ("output", "accepted", "correct"),
+    [
+        (" Paris.", ["Paris"], True),
+        (" paris, the capital", ["Paris"], True),
+        (" the city of Paris", ["Paris"], True),
+        (" a b c d e Paris", ["Paris"], False),
+        (" a b c d Paris", ["Paris"], True),
+        (" Bogota", ["Bogotá"], True),
+        (" São  Tomé", ["Sao Tome"], True),
+        (" N'Djamena", ["NDjamena"], True),
+        (" Port-au-Prince", ["PortauPrince"], True),
+        (" London", ["Paris", "London"], True),
+        (" London", ["Paris"], False),
+        ("", ["Paris"], False),
+        (" Paris", [], False),
+        (" Paris", ["..."], False),
+        (" one two three four five six", ["five six"], False),
+    ],
+)
+def test_the_answer_counts_within_the_first_five_words(output: str, accepted: list[str], *, correct: bool) -> None:
+    assert contains_answer(output, accepted) is correct
+
+
+@pytest.mark.parametrize(
+    ("output", "accepted", "correct"),
+    [
+        (" fonder.", ["fonder"], True),
+        (' "Fonder!" he said', ["fonder"], True),
+        (" much fonder", ["fonder"], False),
+        (" fonderly", ["fonder"], False),
+        (" a friend in need.\n", ["a friend in need."], True),
+        (" a friend in deed", ["a friend in need"], False),
+        (" a friend", ["a friend in need"], False),
+        (" melting-pot of", ["meltingpot"], True),
+        (" neighbour's wife", ["neighbours"], True),
+        (" - fonder", ["fonder"], True),
+        (" café", ["cafe"], True),
+        (" B. The Earth", ["B"], True),
+        (" second", ["first", "second"], True),
+        (" anything", ["..."], False),
+        ("", ["fonder"], False),
+        ("", [""], False),
+    ],
+)
+def test_an_ending_counts_when_the_output_begins_with_it(output: str, accepted: list[str], *, correct: bool) -> None:
+    assert is_correct(output, accepted, "begins") is correct
+
+
+def test_each_rule_judges_what_the_other_would_not() -> None:
+    assert is_correct(" the city of Paris", ["Paris"])
+    assert not is_correct(" the city of Paris", ["Paris"], "begins")
+    assert is_correct(" one two three four five six", ["one two three four five six"], "begins")
+    assert not is_correct(" one two three four five six", ["one two three four five six"])
+
+
+def test_an_answer_is_among_others_however_it_is_written() -> None:
+    assert is_among("São Tomé!", ["Lima", "sao tome"])
+    assert not is_among("Sao", ["sao tome"])
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing_more(text: str) -> None:
+    once = normalise(text)
+    assert normalise(once) == once

@@ -1,0 +1,194 @@
+"""Mistakes that would steer wrongly in silence, each made on purpose: loading must fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+import juice
+from juice.batching import Mode
+from juice.errors import UnsupportedModelError
+from juice.exactness.engine_check import exact_mode, verify
+from juice.exactness.heads import _heads_of
+from juice.loading.prepared import prepare
+from juice.model import layout, masks, steering
+from juice.model.sharding import Shard
+from tests.support import tiny
+from tests.support.architectures import ARCHITECTURES
+
+GROUPED = ("Llama", "Gemma 2", "Falcon (40B style)", "GPT-OSS")
+
+
+def build(name: str) -> PreTrainedModel:
+    return next(a for a in ARCHITECTURES if a.name == name).build()
+
+
+def load(network: PreTrainedModel) -> juice.SteeredModel:
+    return juice.load(network, tokenizer=tiny.tiny_tokenizer())
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "BLOOM", "Llama", "DeepSeek-V3", "Gemma 3 (multimodal)"])
+def test_heads_read_from_the_wrong_dimension(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """z as [d_head, n_heads]: a sum over heads would not notice."""
+
+    def interleaved(z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor, n_heads: int) -> torch.Tensor:
+        by_head = z.view(*z.shape[:-1], -1, n_heads)
+        return (by_head + coefficient.to(z.dtype)[:, None, None, :] * by_head[source]).flatten(-2)
+
+    monkeypatch.setattr(steering, "add_scaled", interleaved)
+    with pytest.raises(UnsupportedModelError, match="steering a head of layer 0 is not what its attention does twice"):
+        load(build(name))
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "OPT", "BLOOM", "StarCoder2", "GPT-OSS"])
+def test_the_bias_scaled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contribution of a head computed by the projection itself, which adds its bias once more."""
+    hooked = steering.SteeringHooks.__init__
+
+    def scaling_outputs(self: steering.SteeringHooks, found: layout.Layout, shard: Shard) -> None:
+        hooked(self, layout.Layout((), found.output), shard)
+        for layer in found.layers:
+            layer.projection.register_forward_hook(add_head_outputs(self, layer))
+
+    def add_head_outputs(self: steering.SteeringHooks, layer: layout.AttentionLayer) -> Any:
+        def add(module: nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+            if self._plan is None or layer.index not in self._plan.coefficients:
+                return output
+            self._fired.add(layer.index)
+            coefficient, source = self._plan.coefficients[layer.index], self._plan.sources[layer.index]
+            by_head = args[0].view(*args[0].shape[:-1], layer.n_heads, -1)[source]
+            for head in range(layer.n_heads):
+                alone = torch.zeros_like(by_head)
+                alone[:, :, head] = by_head[:, :, head]
+                output = output + coefficient[:, head, None, None] * module.forward(alone.flatten(-2))
+            return output
+
+        return add
+
+    monkeypatch.setattr(steering.SteeringHooks, "__init__", scaling_outputs)
+    with pytest.raises(UnsupportedModelError, match="is not what its attention does twice"):
+        load(build(name))
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_kv_heads_counted_as_heads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "_n_heads", lambda *_: 2)
+    with pytest.raises(UnsupportedModelError, match=r"reads with the shape .* expected \[rows, 2 heads"):
+        load(build(name))
+
+
+class Unhooked(nn.Linear):
+    """A projection that is called past its hooks, as fused kernels do."""
+
+    def __call__(self, z: torch.Tensor) -> torch.Tensor:
+        return self.forward(z)
+
+
+def test_a_projection_that_bypasses_the_hook() -> None:
+    network = build("Llama")
+    network.model.layers[2].self_attn.o_proj.__class__ = Unhooked
+    with pytest.raises(UnsupportedModelError, match=r"steering did not reach layers \[2\]"):
+        load(network)
+
+
+def test_a_projection_that_runs_twice() -> None:
+    network = build("Llama")
+    projection = network.model.layers[1].self_attn.o_proj
+    twice = projection.forward
+    projection.forward = lambda z: twice(z) + 0 * projection.__class__.__call__(projection, z) if again() else twice(z)
+    left = [False]
+
+    def again() -> bool:
+        left[0] = not left[0]
+        return left[0]
+
+    with pytest.raises(UnsupportedModelError, match="ran 4 times in two forwards"):
+        load(network)
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "Cohere 2", "GPT-OSS"])
+@pytest.mark.parametrize("change", [-1, 1, None])
+def test_a_wrong_sliding_window_is_seen_however_long_it_is(name: str, change: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No prompt of the check is as long as the windows of real models: the check gives the model a short one."""
+    network = build(name)
+    network.config.sliding_window = 4096
+    loaded = prepare(network, tiny.tiny_tokenizer())
+    assert verify(loaded, Mode()) < 1e-4
+    assert network.config.sliding_window == 4096
+    right = masks.AttentionPattern.masks
+
+    def wrong(self: masks.AttentionPattern, *args: Any) -> Any:
+        windows = {kind: w and (None if change is None else w + change) for kind, w in self.sliding_windows.items()}
+        return right(masks.AttentionPattern(windows, self.by_name), *args)
+
+    monkeypatch.setattr(masks.AttentionPattern, "masks", wrong)
+    with pytest.raises(UnsupportedModelError, match="log-probabilities differ"):
+        verify(loaded, Mode())
+    assert exact_mode(loaded)[0] == Mode(own_masks=True)
+
+
+def test_a_model_whose_windows_nothing_says_keeps_its_own_masks() -> None:
+    """A layer that hides more than the configuration tells: masks of ours would show it what it must not see."""
+    network = build("Llama")
+
+    def local(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        mask, hidden = kwargs["attention_mask"], kwargs["hidden_states"]
+        n = hidden.shape[1]
+        cached = kwargs["past_key_values"].get_seq_length() if kwargs.get("past_key_values") is not None else 0
+        distance = torch.arange(cached, cached + n)[:, None] - torch.arange(cached + n)
+        own = torch.zeros(1, 1, n, cached + n).masked_fill((distance < 0) | (distance > 1), -1e9)
+        return args, {**kwargs, "attention_mask": own if mask is None or mask.dtype == torch.bool else own + mask}
+
+    network.model.layers[2].self_attn.register_forward_pre_hook(local, with_kwargs=True)
+    model = load(network)
+    assert model.engine.mode.own_masks
+
+
+def test_a_pruned_layer_is_steered_to_no_effect_and_a_model_without_any_effect_refused() -> None:
+    network = build("Llama")
+    with torch.no_grad():
+        network.model.layers[1].self_attn.o_proj.weight.zero_()
+    assert load(network).engine.mode == Mode()
+    network = build("Llama")
+    with torch.no_grad():
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    with pytest.raises(UnsupportedModelError, match="no head of any layer makes a difference"):
+        load(network)
+
+
+def test_a_refused_model_is_as_it_was_and_may_be_loaded_once_it_is_mended() -> None:
+    network = build("Llama")
+    projection = network.model.layers[2].self_attn.o_proj
+    projection.__class__ = Unhooked
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError, match="steering did not reach"):
+            load(network)
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in network.modules())
+    projection.__class__ = nn.Linear
+    assert load(network).generate("abc", max_tokens=1)
+
+
+def test_what_the_check_of_heads_changes_is_put_back() -> None:
+    network = tiny.tiny_model("llama")
+    ids = torch.arange(1, 20)[None]
+    before, was = network(ids).logits, network.config._attn_implementation
+    prepare(network, tiny.tiny_tokenizer())
+    assert network.config._attn_implementation == was
+    assert torch.equal(network(ids).logits, before)
+    assert all(len(m._forward_pre_hooks) <= 1 and len(m._forward_hooks) <= 1 for m in network.modules())
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_the_heads_that_are_checked_lie_within_the_layer_and_differ(n: int) -> None:
+    for n_heads in (1, 2, 4, 32):
+        if n <= n_heads:
+            layer = layout.AttentionLayer(0, nn.Identity(), nn.Identity(), nn.Identity(), n_heads, 8)
+            heads = _heads_of(layer, n)
+            assert len(set(heads)) == n
+            assert set(heads) <= set(range(n_heads))
+            assert n_heads - 1 in heads

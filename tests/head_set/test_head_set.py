@@ -1,0 +1,195 @@
+"""Head sets on disk: what is written is read, what is damaged is refused with its reason."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import juice
+from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError, OutputError
+from juice.head_set import HeadSet, HeadSetLibrary
+from tests.support.head_sets import MODEL, content, names_in, scored
+
+
+def write(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "head_set.json").write_text(text)
+    return folder
+
+
+def test_a_saved_set_loads_as_it_was(tmp_path: Path) -> None:
+    head_set = scored()
+    head_set.save(tmp_path / "new" / "parents" / "context")
+    loaded = HeadSet.load(tmp_path / "new" / "parents" / "context")
+    assert loaded.model_dump() == head_set.model_dump()
+    assert torch.equal(loaded.scores.plus, head_set.scores.plus)
+    assert torch.equal(loaded.scores.minus, head_set.scores.minus)
+    assert loaded.heads.plus[0] == juice.Head(1, 2)
+    assert str(loaded.heads.minus[0]) == "L0H3"
+
+
+def test_the_file_is_the_documented_format(tmp_path: Path) -> None:
+    scored().save(tmp_path / "context")
+    written = json.loads((tmp_path / "context" / "head_set.json").read_text())
+    assert written == content(scores_sha256=scored().scores_sha256)
+    assert names_in(tmp_path / "context") == ["head_set.json", "scores.safetensors"]
+
+
+def test_nothing_is_overwritten_unless_asked_and_then_in_one_step(tmp_path: Path) -> None:
+    folder = tmp_path / "context"
+    scored().save(folder)
+    with pytest.raises(OutputError, match="--force"):
+        scored().save(folder)
+    changed = scored().model_copy(update={"source": "elsewhere", "scores": None, "scores_sha256": None})
+    changed.save(folder, overwrite=True)
+    assert HeadSet.load(folder).source == "elsewhere"
+    assert names_in(tmp_path) == ["context"]
+    assert names_in(folder) == ["head_set.json"]
+
+
+def test_a_folder_that_is_no_head_set_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("ten years of work")
+    with pytest.raises(OutputError, match="never overwritten"):
+        scored().save(tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_failing_write_leaves_the_old_set_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored().save(tmp_path / "context")
+
+    def full_disk(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OutputError, match="No space left"):
+        scored().model_copy(update={"source": "new"}).save(tmp_path / "context", overwrite=True)
+    assert HeadSet.load(tmp_path / "context").source is None
+    assert names_in(tmp_path) == ["context"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"format": "juice.head_set/2"}, "format is 'juice.head_set/2'"),
+        ({"heads": {"plus": [[3, 0]], "minus": []}}, "head L3H0 is out of range: some/model has 3 layers"),
+        ({"heads": {"plus": [[0, -1]], "minus": []}}, "L0H-1 is out of range"),
+        ({"heads": {"plus": [[0, 1], [0, 1]], "minus": []}}, "twice"),
+        ({"heads": {"plus": [], "minus": []}}, "no heads"),
+        ({"heads": {"plus": [["a", 1]], "minus": []}}, "heads.plus.0"),
+        ({"beta": {"juice": {"plus": -1.0, "minus": 0.0}, "june": None}}, "beta.juice.plus"),
+        ({"beta": {"juice": {"plus": 1.0, "minus": 0.5}, "june": None}}, "beta.juice.minus"),
+        ({"target": "both"}, "target"),
+        ({"name": "../escape"}, "name"),
+        ({"model": {**MODEL.model_dump(), "id": "two\nlines"}}, "model.id"),
+        ({"metrics": {"validation_juice": {"n_examples": 4, "accuracy": {"clean": 1.0}, "accuracy_unsteered": {}}}}, "metrics"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_content_that_is_wrong_is_refused_by_field(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(HeadSetError, match=named):
+        HeadSet.load(write(tmp_path / "set", json.dumps(content(**changes))))
+
+
+@pytest.mark.parametrize("text", ["", "{", json.dumps(content())[:200], "[" * 100_000, "null", "[1]"])
+def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(HeadSetError, match=r"JSON|holds a|nested"):
+        HeadSet.load(write(tmp_path / "set", text))
+
+
+def test_not_a_number_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+    nan = '{"juice": {"plus": NaN, "minus": 0.0}, "june": null}'
+    text = json.dumps(content()).replace(json.dumps(content()["beta"]), nan)
+    assert "NaN" in text
+    with pytest.raises(HeadSetError, match=r"beta\.juice\.plus"):
+        HeadSet.load(write(tmp_path / "betas", text))
+    with pytest.raises(HeadSetError, match="metrics"):
+        HeadSet.load(write(tmp_path / "metrics", json.dumps(content(metrics={"x": {"y": float("nan")}}))))
+    broken = scored()
+    broken.scores.plus[0, 0, 0] = float("nan")
+    broken.save(tmp_path / "scores")
+    with pytest.raises(HeadSetError, match="not finite"):
+        HeadSet.load(tmp_path / "scores")
+
+
+def test_scores_that_changed_or_are_gone_are_refused(tmp_path: Path) -> None:
+    scored().save(tmp_path / "context")
+    path = tmp_path / "context" / "scores.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(HeadSetError, match="hash"):
+        HeadSet.load(tmp_path / "context")
+    path.unlink()
+    with pytest.raises(HeadSetError, match="whole folder"):
+        HeadSet.load(tmp_path / "context")
+
+
+def test_the_library_serves_what_fits_and_lists_the_rest_with_reasons(tmp_path: Path) -> None:
+    HeadSet.parse(content(), "x").save(tmp_path / "a" / "context")
+    HeadSet.parse(content(name="other", model={**MODEL.model_dump(), "fingerprint": "sha256:" + "b" * 64}), "x").save(
+        tmp_path / "b" / "other"
+    )
+    write(tmp_path / "c" / "broken", "{")
+    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    assert list(library.by_name) == ["context"]
+    assert library.get("context").heads.plus == (juice.Head(1, 2),)
+    assert set(library.unfit) == {"b/other", "c/broken"}
+    with pytest.raises(HeadSetMismatchError, match="fingerprint"):
+        library.get("other")
+    with pytest.raises(HeadSetNotFoundError, match=r"served: context"):
+        library.get("nothing")
+
+
+def test_two_fitting_sets_of_one_name_are_an_error_at_start(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        HeadSet.parse(content(), "x").save(tmp_path / folder / "context")
+    with pytest.raises(HeadSetError, match="two head sets"):
+        HeadSetLibrary.scan(tmp_path, MODEL)
+
+
+def test_without_a_fingerprint_shape_and_architecture_decide_with_a_warning(tmp_path: Path) -> None:
+    HeadSet.parse(content(model={**MODEL.model_dump(), "fingerprint": None}), "x").save(tmp_path / "a" / "context")
+    with pytest.warns(UserWarning, match="architecture and shape alone"):
+        assert HeadSetLibrary.scan(tmp_path, MODEL).by_name
+    assert "n_layers" in MODEL.difference(MODEL.model_copy(update={"n_layers": 99}))
+    for field, value in (("architecture", "LlamaForCausalLM"), ("n_layers", 4), ("n_heads", 5)):
+        other = MODEL.model_copy(update={field: value})
+        assert f"its {field} is" in next(iter(HeadSetLibrary.scan(tmp_path, other).unfit.values()))
+
+
+def test_a_set_with_the_models_fingerprint_goes_before_one_without_of_the_same_name(tmp_path: Path) -> None:
+    HeadSet.parse(content(source="unsure", model={**MODEL.model_dump(), "fingerprint": None}), "x").save(tmp_path / "a" / "context")
+    HeadSet.parse(content(source="sure"), "x").save(tmp_path / "b" / "context")
+    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    assert library.get("context").source == "sure"
+    assert "no fingerprint" in library.unfit["a/context"]
+
+
+def test_only_targets_with_betas_are_offered(tmp_path: Path) -> None:
+    HeadSet.parse(content(), "x").save(tmp_path / "m" / "context")
+    HeadSet.parse(content(name="parametric", target="parametric", beta=None), "x").save(tmp_path / "m" / "parametric")
+    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    assert sorted(library.by_name) == ["context", "parametric"]
+    assert library.targets() == ["context"]
+    assert library.targets("june") == []
+
+
+def test_the_search_order_is_argument_environment_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("argument", "environment", "head_sets"):
+        HeadSet.parse(content(source=place), "x").save(tmp_path / place / "m" / "context")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JUICE_HEAD_SETS", str(tmp_path / "environment"))
+    assert HeadSetLibrary.scan("argument", MODEL).get("context").source == "argument"
+    assert HeadSetLibrary.scan(None, MODEL).get("context").source == "environment"
+    monkeypatch.delenv("JUICE_HEAD_SETS")
+    assert HeadSetLibrary.scan(None, MODEL).get("context").source == "head_sets"
+    for too_deep in ("argument/m", "argument/m/context"):
+        with pytest.raises(HeadSetNotFoundError, match="give the folder above"):
+            HeadSetLibrary.scan(too_deep, MODEL)
+    with pytest.raises(HeadSetNotFoundError, match="does not exist"):
+        HeadSetLibrary.scan(tmp_path / "nowhere", MODEL)

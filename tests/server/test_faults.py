@@ -1,0 +1,259 @@
+"""Clients that misbehave, leave or come in crowds, and servers that are ended: nothing hangs, nothing leaks, nothing is a 500."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from juice_server.process import _max_connections
+from tests.support.serving import CONFLICT, LONG, Server, events, gauge, raw_post, serving, within
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Short limits, so that what they end is seen to end; prompts go through a token at a time."""
+    limits = ("--header-timeout", "1", "--body-timeout", "1", "--write-stall", "1", "--max-body", "20KB", "--max-batch", "8",
+              "--max-queue", "40", "--request-timeout", "20", "--max-prefill-tokens", "1")  # fmt: skip
+    with serving(*limits) as running:
+        yield running
+
+
+def is_idle(server: Server) -> bool:
+    return gauge(server.url, "requests_running") == gauge(server.url, "requests_waiting") == 0
+
+
+def all_of(connection: socket.socket) -> bytes:
+    """Read until the server closes."""
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    return data
+
+
+def test_headers_that_come_slowly_are_cut(server: Server) -> None:
+    with server.connect() as silent, server.connect() as slow:
+        begun = time.monotonic()
+        slow.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\nx-a: ")
+        assert silent.recv(1) == b""
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
+        assert time.monotonic() - begun > 0.5
+
+
+def test_a_kept_connection_is_not_cut_between_requests(server: Server) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        for _ in range(3):
+            assert client.get("/healthz").status_code == 200
+            time.sleep(1.3)
+
+
+def test_half_a_body_is_a_400_and_the_end_of_the_connection(server: Server) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
+        answer = all_of(connection)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"body_timeout" in answer
+
+
+def test_a_body_over_the_limit_is_a_413_declared_or_chunked(server: Server) -> None:
+    declared = httpx.post(f"{server.url}/generate", json={"prompt": "x" * 30_000})
+    chunked = httpx.post(f"{server.url}/generate", content=iter([b"x" * 10_000] * 4), headers={"content-type": "application/json"})
+    for answer in (declared, chunked):
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "body_too_large"
+    assert httpx.post(f"{server.url}/generate", json={"prompt": "x" * 19_000}).json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("request_lines", [
+    b"GET /readyz HTTP/1.1\r\n\r\n",  # no host
+    b"GET /readyz HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+    b"GET /readyz HTTP/1.1\r\nhost: \xff\xfe evil\r\n\r\n",
+    b"GET /info HTTP/1.1\r\nhost: http://[::1\r\n\r\n",
+    b"GET http://elsewhere/readyz HTTP/1.1\r\nhost: elsewhere\r\n\r\n",
+    b"POST /generate/ HTTP/1.1\r\nhost: evil.example\r\ncontent-length: 0\r\n\r\n",
+    b"GET /%00%ff%c3 HTTP/1.1\r\nhost: a\r\n\r\n",
+    b"GET /../../etc/passwd HTTP/1.1\r\nhost: a\r\n\r\n",
+    b"BREW /generate HTTP/1.1\r\nhost: a\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: -5\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"GET /readyz HTTP/1.1\r\nhost: a\r\nx-big: " + b"a" * 100_000 + b"\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01",  # the start of TLS
+])  # fmt: skip
+def test_malformed_requests_and_odd_hosts_never_fail_the_server(server: Server, request_lines: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(request_lines)
+        try:
+            status = connection.recv(4096).split(b"\r\n")[0]
+        except ConnectionResetError:
+            status = b""
+    assert status == b"" or status.split()[1][:1] in (b"2", b"4")
+    assert b"evil" not in status
+    assert httpx.get(f"{server.url}/readyz").status_code == 200
+
+
+def test_a_client_that_does_not_read_is_cut_and_its_rows_are_free(server: Server) -> None:
+    """Twenty alternatives a token are more than the kernel's buffers hold, long before the generation would end."""
+
+    def rss() -> int:
+        return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
+
+    before, cancelled = rss(), gauge(server.url, "cancelled_total")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(raw_post({**LONG, "prompt": ["x"] * 4, "n": 8, "stream": True, "logprobs": 20}))
+        within(20, lambda: gauge(server.url, "requests_running") > 0, "the generations run")
+        within(30, lambda: is_idle(server), "the generations end without a reader")
+    assert gauge(server.url, "cancelled_total") > cancelled, "they were cut, not finished"
+    assert rss() - before < 300e6
+
+
+def test_a_client_that_reads_slowly_gets_everything() -> None:
+    """One answer that takes several stall limits to go through: the client is cut only where it reads nothing."""
+    body = json.dumps({"text": "ÿ" * 300_000}, ensure_ascii=False).encode()
+    head = (
+        f"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    with serving("--write-stall", "0.5") as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(head.encode() + body)
+        answer = b""
+        while part := connection.recv(16_384):
+            answer += part
+            time.sleep(0.005)
+    headers, _, content = answer.partition(b"\r\n\r\n")
+    assert f"content-length: {len(content)}".encode() in headers
+    assert len(content) > 5e6, "more than the kernel's buffers hold"
+
+
+def test_connections_are_fewer_where_the_system_allows_less_files() -> None:
+    assert [_max_connections(1000, n) for n in (4096, 256, 10, resource.RLIM_INFINITY)] == [1000, 192, 1, 1000]
+
+
+def test_connections_beyond_the_bound_are_closed_and_the_others_served() -> None:
+    with serving("--max-connections", "5", "--header-timeout", "30") as server:
+        held = [server.connect() for _ in range(4)]
+        time.sleep(0.2)
+        with httpx.Client(base_url=server.url) as client:
+            assert client.get("/healthz").status_code == 200
+            with server.connect() as sixth, suppress(ConnectionResetError):
+                assert sixth.recv(1) == b""
+            assert client.get("/healthz").status_code == 200
+        for connection in held:
+            connection.close()
+        time.sleep(0.2)
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_in_prefill_frees_its_rows(server: Server, stream: bool) -> None:
+    cancelled = gauge(server.url, "cancelled_total")
+    with server.connect() as connection:
+        connection.sendall(raw_post({"prompt": "The capital city of Peru is " * 60, "max_tokens": 10, "stream": stream}))
+        within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
+    within(10, lambda: is_idle(server), "its rows are free")
+    assert gauge(server.url, "cancelled_total") == cancelled + 1, "it did not run to its end"
+    if not stream:
+        counted = 'juice_requests_total{code="client_gone",route="/generate",status="499",steer="none"}'
+        within(20, lambda: counted in httpx.get(f"{server.url}/metrics").text, "it is counted as gone, not as our failure")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_in_mid_stream_frees_its_rows(server: Server, stream: bool) -> None:
+    cancelled = gauge(server.url, "cancelled_total")
+    with server.connect() as connection:
+        connection.sendall(raw_post({**LONG, "steer": "context", "stream": stream}))
+        if stream:
+            received = b""
+            while b"data: " not in received:
+                received += connection.recv(4096)
+        within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
+    within(10, lambda: is_idle(server), "its rows are free")
+    assert gauge(server.url, "cancelled_total") == cancelled + 1, "it did not run to its end"
+
+
+def test_a_client_that_leaves_the_queue_makes_room_in_it(server: Server) -> None:
+    with server.connect() as running:
+        running.sendall(raw_post({**LONG, "n": 8}))
+        within(20, lambda: gauge(server.url, "requests_running") == 8, "the batch is full")
+        with server.connect() as queued:
+            queued.sendall(raw_post(LONG))
+            within(20, lambda: gauge(server.url, "requests_waiting") == 1, "it waits")
+        within(20, lambda: gauge(server.url, "requests_waiting") == 0, "it is out of the queue")
+        assert gauge(server.url, "requests_running") == 8
+    within(20, lambda: is_idle(server), "all rows are free")
+
+
+def test_200_clients_that_leave_one_after_the_other_leave_nothing(server: Server) -> None:
+    for i in range(200):
+        with server.connect() as connection:
+            connection.sendall(raw_post({**LONG, "steer": ("none", "context", "parametric")[i % 3], "stream": i % 2 == 0}))
+            time.sleep(0.01 * (i % 3))
+    within(20, lambda: is_idle(server), "all rows are free")
+    assert gauge(server.url, "kv_cache_occupancy_ratio") == 0
+    answer = httpx.post(f"{server.url}/generate", json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 4})
+    assert answer.json()["text"].startswith(" Lima")
+
+
+def test_a_full_queue_is_a_429_with_retry_after_and_the_probes_answer(server: Server) -> None:
+    with server.connect() as running:
+        running.sendall(raw_post({**LONG, "n": 8, "prompt": [CONFLICT] * 5}))
+        within(20, lambda: gauge(server.url, "requests_running") == 8, "the batch is full")
+        for stream in (False, True):
+            answer = httpx.post(f"{server.url}/generate", json={**LONG, "n": 9 - 1, "prompt": ["x"] * 2, "stream": stream})
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["code"] == "queue_full"
+        assert httpx.get(f"{server.url}/healthz").status_code == httpx.get(f"{server.url}/readyz").status_code == 200
+
+    within(20, lambda: is_idle(server), "all rows are free")
+
+
+def test_500_clients_at_once_are_all_answered() -> None:
+    """Its own server: on a busy machine 500 clients need more than the second that the others' limits leave them."""
+
+    async def crowd(url: str) -> Counter[int]:
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+
+            async def one(i: int) -> int:
+                body = {
+                    "prompt": f"{CONFLICT} {i}",
+                    "steer": ("none", "context", "parametric")[i % 3],
+                    "max_tokens": 3,
+                    "stream": i % 2 == 0,
+                }
+                answer = await client.post("/generate", json=body)
+                assert answer.status_code != 200 or ("[DONE]" in answer.text) == body["stream"]
+                return answer.status_code
+
+            return Counter(await asyncio.gather(*(one(i) for i in range(500))))
+
+    with serving("--max-batch", "8", "--max-queue", "40", "--header-timeout", "60", "--body-timeout", "60") as server:
+        statuses = asyncio.run(crowd(server.url))
+        assert statuses.total() == 500
+        assert set(statuses) <= {200, 429, 503}
+        assert statuses[200] + statuses[503] >= 40, "the batch and the queue were used"
+        within(20, lambda: is_idle(server), "all rows are free")
+
+
+def test_a_request_that_takes_too_long_is_a_503_or_an_event_and_frees_its_rows() -> None:
+    with serving("--request-timeout", "0.4") as server:
+        body = {**LONG, "n": 8}
+        answer = httpx.post(f"{server.url}/generate", json=body)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "timeout"
+        with httpx.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}) as response:
+            assert response.status_code == 200
+            assert events(response)[-1]["error"]["code"] == "timeout"
+        within(20, lambda: is_idle(server), "its rows are free")

@@ -1,0 +1,177 @@
+"""Keys, what the metrics and the log tell, and a machine that tries everything the OpenAPI document allows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import typer.main
+
+from juice.cli.main import app as command_line
+from juice_server.security import KeyCheck
+from juice_server.settings import Settings
+from tests.support.serving import CONFLICT, Server, gauge, serving
+
+KEYS = ("first-key", "zweiter-schlüssel")
+BEARER = {"authorization": f"Bearer {KEYS[0]}"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(f"# clients\n{KEYS[1]}\n", encoding="utf-8")
+    with serving(
+        "--api-keys-file", str(keys), environment={"JUICE_API_KEYS": KEYS[0], "JUICE_CORS_ORIGINS": "https://a.example"}
+    ) as running:
+        yield running
+
+
+def routes_of(server: Server) -> list[tuple[str, str]]:
+    """Return every route, discovered: those of the document, and the document's own."""
+    document = httpx.get(f"{server.url}/openapi.json", headers=BEARER).json()
+    described = [(method.upper(), path) for path, own in document["paths"].items() for method in own]
+    return [*described, ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/openapi.json"), ("GET", "/nothing"), ("OPTIONS", "/generate")]
+
+
+def test_the_keys_are_compared_whole() -> None:
+    """An empty key can't be configured; were it, a request without one still would not pass."""
+    check = KeyCheck(lambda *_: None, ["", "k"])
+    assert [check._is_known(sent) for sent in (b"k", b"", b"kk", b"K")] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("header", [
+    None, "Bearer", "Bearer wrong", "Basic first-key", "first-key", "Bearer first-key2", "bearer\tfirst-ke", "Bearer \u00fc",
+    "Bearer zweiter-schlüsse",
+])  # fmt: skip
+def test_every_route_but_the_probes_needs_a_key(server: Server, header: str | None) -> None:
+    headers = {} if header is None else {"authorization": header.encode("utf-8")}
+    routes = routes_of(server)
+    assert len(routes) >= 18
+    for method, path in routes:
+        answer = httpx.request(method, f"{server.url}{path}", headers=headers, content=b"{}")
+        if path in ("/healthz", "/readyz"):
+            assert answer.status_code == 200
+            assert list(answer.json()) == ["status"]
+        else:
+            assert answer.status_code == 401, (method, path)
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_each_key_is_accepted_and_none_is_told(server: Server) -> None:
+    for key in KEYS:
+        answer = httpx.get(f"{server.url}/info", headers={"authorization": f"Bearer {key}".encode()})
+        assert answer.status_code == 200
+        assert not any(secret in answer.text for secret in KEYS)
+    assert not any(key in server.errors() for key in KEYS)
+
+
+@pytest.mark.parametrize(("environment", "arguments"), [
+    ({"JUICE_API_KEYS": ""}, ()), ({"JUICE_API_KEYS": " , "}, ()), ({}, ("--api-key", "")), ({}, ("--api-key", " k")),
+    ({"JUICE_API_KEY": "singular"}, ()),
+])  # fmt: skip
+def test_a_key_setting_that_is_empty_or_misspelt_does_not_open_the_server(environment: dict, arguments: tuple[str, ...]) -> None:
+    server = Server(*arguments, environment=environment)
+    assert server.process.wait(timeout=60) == 2
+    assert "JUICE_API_KEYS" in server.errors()
+
+
+def test_a_body_that_drips_in_after_its_refusal_is_cut() -> None:
+    with serving("--api-key", "k", "--header-timeout", "1", "--body-timeout", "1") as server, server.connect() as connection:
+        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401")
+        for _ in range(40):
+            try:
+                connection.sendall(b"1\r\n \r\n")
+            except OSError:
+                break
+            time.sleep(0.25)
+        else:
+            pytest.fail("the connection is still open")
+
+
+def test_pages_of_other_origins_may_not_ask_unless_named(server: Server) -> None:
+    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    named = httpx.options(f"{server.url}/generate", headers={"origin": "https://a.example", **preflight})
+    assert named.headers["access-control-allow-origin"] == "https://a.example"
+    other = httpx.options(f"{server.url}/generate", headers={"origin": "https://b.example", **preflight})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_request_id_is_taken_when_it_is_sound_and_made_when_not(server: Server) -> None:
+    def answered(sent: str) -> str:
+        return httpx.get(f"{server.url}/healthz", headers={"x-request-id": sent}).headers["x-request-id"]
+
+    assert answered("abc-123:4") == "abc-123:4"
+    for unsound in ("", "a b", "x" * 200, '{"a":1}'):
+        assert answered(unsound).startswith("req-")
+    assert httpx.get(f"{server.url}/info").headers["x-request-id"].startswith("req-"), "a refusal has one too"
+
+
+def test_a_request_is_one_json_line_without_its_prompt(server: Server) -> None:
+    text = "what nobody else should read"
+    sent = {"prompt": text, "steer": "context", "max_tokens": 3, "ignore_eos": True}
+    httpx.post(f"{server.url}/generate", json=sent, headers={**BEARER, "x-request-id": "one-line"})
+    httpx.post(f"{server.url}/generate", json={**sent, "temperature": 9}, headers={**BEARER, "x-request-id": "refused"})
+    time.sleep(0.2)
+    lines = {line["id"]: line for line in server.log() if "id" in line}
+    assert lines["one-line"].items() >= {
+        "route": "/generate", "method": "POST", "status": 200, "steer": "context", "generated_tokens": 3, "finish_reasons": ["length"],
+    }.items()  # fmt: skip
+    assert lines["one-line"]["duration_s"] > 0
+    assert lines["refused"]["status"] == 400
+    assert lines["refused"]["code"] == "invalid_value"
+    assert text not in server.errors()
+
+
+def test_the_metrics_count_what_happened(server: Server) -> None:
+    def value(name: str) -> float:
+        return gauge(server.url, name, **BEARER)
+
+    before = {name: value(name) for name in ("prompt_tokens_total", "generated_tokens_total", "queue_time_seconds_count",
+              "time_to_first_token_seconds_count", "inter_token_latency_seconds_count")}  # fmt: skip
+    answer = httpx.post(f"{server.url}/generate", json={"prompt": CONFLICT, "max_tokens": 7, "ignore_eos": True, "n": 2}, headers=BEARER)
+    usage = answer.json()["usage"]
+    after = {name: value(name) - count for name, count in before.items()}
+    assert after == {
+        "prompt_tokens_total": usage["prompt_tokens"], "generated_tokens_total": 14, "queue_time_seconds_count": 2,
+        "time_to_first_token_seconds_count": 2, "inter_token_latency_seconds_count": 12,
+    }  # fmt: skip
+    assert value("engine_up") == 1
+    assert value("engine_heartbeat_age_seconds") < 5
+    assert value("requests_running") == value("requests_waiting") == value("kv_cache_occupancy_ratio") == 0
+
+
+def test_labels_come_from_closed_sets_whatever_clients_send(server: Server) -> None:
+    for i in range(5):
+        httpx.get(f"{server.url}/made-up-{i}", headers=BEARER)
+        httpx.get(f"{server.url}/v1/models/made-up-{i}", headers=BEARER)
+        httpx.post(f"{server.url}/generate", json={"prompt": "x", "steer": f"made-up-{i}"}, headers=BEARER)
+    text = httpx.get(f"{server.url}/metrics", headers=BEARER).text
+    assert "made-up" not in text
+    assert 'juice_requests_total{code="not_found",route="unmatched",status="404",steer=""}' in text
+    assert 'route="/v1/models/{name:path}"' in text
+
+
+def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
+    command = typer.main.get_command(command_line).commands["serve"]
+    flags = {parameter.name for parameter in command.params} - {"help"}
+    assert flags - {"api_key"} | {"api_keys"} == set(Settings.model_fields)
+
+
+def test_schemathesis_finds_no_5xx(tmp_path: Path) -> None:
+    """The served OpenAPI document, with values that fit it and values that do not, against every route."""
+    with serving("--max-tokens", "20") as server:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error",
+                   "--max-examples", "40", "--seed", "1", "--workers", "2", "--suppress-health-check", "all", "--no-color"]  # fmt: skip
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        n_cases, n_passed = re.search(r"(\d+) generated, (\d+) passed", done.stdout).groups()
+        assert n_cases == n_passed
+        assert int(n_passed) > 1000

@@ -1,0 +1,143 @@
+"""Servers that are ended, killed or whose engine dies."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.serving import CONFLICT, LONG, Server, events, gauge, raw_post, within
+
+
+def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    return thread, results
+
+
+def how_it_was_cut(url: str, body: dict) -> object:
+    """Stream, and return the code of the error that ends it."""
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
+        return events(response)[-1]["error"]["code"]
+
+
+def test_sigterm_finishes_what_runs_and_exits_0() -> None:
+    server = Server()
+    server.wait_until_ready()
+    whole = httpx.post(f"{server.url}/generate", json={**LONG, "max_tokens": 300}).json()
+
+    def stream() -> str:
+        with httpx.stream("POST", f"{server.url}/generate", json={**LONG, "max_tokens": 300, "stream": True}, timeout=60) as response:
+            return "".join(event.get("text", "") for event in events(response))
+
+    thread, texts = in_thread(stream)
+    within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
+    server.process.send_signal(signal.SIGTERM)
+    thread.join(60)
+    assert texts == [whole["text"]]
+    assert server.process.wait(60) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/healthz")
+
+
+def test_sigterm_cuts_at_the_drain_limit_and_says_so() -> None:
+    server = Server("--drain", "0.5")
+    server.wait_until_ready()
+    url, body = f"{server.url}/generate", {**LONG, "n": 8, "prompt": [CONFLICT] * 2}
+
+    streaming, codes = in_thread(lambda: how_it_was_cut(url, body))
+    waiting, answers = in_thread(lambda: httpx.post(url, json=body, timeout=60))
+    within(20, lambda: gauge(server.url, "requests_running") == 32, "they run")
+    server.process.send_signal(signal.SIGTERM)
+    streaming.join(60)
+    waiting.join(60)
+    assert server.process.wait(60) == 0
+    assert codes == ["not_ready"]
+    assert answers[0].status_code == 503
+
+
+def test_a_second_sigterm_cuts_at_once_and_says_so() -> None:
+    server = Server("--max-batch", "1")
+    server.wait_until_ready()
+    url = f"{server.url}/generate"
+
+    streaming, codes = in_thread(lambda: how_it_was_cut(url, LONG))
+    within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
+    waiting, answers = in_thread(lambda: httpx.post(url, json={**LONG, "n": 8}, timeout=60))
+    within(20, lambda: gauge(server.url, "requests_waiting") == 8, "they wait")
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    server.process.send_signal(signal.SIGTERM)
+    streaming.join(60)
+    waiting.join(60)
+    assert server.process.wait(60) == 0
+    assert codes == ["not_ready"]
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["code"] == "not_ready"
+
+
+def test_a_body_that_is_still_coming_at_the_end_gets_a_503() -> None:
+    server = Server("--drain", "0", "--body-timeout", "60")
+    server.wait_until_ready()
+    with server.connect() as connection:
+        connection.sendall(raw_post(LONG)[:-5])
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b'"code":"not_ready"' in answer
+    assert server.process.wait(60) == 0
+    assert "Exception in ASGI" not in server.errors()
+
+
+def test_a_killed_server_starts_again_on_its_port() -> None:
+    server = Server()
+    server.wait_until_ready()
+    in_flight = server.connect()
+    in_flight.sendall(raw_post(LONG))
+    server.process.kill()
+    server.process.wait(30)
+    in_flight.close()
+    again = Server("--port", str(server.port))
+    again.port, again.url = server.port, server.url
+    again.wait_until_ready()
+    assert httpx.post(f"{again.url}/generate", json={"prompt": CONFLICT, "max_tokens": 2}).status_code == 200
+    assert again.stop() == 0
+
+
+def test_an_engine_that_dies_makes_the_server_not_ready_within_5_seconds(tmp_path: Path) -> None:
+    """The loop is broken from outside, in a real server, as only a bug of ours could break it."""
+    flag = tmp_path / "die"
+    program = f"""
+from contextlib import suppress
+from pathlib import Path
+from juice.batching.loop import Loop
+step = Loop.step
+def dying(self):
+    if Path({str(flag)!r}).exists():
+        raise SystemError("the loop is broken")
+    step(self)
+Loop.step = dying
+from juice.cli.main import main
+main()
+"""
+    server = Server(program=program)
+    server.wait_until_ready()
+    thread, answers = in_thread(lambda: httpx.post(f"{server.url}/generate", json={**LONG, "n": 8}, timeout=60))
+    within(20, lambda: gauge(server.url, "requests_running") == 8, "they run")
+    flag.touch()
+    within(5, lambda: httpx.get(f"{server.url}/readyz").status_code == 503, "it is not ready")
+    thread.join(60)
+    assert answers[0].status_code == 503
+    assert httpx.get(f"{server.url}/healthz").status_code == 200
+    assert httpx.post(f"{server.url}/generate", json=LONG).status_code == 503
+    assert gauge(server.url, "engine_up") == 0
+    assert server.stop() == 0

@@ -1,0 +1,1 @@
+"""What tests share: oracles, tiny models, servers and requests."""

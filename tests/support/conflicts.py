@@ -1,0 +1,26 @@
+"""Conflict examples for tiny models, and how their heads are probed."""
+
+from __future__ import annotations
+
+from juice.data.example import ConflictExample
+
+TOLERANCE = 1e-5  # fp32 probabilities
+ALPHAS_PLUS, ALPHAS_MINUS = (1.0, 3.0, 30.0), (-1.0, -2.0)
+TYPES = ("clean", "substitution", "coherent")
+
+
+def examples() -> list[ConflictExample]:
+    facts = [("France", "Paris", "Rome"), ("Peru", "Lima", "Oslo"), ("Chad", "N'Djamena", "Bern"), ("Fiji", "Suva", "Kyiv")]
+    return [
+        ConflictExample(
+            subject=s,
+            parametric_answer=a,
+            context_answer=c,
+            prompts={
+                "clean": f"Capital of {s}:",
+                "substitution": f"{s}: {c}. Capital of {s}:",
+                "coherent": f"{c} rules {s}. All of {s} loves {c}. Capital of {s}:",
+            },
+        )
+        for s, a, c in facts
+    ]

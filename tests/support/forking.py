@@ -1,0 +1,167 @@
+"""Processes of the command line, forked from one that has imported the libraries: that alone takes each five seconds otherwise.
+
+All else is as in a process of its own: arguments, folder, environment, signals, what it prints, how it ends. What the libraries
+read from the environment when they are imported is the forking process's, which is offline.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn
+
+PRELOADED = (
+    "juice.cli.options", "juice.exactness", "juice.evaluation", "juice.evaluation.report.figures", "juice.identification.run",
+    "juice.data", "juice.steered_model", "juice_server.app", "juice_server.process",
+    "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
+)  # fmt: skip
+
+
+class Forked:
+    """A process of `juice`, with the interface of subprocess.Popen as far as tests use it."""
+
+    def __init__(self, arguments: tuple[str, ...], *, output: Path, errors: Path, environment: dict[str, str], folder: Path | None) -> None:
+        self._ended = threading.Event()
+        self.returncode: int | None = None
+        self.pid = _forker().start(self, {
+            "arguments": arguments, "output": str(output), "errors": str(errors), "environment": environment,
+            "folder": str(folder or Path.cwd()),
+        })  # fmt: skip
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired("juice", timeout or 0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def end(self, code: int) -> None:
+        self.returncode = code
+        self._ended.set()
+
+
+class _Forker:
+    """This side of the forking process; one a test process, started at first use and gone with it."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "tests.support.forking"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+        self._turn, self._numbers = threading.Lock(), count()
+        self._running: dict[int, Forked] = {}
+        self._pids: dict[int, int] = {}
+        self._heard = threading.Condition()
+        threading.Thread(target=self._listen, daemon=True).start()
+        atexit.register(self._process.kill)
+
+    def start(self, forked: Forked, job: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        with self._turn:
+            number = next(self._numbers)
+            self._running[number] = forked
+            self._process.stdin.write(json.dumps({**job, "number": number}) + "\n")
+            self._process.stdin.flush()
+        with self._heard:
+            assert self._heard.wait_for(lambda: number in self._pids, 120), "the forking process did not answer"
+            return self._pids.pop(number)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told = json.loads(line)
+            if "pid" in told:
+                with self._heard:
+                    self._pids[told["number"]] = told["pid"]
+                    self._heard.notify_all()
+            else:
+                self._running.pop(told["number"]).end(told["code"])
+
+
+_forkers: list[_Forker] = []
+
+
+def _forker() -> _Forker:
+    if not _forkers:
+        _forkers.append(_Forker())
+    return _forkers[0]
+
+
+def _next_job() -> dict[str, Any]:
+    """Fork for every job that comes, and say how each ended; return in the children, with their job."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    rest, running = b"", dict[int, int]()
+    while True:
+        for pid in list(running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                _say(number=running.pop(pid), code=os.waitstatus_to_exitcode(status))
+        ready, _, _ = select.select([0, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+        if 0 not in ready:
+            continue
+        more = os.read(0, 1 << 20)
+        if not more:
+            sys.exit()
+        *lines, rest = (rest + more).split(b"\n")
+        for line in lines:
+            job: dict[str, Any] = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.close(woken)
+                os.close(wake)
+                return job
+            running[pid] = job["number"]
+            _say(number=job["number"], pid=pid)
+
+
+def _say(**told: int) -> None:
+    os.write(1, (json.dumps(told) + "\n").encode())
+
+
+def main() -> NoReturn:
+    for name in PRELOADED:
+        __import__(name)
+    from juice.cli.main import main as juice
+
+    gc.collect()
+    gc.freeze()  # what is there before the fork is nobody's garbage
+    job = _next_job()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(job["folder"])
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    files = [os.open(os.devnull, os.O_RDONLY), *(os.open(job[name], os.O_WRONLY | os.O_APPEND) for name in ("output", "errors"))]
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    sys.argv = ["juice", *job["arguments"]]
+    juice()
+    sys.exit()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Head sets that tests make by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from juice.head_set import HeadScores, HeadSet, ModelIdentity
+
+MODEL = ModelIdentity(id="some/model", architecture="GPT2LMHeadModel", n_layers=3, n_heads=4, fingerprint="sha256:" + "a" * 64)
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    full = {
+        "format": "juice.head_set/1", "name": "context", "target": "context", "source": None, "model": MODEL.model_dump(),
+        "heads": {"plus": [[1, 2]], "minus": [[0, 3], [2, 0]]}, "beta": {"juice": {"plus": 2.0, "minus": -1.0}, "june": None},
+        "identification": None, "metrics": {}, "scores_sha256": None,
+    }  # fmt: skip
+    return {**full, **changes}
+
+
+def scored() -> HeadSet:
+    generator = torch.Generator().manual_seed(0)
+    scores = HeadScores(
+        target="context",
+        conflict_types=("substitution", "coherent"),
+        plus=torch.randn(2, 3, 4, generator=generator),
+        minus=torch.randn(2, 3, 4, generator=generator),
+    )
+    return HeadSet.parse(content(), "test").model_copy(update={"scores": scores, "scores_sha256": scores.sha256()})
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

@@ -1,0 +1,68 @@
+"""What tests of a running engine share: models, requests of every kind, and a collector of what the engine sends."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+
+import torch
+
+import juice
+from juice.engine import Completion, Contrast, GenerationRequest, Limits, SamplingOptions, Update
+from juice.steered_model import SteeredModel
+from tests.support import tiny
+from tests.support.mixed import steering
+
+
+def loaded(shape: str = "llama", *, dtype: torch.dtype = torch.float32, limits: Limits | None = None) -> SteeredModel:
+    return juice.load(tiny.tiny_model(shape).to(dtype), tokenizer=tiny.tiny_tokenizer(), limits=limits)
+
+
+def random_request(rng: Random) -> GenerationRequest:
+    """Any length, target, strength, heads and sampling."""
+    heads = {
+        (rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): rng.choice([-3, -1, 0.5, 2]) * rng.choice([0.5, 1, 2])
+        for _ in range(rng.choice([0, 1, 2, 3, 5]))
+    }
+    sampling = SamplingOptions(
+        temperature=rng.choice([0, 0, 0.7, 1.5]), top_k=rng.choice([0, 20]), top_p=rng.choice([1, 0.8]), seed=rng.randrange(99)
+    )
+    contrast = None
+    if not heads and rng.random() < 0.5:
+        without = tuple(rng.randrange(1, 283) for _ in range(rng.choice([1, 4, 30])))
+        contrast = Contrast(prompt_ids=without, weight=rng.choice([0.5, 1, 2]))
+    return GenerationRequest(
+        prompt_ids=tuple(rng.randrange(1, 283) for _ in range(rng.choice([1, 2, 5, 13, 27, 60]))),
+        contrast=contrast,
+        max_tokens=rng.choice([1, 3, 9, 20]),
+        ignore_eos=rng.random() < 0.8,
+        sampling=sampling,
+        **({"steering": steering(heads, rng.choice(["juice", "juice", "june"]))} if heads else {}),
+    )
+
+
+class Collector:
+    """Collects what the engine sends, by request."""
+
+    def __init__(self) -> None:
+        self.updates: dict[int, list[Update]] = {}
+        self.n_last = 0
+        self.changed = threading.Condition()
+
+    def __call__(self, update: Update) -> None:
+        with self.changed:
+            self.updates.setdefault(update.index, []).append(update)
+            self.n_last += update.is_last
+            self.changed.notify_all()
+
+    def wait(self, n_last: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.n_last >= n_last, 120), f"{self.n_last} of {n_last} requests ended"
+
+    def completion(self, index: int = 0) -> Completion:
+        last = self.updates[index][-1]
+        assert last.completion is not None, last.error
+        return last.completion
+
+    def error(self, index: int = 0) -> juice.JuiceError | None:
+        return self.updates[index][-1].error
