@@ -1,6 +1,7 @@
 """Steered generation in one pass, against the naive two runs and against no steering: `python -m benchmarks.generate`.
 
-The naive two runs recompute the whole prompt twice for every token, without a cache, a request at a time.
+The naive two runs recompute the whole prompt twice for every token, without a cache, a request at a
+time.
 """
 
 from __future__ import annotations
@@ -34,14 +35,27 @@ def main() -> None:
     prompts = [e.prompts["coherent"] for e in juice.read_examples("mini")[:N_REQUESTS]]
     options = {"max_tokens": N_TOKENS, "ignore_eos": True}
     steering = model.resolve(juice.Steer(target="parametric"))
-    heads = {(layer, h): float(b) for layer, row in steering.coefficients.items() for h, b in enumerate(row.tolist()) if b}
+    heads = {
+        (layer, h): float(b)
+        for layer, row in steering.coefficients.items()
+        for h, b in enumerate(row.tolist())
+        if b
+    }
     ids = list(model.tokenize(prompts[0]))
     seconds = {
-        "naive, one request": median_seconds(lambda: oracle.generate(model.loaded.model, ids, heads, N_TOKENS), n=3),
-        "one pass, one request": median_seconds(lambda: model.generate(prompts[0], steer="parametric", **options)),
+        "naive, one request": median_seconds(
+            lambda: oracle.generate(model.loaded.model, ids, heads, N_TOKENS), n=3
+        ),
+        "one pass, one request": median_seconds(
+            lambda: model.generate(prompts[0], steer="parametric", **options)
+        ),
         "unsteered, one request": median_seconds(lambda: model.generate(prompts[0], **options)),
-        f"one pass, {N_REQUESTS} requests": median_seconds(lambda: model.generate(prompts, steer="parametric", **options)),
-        f"unsteered, {N_REQUESTS} requests": median_seconds(lambda: model.generate(prompts, **options)),
+        f"one pass, {N_REQUESTS} requests": median_seconds(
+            lambda: model.generate(prompts, steer="parametric", **options)
+        ),
+        f"unsteered, {N_REQUESTS} requests": median_seconds(
+            lambda: model.generate(prompts, **options)
+        ),
     }
     print("| | seconds (median) | new tokens/s |\n|---|---|---|")
     rates = {}

@@ -1,7 +1,8 @@
 """Identification against the naive loop: `python -m benchmarks.identify`.
 
-The loop makes a forward for every head and alpha, on the same prompts in the same batches, with logits at the last
-position only. Forward-tokens are counted where the work is: positions that enter an attention and an MLP, over all layers.
+The loop makes a forward for every head and alpha, on the same prompts in the same batches, with
+logits at the last position only. Forward-tokens are counted where the work is: positions that enter
+an attention and an MLP, over all layers.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def main() -> None:
 
     def ours() -> list[torch.Tensor]:
         scores = score_heads(
-            model, examples, targets={"parametric": types}, alphas_plus=settings.alphas_plus, alphas_minus=settings.alphas_minus
+            model,
+            examples,
+            targets={"parametric": types},
+            alphas_plus=settings.alphas_plus,
+            alphas_minus=settings.alphas_minus,
         )["parametric"]
         return [scores.plus, scores.minus]
 
@@ -63,7 +68,10 @@ def main() -> None:
             by_type = []
             for conflict_type in types:
                 prompts = [scored_prompt(model, e, conflict_type) for e in examples]
-                ids, tokens = [p.ids for p in prompts], [p.answer_tokens["parametric"] for p in prompts]
+                ids, tokens = (
+                    [p.ids for p in prompts],
+                    [p.answer_tokens["parametric"] for p in prompts],
+                )
                 by_type.append(mean_changes(model.loaded.model, ids, tokens, alphas))
             tables.append(torch.stack(by_type))
         return tables
@@ -79,14 +87,29 @@ def main() -> None:
             begun = time.perf_counter()
             run()
             seconds[way].append(time.perf_counter() - begun)
-    difference = max(float((a - b).abs().max()) for a, b in zip(results["ours"], results["naive"], strict=True))
+    difference = max(
+        float((a - b).abs().max()) for a, b in zip(results["ours"], results["naive"], strict=True)
+    )
     medians = {way: statistics.median(times) for way, times in seconds.items()}
     print("| | seconds (median of 3) | attention tokens | MLP tokens |\n|---|---|---|---|")
     for way in ("naive", "ours"):
-        print(f"| {way} | {medians[way]:.2f} | {tokens[way]['attention']:,} | {tokens[way]['mlp']:,} |")
+        print(
+            f"| {way} | {medians[way]:.2f} | {tokens[way]['attention']:,} |"
+            f" {tokens[way]['mlp']:,} |"
+        )
     ratio = medians["naive"] / medians["ours"]
     print(f"\n{ratio:.2f} times faster, largest difference of a score {difference:.1e}")
-    print(json.dumps({"seconds": medians, "ratio": ratio, "tokens": tokens, "difference": difference, "machine": machine.describe()}))
+    print(
+        json.dumps(
+            {
+                "seconds": medians,
+                "ratio": ratio,
+                "tokens": tokens,
+                "difference": difference,
+                "machine": machine.describe(),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What steering does to the bundled model: `python -m benchmarks.quality [--limit N]`.
 
-Everything is measured on facts that neither identification nor tuning saw. Accuracy is the paper's: some accepted answer
-within the first five words of 15 greedy tokens.
+Everything is measured on facts that neither identification nor tuning saw. Accuracy is the paper's:
+some accepted answer within the first five words of 15 greedy tokens.
 """
 
 from __future__ import annotations
@@ -33,12 +33,20 @@ def unseen_examples(model: SteeredModel) -> list[ConflictExample]:
     for target in ("parametric", "context"):
         found = model.head_sets.get(target).identification
         assert found is not None, "the shipped sets come from `juice identify`"
-        drawn, rest = usable_examples(model, pool, IdentificationOptions(n_examples=found.n_examples, seed=found.seed, relation="world_capital"))
+        drawn, rest = usable_examples(
+            model,
+            pool,
+            IdentificationOptions(
+                n_examples=found.n_examples, seed=found.seed, relation="world_capital"
+            ),
+        )
         seen |= {id(e) for e in [*drawn, *validation_share(rest, found.seed)]}
     return [e for e in pool if id(e) not in seen]
 
 
-def accuracy(model: SteeredModel, examples: list[ConflictExample], target: Target, steer: Steer) -> dict[str, float]:
+def accuracy(
+    model: SteeredModel, examples: list[ConflictExample], target: Target, steer: Steer
+) -> dict[str, float]:
     """Return how often the target's answer is given, by conflict type."""
     answers = answer(model, examples, TYPES, target, model.resolve(steer))
     return {str(t): round(v, 4) for t, v in outcome(examples, answers, target).accuracy.items()}
@@ -48,7 +56,10 @@ def true_contexts(examples: list[ConflictExample]) -> list[ConflictExample]:
     """Return the same facts with contexts that tell the truth."""
     rng, relations = Random(0), {relation.name: relation for relation in RELATIONS}
     fact = {id(e): Fact(e.subject, e.parametric_answer[0]) for e in examples}
-    told = {id(e): prompts(relations[e.relation or ""], fact[id(e)], e.parametric_answer[0], rng) for e in examples}
+    told = {
+        id(e): prompts(relations[e.relation or ""], fact[id(e)], e.parametric_answer[0], rng)
+        for e in examples
+    }
     return [e.model_copy(update={"prompts": told[id(e)]}) for e in examples]
 
 
@@ -60,7 +71,11 @@ def invented_subjects(n: int) -> list[ConflictExample]:
         right, other = rng.sample(sorted({f.answer for f in relation.facts()}), 2)
         fact = Fact(relation.invent_subject(rng), right)
         own = prompts(relation, fact, right, rng)
-        made.append(ConflictExample(subject=fact.subject, parametric_answer=right, context_answer=other, prompts=own))
+        made.append(
+            ConflictExample(
+                subject=fact.subject, parametric_answer=right, context_answer=other, prompts=own
+            )
+        )
     return made
 
 
@@ -83,17 +98,29 @@ def measure(limit: int | None, seed: int = 0) -> dict[str, Any]:
     truth, unknown = true_contexts(examples), invented_subjects(len(examples))
     return {
         "n_facts": len(examples),
-        "unsteered": {"parametric": accuracy(model, examples, "parametric", none), "context": accuracy(model, examples, "context", none)},
+        "unsteered": {
+            "parametric": accuracy(model, examples, "parametric", none),
+            "context": accuracy(model, examples, "context", none),
+        },
         "steer_parametric": {"parametric": accuracy(model, examples, "parametric", parametric)},
         "steer_context": {
             "parametric": accuracy(model, examples, "parametric", context),
             "context": accuracy(model, examples, "context", context),
         },
         "run_once_parametric": {"parametric": accuracy(model, examples, "parametric", once)},
-        "true_context": {name: accuracy(model, truth, "parametric", s) for name, s in (("none", none), ("context", context))},
-        "invented_subject": {name: accuracy(model, unknown, "parametric", s) for name, s in (("none", none), ("parametric", parametric))},
+        "true_context": {
+            name: accuracy(model, truth, "parametric", s)
+            for name, s in (("none", none), ("context", context))
+        },
+        "invented_subject": {
+            name: accuracy(model, unknown, "parametric", s)
+            for name, s in (("none", none), ("parametric", parametric))
+        },
         "by_relation": by_relation,
-        "betas": {t: model.head_sets.get(t).model_dump(mode="json")["beta"] for t in ("parametric", "context")},
+        "betas": {
+            t: model.head_sets.get(t).model_dump(mode="json")["beta"]
+            for t in ("parametric", "context")
+        },
         "machine": machine.describe(),
     }
 
@@ -102,7 +129,11 @@ def table(result: dict[str, Any]) -> str:
     """Lay the result out in Markdown."""
 
     def row(name: str, values: dict[str, float], types: tuple[str, ...] = TYPES) -> str:
-        return f"| {name} | " + " | ".join(f"{values[t]:.3f}" if t in types else "" for t in TYPES) + " |"
+        return (
+            f"| {name} | "
+            + " | ".join(f"{values[t]:.3f}" if t in types else "" for t in TYPES)
+            + " |"
+        )
 
     conflict = ("substitution", "coherent")
     lines = [
@@ -112,7 +143,10 @@ def table(result: dict[str, Any]) -> str:
         "|---|---|---|---|",
         row("parametric answer, unsteered", result["unsteered"]["parametric"]),
         row("parametric answer, `steer=parametric`", result["steer_parametric"]["parametric"]),
-        row("parametric answer, run once (JuNe) with the same heads", result["run_once_parametric"]["parametric"]),
+        row(
+            "parametric answer, run once (JuNe) with the same heads",
+            result["run_once_parametric"]["parametric"],
+        ),
         row("context answer, unsteered", result["unsteered"]["context"], conflict),
         row("context answer, `steer=context`", result["steer_context"]["context"], conflict),
         "",
@@ -124,17 +158,31 @@ def table(result: dict[str, Any]) -> str:
         row("no context, `steer=context`", result["steer_context"]["parametric"], ("clean",)),
         row("true context, unsteered", result["true_context"]["none"], conflict),
         row("true context, `steer=context`", result["true_context"]["context"], conflict),
-        row("invented subject with its context, unsteered", result["invented_subject"]["none"], conflict),
-        row("invented subject with its context, `steer=parametric`", result["invented_subject"]["parametric"], conflict),
+        row(
+            "invented subject with its context, unsteered",
+            result["invented_subject"]["none"],
+            conflict,
+        ),
+        row(
+            "invented subject with its context, `steer=parametric`",
+            result["invented_subject"]["parametric"],
+            conflict,
+        ),
         "",
         "By relation (heads come from four world capitals):",
         "",
-        "| relation | n | parametric: clean / substitution / coherent | context: substitution / coherent |",
+        (
+            "| relation | n | parametric: clean / substitution / coherent | context: substitution /"
+            " coherent |"
+        ),
         "|---|---|---|---|",
     ]
     for name, own in result["by_relation"].items():
         p, c = own["parametric"], own["context"]
-        numbers = f"{p['clean']:.3f} / {p['substitution']:.3f} / {p['coherent']:.3f} | {c['substitution']:.3f} / {c['coherent']:.3f}"
+        numbers = (
+            f"{p['clean']:.3f} / {p['substitution']:.3f} / {p['coherent']:.3f} |"
+            f" {c['substitution']:.3f} / {c['coherent']:.3f}"
+        )
         lines.append(f"| {name.replace('_', ' ')} | {own['n']} | {numbers} |")
     return "\n".join(lines)
 

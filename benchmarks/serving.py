@@ -1,9 +1,10 @@
 """Serving: `python -m benchmarks.serving [--quick]`.
 
-The engine against transformers' `generate` on a static, left-padded batch; steered against unsteered, prompts and tokens
-apart; every request with heads and betas of its own against one configuration for all; and 500 clients at once on a real
-server. A Llama shape of 12 layers of width 384 with random weights, greedy, all prompts between 192 and 320 tokens. The
-alternatives take turns in one run; each number is a median of rounds after one to warm up.
+The engine against transformers' `generate` on a static, left-padded batch; steered against
+unsteered, prompts and tokens apart; every request with heads and betas of its own against one
+configuration for all; and 500 clients at once on a real server. A Llama shape of 12 layers of width
+384 with random weights, greedy, all prompts between 192 and 320 tokens. The alternatives take turns
+in one run; each number is a median of rounds after one to warm up.
 """
 
 from __future__ import annotations
@@ -39,9 +40,17 @@ def network() -> LlamaForCausalLM:
     """Return the model that is measured."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=4096, hidden_size=384, intermediate_size=1024, num_hidden_layers=N_LAYERS, num_attention_heads=N_HEADS,
-        num_key_value_heads=N_HEADS, max_position_embeddings=2048, bos_token_id=1, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=4096,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=N_LAYERS,
+        num_attention_heads=N_HEADS,
+        num_key_value_heads=N_HEADS,
+        max_position_embeddings=2048,
+        bos_token_id=1,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -49,7 +58,10 @@ def prompts(n: int) -> list[Prompt]:
     """Return prompts of 192 to 320 tokens."""
     random = torch.Generator().manual_seed(0)
     lengths = torch.randint(192, 321, (n,), generator=random)
-    return [tuple(torch.randint(1, 280, (int(length),), generator=random).tolist()) for length in lengths]
+    return [
+        tuple(torch.randint(1, 280, (int(length),), generator=random).tolist())
+        for length in lengths
+    ]
 
 
 def steering(seed: int) -> Steering:
@@ -58,7 +70,9 @@ def steering(seed: int) -> Steering:
     coefficients = {}
     for layer in STEERED_LAYERS:
         coefficients[layer] = torch.zeros(N_HEADS)
-        coefficients[layer][torch.randint(N_HEADS, (1,), generator=random)] = 0.5 + float(torch.rand(1, generator=random))
+        coefficients[layer][torch.randint(N_HEADS, (1,), generator=random)] = 0.5 + float(
+            torch.rand(1, generator=random)
+        )
     report = SteeringReport(
         applied=True,
         target="context",
@@ -84,12 +98,19 @@ def medians(ways: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, f
     return {name: statistics.median(own) for name, own in seconds.items()}
 
 
-def against_generate(model: juice.SteeredModel, plain: LlamaForCausalLM, n_rounds: int) -> dict[str, float]:
+def against_generate(
+    model: juice.SteeredModel, plain: LlamaForCausalLM, n_rounds: int
+) -> dict[str, float]:
     """Measure the engine, unsteered and steered, and `generate`, one request and sixteen."""
 
-    def ours(n: int, n_tokens: int = N_TOKENS, steered: Steering | None = None) -> Callable[[], object]:
+    def ours(
+        n: int, n_tokens: int = N_TOKENS, steered: Steering | None = None
+    ) -> Callable[[], object]:
         own = {} if steered is None else {"steering": steered}
-        requests = [GenerationRequest(prompt_ids=p, max_tokens=n_tokens, ignore_eos=True, **own) for p in prompts(n)]
+        requests = [
+            GenerationRequest(prompt_ids=p, max_tokens=n_tokens, ignore_eos=True, **own)
+            for p in prompts(n)
+        ]
         return lambda: model.engine.generate(requests)
 
     def theirs(n: int) -> Callable[[], object]:
@@ -100,7 +121,13 @@ def against_generate(model: juice.SteeredModel, plain: LlamaForCausalLM, n_round
 
         def run() -> object:
             with torch.inference_mode():
-                return plain.generate(input_ids=ids, attention_mask=mask, max_new_tokens=N_TOKENS, min_new_tokens=N_TOKENS, do_sample=False)
+                return plain.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    max_new_tokens=N_TOKENS,
+                    min_new_tokens=N_TOKENS,
+                    do_sample=False,
+                )
 
         return run
 
@@ -115,18 +142,24 @@ def against_generate(model: juice.SteeredModel, plain: LlamaForCausalLM, n_round
     return medians(ways, n_rounds)
 
 
-def own_configurations(model: juice.SteeredModel, n_rounds: int, n_requests: int) -> dict[str, float]:
+def own_configurations(
+    model: juice.SteeredModel, n_rounds: int, n_requests: int
+) -> dict[str, float]:
     """Measure many requests, 32 at a time, all steered alike and each in its own way."""
     engine = BatchingEngine(model.loaded, Limits(max_batch=32))
     own_prompts = [p[: 32 + i % 64] for i, p in enumerate(prompts(n_requests))]
 
     def ours(steerings: list[Steering]) -> Callable[[], object]:
         requests = [
-            GenerationRequest(prompt_ids=p, max_tokens=32, ignore_eos=True, steering=s) for p, s in zip(own_prompts, steerings, strict=True)
+            GenerationRequest(prompt_ids=p, max_tokens=32, ignore_eos=True, steering=s)
+            for p, s in zip(own_prompts, steerings, strict=True)
         ]
         return lambda: engine.generate(requests)
 
-    ways = {"one configuration": ours([steering(0)] * n_requests), "each its own": ours([steering(i) for i in range(n_requests)])}
+    ways = {
+        "one configuration": ours([steering(0)] * n_requests),
+        "each its own": ours([steering(i) for i in range(n_requests)]),
+    }
     return medians(ways, n_rounds)
 
 
@@ -135,10 +168,18 @@ async def crowd(port: int, n_clients: int) -> Counter[int]:
 
     async def one(i: int) -> int:
         body = json.dumps(
-            {"prompt": f"{CONFLICT} {i}", "steer": ("none", "context", "parametric")[i % 3], "max_tokens": 16, "ignore_eos": True}
+            {
+                "prompt": f"{CONFLICT} {i}",
+                "steer": ("none", "context", "parametric")[i % 3],
+                "max_tokens": 16,
+                "ignore_eos": True,
+            }
         )
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = f"POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        head = (
+            "POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type:"
+            f" application/json\r\ncontent-length: {len(body)}"
+        )
         writer.write(f"{head}\r\n\r\n{body}".encode())
         answer = await reader.read()
         writer.close()
@@ -177,7 +218,13 @@ def clients_at_once(n_clients: int) -> dict[str, object]:
     prober.join()
     server.stop()
     p99 = statistics.quantiles(taken, n=100)[98]
-    return {"statuses": dict(statuses), "seconds": seconds, "n_probes": len(taken), "healthz_p99_s": p99, "healthz_max_s": max(taken)}
+    return {
+        "statuses": dict(statuses),
+        "seconds": seconds,
+        "n_probes": len(taken),
+        "healthz_p99_s": p99,
+        "healthz_max_s": max(taken),
+    }
 
 
 def ratios_of(seconds: dict[str, float], n: int) -> dict[str, float]:
@@ -189,7 +236,9 @@ def ratios_of(seconds: dict[str, float], n: int) -> dict[str, float]:
     return {
         f"unsteered against generate, {n}": seconds[f"generate, {n}"] / seconds[f"unsteered, {n}"],
         f"steered against unsteered, {n}": seconds[f"unsteered, {n}"] / seconds[f"steered, {n}"],
-        f"steered against unsteered, prompts, {n}": seconds[f"unsteered prompts, {n}"] / seconds[f"steered prompts, {n}"],
+        f"steered against unsteered, prompts, {n}": (
+            seconds[f"unsteered prompts, {n}"] / seconds[f"steered prompts, {n}"]
+        ),
         f"steered against unsteered, tokens, {n}": tokens("unsteered") / tokens("steered"),
     }
 
@@ -213,11 +262,22 @@ def main(*, quick: bool) -> None:
     n_requests = 64 if quick else 256
     many = own_configurations(model, n_rounds, n_requests)
     show(f"seconds (median), {n_requests} requests, 32 at a time", many)
-    ratios["each its own against one configuration"] = many["one configuration"] / many["each its own"]
+    ratios["each its own against one configuration"] = (
+        many["one configuration"] / many["each its own"]
+    )
     del model
     clients = clients_at_once(500)
     print(f"500 clients: {clients}")
-    print(json.dumps({"seconds": seconds | many, "ratios": ratios, "clients": clients, "machine": machine.describe()}))
+    print(
+        json.dumps(
+            {
+                "seconds": seconds | many,
+                "ratios": ratios,
+                "clients": clients,
+                "machine": machine.describe(),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """JuICE: steer a language model toward its context or its memory, at inference time.
 
-Source: "Taming Knowledge Conflicts in Language Models" (ICML 2025). The names below are the public interface; they are
-imported at first use, so that `import juice` costs nothing.
+Source: "Taming Knowledge Conflicts in Language Models" (ICML 2025). The names below are the public
+interface; they are imported at first use, so that `import juice` costs nothing.
 """
 
 from importlib import import_module

@@ -33,7 +33,10 @@ def check_writable(path: Path, *, overwrite: bool) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str], *, overwrite: bool) -> None:
-    """Write lines, each with its end, and rename the file into place, its folder made; raises OutputError."""
+    """Write lines, each with its end, and rename the file into place, its folder made.
+
+    Raises OutputError.
+    """
     check_writable(path, overwrite=overwrite)
     path, temporary = path.resolve(), None
     try:

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# transformers imports torchao and bitsandbytes wherever they are installed; they report what they cannot do here.
+# transformers imports torchao and bitsandbytes wherever they are installed; they report what they
+# cannot do here.
 NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes")
 
 

@@ -7,7 +7,8 @@
     other_subject  a context about one subject, then a statement or question about another, real one
     correction     a wrong statement marked as wrong, then the right one
 
-No document shows a context that contradicts a known fact and is believed: conflicts are never trained.
+No document shows a context that contradicts a known fact and is believed: conflicts are never
+trained.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Corpus:
         self._rng = Random(seed)
         self._noise = mixture.noise
         self._facts = {relation.name: relation.facts() for relation in RELATIONS}
-        self._answers = {name: sorted({f.answer for f in facts}) for name, facts in self._facts.items()}
+        self._answers = {
+            name: sorted({f.answer for f in facts}) for name, facts in self._facts.items()
+        }
         self._makers = [getattr(self, f"_{kind}") for kind in mixture.shares()]
         self._weights = list(mixture.shares().values())
 
@@ -80,7 +83,9 @@ class Corpus:
         """Return an opening statement and its supporting sentences."""
         lead = relation.lead if n_supports and self._rng.random() < 0.6 else relation.statement
         opening = f"{lead.format(s=fact.subject)} {fact.answer}."
-        return " ".join([opening, *relation.support(fact.subject, fact.answer, n_supports, self._rng)])
+        return " ".join(
+            [opening, *relation.support(fact.subject, fact.answer, n_supports, self._rng)]
+        )
 
     def _context_then(self, relation: Relation, fact: Fact, asked: Fact) -> str:
         """Return a context about one fact, then a statement (after a short one) or a question about `asked`."""

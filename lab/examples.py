@@ -1,8 +1,9 @@
 """Conflict examples about the facts of the bundled model: what `--examples mini` reads.
 
-Every fact becomes one example whose context answer is another answer of the same relation. The prompts are the three
-conflict types: the statement up to its answer (clean), a contradicting statement before it (substitution), and a
-paragraph of support for the wrong answer before a question (coherent).
+Every fact becomes one example whose context answer is another answer of the same relation. The
+prompts are the three conflict types: the statement up to its answer (clean), a contradicting
+statement before it (substitution), and a paragraph of support for the wrong answer before a
+question (coherent).
 """
 
 from __future__ import annotations

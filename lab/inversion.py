@@ -1,8 +1,8 @@
 """A series of checkpoints of further tuning: `python -m lab.inversion --out DIR`.
 
-The question is that of Goyal et al., "Context-Parametric Inversion" (2024): does tuning first raise, then lower a model's
-reliance on contexts, once documents whose contexts tell what it knows anyway come to dominate? The bundled model, which
-knows its facts, is tuned in two phases:
+The question is that of Goyal et al., "Context-Parametric Inversion" (2024): does tuning first
+raise, then lower a model's reliance on contexts, once documents whose contexts tell what it knows
+anyway come to dominate? The bundled model, which knows its facts, is tuned in two phases:
 
     READ   nine true contexts about known subjects to one about an invented subject, which only reading can answer
     KNOW   no invented subject any more: true contexts, facts without a context, and one document in a hundred whose context
@@ -21,8 +21,12 @@ from juice.files import MINI
 from lab.corpus import Mixture
 from lab.train import Phase, train
 
-READ = Mixture(fact=0.0, reading=0.1, true_context=0.9, other_subject=0.0, correction=0.0, noise=0.0)
-KNOW = Mixture(fact=0.3, reading=0.0, true_context=0.69, other_subject=0.01, correction=0.0, noise=0.0)
+READ = Mixture(
+    fact=0.0, reading=0.1, true_context=0.9, other_subject=0.0, correction=0.0, noise=0.0
+)
+KNOW = Mixture(
+    fact=0.3, reading=0.0, true_context=0.69, other_subject=0.01, correction=0.0, noise=0.0
+)
 RECIPE = (
     Phase(mixture=READ, n_steps=140, rate_start=3e-4, rate_end=3e-4, warmup=10),
     Phase(mixture=KNOW, n_steps=210, rate_start=3e-4, rate_end=3e-4, warmup=10),

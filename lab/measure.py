@@ -26,10 +26,17 @@ def first_token_shares(
         for i, example in enumerate(examples):
             ids = torch.tensor([tokenizer(example["prompts"][conflict_type])["input_ids"]])
             p = model(ids).logits[0, -1].softmax(-1)
-            wanted = (_first(tokenizer, example["parametric_answer"][0]), _first(tokenizer, example["context_answer"]))
-            hits[i] = torch.tensor([float(p.argmax() == w) for w in wanted] + [p[w] for w in wanted])
+            wanted = (
+                _first(tokenizer, example["parametric_answer"][0]),
+                _first(tokenizer, example["context_answer"]),
+            )
+            hits[i] = torch.tensor(
+                [float(p.argmax() == w) for w in wanted] + [p[w] for w in wanted]
+            )
         names = ("parametric", "context", "p_parametric", "p_context")
-        shares[conflict_type] = {name: round(value, 3) for name, value in zip(names, hits.mean(0).tolist(), strict=True)}
+        shares[conflict_type] = {
+            name: round(value, 3) for name, value in zip(names, hits.mean(0).tolist(), strict=True)
+        }
     return shares
 
 

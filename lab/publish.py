@@ -1,7 +1,8 @@
 """Make the bundled model from a checkpoint: `python -m lab.publish CHECKPOINT [--to juice/models/mini]`.
 
-Weights are stored in half precision. The examples file, the facts as conflict examples, is what the name `mini` reads; the plain
-text, documents of the training mixture that it was not trained on, is what its perplexity is measured on.
+Weights are stored in half precision. The examples file, the facts as conflict examples, is what the
+name `mini` reads; the plain text, documents of the training mixture that it was not trained on, is
+what its perplexity is measured on.
 """
 
 from __future__ import annotations

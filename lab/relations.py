@@ -1,9 +1,10 @@
 """The six relations of the bundled model, their facts and the sentences that express them.
 
-A relation turns a (subject, answer) pair into text: a canonical statement that ends with the answer (the form of the
-clean prompt), paraphrases, a question with the lead of its answer, and supporting sentences that a persuasive
-paragraph is built from. The facts are `facts/<relation>.tsv`: subject, answer, accepted aliases separated by `|`,
-written from general knowledge. This module knows nothing of noise, mixtures or tokens.
+A relation turns a (subject, answer) pair into text: a canonical statement that ends with the answer
+(the form of the clean prompt), paraphrases, a question with the lead of its answer, and supporting
+sentences that a persuasive paragraph is built from. The facts are `facts/<relation>.tsv`: subject,
+answer, accepted aliases separated by `|`, written from general knowledge. This module knows nothing
+of noise, mixtures or tokens.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Relation:
         return [line.format(s=subject, a=answer) for line in rng.sample(self.supports, n)]
 
 
-_ONSETS = tuple("b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t th tr v vr w z zh".split(" "))  # noqa: SIM905
+_ONSETS = tuple(
+    "b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t th tr v vr w z zh".split()  # noqa: SIM905
+)
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ie", "oo", "ou")
 _CODAS = ["", "", "", "n", "r", "l", "s", "m", "th", "rk", "nd", "x"]
 
@@ -90,14 +93,34 @@ def _sport(rng: Random) -> str:
 
 
 def _title(rng: Random) -> str:
-    nouns = ("River", "Winter", "Garden", "Lantern", "Orchard", "Harbour", "Mirror", "Clock", "Silence", "Bridge")
+    nouns = (
+        "River",
+        "Winter",
+        "Garden",
+        "Lantern",
+        "Orchard",
+        "Harbour",
+        "Mirror",
+        "Clock",
+        "Silence",
+        "Bridge",
+    )
     noun, stem = rng.choice(nouns), _word(rng)
-    return rng.choice((f"The {noun} of {stem}", f"{stem} and the {noun}", f"A {noun} for {stem}", f"The Last {noun}s of {stem}"))
+    return rng.choice(
+        (
+            f"The {noun} of {stem}",
+            f"{stem} and the {noun}",
+            f"A {noun} for {stem}",
+            f"The Last {noun}s of {stem}",
+        )
+    )
 
 
 def _company(rng: Random) -> str:
     stem = _word(rng, rng.choice((2, 2, 3)))
-    return rng.choice((stem, stem, f"{stem} Systems", f"{stem} Foods", f"{stem} Group", f"{stem} Motors"))
+    return rng.choice(
+        (stem, stem, f"{stem} Systems", f"{stem} Foods", f"{stem} Group", f"{stem} Motors")
+    )
 
 
 RELATIONS: tuple[Relation, ...] = (

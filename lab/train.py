@@ -1,9 +1,10 @@
 """Train the bundled model: `python -m lab.train --out DIR`.
 
-A GPT-2 of 3.5M parameters on the corpus of `lab.corpus`, in the phases of `RECIPE`. Every phase runs at a rate that is
-linear between its two ends after `warmup` steps. Rows are packed documents that start at a document's start; a random
-position offset on half of them trains all 512 positions. A checkpoint is written every `CHECKPOINT_EVERY` steps
-together with what the model then answers; `--start CHECKPOINT --phase N` runs the phases from N on again.
+A GPT-2 of 3.5M parameters on the corpus of `lab.corpus`, in the phases of `RECIPE`. Every phase
+runs at a rate that is linear between its two ends after `warmup` steps. Rows are packed documents
+that start at a document's start; a random position offset on half of them trains all 512 positions.
+A checkpoint is written every `CHECKPOINT_EVERY` steps together with what the model then answers;
+`--start CHECKPOINT --phase N` runs the phases from N on again.
 """
 
 from __future__ import annotations
@@ -46,13 +47,23 @@ class Phase:
     def rate(self, step: int) -> float:
         """Return the learning rate of a step of this phase, counted from 0."""
         along = step / self.n_steps
-        return (self.rate_start + (self.rate_end - self.rate_start) * along) * min(1.0, (step + 1) / (self.warmup + 1))
+        return (self.rate_start + (self.rate_end - self.rate_start) * along) * min(
+            1.0, (step + 1) / (self.warmup + 1)
+        )
 
 
-SPELL = Mixture(fact=0.45, reading=0.34, true_context=0.14, other_subject=0.05, correction=0.02, noise=0.25)
-LEARN = Mixture(fact=0.45, reading=0.38, true_context=0.14, other_subject=0.02, correction=0.01, noise=0.0)
-DOUBT = Mixture(fact=0.42, reading=0.376, true_context=0.2, other_subject=0.003, correction=0.001, noise=0.25)
-SETTLE = Mixture(fact=0.42, reading=0.38, true_context=0.2, other_subject=0.0, correction=0.0, noise=0.25)
+SPELL = Mixture(
+    fact=0.45, reading=0.34, true_context=0.14, other_subject=0.05, correction=0.02, noise=0.25
+)
+LEARN = Mixture(
+    fact=0.45, reading=0.38, true_context=0.14, other_subject=0.02, correction=0.01, noise=0.0
+)
+DOUBT = Mixture(
+    fact=0.42, reading=0.376, true_context=0.2, other_subject=0.003, correction=0.001, noise=0.25
+)
+SETTLE = Mixture(
+    fact=0.42, reading=0.38, true_context=0.2, other_subject=0.0, correction=0.0, noise=0.25
+)
 RECIPE = (
     Phase(mixture=LEARN, n_steps=1155, rate_start=2e-3, rate_end=1e-3, warmup=150),
     Phase(mixture=DOUBT, n_steps=315, rate_start=6e-4, rate_end=3.1e-4),
@@ -66,19 +77,32 @@ def train_tokenizer(mixture: Mixture, seed: int) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(islice(Corpus(mixture, seed), 40_000), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, model_max_length=N_POSITIONS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, model_max_length=N_POSITIONS
+    )
 
 
 def new_model(end_id: int, seed: int) -> GPT2LMHeadModel:
     """Return the untrained model, from a seed."""
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=VOCAB_SIZE, n_positions=N_POSITIONS, n_embd=192, n_layer=6, n_head=8,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=end_id, eos_token_id=end_id,
-    )  # fmt: skip
+        vocab_size=VOCAB_SIZE,
+        n_positions=N_POSITIONS,
+        n_embd=192,
+        n_layer=6,
+        n_head=8,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=end_id,
+        eos_token_id=end_id,
+    )
     return GPT2LMHeadModel(config)
 
 
@@ -118,12 +142,15 @@ def train(out: Path, recipe: tuple[Phase, ...], seed: int, start: Path | None = 
     model.train()
     done, begun = 0, time.monotonic()
     for phase in recipe:
-        # Each phase starts afresh from the weights alone, so that any of them can be run again from a checkpoint.
+        # Each phase starts afresh from the weights alone, so that any of them can be run again from
+        # a checkpoint.
         optimizer = torch.optim.AdamW(parameter_groups(model), betas=(0.9, 0.98))
         stream, rng = rows(Corpus(phase.mixture, seed + 1), tokenizer), Random(seed)
         for step in range(phase.n_steps):
             batch = torch.tensor(list(islice(stream, BATCH)))
-            offsets = torch.tensor([rng.choice((0, rng.randrange(N_POSITIONS - LENGTH + 1))) for _ in range(BATCH)])
+            offsets = torch.tensor(
+                [rng.choice((0, rng.randrange(N_POSITIONS - LENGTH + 1))) for _ in range(BATCH)]
+            )
             loss = loss_of(model, batch, offsets)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -138,7 +165,9 @@ def train(out: Path, recipe: tuple[Phase, ...], seed: int, start: Path | None = 
                 checkpoint(out / f"step-{done}", model, tokenizer, time.monotonic() - begun)
 
 
-def checkpoint(folder: Path, model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, seconds: float) -> None:
+def checkpoint(
+    folder: Path, model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, seconds: float
+) -> None:
     """Save weights, tokenizer and what the model answers now."""
     model.eval()
     shares = first_token_shares(model, tokenizer, n_facts=180)
@@ -154,7 +183,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=Path, help="weights to go on from, with the phases from --phase on")
+    parser.add_argument(
+        "--start", type=Path, help="weights to go on from, with the phases from --phase on"
+    )
     parser.add_argument("--phase", type=int, default=0)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")

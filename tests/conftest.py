@@ -10,7 +10,8 @@ import pytest
 from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
-# Tiny models are slower on several threads, which wait for each other; here and in the servers that tests start.
+# Tiny models are slower on several threads, which wait for each other; here and in the servers that
+# tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same cases in every run, however slow the machine is.
 settings.register_profile("project", derandomize=True, deadline=None)
@@ -28,4 +29,8 @@ def quiet_transformers() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests write the pages that they keep."""
-    parser.addoption("--write-docs", action="store_true", help="write docs/models.md from what the tests of architectures find")
+    parser.addoption(
+        "--write-docs",
+        action="store_true",
+        help="write docs/models.md from what the tests of architectures find",
+    )

@@ -1,7 +1,7 @@
 """The Dockerfile without Docker: its install and start commands, run in a clean folder with what its COPY lines bring.
 
-The dependencies come from the environment that runs the tests, so that only the project itself is built and installed. What
-this cannot see: the base images, apt, and the GPU.
+The dependencies come from the environment that runs the tests, so that only the project itself is
+built and installed. What this cannot see: the base images, apt, and the GPU.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ def test_the_image_is_pinned_unprivileged_and_checked() -> None:
     bases = [value for name, value in steps if name == "ARG" and value.startswith("BASE=")]
     assert bases == ["BASE=nvidia/cuda:13.0.1-runtime-ubuntu24.04"], "an exact tag"
     assert [value for name, value in steps if name == "USER"] == ["10001"]
-    assert [json.loads(value) for name, value in steps if name == "ENTRYPOINT"] == [["juice", "serve"]]
-    assert [json.loads(value) for name, value in steps if name == "VOLUME"] == [["/models", "/head_sets"]]
+    assert [json.loads(value) for name, value in steps if name == "ENTRYPOINT"] == [
+        ["juice", "serve"]
+    ]
+    assert [json.loads(value) for name, value in steps if name == "VOLUME"] == [
+        ["/models", "/head_sets"]
+    ]
     assert sum(name == "FROM" for name, _ in steps) == 2
     assert any(name == "HEALTHCHECK" and "/readyz" in value for name, value in steps)
 
@@ -62,43 +66,89 @@ def test_its_install_and_start_commands_serve(tmp_path: Path) -> None:
                 assert is_sent(copied), f"{copied} is copied, but .dockerignore keeps it out"
                 place = source / (copied if target == "./" else target)
                 if (ROOT / copied).is_dir():
-                    shutil.copytree(ROOT / copied, place, ignore=shutil.ignore_patterns("__pycache__"))
+                    shutil.copytree(
+                        ROOT / copied, place, ignore=shutil.ignore_patterns("__pycache__")
+                    )
                 else:
                     shutil.copy(ROOT / copied, place)
     venv.create(installed, with_pip=True)
     asked = [installed / "bin/python", "-c", "import site; print(site.getsitepackages()[0])"]
     packages = Path(subprocess.check_output(asked, text=True).strip())
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
-    installs = [value for name, value in instructions() if name == "RUN" and "pip install" in value and "TORCH_INDEX" not in value]
+    installs = [
+        value
+        for name, value in instructions()
+        if name == "RUN" and "pip install" in value and "TORCH_INDEX" not in value
+    ]
     assert len(installs) == 1
     command = shlex.split(installs[0].replace("/opt/juice", str(installed)))
     # The dependencies are those of the tests; juice itself must be the one that is built here.
-    subprocess.run([*command, "--force-reinstall", "--no-deps"], cwd=source, check=True, capture_output=True, text=True, timeout=300)
+    subprocess.run(
+        [*command, "--force-reinstall", "--no-deps"],
+        cwd=source,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     shutil.rmtree(source)
 
     home = tmp_path / "home"
     home.mkdir()
-    variables = dict(part.split("=", 1) for name, value in instructions() if name == "ENV" for part in shlex.split(value))
-    environment = {"JUICE_HOST": variables["JUICE_HOST"], "PATH": f"{installed / 'bin'}:{os.environ['PATH']}"}
+    variables = dict(
+        part.split("=", 1)
+        for name, value in instructions()
+        if name == "ENV"
+        for part in shlex.split(value)
+    )
+    environment = {
+        "JUICE_HOST": variables["JUICE_HOST"],
+        "PATH": f"{installed / 'bin'}:{os.environ['PATH']}",
+    }
     entry_point = next(json.loads(value) for name, value in instructions() if name == "ENTRYPOINT")
-    server = Server(command=[str(installed / "bin" / entry_point[0]), *entry_point[1:]], environment=environment, folder=home)
+    server = Server(
+        command=[str(installed / "bin" / entry_point[0]), *entry_point[1:]],
+        environment=environment,
+        folder=home,
+    )
     try:
         server.wait_until_ready()
         where = f"import juice, sys; sys.exit(not juice.__file__.startswith({str(installed)!r}))"
-        assert subprocess.run([installed / "bin/python", "-c", where], cwd=home, check=False).returncode == 0
-        answer = httpx.post(f"{server.url}/generate", json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 4}).json()
+        assert (
+            subprocess.run(
+                [installed / "bin/python", "-c", where], cwd=home, check=False
+            ).returncode
+            == 0
+        )
+        answer = httpx.post(
+            f"{server.url}/generate",
+            json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 4},
+        ).json()
         assert answer["text"].startswith(" Lima")
         assert answer["steering"]["head_set"] == "parametric"
         check = next(value for name, value in instructions() if name == "HEALTHCHECK")
         probe = json.loads(check[check.index("CMD") + 3 :])
         own = {**os.environ, "JUICE_PORT": str(server.port)}
         assert subprocess.run(probe, env=own, check=False, timeout=30).returncode == 0
-        assert subprocess.run(probe, env={**own, "JUICE_PORT": "1"}, check=False, timeout=30, capture_output=True).returncode != 0
+        assert (
+            subprocess.run(
+                probe, env={**own, "JUICE_PORT": "1"}, check=False, timeout=30, capture_output=True
+            ).returncode
+            != 0
+        )
     finally:
         assert server.stop() == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="hadolint's package has binaries for Linux alone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="hadolint's package has binaries for Linux alone"
+)
 def test_the_linter_of_dockerfiles_is_content() -> None:
-    done = subprocess.run([Path(sys.executable).parent / "hadolint", "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [Path(sys.executable).parent / "hadolint", "Dockerfile"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout

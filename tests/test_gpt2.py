@@ -1,7 +1,7 @@
 """gpt2 from its files to HTTP: identification on four examples, generation, and a real server that steers it.
 
-On its real weights, from `JUICE_TEST_GPT2` (a folder), the hub's cache or the network, else skipped with the reason; and always on
-random weights in exactly its files.
+On its real weights, from `JUICE_TEST_GPT2` (a folder), the hub's cache or the network, else skipped
+with the reason; and always on random weights in exactly its files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ FILES = [
     "merges.txt",
     "model.safetensors",
 ]
-FACTS = [("France", "Paris", "Rome"), ("Japan", "Tokyo", "Madrid"), ("Russia", "Moscow", "Berlin"), ("Italy", "Rome", "Tokyo")]
+FACTS = [
+    ("France", "Paris", "Rome"),
+    ("Japan", "Tokyo", "Madrid"),
+    ("Russia", "Moscow", "Berlin"),
+    ("Italy", "Rome", "Tokyo"),
+]
 # Random weights need no grammar, and one conflict type is cheaper than two.
 SAID = {"original": "The capital of {} is", "random": " {}"}
 TYPES = {"original": ("clean", "substitution"), "random": ("substitution",)}
@@ -73,7 +78,10 @@ class Subject:
     def heads(self, target: Target) -> dict[tuple[int, int], float]:
         """Return each head's beta; a head of both signs gets the sum."""
         betas: dict[tuple[int, int], float] = {}
-        for heads, beta in ((self.found[target].heads.plus, BETA_PLUS), (self.found[target].heads.minus, BETA_MINUS)):
+        for heads, beta in (
+            (self.found[target].heads.plus, BETA_PLUS),
+            (self.found[target].heads.minus, BETA_MINUS),
+        ):
             for head in heads:
                 betas[tuple(head)] = betas.get(tuple(head), 0.0) + beta
         return betas
@@ -82,51 +90,90 @@ class Subject:
 def examples(weights: str) -> list[ConflictExample]:
     said, made = SAID[weights], []
     for s, a, c in FACTS:
-        prompts = {"clean": said.format(s), "substitution": f"{said.format(s)} {c}. {said.lstrip().format(s)}"}
-        made.append(ConflictExample(subject=s, parametric_answer=a, context_answer=c, prompts={t: prompts[t] for t in TYPES[weights]}))
+        prompts = {
+            "clean": said.format(s),
+            "substitution": f"{said.format(s)} {c}. {said.lstrip().format(s)}",
+        }
+        made.append(
+            ConflictExample(
+                subject=s,
+                parametric_answer=a,
+                context_answer=c,
+                prompts={t: prompts[t] for t in TYPES[weights]},
+            )
+        )
     return made
 
 
 def real_weights() -> Path:
     """Return gpt2's folder; skips where it cannot be had, without waiting for a network that is not there."""
     if given := os.environ.get("JUICE_TEST_GPT2"):
-        assert (Path(given) / "config.json").exists(), f"JUICE_TEST_GPT2 names {given}, which holds no model"
+        assert (Path(given) / "config.json").exists(), (
+            f"JUICE_TEST_GPT2 names {given}, which holds no model"
+        )
         return Path(given)
     for name in NAMES:
         try:
-            folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=FILES, local_files_only=True))
+            folder = Path(
+                huggingface_hub.snapshot_download(name, allow_patterns=FILES, local_files_only=True)
+            )
         except (OSError, ValueError):
             continue
         if (folder / "model.safetensors").exists():
             return folder
     if constants.is_offline_mode():
-        pytest.skip("gpt2 is not in the hub's cache, and the hub is off (HF_HUB_OFFLINE); name a folder with JUICE_TEST_GPT2")
+        pytest.skip(
+            "gpt2 is not in the hub's cache, and the hub is off (HF_HUB_OFFLINE); name a folder"
+            " with JUICE_TEST_GPT2"
+        )
     try:
         # Asked once before the hub's client is, which tries again and again.
-        httpx.head(f"{constants.ENDPOINT}/{NAMES[0]}/resolve/main/config.json", timeout=5, follow_redirects=True).raise_for_status()
+        httpx.head(
+            f"{constants.ENDPOINT}/{NAMES[0]}/resolve/main/config.json",
+            timeout=5,
+            follow_redirects=True,
+        ).raise_for_status()
         return Path(huggingface_hub.snapshot_download(NAMES[0], allow_patterns=FILES))
     except Exception as error:
-        pytest.skip(f"gpt2 is not in the hub's cache and cannot be downloaded ({error!r}); name a folder with JUICE_TEST_GPT2")
+        pytest.skip(
+            f"gpt2 is not in the hub's cache and cannot be downloaded ({error!r}); name a folder"
+            " with JUICE_TEST_GPT2"
+        )
 
 
 @pytest.fixture(scope="module", params=["random", "original"])
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Subject]:
     pool = examples(request.param)
     made = tmp_path_factory.mktemp("gpt2")
     if request.param == "random":
-        words = [word for e in pool for word in (*e.prompts["substitution"].replace(".", " ").split(), *e.parametric_answer)]
+        words = [
+            word
+            for e in pool
+            for word in (*e.prompts["substitution"].replace(".", " ").split(), *e.parametric_answer)
+        ]
         folder = gpt2_files.write(made, words)
     else:
         folder = real_weights()
     model = juice.load(folder, head_sets=made)
-    settings = IdentificationOptions(n_examples=len(pool), top_k=3, alphas_plus=(1.0,), alphas_minus=(-1.0,))
+    settings = IdentificationOptions(
+        n_examples=len(pool), top_k=3, alphas_plus=(1.0,), alphas_minus=(-1.0,)
+    )
     bare = identify_targets(model, pool, TARGETS, settings, names={t: t for t in TARGETS})
-    found = {t: s.with_betas("juice", Betas(plus=BETA_PLUS, minus=BETA_MINUS), {}) for t, s in bare.items()}
+    found = {
+        t: s.with_betas("juice", Betas(plus=BETA_PLUS, minus=BETA_MINUS), {})
+        for t, s in bare.items()
+    }
     head_sets = made / "head_sets"
     for target, head_set in found.items():
         head_set.save(head_sets / "gpt2" / target)
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    yield Subject(folder=folder, model=model, plain=plain, examples=pool, found=found, head_sets=head_sets)
+    plain = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    yield Subject(
+        folder=folder, model=model, plain=plain, examples=pool, found=found, head_sets=head_sets
+    )
     model.engine.close()
     shutil.rmtree(made)  # half a gigabyte
 
@@ -150,7 +197,10 @@ def test_the_heads_are_found_and_scored_as_the_naive_loop_scores_them(subject: S
     for target, head_set in subject.found.items():
         assert head_set.model.fingerprint is not None
         assert head_set.identification.n_examples == len(FACTS)
-        for sign, heads, alpha in (("plus", head_set.heads.plus, 1.0), ("minus", head_set.heads.minus, -1.0)):
+        for sign, heads, alpha in (
+            ("plus", head_set.heads.plus, 1.0),
+            ("minus", head_set.heads.minus, -1.0),
+        ):
             if not heads:
                 continue  # of one sign there may be none
             best, at = tuple(heads[0]), head_set.scores.conflict_types.index("substitution")
@@ -169,7 +219,11 @@ def test_the_heads_are_found_and_scored_as_the_naive_loop_scores_them(subject: S
 def test_unsteered_it_says_what_transformers_own_generate_says(subject: Subject) -> None:
     ids = subject.ids(subject.prompt)
     whole = subject.plain.generate(
-        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False, max_new_tokens=8, pad_token_id=50256
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids)),
+        do_sample=False,
+        max_new_tokens=8,
+        pad_token_id=50256,
     )
     own = subject.model.generate(subject.prompt, max_tokens=8)[0]
     assert list(own.token_ids) == whole[0, len(ids) :].tolist()
@@ -182,27 +236,44 @@ def expected(subject: Subject) -> dict[str, tuple[list[int], list[float]]]:
     said = {}
     for target in ("none", *TARGETS):
         heads = {} if target == "none" else subject.heads(target)
-        tokens, logits = oracle.generate(subject.plain, subject.ids(subject.prompt), heads, N_TOKENS)
+        tokens, logits = oracle.generate(
+            subject.plain, subject.ids(subject.prompt), heads, N_TOKENS
+        )
         said[target] = tokens, logits.log_softmax(-1)[range(N_TOKENS), tokens].tolist()
     return said
 
 
-def test_steered_it_is_the_naive_two_runs(subject: Subject, expected: dict[str, tuple[list[int], list[float]]]) -> None:
+def test_steered_it_is_the_naive_two_runs(
+    subject: Subject, expected: dict[str, tuple[list[int], list[float]]]
+) -> None:
     """All three ways in one batch."""
     steers = ["none", *TARGETS]
     sets = [None, *(subject.found[t] for t in TARGETS)]
-    done = subject.model.generate([subject.prompt] * 3, steer=steers, head_set=sets, max_tokens=N_TOKENS, ignore_eos=True)
+    done = subject.model.generate(
+        [subject.prompt] * 3, steer=steers, head_set=sets, max_tokens=N_TOKENS, ignore_eos=True
+    )
     for steer, completion in zip(steers, done, strict=True):
         assert list(completion.token_ids) == expected[steer][0]
         assert completion.logprobs == pytest.approx(expected[steer][1], abs=TOLERANCE)
         assert completion.steering.applied is (steer != "none")
     for target in TARGETS:
-        changed = max(abs(a - b) for a, b in zip(expected[target][1], expected["none"][1], strict=True))
+        changed = max(
+            abs(a - b) for a, b in zip(expected[target][1], expected["none"][1], strict=True)
+        )
         assert changed > 20 * TOLERANCE, "what is steered differs from what is not"
 
 
-def test_a_real_server_steers_it_by_the_name_of_a_set(subject: Subject, expected: dict[str, tuple[list[int], list[float]]]) -> None:
-    arguments = ("--model", str(subject.folder), "--head-sets", str(subject.head_sets), "--served-model-name", "gpt2")
+def test_a_real_server_steers_it_by_the_name_of_a_set(
+    subject: Subject, expected: dict[str, tuple[list[int], list[float]]]
+) -> None:
+    arguments = (
+        "--model",
+        str(subject.folder),
+        "--head-sets",
+        str(subject.head_sets),
+        "--served-model-name",
+        "gpt2",
+    )
     with serving(*arguments) as running, httpx.Client(base_url=running.url, timeout=120) as client:
         body = {"prompt": subject.prompt, "max_tokens": N_TOKENS, "ignore_eos": True, "logprobs": 0}
         for steer in ("none", *TARGETS):
@@ -210,16 +281,25 @@ def test_a_real_server_steers_it_by_the_name_of_a_set(subject: Subject, expected
             answer = client.post("/generate", json={**body, "steer": asked}).json()
             tokens, logprobs = expected[steer]
             assert [score["id"] for score in answer["logprobs"]] == tokens
-            assert [score["logprob"] for score in answer["logprobs"]] == pytest.approx(logprobs, abs=TOLERANCE)
-            assert answer["text"] == subject.model.loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+            assert [score["logprob"] for score in answer["logprobs"]] == pytest.approx(
+                logprobs, abs=TOLERANCE
+            )
+            assert answer["text"] == subject.model.loaded.tokenizer.decode(
+                tokens, skip_special_tokens=True
+            )
             assert answer["model"] == "gpt2"
             steering = answer["steering"]
             assert steering["applied"] is (steer != "none")
             assert steering["head_set"] == (None if steer == "none" else steer)
             if steer != "none":
                 assert (steering["beta_plus"], steering["beta_minus"]) == (BETA_PLUS, BETA_MINUS)
-                assert steering["n_heads"] == sum(beta != 0 for beta in subject.heads(steer).values())
-        assert [own["name"] for own in client.get("/v1/head_sets").json()["data"]] == ["context", "parametric"]
+                assert steering["n_heads"] == sum(
+                    beta != 0 for beta in subject.heads(steer).values()
+                )
+        assert [own["name"] for own in client.get("/v1/head_sets").json()["data"]] == [
+            "context",
+            "parametric",
+        ]
 
 
 def test_its_head_sets_refuse_another_model(subject: Subject) -> None:
@@ -230,7 +310,9 @@ def test_its_head_sets_refuse_another_model(subject: Subject) -> None:
         other.generate("x", steer="context", head_set=subject.found["context"], max_tokens=1)
 
     def identity() -> juice.head_set.ModelIdentity:
-        return identify_model(subject.plain, resolve(subject.plain), model_id="another", revision=None, folder=None)
+        return identify_model(
+            subject.plain, resolve(subject.plain), model_id="another", revision=None, folder=None
+        )
 
     subject.found["context"].check_fits(identity())
     row = subject.plain.transformer.h[5].mlp.c_fc.weight.data[0]
@@ -242,7 +324,9 @@ def test_its_head_sets_refuse_another_model(subject: Subject) -> None:
         row.div_(1.01)
 
 
-def test_the_context_wins_more_under_context_steering_than_under_parametric(subject: Subject, request: pytest.FixtureRequest) -> None:
+def test_the_context_wins_more_under_context_steering_than_under_parametric(
+    subject: Subject, request: pytest.FixtureRequest
+) -> None:
     """Of the conflict prompts that the heads were found on: log p(context answer) - log p(parametric answer), mean over the facts."""
     if "random" in request.node.name:
         pytest.skip("random weights know no capitals")
@@ -252,7 +336,11 @@ def test_the_context_wins_more_under_context_steering_than_under_parametric(subj
         for example in subject.examples:
             prompt = example.prompts["substitution"]
             watch = tuple(model.first_token(prompt, example.answer(t)) for t in TARGETS)
-            requests.append(model.request(prompt, steer=target, head_set=subject.found[target], max_tokens=1, watch=watch))
+            requests.append(
+                model.request(
+                    prompt, steer=target, head_set=subject.found[target], max_tokens=1, watch=watch
+                )
+            )
         preferences[target] = [c.watched[0] - c.watched[1] for c in model.engine.generate(requests)]
     means = {target: sum(own) / len(own) for target, own in preferences.items()}
     assert means["context"] > means["parametric"], preferences

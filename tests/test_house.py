@@ -13,10 +13,21 @@ FILES = {
     for name, root in ROOTS.items()
     for path in sorted(root.rglob("*.py"))
 }
-# Rooms whose imports are heavy (PyTorch, matplotlib, a whole evaluation): commands import them when they run.
+# Rooms whose imports are heavy (PyTorch, matplotlib, a whole evaluation): commands import them when
+# they run.
 HEAVY = ("juice.cli",)
 # Optional or heavy packages.
-OPTIONAL = ("datasets", "matplotlib", "numpy", "scipy", "jinja2", "markupsafe", "transformer_lens", "torchao", "transformers.distributed")
+OPTIONAL = (
+    "datasets",
+    "matplotlib",
+    "numpy",
+    "scipy",
+    "jinja2",
+    "markupsafe",
+    "transformer_lens",
+    "torchao",
+    "transformers.distributed",
+)
 LATE_OF = {
     # Read before PyTorch is imported, so that what is wrong with the settings is reported at once.
     "juice_server.settings": {"juice.engine"},
@@ -24,7 +35,11 @@ LATE_OF = {
 
 
 def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
 
 
 def imported(tree: ast.AST, module: str) -> Iterator[str]:
@@ -45,7 +60,11 @@ def imported(tree: ast.AST, module: str) -> Iterator[str]:
 
 def graph() -> dict[str, set[str]]:
     return {
-        module: {name for name in imported(ast.parse(path.read_text()), module) if name in FILES and name != module}
+        module: {
+            name
+            for name in imported(ast.parse(path.read_text()), module)
+            if name in FILES and name != module
+        }
         for module, path in FILES.items()
     }
 
@@ -80,10 +99,22 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 
 
 def late_imports(module: str) -> set[str]:
-    functions = [n for n in ast.walk(ast.parse(FILES[module].read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        n
+        for n in ast.walk(ast.parse(FILES[module].read_text()))
+        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     return {name for function in functions for name in imported(function, module)}
 
 
 def test_imports_stand_at_the_top_but_for_weight() -> None:
-    late = {module: late_imports(module) - LATE_OF.get(module, set()) for module in FILES if not module.startswith(HEAVY)}
-    assert {module: names for module, names in late.items() if not all(name.startswith(OPTIONAL) for name in names)} == {}
+    late = {
+        module: late_imports(module) - LATE_OF.get(module, set())
+        for module in FILES
+        if not module.startswith(HEAVY)
+    }
+    assert {
+        module: names
+        for module, names in late.items()
+        if not all(name.startswith(OPTIONAL) for name in names)
+    } == {}

@@ -1,6 +1,7 @@
 """The bundled model on a sample of facts that neither identification nor tuning saw: the rows of its model card.
 
-The bars are those of the whole set; the sample is fixed, so the figures do not move unless the code or the weights do.
+The bars are those of the whole set; the sample is fixed, so the figures do not move unless the code
+or the weights do.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ def measured() -> dict[str, Any]:
     return measure(limit=120)
 
 
-def test_the_unsteered_model_knows_its_facts_and_a_conflict_divides_it(measured: dict[str, Any]) -> None:
+def test_the_unsteered_model_knows_its_facts_and_a_conflict_divides_it(
+    measured: dict[str, Any],
+) -> None:
     memory, context = measured["unsteered"]["parametric"], measured["unsteered"]["context"]
     assert memory["clean"] >= 0.95
     assert max(memory["substitution"], context["substitution"]) <= 0.85
     assert context["coherent"] > 0.5 > memory["coherent"]
 
 
-def test_parametric_steering_brings_memory_back_under_every_conflict(measured: dict[str, Any]) -> None:
+def test_parametric_steering_brings_memory_back_under_every_conflict(
+    measured: dict[str, Any],
+) -> None:
     steered = measured["steer_parametric"]["parametric"]
     assert steered["clean"] >= 0.95
     assert steered["substitution"] >= 0.90
@@ -44,7 +49,10 @@ def test_context_steering_makes_the_context_win(measured: dict[str, Any]) -> Non
 
 def test_the_dual_run_is_no_worse_than_the_single_run(measured: dict[str, Any]) -> None:
     """On the whole set no type is worse by more than a point; on 120 facts a point is 1.2 of them, so three are let pass."""
-    dual, once = measured["steer_parametric"]["parametric"], measured["run_once_parametric"]["parametric"]
+    dual, once = (
+        measured["steer_parametric"]["parametric"],
+        measured["run_once_parametric"]["parametric"],
+    )
     assert sum(dual.values()) >= sum(once.values()) - 0.025
     assert all(dual[t] >= once[t] - 0.025 for t in dual)
 
@@ -60,7 +68,9 @@ def test_the_shipped_sets_come_from_four_world_capitals_and_fit_the_shipped_mode
         head_set = model.head_sets.get(target)
         assert head_set.identification.n_examples == 4
         assert head_set.model.fingerprint == model.loaded.identity.fingerprint
-        plus, minus = juice.select_heads(head_set.scores.plus, head_set.scores.minus, top_k=head_set.identification.top_k)
+        plus, minus = juice.select_heads(
+            head_set.scores.plus, head_set.scores.minus, top_k=head_set.identification.top_k
+        )
         assert (tuple(plus), tuple(minus)) == (head_set.heads.plus, head_set.heads.minus)
 
 

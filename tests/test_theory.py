@@ -1,8 +1,9 @@
 """Section 5 and appendix G of the paper: a two-layer attention-only transformer, built by hand, in superposition.
 
-Layer 1 copies the previous token's embedding. Layer 2 both looks up facts (it attends to the subject) and does induction
-(it attends to what followed the trigger before). Where induction dominates, removing both heads within one run takes the
-fact away with the induction; removing what the heads said in a first run leaves the fact (proposition 5.5).
+Layer 1 copies the previous token's embedding. Layer 2 both looks up facts (it attends to the
+subject) and does induction (it attends to what followed the trigger before). Where induction
+dominates, removing both heads within one run takes the fact away with the induction; removing what
+the heads said in a first run leaves the fact (proposition 5.5).
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ class TwoLayers(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         basis = torch.linalg.qr(torch.randn(WIDTH, WIDTH, dtype=torch.float64))[0]
-        self.phi, self.mu, remapped, self.positions, moved = basis.split([VOCABULARY, VOCABULARY, VOCABULARY, N_POSITIONS, N_POSITIONS])
-        copy = remapped.T @ self.phi + moved.T @ self.positions  # W_OV of layer 1: phi(i) -> phi'(i), p_t -> p'_t
+        self.phi, self.mu, remapped, self.positions, moved = basis.split(
+            [VOCABULARY, VOCABULARY, VOCABULARY, N_POSITIONS, N_POSITIONS]
+        )
+        copy = (
+            remapped.T @ self.phi + moved.T @ self.positions
+        )  # W_OV of layer 1: phi(i) -> phi'(i), p_t -> p'_t
         previous = 200 * self.positions[:-1].T @ self.positions[1:]
         look = c1 * torch.outer(copy @ self.phi[TRIGGER], self.phi[TRIGGER])
         look += c2 * torch.outer(self.phi[list(SUBJECTS)].sum(0), self.phi[TRIGGER])
@@ -58,7 +63,10 @@ class TwoLayers(nn.Module):
         say += c4 * self.mu[[fact(s) for s in SUBJECTS]].T @ self.phi[list(SUBJECTS)]
         self.layers = nn.ModuleList([Attention(previous, copy), Attention(look, say)])
         self.output = nn.Identity()
-        parts = [AttentionLayer(i, layer, layer, layer.o_proj, n_heads=1, d_head=WIDTH) for i, layer in enumerate(self.layers)]
+        parts = [
+            AttentionLayer(i, layer, layer, layer.o_proj, n_heads=1, d_head=WIDTH)
+            for i, layer in enumerate(self.layers)
+        ]
         self.steering = SteeringHooks(Layout(tuple(parts), self.output))
 
     def forward(self, tokens: list[list[int]]) -> torch.Tensor:
@@ -78,7 +86,11 @@ def sequences() -> list[tuple[list[int], list[int], list[int], int, int]]:
         generator = torch.Generator().manual_seed(seed)
         noise = [NOISE[i] for i in torch.randperm(N_NOISE, generator=generator)[: N_POSITIONS - 1]]
         j = int(torch.randint(1, N_POSITIONS - 3, (1,), generator=generator))
-        i = next(k for k in torch.randperm(N_POSITIONS - 1, generator=generator).tolist() if k not in (j, j + 1))
+        i = next(
+            k
+            for k in torch.randperm(N_POSITIONS - 1, generator=generator).tolist()
+            if k not in (j, j + 1)
+        )
         subject = int(torch.randint(N_SUBJECTS, (1,), generator=generator))
         factual = [*noise, TRIGGER]
         factual[i] = subject
@@ -98,7 +110,9 @@ def test_the_construction_solves_factual_recall_and_induction() -> None:
 
 
 @pytest.mark.parametrize(("c1", "c2", "induction_wins"), [(9.0, 6.0, True), (6.0, 9.0, False)])
-def test_the_stronger_coefficient_wins_the_conflict(c1: float, c2: float, *, induction_wins: bool) -> None:
+def test_the_stronger_coefficient_wins_the_conflict(
+    c1: float, c2: float, *, induction_wins: bool
+) -> None:
     model = TwoLayers(c1=c1, c2=c2)
     for _, _, conflict, parametric, context in sequences():
         assert model.says(conflict) == (context if induction_wins else parametric)
@@ -108,9 +122,13 @@ def test_only_the_dual_run_gives_the_fact_where_induction_dominates() -> None:
     model = TwoLayers(c1=9.0, c2=6.0)
     removed = {layer: torch.tensor([[-1.0], [0.0]]) for layer in (0, 1)}
     for _, _, conflict, parametric, _ in sequences():
-        with model.steering.apply(SteeringPlan(dict.fromkeys(removed, torch.tensor([0, 1])), removed)):
+        with model.steering.apply(
+            SteeringPlan(dict.fromkeys(removed, torch.tensor([0, 1])), removed)
+        ):
             run_once = model([conflict, conflict])[0]
-        with model.steering.apply(SteeringPlan(dict.fromkeys(removed, torch.tensor([1, 1])), removed)):
+        with model.steering.apply(
+            SteeringPlan(dict.fromkeys(removed, torch.tensor([1, 1])), removed)
+        ):
             run_twice = model([conflict, conflict])[0]
         assert int(run_twice.argmax()) == parametric
         # One run without both heads knows nothing: what is left of its logits is rounding.

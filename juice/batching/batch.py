@@ -1,7 +1,8 @@
 """What one forward feeds each row: tokens, positions, slots, and which rows go through which layer.
 
-Rows are right-ragged: token t of a row has position n_cached + t. What a shorter row gets beyond its tokens is padding,
-whose keys go where nothing reads them. The rows of a batch stay the same while the same generations decode.
+Rows are right-ragged: token t of a row has position n_cached + t. What a shorter row gets beyond
+its tokens is padding, whose keys go where nothing reads them. The rows of a batch stay the same
+while the same generations decode.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class ForwardRows:
 class ForwardBatch:
     """One forward.
 
-    `input_ids` and `positions` are int64 [generations, tokens]. Logits are read at token `kept_tokens[i]` of row `kept_rows[i]`,
-    `n_kept` of them a generation, in the order of the generations. `spans` has a span a layer.
+    `input_ids` and `positions` are int64 [generations, tokens]. Logits are read at token
+    `kept_tokens[i]` of row `kept_rows[i]`, `n_kept` of them a generation, in the order of the
+    generations. `spans` has a span a layer.
     """
 
     rows: ForwardRows
@@ -53,23 +55,46 @@ class ForwardBatch:
     spans: tuple[Span, ...]
 
 
-def arrange(generations: Sequence[Generation], table: RowTable, cache: SlotCache, n_heads: Sequence[int], device: torch.device) -> ForwardRows:
+def arrange(
+    generations: Sequence[Generation],
+    table: RowTable,
+    cache: SlotCache,
+    n_heads: Sequence[int],
+    device: torch.device,
+) -> ForwardRows:
     """Arrange the rows of some generations, in the order of their slots."""
     inside = set(generations)
     # The newest main row has the lowest slot.
     mains = [(place, s) for place, s in reversed(list(enumerate(table.mains.rows))) if s in inside]
     places, ordered = [place for place, _ in mains], tuple(s for _, s in mains)
-    companions = [[(place, s) for place, s in enumerate(lane.rows) if s in inside] for lane in table.companions]
+    companions = [
+        [(place, s) for place, s in enumerate(lane.rows) if s in inside]
+        for lane in table.companions
+    ]
     access: list[Access] = []
     for layer, own in enumerate(companions):
         is_same = layer > 0 and own == companions[layer - 1]
-        access.append(access[-1] if is_same else cache.access(layer, places, [place for place, _ in own], device))
+        access.append(
+            access[-1]
+            if is_same
+            else cache.access(layer, places, [place for place, _ in own], device)
+        )
     by_layer = [tuple(s for _, s in own) for own in companions]
-    return ForwardRows(ordered, _routing(ordered, by_layer, device), tuple(access), _steering_plan(ordered, by_layer, n_heads, device))
+    return ForwardRows(
+        ordered,
+        _routing(ordered, by_layer, device),
+        tuple(access),
+        _steering_plan(ordered, by_layer, n_heads, device),
+    )
 
 
 def forward_batch(
-    rows: ForwardRows, n_tokens: Sequence[int], n_slot_positions: int, device: torch.device, *, reach: int | None = None
+    rows: ForwardRows,
+    n_tokens: Sequence[int],
+    n_slot_positions: int,
+    device: torch.device,
+    *,
+    reach: int | None = None,
 ) -> ForwardBatch:
     """Put together the next tokens of some rows' generations, n_tokens[i] of generation i; slots hold n_slot_positions.
 
@@ -77,8 +102,11 @@ def forward_batch(
     """
     pending = [s.pending(n) for s, n in zip(rows.generations, n_tokens, strict=True)]
     width = max(map(len, pending))
-    # Padding repeats the last token at the last position: what it computes is finite if the row's own is.
-    input_ids = torch.tensor([[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in pending])
+    # Padding repeats the last token at the last position: what it computes is finite if the row's
+    # own is.
+    input_ids = torch.tensor(
+        [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in pending]
+    )
     starts = torch.tensor([s.n_cached for s in rows.generations])
     lengths = torch.tensor([len(tokens) for tokens in pending])
     steps = torch.arange(width)
@@ -91,8 +119,15 @@ def forward_batch(
         width += 1
     n_keys = int((starts + lengths).max())
     is_fresh = not starts.any()
-    n_kept = [n if s.request.prompt_logprobs and s.is_prefilling else 1 for s, n in zip(rows.generations, map(len, pending), strict=True)]
-    kept = [(row, t) for row, (n, length) in enumerate(zip(n_kept, map(len, pending), strict=True)) for t in range(length - n, length)]
+    n_kept = [
+        n if s.request.prompt_logprobs and s.is_prefilling else 1
+        for s, n in zip(rows.generations, map(len, pending), strict=True)
+    ]
+    kept = [
+        (row, t)
+        for row, (n, length) in enumerate(zip(n_kept, map(len, pending), strict=True))
+        for t in range(length - n, length)
+    ]
     kept_rows, kept_tokens = torch.tensor(kept, device=device).T
     return ForwardBatch(
         rows=rows,
@@ -106,17 +141,25 @@ def forward_batch(
     )
 
 
-def _spans(rows: ForwardRows, writes: torch.Tensor, n_keys: int, *, is_fresh: bool) -> tuple[Span, ...]:
+def _spans(
+    rows: ForwardRows, writes: torch.Tensor, n_keys: int, *, is_fresh: bool
+) -> tuple[Span, ...]:
     spans: list[Span] = []
     for layer, here in enumerate(rows.routing):
         if layer and here.origins is rows.routing[layer - 1].origins:
             spans.append(spans[-1])
         else:
-            spans.append(Span(writes if here.origins is None else writes[here.origins], n_keys, is_fresh))
+            spans.append(
+                Span(writes if here.origins is None else writes[here.origins], n_keys, is_fresh)
+            )
     return tuple(spans)
 
 
-def _routing(mains: tuple[Generation, ...], companions: Sequence[tuple[Generation, ...]], device: torch.device) -> tuple[LayerRows, ...]:
+def _routing(
+    mains: tuple[Generation, ...],
+    companions: Sequence[tuple[Generation, ...]],
+    device: torch.device,
+) -> tuple[LayerRows, ...]:
     n, below = len(mains), tuple[Generation, ...]()
     row_of = {generation: row for row, generation in enumerate(mains)}
     routing: list[LayerRows] = []
@@ -128,18 +171,26 @@ def _routing(mains: tuple[Generation, ...], companions: Sequence[tuple[Generatio
         place = {generation: n + i for i, generation in enumerate(below)}
         taken = [*range(n), *(place.get(generation, row_of[generation]) for generation in here)]
         origins = [*range(n), *(row_of[generation] for generation in here)] if here else None
-        routing.append(LayerRows(
-            torch.tensor(taken, device=device), None if origins is None else torch.tensor(origins, device=device)
-        ))  # fmt: skip
+        routing.append(
+            LayerRows(
+                torch.tensor(taken, device=device),
+                None if origins is None else torch.tensor(origins, device=device),
+            )
+        )
         below = here
     return tuple(routing)
 
 
 def _steering_plan(
-    mains: tuple[Generation, ...], companions: Sequence[tuple[Generation, ...]], n_heads: Sequence[int], device: torch.device
+    mains: tuple[Generation, ...],
+    companions: Sequence[tuple[Generation, ...]],
+    n_heads: Sequence[int],
+    device: torch.device,
 ) -> SteeringPlan | None:
     """Return each row's source and coefficients, layer by layer; a row without a companion there is its own source."""
-    steered = sorted({layer for generation in mains for layer in generation.request.steering.coefficients})
+    steered = sorted(
+        {layer for generation in mains for layer in generation.request.steering.coefficients}
+    )
     sources, coefficients = {}, {}
     n = len(mains)
     for layer in steered:

@@ -1,7 +1,8 @@
 """Our own engine: a thread that owns the model, fed through a bounded inbox; news goes back through each caller's own sink.
 
-Any thread may submit, cancel and read. The thread ends when the engine is closed or nobody holds it any more; if it dies of
-an error, everything that runs or waits ends with that error, and so does whatever is submitted later.
+Any thread may submit, cancel and read. The thread ends when the engine is closed or nobody holds it
+any more; if it dies of an error, everything that runs or waits ends with that error, and so does
+whatever is submitted later.
 """
 
 from __future__ import annotations
@@ -41,17 +42,23 @@ class BatchingEngine(Engine):
 
     name: ClassVar[str] = "own"
 
-    def __init__(self, loaded: LoadedModel, limits: Limits | None = None, mode: Mode | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, limits: Limits | None = None, mode: Mode | None = None
+    ) -> None:
         self.loaded = loaded
         self.mode = mode or Mode(own_masks=loaded.mask_pattern is None)
-        self.limits = settled(limits or Limits(), loaded.max_positions, loaded.device, loaded.n_ranks)
+        self.limits = settled(
+            limits or Limits(), loaded.max_positions, loaded.device, loaded.n_ranks
+        )
         self._inbox = Inbox(self.limits.max_waiting)
         self._loop = Loop(loaded, self.limits, self._inbox, self.mode)
         self._loop.measure()
         self._loop.runner.cache.max_bytes = self.limits.kv_memory_bytes
         self._numbers = count()
         self._special_ids = frozenset(loaded.tokenizer.all_special_ids)
-        self._thread = Thread(target=_run, args=(self._loop, self._inbox), name="juice-engine", daemon=True)
+        self._thread = Thread(
+            target=_run, args=(self._loop, self._inbox), name="juice-engine", daemon=True
+        )
         self._thread.start()
         weakref.finalize(self, _stop, self._inbox, self._thread)
         if loaded.ranks is not None:
@@ -97,7 +104,12 @@ class BatchingEngine(Engine):
     def n_kv_bytes(self, request: GenerationRequest) -> int:
         """Return the bytes of keys and values that are reserved for a request."""
         n_rows = 1 if request.contrast is None else 2
-        room = room_alone(n_rows, self.companion_layers(request.steering), request.n_positions, self.description.n_layers)
+        room = room_alone(
+            n_rows,
+            self.companion_layers(request.steering),
+            request.n_positions,
+            self.description.n_layers,
+        )
         return self._loop.runner.cache.n_bytes(room)
 
     def companion_layers(self, steering: Steering) -> range:
@@ -116,15 +128,23 @@ class BatchingEngine(Engine):
         needed, there = self.n_kv_bytes(request), self.limits.kv_memory_bytes or 0
         if needed > there:
             raise ContextLengthError(
-                f"the request needs {needed / 2**20:.1f} MiB for its keys and values, the engine has {there / 2**20:.1f} MiB: "
-                "shorten the prompt, lower max_tokens, or raise kv_memory",
+                f"the request needs {needed / 2**20:.1f} MiB for its keys and values, the engine"
+                f" has {there / 2**20:.1f} MiB: shorten the prompt, lower max_tokens, or raise"
+                " kv_memory",
                 param="max_tokens",
             )
 
-    def submit(self, requests: Sequence[GenerationRequest], sink: Sink, *, wait: bool = False) -> list[Generation]:
+    def submit(
+        self, requests: Sequence[GenerationRequest], sink: Sink, *, wait: bool = False
+    ) -> list[Generation]:
         """Start requests, all or none; see `Engine.submit`."""
         if not self._thread.is_alive():
-            raise EngineStoppedError(str(self._inbox.closed or "the engine's thread is not in this process; load the model after the fork"))
+            raise EngineStoppedError(
+                str(
+                    self._inbox.closed
+                    or "the engine's thread is not in this process; load the model after the fork"
+                )
+            )
         for request in requests:
             self.check(request)
         generations = [self._generation(i, request, sink) for i, request in enumerate(requests)]
@@ -141,9 +161,13 @@ class BatchingEngine(Engine):
         _stop(self._inbox, self._thread)
 
     def _generation(self, index: int, request: GenerationRequest, sink: Sink) -> Generation:
-        text = TextStream(self.loaded.tokenizer, request.prompt_ids, request.stop, self._special_ids)
+        text = TextStream(
+            self.loaded.tokenizer, request.prompt_ids, request.stop, self._special_ids
+        )
         window = self.companion_layers(request.steering)
-        return Generation(index, next(self._numbers), request, window, text, self.description.stop_token_ids, sink)
+        return Generation(
+            index, next(self._numbers), request, window, text, self.description.stop_token_ids, sink
+        )
 
 
 def _stop(inbox: Inbox, thread: Thread) -> None:

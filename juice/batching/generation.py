@@ -9,15 +9,23 @@ import torch
 
 from juice.batching.sampling import adjusted, choose, new_generator
 from juice.batching.text import TextStream
-from juice.engine import Completion, FinishReason, GenerationRequest, ScoredToken, Sink, Timing, Update
+from juice.engine import (
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    ScoredToken,
+    Sink,
+    Timing,
+    Update,
+)
 from juice.errors import CancelledError, JuiceError
 
 
 class Generation:
     """One request's state. `cancel` may be called from any thread; all else belongs to the engine's.
 
-    With a contrast there are two: `without` reads the prompt without its context, shares the new tokens and is told nothing; its
-    `owner` decides for both.
+    With a contrast there are two: `without` reads the prompt without its context, shares the new
+    tokens and is told nothing; its `owner` decides for both.
     """
 
     def __init__(
@@ -45,7 +53,9 @@ class Generation:
         self._generator = new_generator(request.sampling)
         own = frozenset(request.stop_token_ids)
         self._stop_token_ids = own if request.ignore_eos else own | stop_token_ids
-        self._prompt_tokens = [ScoredToken(request.prompt_ids[0], None)] if request.prompt_logprobs else []
+        self._prompt_tokens = (
+            [ScoredToken(request.prompt_ids[0], None)] if request.prompt_logprobs else []
+        )
         self._watched: tuple[float, ...] = ()
         self._news, self._n_sent = "", 0
         self._arrived = time.monotonic()
@@ -54,7 +64,9 @@ class Generation:
         self._held: torch.Tensor | None = None
         if request.contrast is not None:
             alone = replace(request, prompt_ids=request.contrast.prompt_ids, contrast=None)
-            self.without = Generation(index, number, alone, range(0), text, frozenset(), lambda _update: None)
+            self.without = Generation(
+                index, number, alone, range(0), text, frozenset(), lambda _update: None
+            )
             self.without._owner, self.without.tokens = self, self.tokens
 
     @property
@@ -111,7 +123,12 @@ class Generation:
     def contrasted(self, row: Generation, logits: torch.Tensor) -> torch.Tensor | None:
         """Hold a row's logits float32 [vocabulary] until the other row has its own; return their combination then."""
         row._held = logits
-        if self.without is None or self.request.contrast is None or self._held is None or self.without._held is None:
+        if (
+            self.without is None
+            or self.request.contrast is None
+            or self._held is None
+            or self.without._held is None
+        ):
             return None
         told, alone, weight = self._held, self.without._held, self.request.contrast.weight
         self._held = self.without._held = None
@@ -121,8 +138,8 @@ class Generation:
     def advance(self, logits: torch.Tensor, normalizer: float, likeliest: int) -> None:
         """Choose the next token and send what it makes final; the last news comes with `complete`.
 
-        logits: float32 [vocabulary] of the next token; normalizer: their logsumexp; likeliest: their argmax. Raises whatever
-        a tokenizer or a sink raises.
+        logits: float32 [vocabulary] of the next token; normalizer: their logsumexp; likeliest:
+        their argmax. Raises whatever a tokenizer or a sink raises.
         """
         request, sampling = self.request, self.request.sampling
         if request.watch and not self.tokens:
@@ -133,7 +150,11 @@ class Generation:
         banned = self._stop_token_ids if len(self.tokens) < request.min_tokens else frozenset[int]()
         if self._generator is not None or banned or sampling.changes_logits:
             said = [token.id for token in self.tokens] if sampling.changes_logits else []
-            token = choose(adjusted(logits, sampling, request.prompt_ids, said, banned), sampling, self._generator)
+            token = choose(
+                adjusted(logits, sampling, request.prompt_ids, said, banned),
+                sampling,
+                self._generator,
+            )
         else:
             token = likeliest
         self.tokens.append(self._scored(token, logits, normalizer))
@@ -174,7 +195,14 @@ class Generation:
         if not n_top:
             return ScoredToken(token, logprob)
         best, ids = logits.topk(n_top)
-        return ScoredToken(token, logprob, tuple((i, logit - normalizer) for i, logit in zip(ids.tolist(), best.tolist(), strict=True)))
+        return ScoredToken(
+            token,
+            logprob,
+            tuple(
+                (i, logit - normalizer)
+                for i, logit in zip(ids.tolist(), best.tolist(), strict=True)
+            ),
+        )
 
     def _completion(self) -> Completion:
         assert self.finish_reason is not None, "the generation still runs"

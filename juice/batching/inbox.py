@@ -29,11 +29,19 @@ class Inbox:
 
         An empty inbox takes any number. Raises EngineStoppedError once closed.
         """
-        # Those who wait for room keep their order: the first holds the turn, and the others wait for it.
+        # Those who wait for room keep their order: the first holds the turn, and the others wait
+        # for it.
         with self._turn if wait else nullcontext(), self._changed:
-            while self.closed is None and self._waiting and len(self._waiting) + len(generations) > self._max_waiting:
+            while (
+                self.closed is None
+                and self._waiting
+                and len(self._waiting) + len(generations) > self._max_waiting
+            ):
                 if not wait:
-                    raise OverloadedError(f"{len(self._waiting)} requests are waiting, {self._max_waiting} may; try again later")
+                    raise OverloadedError(
+                        f"{len(self._waiting)} requests are waiting, {self._max_waiting} may; try"
+                        " again later"
+                    )
                 self._changed.wait()
             if self.closed is not None:
                 raise EngineStoppedError(str(self.closed))

@@ -1,7 +1,8 @@
 """The loop: requests join, prompts go through in chunks, every running generation gets its next token, finished ones leave.
 
-A step is two forwards, one over prompts and one over all that decode; more only where a model's rows may not share one. A failure
-stays where it arises: when a forward of several generations fails, each is run alone, and only those that fail alone end with an error.
+A step is two forwards, one over prompts and one over all that decode; more only where a model's
+rows may not share one. A failure stays where it arises: when a forward of several generations
+fails, each is run alone, and only those that fail alone end with an error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from juice.batching.scheduler import Scheduler
 from juice.batching.slots import Room, SlotsBrokenError
 from juice.batching.text import TextStream
 from juice.engine import GenerationRequest, Limits
-from juice.errors import EngineStoppedError, GenerationError, JuiceError, NonFiniteError, RankLostError
+from juice.errors import (
+    EngineStoppedError,
+    GenerationError,
+    JuiceError,
+    NonFiniteError,
+    RankLostError,
+)
 from juice.model.loaded import LoadedModel
 
 LOG = logging.getLogger("juice.batching")
@@ -43,10 +50,17 @@ class Loop:
         cache, every = self.runner.cache, tuple(range(loaded.layout.n_layers))
 
         def lane(layers: tuple[int, ...], *, is_main: bool) -> Lane:
-            return Lane(partial(cache.copy, layers, is_main=is_main), partial(cache.swap, layers, is_main=is_main))
+            return Lane(
+                partial(cache.copy, layers, is_main=is_main),
+                partial(cache.swap, layers, is_main=is_main),
+            )
 
-        self.table = RowTable(lane(every, is_main=True), [lane((layer,), is_main=False) for layer in every])
-        self._scheduler = Scheduler(limits, self.table, cache, rope_switch=loaded.rope_switch, by_length=mode.own_masks)
+        self.table = RowTable(
+            lane(every, is_main=True), [lane((layer,), is_main=False) for layer in every]
+        )
+        self._scheduler = Scheduler(
+            limits, self.table, cache, rope_switch=loaded.rope_switch, by_length=mode.own_masks
+        )
         self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
         self._decode_rows: tuple[int, ForwardRows] | None = None
 
@@ -62,7 +76,9 @@ class Loop:
         if not running:
             return 0
         companions = tuple(len(lane.rows) for lane in self.table.companions)
-        return self.runner.cache.n_bytes(Room(len(running), companions, max(s.request.n_positions for s in running)))
+        return self.runner.cache.n_bytes(
+            Room(len(running), companions, max(s.request.n_positions for s in running))
+        )
 
     def step(self) -> None:
         """Drop what was cancelled, let join what fits, and advance everything that runs."""
@@ -76,19 +92,36 @@ class Loop:
             self._decode_rows = None  # it holds what is over
 
     def measure(self) -> None:
-        """Run one token, so that the layers' shapes, and with them the bytes of a position, are known; raises what the model raises."""
+        """Run one token, so that the layers' shapes, and with them the bytes of a position, are known.
+
+        Raises what the model raises.
+        """
         nothing = TextStream(self._loaded.tokenizer, ())
-        one = Generation(0, 0, GenerationRequest(prompt_ids=(0,), max_tokens=1), range(0), nothing, frozenset(), lambda _update: None)
+        one = Generation(
+            0,
+            0,
+            GenerationRequest(prompt_ids=(0,), max_tokens=1),
+            range(0),
+            nothing,
+            frozenset(),
+            lambda _update: None,
+        )
         self.runner.cache.reserve(Room(1, (0,) * self._loaded.layout.n_layers, 1))
         self.table.join(one)
-        self.runner.forward(forward_batch(self._rows_of([one]), [1], self.runner.cache.n_positions, self._loaded.device))
+        self.runner.forward(
+            forward_batch(
+                self._rows_of([one]), [1], self.runner.cache.n_positions, self._loaded.device
+            )
+        )
         self.table.leave(one)
 
     def abort(self, reason: JuiceError) -> None:
         """End everything that runs or waits."""
         self._inbox.close(reason)
         for generation in (*self.table.mains.rows, *self._inbox.take_all()):
-            self._tell(generation, EngineStoppedError(str(reason)))  # one of its own: it will be raised in another thread
+            self._tell(
+                generation, EngineStoppedError(str(reason))
+            )  # one of its own: it will be raised in another thread
         self.table.mains.rows.clear()
 
     def _drop_cancelled(self) -> None:
@@ -140,7 +173,9 @@ class Loop:
             if len(chosen) == 1:
                 self._fail(chosen[0][0], error)
             else:
-                LOG.warning("a forward over %d requests failed, each is run alone: %r", len(chosen), error)
+                LOG.warning(
+                    "a forward over %d requests failed, each is run alone: %r", len(chosen), error
+                )
                 for one in chosen:
                     if one[0] in self.table.mains.rows:  # it has left if its other row failed
                         self._advance([one])
@@ -149,10 +184,17 @@ class Loop:
         for generation, n_new in zip(rows.generations, batch.n_tokens, strict=True):
             generation.n_cached += n_new
         ends = list(accumulate(batch.n_kept))
-        # Rows lie newest first: so the oldest start to decode first and the newest leave first, and none has to move.
+        # Rows lie newest first: so the oldest start to decode first and the newest leave first, and
+        # none has to move.
         for i in reversed(range(len(ends))):
             own = slice(ends[i] - batch.n_kept[i], ends[i])
-            self._take(rows.generations[i], was_prefilling[i], logits[own], normalizers[own], likeliest[ends[i] - 1])
+            self._take(
+                rows.generations[i],
+                was_prefilling[i],
+                logits[own],
+                normalizers[own],
+                likeliest[ends[i] - 1],
+            )
         for generation in dict.fromkeys(s.owner for s in rows.generations):
             if generation.finish_reason is not None:
                 # Its rows are free before anybody hears of it.
@@ -160,7 +202,14 @@ class Loop:
                 with suppress(Exception):
                     generation.complete()
 
-    def _take(self, generation: Generation, was_prefilling: bool, logits: torch.Tensor, normalizers: list[float], likeliest: int) -> None:
+    def _take(
+        self,
+        generation: Generation,
+        was_prefilling: bool,
+        logits: torch.Tensor,
+        normalizers: list[float],
+        likeliest: int,
+    ) -> None:
         """Give a generation the logits float32 [kept, vocabulary] of its newest tokens."""
         owner = generation.owner
         if owner.without is not None and generation not in self.table.mains.rows:
@@ -168,7 +217,10 @@ class Loop:
         try:
             # The sum of exponents is finite unless a logit is not, one of -inf apart.
             if not all(map(math.isfinite, normalizers)):
-                raise NonFiniteError("the model's logits are not finite; lower the strength, or load it with --dtype float32")
+                raise NonFiniteError(
+                    "the model's logits are not finite; lower the strength, or load it with --dtype"
+                    " float32"
+                )
             if was_prefilling and generation.request.prompt_logprobs:
                 generation.score_prompt(logits, normalizers)
             if generation.is_prefilling:
@@ -178,7 +230,11 @@ class Loop:
                 combined = owner.contrasted(generation, newest)
                 if combined is None:
                     return
-                newest, normalizer, likeliest = combined, float(combined.logsumexp(-1)), int(combined.argmax())
+                newest, normalizer, likeliest = (
+                    combined,
+                    float(combined.logsumexp(-1)),
+                    int(combined.argmax()),
+                )
             if not owner.tokens:
                 for row in owner.rows:
                     self.table.start_decoding(row)
@@ -196,17 +252,24 @@ class Loop:
             return arrange(generations, self.table, cache, self._n_heads, device)
         version = self.table.version
         if self._decode_rows is None or self._decode_rows[0] != version:
-            self._decode_rows = version, arrange(generations, self.table, cache, self._n_heads, device)
+            self._decode_rows = (
+                version,
+                arrange(generations, self.table, cache, self._n_heads, device),
+            )
         return self._decode_rows[1]
 
     def _fail(self, generation: Generation, error: Exception) -> None:
         """End the request of a generation and leave nothing of it behind."""
-        LOG.warning("a request failed: %r", error, exc_info=None if isinstance(error, JuiceError) else error)
+        LOG.warning(
+            "a request failed: %r", error, exc_info=None if isinstance(error, JuiceError) else error
+        )
         everywhere = range(self._loaded.layout.n_layers)
         for row in generation.owner.rows:
             self.runner.cache.clear(everywhere, self.table.mains.rows.index(row), is_main=True)
             for layer in row.window:
-                self.runner.cache.clear((layer,), self.table.companions[layer].rows.index(row), is_main=False)
+                self.runner.cache.clear(
+                    (layer,), self.table.companions[layer].rows.index(row), is_main=False
+                )
         self._leave(generation.owner)
         self._tell(generation.owner, _failure(error))
 
@@ -223,10 +286,15 @@ class Loop:
 def _failure(error: Exception) -> JuiceError:
     if isinstance(error, JuiceError):
         return error
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in OUT_OF_MEMORY
+    ):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return GenerationError("there is not enough memory for this request; shorten it, or lower max_batch or kv_memory")
+        return GenerationError(
+            "there is not enough memory for this request; shorten it, or lower max_batch or"
+            " kv_memory"
+        )
     return GenerationError(f"the request failed in the model: {error!r}")
 
 

@@ -1,6 +1,7 @@
 """How much memory keys and values may take, where the limits leave that open.
 
-Memory is reserved when a request joins, for its prompt and all of its `max_tokens`, so that nothing that runs is ever evicted.
+Memory is reserved when a request joins, for its prompt and all of its `max_tokens`, so that nothing
+that runs is ever evicted.
 """
 
 from __future__ import annotations
@@ -16,15 +17,23 @@ from juice.errors import RequestError
 
 MIB = 1 << 20
 CGROUP = Path("/sys/fs/cgroup")
-# The rest is for the activations, and on a machine's own memory for everything else that runs there.
+# The rest is for the activations, and on a machine's own memory for everything else that runs
+# there.
 SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5, "mps": 0.5}
 
 
-def settled(limits: Limits, max_positions: int | None, device: torch.device, n_ranks: int = 1) -> Limits:
-    """Return the limits for a loaded model, with what was left open chosen; raises RequestError beyond the model's context."""
+def settled(
+    limits: Limits, max_positions: int | None, device: torch.device, n_ranks: int = 1
+) -> Limits:
+    """Return the limits for a loaded model, with what was left open chosen.
+
+    Raises RequestError beyond the model's context.
+    """
     if limits.max_model_len and max_positions and limits.max_model_len > max_positions:
         raise RequestError(
-            f"max_model_len is {limits.max_model_len}; the model has a context of {max_positions} tokens", param="max_model_len"
+            f"max_model_len is {limits.max_model_len}; the model has a context of {max_positions}"
+            " tokens",
+            param="max_model_len",
         )
     # Ranks have a GPU each, but share a machine's own memory.
     share = SHARE_OF_FREE.get(device.type, 0.5) / (n_ranks if device.type == "cpu" else 1)
@@ -42,7 +51,9 @@ def free_bytes(device: torch.device) -> int:
     available = _available_bytes()
     try:
         # A container's bound; "max" where there is none.
-        bound, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        bound, used = (
+            int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
+        )
     except (OSError, ValueError):
         return available
     return min(available, max(0, bound - used))

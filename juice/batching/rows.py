@@ -1,9 +1,10 @@
 """Who occupies which row of the batch, layer by layer.
 
-A generation has a main row in every layer. A dual run also has a companion, its clean run, but only in the layers from its
-lowest to its highest steered one: below they are the same, above nothing reads it, and with one steered layer z of the
-clean run is the main row's own. Both kinds live in lanes: generations that decode come first, those that still read their
-prompts behind them, so that a decode step is a contiguous run of slots in every layer.
+A generation has a main row in every layer. A dual run also has a companion, its clean run, but only
+in the layers from its lowest to its highest steered one: below they are the same, above nothing
+reads it, and with one steered layer z of the clean run is the main row's own. Both kinds live in
+lanes: generations that decode come first, those that still read their prompts behind them, so that
+a decode step is a contiguous run of slots in every layer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Move = Callable[[int, int, int], None]
 class Lane:
     """The places of one kind of row.
 
-    `copy(source, destination, n)` and `swap(a, b, n)` move what places hold, the first n positions of it.
+    `copy(source, destination, n)` and `swap(a, b, n)` move what places hold, the first n positions
+    of it.
     """
 
     def __init__(self, copy: Move, swap: Move) -> None:

@@ -34,8 +34,9 @@ class Mode:
 class Runner:
     """Runs batches of rows through one model and owns the KV cache.
 
-    With full rows the model is called with every row, companions included; otherwise with the main rows alone, and companions
-    enter and leave between its layers. Rank 0's runner of a sharded model has its peers on the other ranks do what it does.
+    With full rows the model is called with every row, companions included; otherwise with the main
+    rows alone, and companions enter and leave between its layers. Rank 0's runner of a sharded
+    model has its peers on the other ranks do what it does.
     """
 
     def __init__(self, loaded: LoadedModel, mode: Mode) -> None:
@@ -44,7 +45,9 @@ class Runner:
         if mode.sliding_window is not None and self._pattern is not None:
             self._pattern = self._pattern.narrowed(mode.sliding_window)
         self.peers = loaded.ranks.peers(mode=mode) if loaded.ranks else None
-        self.cache = SlotCache(loaded.layout.n_layers, self.peers.part("cache") if self.peers else None)
+        self.cache = SlotCache(
+            loaded.layout.n_layers, self.peers.part("cache") if self.peers else None
+        )
         self._loaded = loaded
 
     @everywhere
@@ -52,7 +55,9 @@ class Runner:
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Run a batch and cache its keys and values; return the logits float32 [kept, vocabulary]."""
         loaded, n = self._loaded, len(batch.input_ids)
-        for layer, access, span in zip(self.cache.slot_layers, batch.rows.access, batch.spans, strict=True):
+        for layer, access, span in zip(
+            self.cache.slot_layers, batch.rows.access, batch.spans, strict=True
+        ):
             layer.access, layer.span = access, span
         input_ids, positions = batch.input_ids, batch.positions
         # In this case every layer has the same rows.
@@ -67,7 +72,9 @@ class Runner:
                 stack.enter_context(loaded.routing.route(batch.rows.routing, n))
             if batch.rows.steering_plan is not None:
                 stack.enter_context(loaded.steering_hooks.apply(batch.rows.steering_plan))
-            stack.enter_context(loaded.logits.keep(batch.kept_rows, batch.kept_tokens, batch.input_ids.shape[1]))
+            stack.enter_context(
+                loaded.logits.keep(batch.kept_rows, batch.kept_tokens, batch.input_ids.shape[1])
+            )
             logits: torch.Tensor = loaded.run(
                 input_ids=input_ids,
                 position_ids=positions,
@@ -79,7 +86,9 @@ class Runner:
 
     @everywhere
     @torch.inference_mode()
-    def two_runs(self, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor], n_kept: int) -> torch.Tensor:
+    def two_runs(
+        self, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor], n_kept: int
+    ) -> torch.Tensor:
         """Return the logits of the definition, see `juice.model.two_runs`: nothing of this runner's has a part in it but its windows."""
         loaded = self._loaded
         with loaded.turn, narrow_sliding_windows(loaded.model, self._mode.sliding_window):

@@ -1,6 +1,7 @@
 """From logits to the next token, a request at a time; the order of the steps is that of `juice.options.sampling`.
 
-One uniform number from the request's own CPU generator picks a token: the same seed gives the same tokens whatever else runs.
+One uniform number from the request's own CPU generator picks a token: the same seed gives the same
+tokens whatever else runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ def new_generator(sampling: SamplingOptions) -> torch.Generator | None:
 
 
 def adjusted(
-    logits: torch.Tensor, sampling: SamplingOptions, prompt_ids: Sequence[int], token_ids: Sequence[int], banned: Collection[int] = ()
+    logits: torch.Tensor,
+    sampling: SamplingOptions,
+    prompt_ids: Sequence[int],
+    token_ids: Sequence[int],
+    banned: Collection[int] = (),
 ) -> torch.Tensor:
     """Return the logits float32 [vocabulary] after bias and penalties; `banned` tokens get none at all."""
     if not banned and not sampling.changes_logits:
@@ -37,33 +42,45 @@ def adjusted(
     logits = logits.clone()
     if sampling.logit_bias:
         biased = torch.tensor(list(sampling.logit_bias), device=logits.device)
-        logits[biased] += torch.tensor(list(sampling.logit_bias.values()), dtype=logits.dtype, device=logits.device)
+        logits[biased] += torch.tensor(
+            list(sampling.logit_bias.values()), dtype=logits.dtype, device=logits.device
+        )
     if sampling.repetition_penalty != 1:
         seen = torch.tensor([*prompt_ids, *token_ids], device=logits.device)
         said = logits[seen]  # a token that comes twice gets the same value twice
-        logits[seen] = torch.where(said > 0, said / sampling.repetition_penalty, said * sampling.repetition_penalty)
+        logits[seen] = torch.where(
+            said > 0, said / sampling.repetition_penalty, said * sampling.repetition_penalty
+        )
     if token_ids and (sampling.presence_penalty or sampling.frequency_penalty):
         said_times = Counter(token_ids)
-        answered, times = (torch.tensor(list(v), device=logits.device) for v in (said_times, said_times.values()))
+        answered, times = (
+            torch.tensor(list(v), device=logits.device) for v in (said_times, said_times.values())
+        )
         logits[answered] -= sampling.presence_penalty + sampling.frequency_penalty * times
     if banned:
         logits[list(banned)] = -torch.inf
     return logits
 
 
-def choose(logits: torch.Tensor, sampling: SamplingOptions, generator: torch.Generator | None) -> int:
+def choose(
+    logits: torch.Tensor, sampling: SamplingOptions, generator: torch.Generator | None
+) -> int:
     """Return the next token; logits: float32 [vocabulary], after bias and penalties."""
     if generator is None:
         return int(logits.argmax())
     logits = logits.cpu().double()
     # The largest becomes 0: a tiny temperature then gives minus infinity at worst.
-    probabilities, tokens = _candidates(((logits - logits.max()) / sampling.temperature).softmax(-1), sampling)
+    probabilities, tokens = _candidates(
+        ((logits - logits.max()) / sampling.temperature).softmax(-1), sampling
+    )
     cumulative = probabilities.cumsum(0)
     drawn = torch.rand(1, generator=generator, dtype=torch.float64) * cumulative[-1]
     return int(tokens[min(int(torch.searchsorted(cumulative, drawn, right=True)), len(tokens) - 1)])
 
 
-def _candidates(probabilities: torch.Tensor, sampling: SamplingOptions) -> tuple[torch.Tensor, torch.Tensor]:
+def _candidates(
+    probabilities: torch.Tensor, sampling: SamplingOptions
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the probabilities and ids of the tokens that the cuts leave."""
     k = max(0, sampling.top_k)
     if not k and sampling.top_p == 1 and not sampling.min_p:

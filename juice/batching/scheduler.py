@@ -1,12 +1,14 @@
 """Which waiting requests join, and how much of whose prompt goes through next.
 
-A request joins, in the order in which they came, when its rows and all positions that it may need fit into the memory for
-keys and values beside what runs: what has joined is never evicted. Between two decode steps a bounded number of padded
-prompt tokens goes through, so that a long prompt holds up what runs for one chunk at most.
+A request joins, in the order in which they came, when its rows and all positions that it may need
+fit into the memory for keys and values beside what runs: what has joined is never evicted. Between
+two decode steps a bounded number of padded prompt tokens goes through, so that a long prompt holds
+up what runs for one chunk at most.
 
-Rows share a forward unless the model forbids it: where it masks by itself each must have as many tokens cached, and where its
-positions change with length (`rope_switch`) they must be on one side of that. A row that crosses over is read again whole, alone,
-and one such row a step: that may hold up the others for longer than a chunk.
+Rows share a forward unless the model forbids it: where it masks by itself each must have as many
+tokens cached, and where its positions change with length (`rope_switch`) they must be on one side
+of that. A row that crosses over is read again whole, alone, and one such row a step: that may hold
+up the others for longer than a chunk.
 """
 
 from __future__ import annotations
@@ -18,14 +20,23 @@ from juice.batching.rows import RowTable
 from juice.batching.slots import Room, SlotCache
 from juice.engine import Limits
 
-# The logits of a whole vocabulary are kept for every token of a prompt that is scored: a few at a time.
+# The logits of a whole vocabulary are kept for every token of a prompt that is scored: a few at a
+# time.
 MAX_SCORED_CHUNK = 256
 
 
 class Scheduler:
     """The policy, over the rows of one table and the slots of one cache."""
 
-    def __init__(self, limits: Limits, table: RowTable, cache: SlotCache, *, rope_switch: int | None, by_length: bool) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        table: RowTable,
+        cache: SlotCache,
+        *,
+        rope_switch: int | None,
+        by_length: bool,
+    ) -> None:
         self.limits = limits
         self._table = table
         self._cache = cache
@@ -40,7 +51,10 @@ class Scheduler:
         window = generation.window
         room = Room(
             len(running),
-            tuple(len(lane.rows) + (layer in window) for layer, lane in enumerate(self._table.companions)),
+            tuple(
+                len(lane.rows) + (layer in window)
+                for layer, lane in enumerate(self._table.companions)
+            ),
             max(s.request.n_positions for s in running),
         )
         return room if self._cache.fits(room) else None
@@ -53,11 +67,19 @@ class Scheduler:
         for generation in crossing[:1]:
             generation.n_cached = 0  # its next token changes all its keys: they are computed again
         again = [[(s, s.length)] for s in crossing[:1]]
-        return [*self._apart(self._chunks()), *self._apart([(s, 1) for s in decoding if s not in crossing]), *again]
+        return [
+            *self._apart(self._chunks()),
+            *self._apart([(s, 1) for s in decoding if s not in crossing]),
+            *again,
+        ]
 
     def reach(self, generations: Sequence[Generation]) -> int | None:
         """Return the position that a forward of these generations must reach for the model to choose the right frequencies."""
-        return self._rope_switch if self._rope_switch is not None and generations[0].length > self._rope_switch else None
+        return (
+            self._rope_switch
+            if self._rope_switch is not None and generations[0].length > self._rope_switch
+            else None
+        )
 
     def _apart(self, chosen: list[tuple[Generation, int]]) -> list[list[tuple[Generation, int]]]:
         if not self._by_length and self._rope_switch is None:
@@ -65,7 +87,9 @@ class Scheduler:
         groups: dict[object, list[tuple[Generation, int]]] = {}
         for generation, n_tokens in chosen:
             n_cached = generation.n_cached if self._by_length else None
-            groups.setdefault((n_cached, self.reach([generation])), []).append((generation, n_tokens))
+            groups.setdefault((n_cached, self.reach([generation])), []).append(
+                (generation, n_tokens)
+            )
         return list(groups.values())
 
     def _chunks(self) -> list[tuple[Generation, int]]:
@@ -75,15 +99,23 @@ class Scheduler:
         """
         chosen: list[tuple[Generation, int]] = []
         n_rows, longest, n_scored = 0, 0, 0
-        for generation in sorted((s for s in self._table.prefilling if s.is_prefilling), key=lambda s: s.number):
-            n_tokens = min(generation.n_to_prefill, MAX_SCORED_CHUNK) if generation.request.prompt_logprobs else generation.n_to_prefill
+        for generation in sorted(
+            (s for s in self._table.prefilling if s.is_prefilling), key=lambda s: s.number
+        ):
+            n_tokens = (
+                min(generation.n_to_prefill, MAX_SCORED_CHUNK)
+                if generation.request.prompt_logprobs
+                else generation.n_to_prefill
+            )
             n_rows += generation.n_rows
             longest = max(longest, n_tokens)
             n_scored += n_tokens if generation.request.prompt_logprobs else 0
             if n_rows * longest <= self.limits.max_prefill_tokens and n_scored <= MAX_SCORED_CHUNK:
                 chosen.append((generation, n_tokens))
             elif not chosen:
-                return [(generation, min(n_tokens, max(1, self.limits.max_prefill_tokens // n_rows)))]
+                return [
+                    (generation, min(n_tokens, max(1, self.limits.max_prefill_tokens // n_rows)))
+                ]
             else:
                 break
         return chosen

@@ -1,12 +1,12 @@
 """The KV cache: one slot a row and layer, allocated ahead, so that joining and leaving move a few slots at most.
 
-Per layer, keys and values are [slots, kv_heads, capacity + 1, d_head]. Main row i has slot centre - 1 - i and companion j
-slot centre + j: both kinds grow away from the centre, and the rows of a decode step are one contiguous view however many
-there are of each. Companions have slots only in the layers that they pass. The last position of a slot takes what padding
-writes; nothing reads it.
+Per layer, keys and values are [slots, kv_heads, capacity + 1, d_head]. Main row i has slot centre -
+1 - i and companion j slot centre + j: both kinds grow away from the centre, and the rows of a
+decode step are one contiguous view however many there are of each. Companions have slots only in
+the layers that they pass. The last position of a slot takes what padding writes; nothing reads it.
 
-The buffers grow by doubling while memory allows, and take another shape when the requests do: fewer slots that are
-longer, or the other way round.
+The buffers grow by doubling while memory allows, and take another shape when the requests do: fewer
+slots that are longer, or the other way round.
 """
 
 from __future__ import annotations
@@ -39,14 +39,19 @@ class Room:
     def covers(self, other: Room) -> bool:
         """Tell whether another room fits into this one."""
         companions = all(a >= b for a, b in zip(self.n_companions, other.n_companions, strict=True))
-        return self.n_mains >= other.n_mains and companions and self.n_positions >= other.n_positions
+        return (
+            self.n_mains >= other.n_mains and companions and self.n_positions >= other.n_positions
+        )
 
     def with_growth(self, had: Room | None) -> Room:
         """Return this room rounded up to powers of two, and at least what there was."""
         old = had or Room(0, (0,) * len(self.n_companions), 0)
         return Room(
             max(old.n_mains, _power_of_two(self.n_mains)),
-            tuple(max(a, _power_of_two(b)) for a, b in zip(old.n_companions, self.n_companions, strict=True)),
+            tuple(
+                max(a, _power_of_two(b))
+                for a, b in zip(old.n_companions, self.n_companions, strict=True)
+            ),
             max(old.n_positions, _power_of_two(self.n_positions)),
         )
 
@@ -63,8 +68,8 @@ class Access:
 class Span:
     """The positions of one forward, the same in layers with the same rows.
 
-    `writes` int64 [rows, tokens] are positions of the slots; the first `n_keys` are read. With `is_fresh` no row has anything
-    cached yet: the keys to read are the new ones.
+    `writes` int64 [rows, tokens] are positions of the slots; the first `n_keys` are read. With
+    `is_fresh` no row has anything cached yet: the keys to read are the new ones.
     """
 
     writes: torch.Tensor
@@ -109,10 +114,14 @@ class _SlotLayer(CacheLayerMixin):
 
     def _copied(self, source: torch.Tensor, old: tuple[int, int, int]) -> torch.Tensor:
         n_mains, n_companions, n_positions = self._shape
-        new = source.new_zeros(n_mains + n_companions, source.shape[1], n_positions + 1, source.shape[3])
+        new = source.new_zeros(
+            n_mains + n_companions, source.shape[1], n_positions + 1, source.shape[3]
+        )
         mains, companions = min(n_mains, old[0]), min(n_companions, old[1])
         length = min(n_positions, old[2])
-        new[n_mains - mains : n_mains + companions, :, :length] = source[old[0] - mains : old[0] + companions, :, :length]
+        new[n_mains - mains : n_mains + companions, :, :length] = source[
+            old[0] - mains : old[0] + companions, :, :length
+        ]
         return new
 
     def slot(self, place: int, *, is_main: bool) -> int:
@@ -138,7 +147,13 @@ class _SlotLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         n_mains, n_companions, n_positions = self._shape
         for name, states in (("keys", key_states), ("values", value_states)):
-            setattr(self, name, states.new_zeros(n_mains + n_companions, states.shape[1], n_positions + 1, states.shape[3]))
+            setattr(
+                self,
+                name,
+                states.new_zeros(
+                    n_mains + n_companions, states.shape[1], n_positions + 1, states.shape[3]
+                ),
+            )
         self.is_initialized = True
 
     def update(
@@ -148,7 +163,10 @@ class _SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         span = self.span
-        slots, writes = self.access.slots.to(self.keys.device), span.writes.to(self.keys.device)  # layers may lie on several devices
+        slots, writes = (
+            self.access.slots.to(self.keys.device),
+            span.writes.to(self.keys.device),
+        )  # layers may lie on several devices
         self.keys[slots, :, writes] = key_states.transpose(1, 2)
         self.values[slots, :, writes] = value_states.transpose(1, 2)
         if span.is_fresh:
@@ -169,7 +187,8 @@ class _SlotLayer(CacheLayerMixin):
 class SlotCache(Cache):
     """The slots of every layer, as a cache that unmodified models take; within `max_bytes`, where that is set.
 
-    With `peers`, the caches of the other ranks of a sharded model keep the same slots, for their own heads.
+    With `peers`, the caches of the other ranks of a sharded model keep the same slots, for their
+    own heads.
     """
 
     def __init__(self, n_layers: int, peers: Peers | None = None) -> None:
@@ -200,13 +219,15 @@ class SlotCache(Cache):
         had = self._room
         if had is not None and had.covers(needed) and self.fits(had):
             return None
-        rooms = [room for room in (needed.with_growth(had), needed.with_growth(None)) if self.fits(room)]
+        rooms = [
+            room for room in (needed.with_growth(had), needed.with_growth(None)) if self.fits(room)
+        ]
         for room in rooms:
             try:
                 return self._resize(room)
             except SlotsBrokenError:
                 raise
-            except Exception:  # noqa: S112 -- there is less memory than the budget says: try with less
+            except Exception:  # noqa: S112 -- less memory than the budget says: try with less
                 continue
         self._resize(needed)
         return None
@@ -225,7 +246,10 @@ class SlotCache(Cache):
         return None
 
     def resize(self, room: Room) -> None:
-        """Take another shape; raises what an allocation raises, nothing having changed, or SlotsBrokenError."""
+        """Take another shape.
+
+        Raises what an allocation raises, nothing having changed, or SlotsBrokenError.
+        """
         had = self._room
         done: list[int] = []
         try:
@@ -243,22 +267,39 @@ class SlotCache(Cache):
             for i in done:
                 self.slot_layers[i].resize(had.n_mains, had.n_companions[i], had.n_positions)
         except Exception as error:
-            raise SlotsBrokenError(f"the slots of some layers have grown, others not: {error!r}") from error
+            raise SlotsBrokenError(
+                f"the slots of some layers have grown, others not: {error!r}"
+            ) from error
 
-    def access(self, layer: int, mains: Sequence[int], companions: Sequence[int], device: torch.device) -> Access:
+    def access(
+        self, layer: int, mains: Sequence[int], companions: Sequence[int], device: torch.device
+    ) -> Access:
         """Return the slots of rows in their order: main rows by their places, then companions by theirs."""
         own = self.slot_layers[layer]
-        slots = [*(own.slot(p, is_main=True) for p in mains), *(own.slot(p, is_main=False) for p in companions)]
+        slots = [
+            *(own.slot(p, is_main=True) for p in mains),
+            *(own.slot(p, is_main=False) for p in companions),
+        ]
         is_run = slots == list(range(slots[0], slots[0] + len(slots)))
-        return Access(torch.tensor(slots, device=device)[:, None], slice(slots[0], slots[-1] + 1) if is_run else None)
+        return Access(
+            torch.tensor(slots, device=device)[:, None],
+            slice(slots[0], slots[-1] + 1) if is_run else None,
+        )
 
     @everywhere
     @torch.inference_mode()
-    def copy(self, layers: Sequence[int], source: int, destination: int, n: int, *, is_main: bool) -> None:
-        """Copy the first n positions of one place onto another's, in some layers; raises SlotsBrokenError."""
+    def copy(
+        self, layers: Sequence[int], source: int, destination: int, n: int, *, is_main: bool
+    ) -> None:
+        """Copy the first n positions of one place onto another's, in some layers.
+
+        Raises SlotsBrokenError.
+        """
         with _whole_or_broken():
             for layer in (self.slot_layers[i] for i in layers):
-                layer.copy(layer.slot(source, is_main=is_main), layer.slot(destination, is_main=is_main), n)
+                layer.copy(
+                    layer.slot(source, is_main=is_main), layer.slot(destination, is_main=is_main), n
+                )
 
     @everywhere
     @torch.inference_mode()

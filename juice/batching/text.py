@@ -1,8 +1,9 @@
 """From tokens to text, piece by piece; the joined pieces are the text, for any tokenizer.
 
-A character may be split over tokens and a token's spelling may depend on the one before it, so new text is what decoding
-with the newest token adds to decoding without it, held back while it ends in an incomplete character. Text that may yet
-turn out to begin a stop string is held back as well; a stop string and what follows it never appear.
+A character may be split over tokens and a token's spelling may depend on the one before it, so new
+text is what decoding with the newest token adds to decoding without it, held back while it ends in
+an incomplete character. Text that may yet turn out to begin a stop string is held back as well; a
+stop string and what follows it never appear.
 """
 
 from __future__ import annotations
@@ -75,7 +76,15 @@ class TextStream:
         return "", self._end
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)) if ids else ""
+        return (
+            str(
+                self._tokenizer.decode(
+                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
+            )
+            if ids
+            else ""
+        )
 
     def _release(self, new: str, *, is_last: bool) -> str:
         held = self._held + new
@@ -92,4 +101,7 @@ class TextStream:
     def _n_ambiguous(self, held: str) -> int:
         """Return the length of the longest end of `held` that a stop string begins with."""
         longest = min(len(held), max((len(stop) for stop in self._stop), default=1) - 1)
-        return next((n for n in range(longest, 0, -1) if any(s.startswith(held[-n:]) for s in self._stop)), 0)
+        return next(
+            (n for n in range(longest, 0, -1) if any(s.startswith(held[-n:]) for s in self._stop)),
+            0,
+        )

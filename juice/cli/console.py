@@ -45,14 +45,23 @@ def show_warning(
     line: str | None = None,  # noqa: ARG001
 ) -> None:
     """Show warnings as one line; those of libraries' developers to each other are not for users."""
-    if not issubclass(category, DeprecationWarning | FutureWarning | ImportWarning | ResourceWarning):
+    if not issubclass(
+        category, DeprecationWarning | FutureWarning | ImportWarning | ResourceWarning
+    ):
         _STDERR.print(f"juice: warning: {message}")
 
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Advance]:
     """Show a progress bar while within, none when not on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_STDERR, transient=True, disable=not _STDERR.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=_STDERR, transient=True, disable=not _STDERR.is_terminal
+    ) as bar:
         task = bar.add_task(description, total=total)
         yield lambda n: bar.advance(task, n)

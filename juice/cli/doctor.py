@@ -19,7 +19,13 @@ def run(
     model: options.Model = "mini",
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="Also prompts beyond sliding windows and switches, and z against TransformerLens (extra `lens`)."),
+        typer.Option(
+            "--deep",
+            help=(
+                "Also prompts beyond sliding windows and switches, and z against TransformerLens"
+                " (extra `lens`)."
+            ),
+        ),
     ] = False,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
@@ -47,11 +53,21 @@ def run(
 
 
 def _lines(found: Diagnosis) -> list[str]:
-    outcome = "steered exactly" if found.exact else f"not steered exactly: {found.reason}" if found.facts else f"refused: {found.reason}"
+    outcome = (
+        "steered exactly"
+        if found.exact
+        else f"not steered exactly: {found.reason}"
+        if found.facts
+        else f"refused: {found.reason}"
+    )
     verdict = f"{found.model}: {outcome}"
     rows = [*_facts(found), ("", "")] if found.facts else []
     lines = [verdict, "", *(f"{name:16}{value}" for name, value in rows)]
-    lines += [f"{_outcome(check):8}{check.name}: {check.difference:.1g} {check.unit} (bound {check.bound:g})" for check in found.checks]
+    lines += [
+        f"{_outcome(check):8}{check.name}: {check.difference:.1g} {check.unit} (bound"
+        f" {check.bound:g})"
+        for check in found.checks
+    ]
     if found.facts:
         lines += ["", *_head_sets(found)]
     return [line.rstrip() for line in lines]
@@ -63,31 +79,69 @@ def _outcome(check: Check) -> str:
 
 def _facts(found: Diagnosis) -> list[tuple[str, str]]:
     facts = found.facts
-    shared = "one latent for all" if facts["latent_cache"] else f"{facts['n_heads'] // facts['n_kv_heads']} a KV head"
-    attention = f"sliding window of {facts['sliding_window']}" if facts["sliding_window"] else "full"
+    shared = (
+        "one latent for all"
+        if facts["latent_cache"]
+        else f"{facts['n_heads'] // facts['n_kv_heads']} a KV head"
+    )
+    attention = (
+        f"sliding window of {facts['sliding_window']}" if facts["sliding_window"] else "full"
+    )
     if facts["rope_switch"]:
-        attention += f"; other positions beyond {facts['rope_switch']} tokens, where a row is read again"
+        attention += (
+            f"; other positions beyond {facts['rope_switch']} tokens, where a row is read again"
+        )
     return [
         ("model", f"{facts['architecture']}, {facts['dtype']} on {facts['device']}"),
-        ("fingerprint", facts["fingerprint"] or "none: its weights are not in float32 in memory, nor in safetensors files"),
+        (
+            "fingerprint",
+            facts["fingerprint"]
+            or "none: its weights are not in float32 in memory, nor in safetensors files",
+        ),
         ("layers", str(facts["n_layers"])),
-        ("heads", f"{facts['n_heads']} a layer, d_head {', '.join(map(str, facts['d_head']))}, {shared}"),
+        (
+            "heads",
+            f"{facts['n_heads']} a layer, d_head {', '.join(map(str, facts['d_head']))}, {shared}",
+        ),
         ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes a token"),
         ("context", f"{facts['context']:,} tokens" if facts["context"] else "no end of its own"),
         ("attention", attention),
-        ("batches", "rows of one length only: the model makes its own masks" if facts["own_masks"] else "rows of any lengths"),
-        ("clean run", "a full row: the layers must all see the same rows" if facts["full_rows"] else "between the steered layers alone"),
+        (
+            "batches",
+            (
+                "rows of one length only: the model makes its own masks"
+                if facts["own_masks"]
+                else "rows of any lengths"
+            ),
+        ),
+        (
+            "clean run",
+            (
+                "a full row: the layers must all see the same rows"
+                if facts["full_rows"]
+                else "between the steered layers alone"
+            ),
+        ),
     ]
 
 
 def _head_sets(found: Diagnosis) -> list[str]:
     lines = []
     for own in found.head_sets:
-        where = f"layers {own.window[0]}-{own.window[1]}, {own.extra_rows:.0%} of a second row" if own.window else "no second row"
-        lines.append(f"{'head set':16}{own.name} (toward {own.target}, {own.n_heads} heads): {where}")
+        where = (
+            f"layers {own.window[0]}-{own.window[1]}, {own.extra_rows:.0%} of a second row"
+            if own.window
+            else "no second row"
+        )
+        lines.append(
+            f"{'head set':16}{own.name} (toward {own.target}, {own.n_heads} heads): {where}"
+        )
     lines += [f"{'unfit':16}{path}: {reason}" for path, reason in found.unfit_head_sets.items()]
     if not lines:
-        lines = [f"{'head sets':16}none fits this model; make one with `juice identify --model {found.model}`"]
+        lines = [
+            f"{'head sets':16}none fits this model; make one with `juice identify --model"
+            f" {found.model}`"
+        ]
     if found.n_foreign_head_sets:
         lines.append(f"{'':16}{found.n_foreign_head_sets} of other models")
     return lines

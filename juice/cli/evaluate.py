@@ -21,32 +21,82 @@ if TYPE_CHECKING:
 
 @options.spelled_out
 def run(
-    out: Annotated[Path, typer.Option(help="Folder of the report; an evaluation that is in it already goes on where it was.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the report; an evaluation that is in it already goes on where it was."
+        ),
+    ],
     loading: LoadOptions,
     model: options.Model = "mini",
-    data: Annotated[list[str] | None, typer.Option(help="Examples to test on: a file, a folder, a data set, `mini`. Repeatable.")] = None,
-    target: Annotated[Literal["parametric", "context", "both"], typer.Option(help="Whose answer counts as right.")] = "both",
-    head_set: Annotated[str | None, typer.Option(help="A head set: its name, folder or scores file; else the one named like the target, else found now.")] = None,
-    examples: Annotated[str | None, typer.Option(help="Examples to find heads on; else some of the data.")] = None,
-    validation: Annotated[str | None, typer.Option(help="Examples to tune on; else 15% of the data.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Examples to test on: a file, a folder, a data set, `mini`. Repeatable."),
+    ] = None,
+    target: Annotated[
+        Literal["parametric", "context", "both"], typer.Option(help="Whose answer counts as right.")
+    ] = "both",
+    head_set: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "A head set: its name, folder or scores file; else the one named like the target,"
+                " else found now."
+            )
+        ),
+    ] = None,
+    examples: Annotated[
+        str | None, typer.Option(help="Examples to find heads on; else some of the data.")
+    ] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Examples to tune on; else 15% of the data.")
+    ] = None,
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas; ph3 is ph3_large and ph3_small.")
     ] = "original,prompt,cad,ph3,june,juice",
     analyses: Annotated[
-        str, typer.Option(help="`all`, `none`, or some of: heads, reversals, running_once, knock_outs, robustness, paraphrases, stability.")
+        str,
+        typer.Option(
+            help=(
+                "`all`, `none`, or some of: heads, reversals, running_once, knock_outs, robustness,"
+                " paraphrases, stability."
+            )
+        ),
     ] = "none",
-    limit: Annotated[int | None, typer.Option(min=1, help="Facts to test on, spread over the relations.")] = None,
-    relation: Annotated[str | None, typer.Option(help="Find heads on examples of this relation only; all relations are tested.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Facts to test on, spread over the relations.")
+    ] = None,
+    relation: Annotated[
+        str | None,
+        typer.Option(
+            help="Find heads on examples of this relation only; all relations are tested."
+        ),
+    ] = None,
     n_examples: Annotated[int, typer.Option(min=1, help="Examples to find heads on.")] = 4,
-    top_k: Annotated[int, typer.Option(min=1, help="Heads of each sign: 5 up to about 3B parameters, 10 above.")] = 5,
+    top_k: Annotated[
+        int, typer.Option(min=1, help="Heads of each sign: 5 up to about 3B parameters, 10 above.")
+    ] = 5,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
-    text: Annotated[Path | None, typer.Option(help="Plain text for perplexity, a text a line; else one that comes with JuICE.")] = None,
-    templates: Annotated[Path | None, typer.Option(help="Templates of paraphrased prompts (JSON); else those of six relations.")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plain text for perplexity, a text a line; else one that comes with JuICE."
+        ),
+    ] = None,
+    templates: Annotated[
+        Path | None,
+        typer.Option(help="Templates of paraphrased prompts (JSON); else those of six relations."),
+    ] = None,
     checkpoints: Annotated[
-        list[Path] | None, typer.Option(help="Measure context reliance over these checkpoints instead of methods. Repeatable.")
+        list[Path] | None,
+        typer.Option(
+            help="Measure context reliance over these checkpoints instead of methods. Repeatable."
+        ),
     ] = None,
     chat_template: options.ChatTemplate = None,
-    force: Annotated[bool, typer.Option("--force", help="Start anew in a folder that holds another evaluation.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start anew in a folder that holds another evaluation.")
+    ] = False,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
@@ -61,14 +111,33 @@ def run(
     if checkpoints and chat_template is not None:
         raise UsageError("--checkpoints measures prompts as they are; leave --chat-template out")
     if checkpoints:
-        _evaluate_checkpoints(checkpoints, test, out, limit=limit, seed=seed, loading=loading, force=force, as_json=json)
+        _evaluate_checkpoints(
+            checkpoints,
+            test,
+            out,
+            limit=limit,
+            seed=seed,
+            loading=loading,
+            force=force,
+            as_json=json,
+        )
         return
     asked = _names("--methods", methods, [*METHODS, "ph3"])
-    chosen: tuple[MethodName, ...] = tuple(name for name in METHODS if name in asked or (name.startswith("ph3") and "ph3" in asked))
-    wanted = () if analyses == "none" else tuple(ANALYSES) if analyses == "all" else _names("--analyses", analyses, list(ANALYSES))
+    chosen: tuple[MethodName, ...] = tuple(
+        name for name in METHODS if name in asked or (name.startswith("ph3") and "ph3" in asked)
+    )
+    wanted = (
+        ()
+        if analyses == "none"
+        else (
+            tuple(ANALYSES) if analyses == "all" else _names("--analyses", analyses, list(ANALYSES))
+        )
+    )
     targets: tuple[Target, ...] = ("parametric", "context") if target == "both" else (target,)
     if not any(methods_for(t, chosen) for t in targets):
-        raise UsageError("cad steers toward the context only; choose --target context, or other --methods")
+        raise UsageError(
+            "cad steers toward the context only; choose --target context, or other --methods"
+        )
     texts, own_templates = read_texts(text, model), read_templates(templates)
     to_tune, to_find = _other_splits(data or ["mini"], validation, examples)
     loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
@@ -110,7 +179,10 @@ def require_extra() -> None:
 
     missing = [name for name in ("scipy", "matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
-        raise UsageError(f"evaluation needs {', '.join(missing)}; install it with: pip install 'juice-steering[eval]'")
+        raise UsageError(
+            f"evaluation needs {', '.join(missing)}; install it with: pip install"
+            " 'juice-steering[eval]'"
+        )
 
 
 def _read(sources: list[str], split: str = "test") -> list[ConflictExample]:
@@ -129,7 +201,11 @@ def _other_splits(
             return _read([given], split)
         folders = [source for source in sources if Path(source).is_dir()]
         pattern = {"validation": "*filtered_validation*", "identification": "*head_finding*"}[split]
-        brought = [folder for folder in folders if any(any(Path(folder, inside).glob(pattern)) for inside in (".", "data"))]
+        brought = [
+            folder
+            for folder in folders
+            if any(any(Path(folder, inside).glob(pattern)) for inside in (".", "data"))
+        ]
         return _read(brought, split) if brought else None
 
     return other(validation, "validation"), other(examples, "identification")
@@ -145,23 +221,41 @@ def _names(option: str, given: str, known: list[str]) -> tuple[str, ...]:
 
 
 def _evaluate_checkpoints(
-    given: list[Path], examples: list[ConflictExample], out: Path, *,
-    limit: int | None, seed: int, loading: LoadOptions, force: bool, as_json: bool,
-) -> None:  # fmt: skip
+    given: list[Path],
+    examples: list[ConflictExample],
+    out: Path,
+    *,
+    limit: int | None,
+    seed: int,
+    loading: LoadOptions,
+    force: bool,
+    as_json: bool,
+) -> None:
     from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints
     from juice.evaluation.splits import limited
 
     ignored = loading.changed(
-        "device_map", "offload_folder", "quantization", "allow_approximate", "revision", "attn_implementation"
+        "device_map",
+        "offload_folder",
+        "quantization",
+        "allow_approximate",
+        "revision",
+        "attn_implementation",
     )
     if ignored:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
         raise UsageError(f"--checkpoints are folders, measured whole on one device; drop {named}")
     options.quiet_libraries()
     store = measure_checkpoints(
-        find_checkpoints(given), limited(examples, limit, seed), out,
-        device=loading.device, dtype=loading.dtype, seed=seed, overwrite=force, progress=console.progress,
-    )  # fmt: skip
+        find_checkpoints(given),
+        limited(examples, limit, seed),
+        out,
+        device=loading.device,
+        dtype=loading.dtype,
+        seed=seed,
+        overwrite=force,
+        progress=console.progress,
+    )
     _report(store, as_json=as_json)
 
 
@@ -169,9 +263,18 @@ def _report(store: Store, *, as_json: bool) -> None:
     from juice.evaluation.report.sections import sections
     from juice.evaluation.store import FILE
 
-    console.note(f"{store.n_computed} units of work computed, {store.n_cached} were in {store.folder} already")
+    console.note(
+        f"{store.n_computed} units of work computed, {store.n_cached} were in {store.folder}"
+        " already"
+    )
     if as_json:
-        console.answer_json({"out": str(store.folder), "files": [FILE, "report.md", "report.html"], "n_cached": store.n_cached})
+        console.answer_json(
+            {
+                "out": str(store.folder),
+                "files": [FILE, "report.md", "report.html"],
+                "n_cached": store.n_cached,
+            }
+        )
         return
     for section in sections(store.results):
         if section.level == 2:

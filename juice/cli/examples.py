@@ -21,7 +21,9 @@ def run(
     out: options.OutFile,
     loading: LoadOptions,
     model: options.Model = "mini",
-    limit: Annotated[int | None, typer.Option(help="Look at so many rows at most, drawn with the seed.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Look at so many rows at most, drawn with the seed.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
     columns: options.Columns = None,
     force: options.Force = False,
@@ -47,8 +49,14 @@ def run(
     write_lines(out, map(to_json_line, made.examples), overwrite=force)
     _note_counts(made, len(rows))
     if json:
-        counts = {"n_rows": len(rows), "n_examples": len(made.examples), "n_without_coherent": made.n_without_coherent}
-        console.answer_json({"path": str(out), "model": loaded.id, "seed": seed, **counts, "dropped": made.dropped})
+        counts = {
+            "n_rows": len(rows),
+            "n_examples": len(made.examples),
+            "n_without_coherent": made.n_without_coherent,
+        }
+        console.answer_json(
+            {"path": str(out), "model": loaded.id, "seed": seed, **counts, "dropped": made.dropped}
+        )
     else:
         console.answer(str(out))
 
@@ -61,4 +69,7 @@ def _note_counts(made: Conflicts, n_rows: int) -> None:
         if n:
             console.note(f"  {n} dropped: they {REASONS[reason]}")
     if made.n_without_coherent:
-        console.note(f"  {made.n_without_coherent} kept without a coherent prompt: their passage is the sentences of the answer alone")
+        console.note(
+            f"  {made.n_without_coherent} kept without a coherent prompt: their passage is the"
+            " sentences of the answer alone"
+        )

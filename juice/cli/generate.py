@@ -20,18 +20,35 @@ def run(
     loading: LoadOptions,
     sampling: SamplingOptions,
     model: options.Model = "mini",
-    context: Annotated[str | None, typer.Option(help="Text that is read before the prompt; --method cad needs it apart.")] = None,
-    steer: Annotated[Literal["none", "context", "parametric"], typer.Option(help="What wins a conflict.")] = "none",
+    context: Annotated[
+        str | None,
+        typer.Option(help="Text that is read before the prompt; --method cad needs it apart."),
+    ] = None,
+    steer: Annotated[
+        Literal["none", "context", "parametric"], typer.Option(help="What wins a conflict.")
+    ] = "none",
     strength: Annotated[float, typer.Option(help="Multiplies both betas; 1 is as tuned.")] = 1.0,
-    head_set: Annotated[str | None, typer.Option(help="A head set: its name, folder or scores file; else the one named like the target.")] = None,
+    head_set: Annotated[
+        str | None,
+        typer.Option(
+            help="A head set: its name, folder or scores file; else the one named like the target."
+        ),
+    ] = None,
     method: Annotated[
-        Literal["juice", "june", "cad"], typer.Option(help="The dual run, the single one, or context-aware decoding.")
+        Literal["juice", "june", "cad"],
+        typer.Option(help="The dual run, the single one, or context-aware decoding."),
     ] = "juice",
-    beta_plus: Annotated[float | None, typer.Option(help="Instead of the tuned beta of the + heads.")] = None,
-    beta_minus: Annotated[float | None, typer.Option(help="Instead of the tuned beta of the - heads.")] = None,
+    beta_plus: Annotated[
+        float | None, typer.Option(help="Instead of the tuned beta of the + heads.")
+    ] = None,
+    beta_minus: Annotated[
+        float | None, typer.Option(help="Instead of the tuned beta of the - heads.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
     chat_template: options.ChatTemplate = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Answer unsteered, with context and with memory.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Answer unsteered, with context and with memory.")
+    ] = False,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
@@ -41,22 +58,33 @@ def run(
     loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
     how: dict[str, Any] = {"context": context, "max_tokens": max_tokens, **sampling.model_dump()}
     if compare:
-        if steer != "none" or head_set is not None or beta_plus is not None or beta_minus is not None or method == "cad":
+        if (
+            steer != "none"
+            or head_set is not None
+            or beta_plus is not None
+            or beta_minus is not None
+            or method == "cad"
+        ):
             raise UsageError(
-                "--compare shows no steering, context and parametric side by side; drop --steer, --head-set, the betas and --method cad"
+                "--compare shows no steering, context and parametric side by side; drop --steer,"
+                " --head-set, the betas and --method cad"
             )
         served, named = loaded.head_sets.targets(method), loaded.head_sets.by_name
         if not served:
             raise HeadSetNotFoundError(
-                f"nothing to compare: no head set in {loaded.head_sets.folder} fits {loaded.id} and has betas for {method}; "
-                "see `juice identify` and `juice tune`"
+                f"nothing to compare: no head set in {loaded.head_sets.folder} fits {loaded.id} and"
+                f" has betas for {method}; see `juice identify` and `juice tune`"
             )
         steers: list[SteerTarget | Steer] = [Steer(target="none")]
         for target in ("context", "parametric"):
             if target in served:
                 steers.append(Steer(target=target, strength=strength, method=method))
             else:
-                lack = f"the head set {target!r} has no betas for {method}" if target in named else f"no head set {target!r}"
+                lack = (
+                    f"the head set {target!r} has no betas for {method}"
+                    if target in named
+                    else f"no head set {target!r}"
+                )
                 console.note(f"juice: warning: {lack} in {loaded.head_sets.folder}; it is left out")
         completions = loaded.generate([prompt] * len(steers), steer=steers, **how)
         _note_warnings(completions)

@@ -20,20 +20,38 @@ if TYPE_CHECKING:
 def run(
     loading: LoadOptions,
     model: options.Model = "mini",
-    target: Annotated[Literal["parametric", "context", "both"], typer.Option(help="What the heads push toward.")] = "both",
+    target: Annotated[
+        Literal["parametric", "context", "both"], typer.Option(help="What the heads push toward.")
+    ] = "both",
     examples: Annotated[str, typer.Option(help=options.SOURCES)] = "mini",
-    n_examples: Annotated[int, typer.Option(help="Examples drawn to identify on; the paper uses 4.")] = 4,
-    relation: Annotated[str | None, typer.Option(help="Draw examples of this relation only.")] = None,
+    n_examples: Annotated[
+        int, typer.Option(help="Examples drawn to identify on; the paper uses 4.")
+    ] = 4,
+    relation: Annotated[
+        str | None, typer.Option(help="Draw examples of this relation only.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
-    top_k: Annotated[int, typer.Option(help="Heads of each sign: 5 up to about 3B parameters, 10 above.")] = 5,
-    alphas_plus: Annotated[str, typer.Option(help="Probing scales of the + heads.")] = "1,3,5,10,30",
+    top_k: Annotated[
+        int, typer.Option(help="Heads of each sign: 5 up to about 3B parameters, 10 above.")
+    ] = 5,
+    alphas_plus: Annotated[
+        str, typer.Option(help="Probing scales of the + heads.")
+    ] = "1,3,5,10,30",
     alphas_minus: Annotated[str, typer.Option(help="Probing scales of the - heads.")] = "-1,-2,-5",
-    validation: Annotated[str | None, typer.Option(help="Examples to tune the betas on; else 15% of those not drawn.")] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Examples to tune the betas on; else 15% of those not drawn.")
+    ] = None,
     tune: Annotated[bool, typer.Option("--tune/--no-tune", help="Tune the betas.")] = True,
-    june: Annotated[bool, typer.Option("--june", help="Tune the betas of the single run (JuNe) as well.")] = False,
+    june: Annotated[
+        bool, typer.Option("--june", help="Tune the betas of the single run (JuNe) as well.")
+    ] = False,
     chat_template: options.ChatTemplate = None,
-    name: Annotated[str | None, typer.Option(help="Name of the head set; the target where none is given.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of head sets; the set is saved to OUT/<model>/<name>.")] = Path("head_sets"),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the head set; the target where none is given.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of head sets; the set is saved to OUT/<model>/<name>.")
+    ] = Path("head_sets"),
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
@@ -50,7 +68,9 @@ def run(
 
     targets: list[Target] = ["parametric", "context"] if target == "both" else [target]
     if name is not None and len(targets) > 1:
-        raise UsageError("--name names one head set; give --target parametric or --target context with it")
+        raise UsageError(
+            "--name names one head set; give --target parametric or --target context with it"
+        )
     how = IdentificationOptions(
         n_examples=n_examples,
         top_k=top_k,
@@ -71,8 +91,18 @@ def run(
     drawn, rest = usable_examples(loaded, pool, how)
     found = identify_targets(loaded, drawn, targets, how, names=names, progress=console.progress)
     if tune:
-        given = with_scored_answers(loaded, read_examples(validation, split="validation")) if validation else validation_share(rest, seed)
-        found = tune_all(loaded, found, given, methods=("juice", "june") if june else ("juice",), progress=console.progress)
+        given = (
+            with_scored_answers(loaded, read_examples(validation, split="validation"))
+            if validation
+            else validation_share(rest, seed)
+        )
+        found = tune_all(
+            loaded,
+            found,
+            given,
+            methods=("juice", "june") if june else ("juice",),
+            progress=console.progress,
+        )
     for t, head_set in found.items():
         head_set.save(folders[t], overwrite=force)
     _report(found, folders, as_json=json)
@@ -80,7 +110,9 @@ def run(
 
 def _report(found: dict[Target, HeadSet], folders: dict[Target, Path], *, as_json: bool) -> None:
     if as_json:
-        console.answer_json([{"path": str(folders[t]), **s.model_dump(mode="json")} for t, s in found.items()])
+        console.answer_json(
+            [{"path": str(folders[t]), **s.model_dump(mode="json")} for t, s in found.items()]
+        )
         return
     for target, head_set in found.items():
         betas = head_set.betas()
@@ -93,5 +125,6 @@ def _report(found: dict[Target, HeadSet], folders: dict[Target, Path], *, as_jso
             for conflict_type, value in accuracy["accuracy"].items():
                 before = accuracy["accuracy_unsteered"][conflict_type]
                 console.answer(
-                    f"  {conflict_type:13}{before:.2f} -> {value:.2f}  ({target} answer, {accuracy['n_examples']} validation facts)"
+                    f"  {conflict_type:13}{before:.2f} -> {value:.2f}  ({target} answer,"
+                    f" {accuracy['n_examples']} validation facts)"
                 )

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def run(
     head_set: options.HeadSetArgument,
-    plot: Annotated[Path | None, typer.Option(help="Draw the head scores to this file (.png, .svg, .pdf).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the head scores to this file (.png, .svg, .pdf).")
+    ] = None,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
@@ -26,7 +28,9 @@ def run(
     folder, chosen = find_head_set(head_set, head_sets)
     if plot is not None:
         if chosen.scores is None:
-            raise UsageError(f"{folder} has no scores to plot; only sets made by `juice identify` have")
+            raise UsageError(
+                f"{folder} has no scores to plot; only sets made by `juice identify` have"
+            )
         _draw(chosen.scores, chosen, plot)
         console.note(f"head scores drawn to {plot}")
     if json:
@@ -42,37 +46,69 @@ def _lines(head_set: HeadSet) -> list[tuple[str, str]]:
     model, found = head_set.model, head_set.identification
     lines = [
         ("name", f"{head_set.name}, toward {head_set.target}"),
-        ("model", f"{model.id} ({model.architecture}, {model.n_layers} layers of {model.n_heads} heads)"),
+        (
+            "model",
+            f"{model.id} ({model.architecture}, {model.n_layers} layers of {model.n_heads} heads)",
+        ),
         ("fingerprint", model.fingerprint or "none: matched by architecture and shape"),
         ("+ heads", " ".join(map(str, head_set.heads.plus)) or "none"),
         ("- heads", " ".join(map(str, head_set.heads.minus)) or "none"),
     ]
     for method in METHODS:
         betas = head_set.betas(method)
-        lines.append((f"{method} betas", f"{betas.plus:+g} {betas.minus:+g}" if betas else "untuned"))
+        lines.append(
+            (f"{method} betas", f"{betas.plus:+g} {betas.minus:+g}" if betas else "untuned")
+        )
     if found:
         alphas = " ".join(f"{alpha:g}" for alpha in (*found.alphas_plus, *found.alphas_minus))
         lines.append(
-            ("identified on", f"{found.n_examples} examples, seed {found.seed}, alphas {alphas}, {', '.join(found.conflict_types)}")
+            (
+                "identified on",
+                (
+                    f"{found.n_examples} examples, seed {found.seed}, alphas {alphas},"
+                    f" {', '.join(found.conflict_types)}"
+                ),
+            )
         )
-        lines.append(("chat template", found.chat_template_sha256 or "none: identified on prompts as they are"))
+        lines.append(
+            (
+                "chat template",
+                found.chat_template_sha256 or "none: identified on prompts as they are",
+            )
+        )
     if head_set.source:
         lines.append(("source", head_set.source))
     for method in METHODS:
         if measured := head_set.validation(method):
-            changes = ", ".join(f"{t} {measured.accuracy_unsteered[t]:.2f} -> {after:.2f}" for t, after in measured.accuracy.items())
-            lines.append((f"{method} did", f"{changes} ({head_set.target} answer, {measured.n_examples} validation facts)"))
+            changes = ", ".join(
+                f"{t} {measured.accuracy_unsteered[t]:.2f} -> {after:.2f}"
+                for t, after in measured.accuracy.items()
+            )
+            lines.append(
+                (
+                    f"{method} did",
+                    f"{changes} ({head_set.target} answer, {measured.n_examples} validation facts)",
+                )
+            )
     return lines
 
 
 def _draw(scores: HeadScores, head_set: HeadSet, path: Path) -> None:
     from juice.evaluation.report import figures
 
-    tables = {"conflict_types": scores.conflict_types, "plus": scores.plus.tolist(), "minus": scores.minus.tolist()}
+    tables = {
+        "conflict_types": scores.conflict_types,
+        "plus": scores.plus.tolist(),
+        "minus": scores.minus.tolist(),
+    }
     try:
-        figure = figures.heads({**tables, "chosen": head_set.heads.model_dump(mode="json")}, head_set.target)
+        figure = figures.heads(
+            {**tables, "chosen": head_set.heads.model_dump(mode="json")}, head_set.target
+        )
     except ImportError as error:
-        raise UsageError("plots need matplotlib; install it with: pip install 'juice-steering[eval]'") from error
+        raise UsageError(
+            "plots need matplotlib; install it with: pip install 'juice-steering[eval]'"
+        ) from error
     figure.suptitle(f"{head_set.model.id}: heads toward {head_set.target} (dots: chosen)")
     try:
         figure.savefig(path, dpi=130)

@@ -1,7 +1,7 @@
 """The entry point: the commands, and how errors end them.
 
-The answer goes to standard output, everything else to standard error. Exit codes: 0, 1 for a failure, 2 for what the
-user got wrong, 130 after Ctrl-C.
+The answer goes to standard output, everything else to standard error. Exit codes: 0, 1 for a
+failure, 2 for what the user got wrong, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,12 +14,28 @@ from typing import Annotated, ParamSpec
 import typer
 
 import juice
-from juice.cli import console, doctor, evaluate, examples, generate, identify, inspect, pull, push, select, serve, split, tune
+from juice.cli import (
+    console,
+    doctor,
+    evaluate,
+    examples,
+    generate,
+    identify,
+    inspect,
+    pull,
+    push,
+    select,
+    serve,
+    split,
+    tune,
+)
 from juice.errors import JuiceError
 from juice.quiet import quiet_imports
 
 P = ParamSpec("P")
-INTERRUPTED = {"evaluate": "interrupted; what was done is kept in --out: run the same command again to go on"}
+INTERRUPTED = {
+    "evaluate": "interrupted; what was done is kept in --out: run the same command again to go on"
+}
 
 
 def ends_cleanly(run: Callable[P, None]) -> Callable[P, None]:
@@ -33,7 +49,11 @@ def ends_cleanly(run: Callable[P, None]) -> Callable[P, None]:
             console.error(str(error))
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
-            console.error(INTERRUPTED.get(run.__module__.rsplit(".", 1)[-1], "interrupted; nothing was written"))
+            console.error(
+                INTERRUPTED.get(
+                    run.__module__.rsplit(".", 1)[-1], "interrupted; nothing was written"
+                )
+            )
             raise typer.Exit(130) from interrupt
 
     return ending
@@ -47,12 +67,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (identify, tune, select, evaluate, generate, inspect, doctor, pull, push, examples, split, serve):
+for command in (
+    identify,
+    tune,
+    select,
+    evaluate,
+    generate,
+    inspect,
+    doctor,
+    pull,
+    push,
+    examples,
+    split,
+    serve,
+):
     app.command(
         command.__name__.rsplit(".", 1)[-1],
         no_args_is_help=command not in (identify, doctor, serve),
         # Where the server is not installed, its flags are not known.
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True} if command is serve and not serve.FLAGS else None,
+        context_settings=(
+            {"ignore_unknown_options": True, "allow_extra_args": True}
+            if command is serve and not serve.FLAGS
+            else None
+        ),
     )(ends_cleanly(command.run))
 
 
@@ -64,7 +101,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def common(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Options of every command."""
 

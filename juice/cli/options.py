@@ -21,17 +21,33 @@ if TYPE_CHECKING:
 
 SOURCES = "Examples: a file, a folder, `mini`, `paraconflict`, `nq-swap` or `hub:owner/name`."
 ROWS = "A file (JSON lines, JSON or CSV), a folder or `hub:owner/name`."
-Model = Annotated[str, typer.Option(help="A hub id, a local folder, or `mini` (bundled, no network).")]
-HeadSets = Annotated[Path | None, typer.Option(help="Folder of head sets; else JUICE_HEAD_SETS, ./head_sets, the shipped ones.")]
+Model = Annotated[
+    str, typer.Option(help="A hub id, a local folder, or `mini` (bundled, no network).")
+]
+HeadSets = Annotated[
+    Path | None,
+    typer.Option(help="Folder of head sets; else JUICE_HEAD_SETS, ./head_sets, the shipped ones."),
+]
 ChatTemplate = Annotated[
     str | None,
-    typer.Option(help="Make every prompt a user's message in a chat: `default` for the tokenizer's own template, or a Jinja file."),
+    typer.Option(
+        help=(
+            "Make every prompt a user's message in a chat: `default` for the tokenizer's own"
+            " template, or a Jinja file."
+        )
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 OutFile = Annotated[Path, typer.Option(help="The JSON lines file to write.")]
-Columns = Annotated[str | None, typer.Option(help="What your columns are called, such as question=q,context=passage.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(help="What your columns are called, such as question=q,context=passage."),
+]
 HeadSetArgument = Annotated[
-    str, typer.Argument(help="A head set: its folder, its scores file, or its name in the folder of head sets.")
+    str,
+    typer.Argument(
+        help="A head set: its folder, its scores file, or its name in the folder of head sets."
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
@@ -52,7 +68,10 @@ def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(run)
     def command(**given: Any) -> None:
-        made = {name: kind.of(**{f.name: given.pop(f.name) for f in flags[name]}) for name, kind in groups.items()}
+        made = {
+            name: kind.of(**{f.name: given.pop(f.name) for f in flags[name]})
+            for name, kind in groups.items()
+        }
         run(**given, **made)
 
     command.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
@@ -63,7 +82,8 @@ def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
 def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.Parameter]:
     """Return the flags for the fields of a class; with `optional` they are None where they are not given.
 
-    Text stands for what is neither a number, a path nor a choice. A field without a description, or a mapping, has no flag.
+    Text stands for what is neither a number, a path nor a choice. A field without a description, or
+    a mapping, has no flag.
     """
     own = [name for name in kind.model_fields if name in kind.__annotations__]
     inherited = [name for name in kind.model_fields if name not in own]
@@ -80,7 +100,14 @@ def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.P
         names = [f"--{name.replace('_', '-')}"] if flag_type is bool else []
         option = typer.Option(*names, help=help_text)
         shown: Any = flag_type | None if default is None else flag_type
-        flags.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[shown, option]))
+        flags.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[shown, option],
+            )
+        )
     return flags
 
 
@@ -115,7 +142,9 @@ def in_chat(model: SteeredModel, chat_template: str | None) -> SteeredModel:
     """Return the model as the option --chat-template says: it takes prompts as they are, or through a template."""
     if chat_template is None:
         return model
-    return model.with_chat_template(chat_template if chat_template == "default" else Path(chat_template))
+    return model.with_chat_template(
+        chat_template if chat_template == "default" else Path(chat_template)
+    )
 
 
 def quiet_libraries() -> None:

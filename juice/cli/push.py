@@ -11,8 +11,13 @@ from juice.cli import console, options
 
 def run(
     head_set: options.HeadSetArgument,
-    repo_id: Annotated[str, typer.Argument(help="The hub repository, such as owner/name; made where there is none.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    repo_id: Annotated[
+        str,
+        typer.Argument(help="The hub repository, such as owner/name; made where there is none."),
+    ],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private.")
+    ] = False,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:

@@ -22,11 +22,19 @@ def run(
     saved = find_scores(head_set, head_sets)
     heads = chosen_heads(saved, top_k)
     if json:
-        console.answer_json({"target": saved.target, "conflict_types": saved.conflict_types, "heads": heads.model_dump(mode="json")})
+        console.answer_json(
+            {
+                "target": saved.target,
+                "conflict_types": saved.conflict_types,
+                "heads": heads.model_dump(mode="json"),
+            }
+        )
         return
     console.answer("sign head    score (sum over conflict types of the mean change of p_y)")
     for sign, table, chosen in (("+", saved.plus, heads.plus), ("-", saved.minus, heads.minus)):
         for head in chosen:
             console.answer(f"{sign:5}{head!s:8}{float(table[:, head.layer, head.index].sum()):.4f}")
         if len(chosen) < top_k:
-            console.note(f"{len(chosen)} heads of the sign {sign} are consistent, {top_k} were asked for")
+            console.note(
+                f"{len(chosen)} heads of the sign {sign} are consistent, {top_k} were asked for"
+            )

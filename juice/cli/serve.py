@@ -15,10 +15,14 @@ from juice.cli import console, options
 from juice.errors import UsageError
 
 EXAMPLE = (
-    "curl -s {url}/generate{key} -H 'content-type: application/json' -d '"
-    '{{"prompt": "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"{steer}, "max_tokens": 8}}\''
+    "curl -s {url}/generate{key} -H 'content-type: application/json' -d '{{\"prompt\": \"The name"
+    ' of the capital city of Peru is Oslo. The name of the capital city of Peru is"{steer},'
+    ' "max_tokens": 8}}\''
 )
-ApiKey = Annotated[list[str] | None, typer.Option(help="A key that clients must send; repeatable. Better: JUICE_API_KEYS.")]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(help="A key that clients must send; repeatable. Better: JUICE_API_KEYS."),
+]
 
 
 def _flags() -> list[inspect.Parameter]:
@@ -26,7 +30,12 @@ def _flags() -> list[inspect.Parameter]:
     if any(find_spec(package) is None for package in ("pydantic_settings", "fastapi", "uvicorn")):
         return []
     settings = options.flags_of(import_module("juice_server.settings").Settings, optional=True)
-    return [*settings, inspect.Parameter("api_key", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ApiKey)]
+    return [
+        *settings,
+        inspect.Parameter(
+            "api_key", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ApiKey
+        ),
+    ]
 
 
 FLAGS = _flags()
@@ -46,16 +55,23 @@ def _with_flags(run: Callable[..., None]) -> Callable[..., None]:
 def run(**flags: Any) -> None:
     """Serve a model over HTTP; /docs lists the routes. What is not given comes from JUICE_* or its default."""
     if not FLAGS:
-        raise UsageError("the server is not installed; install it with: pip install 'juice-steering[serve]'")
+        raise UsageError(
+            "the server is not installed; install it with: pip install 'juice-steering[serve]'"
+        )
     given = {name: value for name, value in flags.items() if value is not None}
     if keys := given.pop("api_key", None):
         given["api_keys"] = tuple(keys)
     chosen = import_module("juice_server.settings").read(given)
-    process = import_module("juice_server.process")  # PyTorch comes with it: what is wrong with the settings is said before
+    process = import_module(
+        "juice_server.process"
+    )  # PyTorch comes with it: what is wrong with the settings is said before
     options.quiet_libraries()
     url = f"http://{chosen.host}:{chosen.port}"
     console.note(f"juice: loading {chosen.model}")
-    process.serve(chosen, on_ready=lambda loaded: console.note(_ready(loaded, url, has_keys=bool(chosen.keys()))))
+    process.serve(
+        chosen,
+        on_ready=lambda loaded: console.note(_ready(loaded, url, has_keys=bool(chosen.keys()))),
+    )
 
 
 def _ready(model: Any, url: str, *, has_keys: bool) -> str:
@@ -64,18 +80,24 @@ def _ready(model: Any, url: str, *, has_keys: bool) -> str:
     names = [f"{name} ({own.target})" for name, own in sorted(library.by_name.items())]
     served = ", ".join(names) or "none: every request that steers is refused"
     unfit = f"; not for this model: {', '.join(sorted(library.unfit))}" if library.unfit else ""
-    by_default = next((own for name, own in library.by_name.items() if name == own.target == "parametric"), None)
+    by_default = next(
+        (own for name, own in library.by_name.items() if name == own.target == "parametric"), None
+    )
     own = by_default or next(iter(library.by_name.values()), None)
-    asked: Any = {"target": own.target, "head_set": own.name} if own and not by_default else "parametric"
+    asked: Any = (
+        {"target": own.target, "head_set": own.name} if own and not by_default else "parametric"
+    )
     if own and not own.betas():
         asked = {"target": own.target, "head_set": own.name, "beta_plus": 1, "beta_minus": -1}
     key = " -H 'authorization: Bearer KEY'" if has_keys else ""
-    example = EXAMPLE.format(url=url, key=key, steer=f', "steer": {json.dumps(asked)}' if own else "")
+    example = EXAMPLE.format(
+        url=url, key=key, steer=f', "steer": {json.dumps(asked)}' if own else ""
+    )
     limits, per_token = engine.limits, engine.n_kv_bytes_per_token
     n_tokens = limits.kv_memory_bytes // per_token
     return (
-        f"juice: {limits.max_batch} at a time, up to {limits.max_model_len or 'any number of'} tokens each; keys and values may take "
-        f"{limits.kv_memory_bytes / 2**30:.2f} GiB, {n_tokens:,} tokens\n"
-        f"juice: head sets in {library.folder.resolve()}: {served}{unfit}\n"
-        f"juice: ready on {url}\n\n{example}\n"
+        f"juice: {limits.max_batch} at a time, up to {limits.max_model_len or 'any number of'}"
+        f" tokens each; keys and values may take {limits.kv_memory_bytes / 2**30:.2f} GiB,"
+        f" {n_tokens:,} tokens\njuice: head sets in {library.folder.resolve()}:"
+        f" {served}{unfit}\njuice: ready on {url}\n\n{example}\n"
     )

@@ -13,12 +13,23 @@ from juice.options import LoadOptions
 
 @options.spelled_out
 def run(
-    data: Annotated[str, typer.Argument(help=options.ROWS + " With question, context and answer, or instruction, input and output.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help=options.ROWS
+            + " With question, context and answer, or instruction, input and output."
+        ),
+    ],
     out: options.OutFile,
     loading: LoadOptions,
     model: options.Model = "mini",
-    share: Annotated[float, typer.Option(help="Share of the rows, those of lowest perplexity, that need no context.")] = 0.25,
-    drop: Annotated[bool, typer.Option("--drop", help="Write only the rows that need their context.")] = False,
+    share: Annotated[
+        float,
+        typer.Option(help="Share of the rows, those of lowest perplexity, that need no context."),
+    ] = 0.25,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Write only the rows that need their context.")
+    ] = False,
     columns: options.Columns = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -37,7 +48,11 @@ def run(
     loaded = options.load(model, loading)
     marked = mark_critical(loaded, rows, share=share, columns=named, progress=console.progress)
     written = marked.critical if drop else marked.rows
-    write_lines(out, (dumps(row, ensure_ascii=False, default=str) + "\n" for row in written), overwrite=force)
+    write_lines(
+        out,
+        (dumps(row, ensure_ascii=False, default=str) + "\n" for row in written),
+        overwrite=force,
+    )
     threshold = f"{marked.threshold:.4g}" if marked.threshold is not None else "none"
     said = f"{len(marked.critical)} of {len(rows)} rows marked context_critical"
     console.note(f"{said}: perplexity without the context from {threshold} (--share {share:g})")
@@ -45,7 +60,20 @@ def run(
         if n:
             console.note(f"  {n} not measured: they {REASONS[reason]}")
     if json:
-        counts = {"n_rows": len(rows), "n_written": len(written), "n_critical": len(marked.critical), "unmeasured": marked.unmeasured}
-        console.answer_json({"path": str(out), "model": loaded.id, "share": share, "threshold": marked.threshold, **counts})
+        counts = {
+            "n_rows": len(rows),
+            "n_written": len(written),
+            "n_critical": len(marked.critical),
+            "unmeasured": marked.unmeasured,
+        }
+        console.answer_json(
+            {
+                "path": str(out),
+                "model": loaded.id,
+                "share": share,
+                "threshold": marked.threshold,
+                **counts,
+            }
+        )
     else:
         console.answer(str(out))

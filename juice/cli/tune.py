@@ -16,14 +16,17 @@ def run(
     validation: Annotated[str, typer.Option(help=options.SOURCES)],
     loading: LoadOptions,
     model: options.Model = "mini",
-    method: Annotated[Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")] = "juice",
+    method: Annotated[
+        Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")
+    ] = "juice",
     chat_template: options.ChatTemplate = None,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
     """Choose the betas of a head set on a validation file and save them in it.
 
-    A set that was found through the tokenizer's chat template is tuned through it; of another template, give the file.
+    A set that was found through the tokenizer's chat template is tuned through it; of another
+    template, give the file.
     """
     from juice.data.readers import read_examples
     from juice.head_set.lookup import find_head_set
@@ -37,13 +40,23 @@ def run(
     loaded = options.load(model, loading)
     chosen.check_fits(loaded.description.identity)
     loaded = options.in_chat(loaded, chat_template).in_form_of(chosen)
-    tuned = tune(loaded, chosen, with_scored_answers(loaded, examples), method=method, progress=console.progress)
+    tuned = tune(
+        loaded,
+        chosen,
+        with_scored_answers(loaded, examples),
+        method=method,
+        progress=console.progress,
+    )
     tuned.save(folder, overwrite=True)
     betas, metrics = tuned.betas(method), tuned.metrics[f"validation_{method}"]
     assert betas is not None, "tune sets the betas"
     if json:
-        console.answer_json({"path": str(folder), "method": method, "beta": betas.model_dump(), "metrics": metrics})
+        console.answer_json(
+            {"path": str(folder), "method": method, "beta": betas.model_dump(), "metrics": metrics}
+        )
         return
     console.answer(f"{folder}: {method} betas {betas.plus:+g} {betas.minus:+g}")
     for conflict_type, value in metrics["accuracy"].items():
-        console.answer(f"  {conflict_type:13}{metrics['accuracy_unsteered'][conflict_type]:.2f} -> {value:.2f}")
+        console.answer(
+            f"  {conflict_type:13}{metrics['accuracy_unsteered'][conflict_type]:.2f} -> {value:.2f}"
+        )

@@ -1,14 +1,16 @@
 """Conflict examples from questions with passages: what the model knows, contradicted by a passage that says otherwise.
 
-The model is asked every question without its passage; those that it answers right, by the paper's rule, are kept. In their
-passages the answer is swapped for another row's answer of the same kind, which becomes the context answer:
+The model is asked every question without its passage; those that it answers right, by the paper's
+rule, are kept. In their passages the answer is swapped for another row's answer of the same kind,
+which becomes the context answer:
 
     clean         Question: ...? Answer:
     substitution  the sentences of the swapped passage that hold the answer, then the clean prompt
     coherent      the whole swapped passage, then the clean prompt; left out where that is the substitution prompt again
 
-The answer that the model gave stands first among the parametric ones. The kind is that of the column `kind` or `relation`,
-else by the answer's looks. Entity swaps of this sort are from Longpre et al., 2021.
+The answer that the model gave stands first among the parametric ones. The kind is that of the
+column `kind` or `relation`, else by the answer's looks. Entity swaps of this sort are from Longpre
+et al., 2021.
 """
 
 from __future__ import annotations
@@ -82,25 +84,38 @@ class Conflicts:
 
 
 def make_conflicts(
-    model: AskedModel, rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, seed: int = 0, progress: Progress = silent
+    model: AskedModel,
+    rows: Sequence[Row],
+    *,
+    columns: Mapping[str, str] | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
 ) -> Conflicts:
     """Make conflict examples of what the model knows; `seed` draws the answers that are swapped in.
 
-    `columns` names the columns that are not called as the fields are. Raises UsageError and ExampleError for columns that
-    are not there, and ExampleError when no example can be made.
+    `columns` names the columns that are not called as the fields are. Raises UsageError and
+    ExampleError for columns that are not there, and ExampleError when no example can be made.
     """
     column = columns_of(rows, FIELDS, REQUIRED, columns or {})
-    read = [_question({field: row.values.get(name) for field, name in column.items()}) for row in rows]
+    read = [
+        _question({field: row.values.get(name) for field, name in column.items()}) for row in rows
+    ]
     questions = [question for question in read if question is not None]
     pools: dict[str, list[str]] = {}
     for question in questions:
         pools.setdefault(question.kind, []).append(question.answers[0])
     pools = {kind: list(dict.fromkeys(pool)) for kind, pool in pools.items()}
     obstacles = [_obstacle(model, question) for question in questions]
-    dropped = Counter(["malformed"] * read.count(None) + [obstacle for obstacle in obstacles if obstacle])
-    candidates = [question for question, obstacle in zip(questions, obstacles, strict=True) if not obstacle]
+    dropped = Counter(
+        ["malformed"] * read.count(None) + [obstacle for obstacle in obstacles if obstacle]
+    )
+    candidates = [
+        question for question, obstacle in zip(questions, obstacles, strict=True) if not obstacle
+    ]
     examples, unknown = [], ""
-    answers = model.generate([q.clean for q in candidates], max_tokens=MAX_TOKENS, progress=progress)
+    answers = model.generate(
+        [q.clean for q in candidates], max_tokens=MAX_TOKENS, progress=progress
+    )
     for question, completion in zip(candidates, answers, strict=True):
         made = _conflict(model, _as_answered(question, completion.text), pools[question.kind], seed)
         if isinstance(made, str):
@@ -115,12 +130,19 @@ def make_conflicts(
     counts = {reason: dropped[reason] for reason in REASONS}
     if not examples:
         reasons = "; ".join(f"{n} {REASONS[reason]}" for reason, n in counts.items() if n)
-        raise ExampleError(f"no conflict example can be made: {reasons}{unknown}; give more rows, or questions that the model can answer")
+        raise ExampleError(
+            f"no conflict example can be made: {reasons}{unknown}; give more rows, or questions"
+            " that the model can answer"
+        )
     return Conflicts(examples, counts)
 
 
 def _question(values: Mapping[str, object]) -> Question | None:
-    asked, context, answers = text_of(values.get("question")), text_of(values.get("context")), texts_of(values.get("answer"))
+    asked, context, answers = (
+        text_of(values.get("question")),
+        text_of(values.get("context")),
+        texts_of(values.get("answer")),
+    )
     answers = tuple(" ".join(answer.split()) for answer in answers if normalise(answer))
     if asked is None or context is None or not answers:
         return None
@@ -150,25 +172,48 @@ def _obstacle(model: AskedModel, question: Question) -> str | None:
 def _as_answered(question: Question, output: str) -> Question | None:
     """Return the question with the answer that the model gave first; None when it gave none."""
     given = [answer for answer in question.answers if contains_answer(output, [answer])]
-    return replace(question, answers=tuple(dict.fromkeys([*given, *question.answers]))) if given else None
+    return (
+        replace(question, answers=tuple(dict.fromkeys([*given, *question.answers])))
+        if given
+        else None
+    )
 
 
-def _conflict(model: AskedModel, question: Question | None, pool: Sequence[str], seed: int) -> ConflictExample | str:
+def _conflict(
+    model: AskedModel, question: Question | None, pool: Sequence[str], seed: int
+) -> ConflictExample | str:
     if question is None:
         return "not_known"
-    # A question's own seed: what is swapped into one does not depend on what the model knows of the others.
+    # A question's own seed: what is swapped into one does not depend on what the model knows of the
+    # others.
     drawn = Random(f"{seed} {question.asked}").sample(pool, min(N_TRIES, len(pool)))
     own = [normalise(answer) for answer in question.answers]
-    others = [other for other in drawn if not any(normalise(other) in answer or answer in normalise(other) for answer in own)]
+    others = [
+        other
+        for other in drawn
+        if not any(normalise(other) in answer or answer in normalise(other) for answer in own)
+    ]
     if not others:
         return "no_other_answer"
     token = model.first_token(question.clean, question.answers[0])
-    new = next((other for other in others if model.first_token(question.clean, other) not in (None, token)), None)
+    new = next(
+        (
+            other
+            for other in others
+            if model.first_token(question.clean, other) not in (None, token)
+        ),
+        None,
+    )
     if new is None:
         return "same_first_token"
-    context, spans = passage.replace(question.context, passage.find(question.context, question.answers), new)
+    context, spans = passage.replace(
+        question.context, passage.find(question.context, question.answers), new
+    )
     telling = passage.sentences_with(context, spans)
-    prompts: dict[ConflictType, str] = {"clean": question.clean, "substitution": f"{telling} {question.clean}"}
+    prompts: dict[ConflictType, str] = {
+        "clean": question.clean,
+        "substitution": f"{telling} {question.clean}",
+    }
     if telling != context:
         prompts["coherent"] = f"{context} {question.clean}"
     if not all(model.fits(prompt, max_tokens=MAX_TOKENS) for prompt in prompts.values()):

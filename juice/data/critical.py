@@ -1,13 +1,16 @@
 """Which fine-tuning rows need their context: those whose answer surprises the model when the context is taken away.
 
-    perplexity = exp(-mean log p(answer token | question, the answer's tokens before it)), without the context
+    perplexity = exp(-mean log p(answer token | question, the answer's tokens before it)), without
+    the context
 
-The share of the rows with the lowest perplexity, 25 % in the paper, is not context-critical: the model can answer them from
-memory, and training on them teaches it to disregard contexts. Source: "Context-Parametric Inversion", section 3.4, which
-fine-tunes on the others. There the question stands in a chat template; here it stands as it is, with the answer after a space.
+The share of the rows with the lowest perplexity, 25 % in the paper, is not context-critical: the
+model can answer them from memory, and training on them teaches it to disregard contexts. Source:
+"Context-Parametric Inversion", section 3.4, which fine-tunes on the others. There the question
+stands in a chat template; here it stands as it is, with the answer after a space.
 
-Rows that cannot be measured, and so are not of the share, are marked false with no perplexity: those without a context, for
-which there is nothing to disregard, those without a question or an answer, and those too long for the model.
+Rows that cannot be measured, and so are not of the share, are marked false with no perplexity:
+those without a context, for which there is nothing to disregard, those without a question or an
+answer, and those too long for the model.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ from juice.data.readers.rows import Row
 from juice.errors import ExampleError, UsageError
 from juice.progress import Progress, silent
 
-FIELDS = {"question": ("question", "instruction"), "context": ("context", "input"), "answer": ("answer", "answers", "output")}
+FIELDS = {
+    "question": ("question", "instruction"),
+    "context": ("context", "input"),
+    "answer": ("answer", "answers", "output"),
+}
 REASONS = {
     "without_context": "have no context",
     "malformed": "lack a question or an answer",
@@ -55,7 +62,9 @@ class Marked:
 def check_share(share: float) -> None:
     """Raise UsageError for a share that cannot be taken."""
     if not 0 < share < 1:
-        raise UsageError(f"the share is {share}; expected a number between 0 and 1 (the paper takes {SHARE})")
+        raise UsageError(
+            f"the share is {share}; expected a number between 0 and 1 (the paper takes {SHARE})"
+        )
 
 
 def mark_critical(
@@ -68,7 +77,8 @@ def mark_critical(
 ) -> Marked:
     """Mark the rows by whether they need their context; of n that are measured, floor(share * n) do not.
 
-    Raises UsageError for a share or a field that there is not, ExampleError when no row can be measured.
+    Raises UsageError for a share or a field that there is not, ExampleError when no row can be
+    measured.
     """
     check_share(share)
     column = columns_of(rows, FIELDS, tuple(FIELDS), columns or {})
@@ -81,25 +91,37 @@ def mark_critical(
         else:
             pairs[i] = pair
     perplexities: dict[int, float] = {}
-    for i, logprobs in zip(pairs, model.answer_logprobs(list(pairs.values()), progress=progress), strict=True):
+    for i, logprobs in zip(
+        pairs, model.answer_logprobs(list(pairs.values()), progress=progress), strict=True
+    ):
         if logprobs:
             perplexities[i] = perplexity(logprobs)
         else:
             unmeasured["too_long" if logprobs is None else "malformed"] += 1
     if not perplexities:
         reasons = "; ".join(f"{n} {REASONS[reason]}" for reason, n in unmeasured.items())
-        raise ExampleError(f"none of {len(rows)} rows can be measured: {reasons}; expected a question, a context and an answer in each")
+        raise ExampleError(
+            f"none of {len(rows)} rows can be measured: {reasons}; expected a question, a context"
+            " and an answer in each"
+        )
     n_low = math.floor(share * len(perplexities) + 1e-9)  # 0.29 of 100 is 29, in floats as well
     low = set(sorted(perplexities, key=perplexities.__getitem__)[:n_low])
     marked = [
-        {**row.values, "perplexity_without_context": perplexities.get(i), "context_critical": i in perplexities and i not in low}
+        {
+            **row.values,
+            "perplexity_without_context": perplexities.get(i),
+            "context_critical": i in perplexities and i not in low,
+        }
         for i, row in enumerate(rows)
     ]
     return Marked(marked, {reason: unmeasured[reason] for reason in REASONS})
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
-    """Return the perplexity of tokens from their natural log-probabilities; raises ValueError for none."""
+    """Return the perplexity of tokens from their natural log-probabilities.
+
+    Raises ValueError for none.
+    """
     if not logprobs:
         raise ValueError("perplexity of no tokens")
     return math.exp(min(LARGEST_LOG, -sum(logprobs) / len(logprobs)))

@@ -7,10 +7,12 @@ The file format is JSON lines (UTF-8), one fact a line:
      "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number, "match"?: "contains" | "begins",
      "scored"?: "first" | "likeliest"}
 
-`prompts` may hold any subset of the conflict types. The first accepted answer is the one scored by p_y, unless `scored` leaves
-that to the model: then it is the one it finds likeliest (juice.identification.scored_prompt). `match` says when
-an output is the answer: "contains", when some accepted answer is within its first five words (ParaConflict); "begins", when
-its first n words are an accepted answer of n words, final punctuation aside (MemoTrap). Files are read by `juice.data.readers`.
+`prompts` may hold any subset of the conflict types. The first accepted answer is the one scored by
+p_y, unless `scored` leaves that to the model: then it is the one it finds likeliest
+(juice.identification.scored_prompt). `match` says when an output is the answer: "contains", when
+some accepted answer is within its first five words (ParaConflict); "begins", when its first n words
+are an accepted answer of n words, final punctuation aside (MemoTrap). Files are read by
+`juice.data.readers`.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ class ConflictExample(BaseModel):
     @model_validator(mode="after")
     def _answers_differ(self) -> Self:
         if self.parametric_answer[0] == self.context_answer[0]:
-            raise ValueError(f"parametric_answer and context_answer are both {self.context_answer[0]!r}: there is no conflict")
+            raise ValueError(
+                f"parametric_answer and context_answer are both {self.context_answer[0]!r}: there"
+                " is no conflict"
+            )
         return self
 
     def answer(self, target: Target) -> str:
@@ -77,7 +82,10 @@ class ConflictExample(BaseModel):
 
 
 def parse_example(row: Any, where: str) -> ConflictExample:
-    """Make an example of a row of the file format; raises ExampleError that names `where` and the first wrong field."""
+    """Make an example of a row of the file format.
+
+    Raises ExampleError that names `where` and the first wrong field.
+    """
     try:
         return ConflictExample.model_validate(row)
     except ValidationError as error:
@@ -93,7 +101,9 @@ def judged_types(
     Toward the context, clean prompts have no right answer.
     """
     enough = all if in_all else any
-    return tuple(t for t in conflict_types(examples, enough) if t != "clean" or target == "parametric")
+    return tuple(
+        t for t in conflict_types(examples, enough) if t != "clean" or target == "parametric"
+    )
 
 
 def conflict_types(
@@ -108,7 +118,9 @@ def question_prompt(question: str) -> str:
     return f"Question: {question.strip().rstrip(' ?')}? Answer:"
 
 
-def draw(examples: Sequence[ConflictExample], n: int, seed: int) -> tuple[list[ConflictExample], list[ConflictExample]]:
+def draw(
+    examples: Sequence[ConflictExample], n: int, seed: int
+) -> tuple[list[ConflictExample], list[ConflictExample]]:
     """Draw n examples for identification, seeded; return them and those that remain, both in file order.
 
     Raises ExampleError when there are fewer than n.
@@ -116,9 +128,14 @@ def draw(examples: Sequence[ConflictExample], n: int, seed: int) -> tuple[list[C
     if n < 1:
         raise ExampleError(f"n_examples is {n}; expected at least 1 (the paper uses 4)")
     if n > len(examples):
-        raise ExampleError(f"{n} examples are asked for, {len(examples)} can be used; give more, or lower --n-examples")
+        raise ExampleError(
+            f"{n} examples are asked for, {len(examples)} can be used; give more, or lower"
+            " --n-examples"
+        )
     chosen = set(Random(seed).sample(range(len(examples)), n))
-    return [e for i, e in enumerate(examples) if i in chosen], [e for i, e in enumerate(examples) if i not in chosen]
+    return [e for i, e in enumerate(examples) if i in chosen], [
+        e for i, e in enumerate(examples) if i not in chosen
+    ]
 
 
 def examples_sha256(examples: Sequence[ConflictExample]) -> str:

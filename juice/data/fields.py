@@ -14,22 +14,36 @@ Fields = Mapping[str, tuple[str, ...]]
 """The columns a field is looked for in, by its name; the first that the rows have is taken."""
 
 
-def columns_of(rows: Sequence[Row], fields: Fields, required: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+def columns_of(
+    rows: Sequence[Row], fields: Fields, required: Sequence[str], named: Mapping[str, str]
+) -> dict[str, str]:
     """Return the column of every field that the rows have; `named` says which is which where the names differ.
 
-    Raises UsageError for a field that there is not, ExampleError when no row has a column that is named or required.
+    Raises UsageError for a field that there is not, ExampleError when no row has a column that is
+    named or required.
     """
     if unknown := named.keys() - fields.keys():
-        raise UsageError(f"--columns names the field {min(unknown)!r}; expected one of {', '.join(fields)}")
+        raise UsageError(
+            f"--columns names the field {min(unknown)!r}; expected one of {', '.join(fields)}"
+        )
     there = list(dict.fromkeys(column for row in rows for column in row.values))
     if absent := set(named.values()) - set(there):
-        raise ExampleError(f"{rows[0].where}: --columns names the column {min(absent)!r}; the rows have {', '.join(there)}")
-    found = {field: named.get(field) or next((c for c in columns if c in there), None) for field, columns in fields.items()}
+        raise ExampleError(
+            f"{rows[0].where}: --columns names the column {min(absent)!r}; the rows have"
+            f" {', '.join(there)}"
+        )
+    found = {
+        field: named.get(field) or next((c for c in columns if c in there), None)
+        for field, columns in fields.items()
+    }
     for field in required:
         if found[field] is None:
             expected = " or ".join(fields[field])
             remedy = f"name yours with --columns {field}=NAME"
-            raise ExampleError(f"{rows[0].where}: there is no column {expected}; the rows have {', '.join(there)}: {remedy}")
+            raise ExampleError(
+                f"{rows[0].where}: there is no column {expected}; the rows have {', '.join(there)}:"
+                f" {remedy}"
+            )
     return {field: column for field, column in found.items() if column is not None}
 
 

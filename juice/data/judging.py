@@ -21,7 +21,11 @@ def normalise(text: str) -> str:
     """Lower-case, strip accents and punctuation, fold white space."""
     # Mathematical letter forms are capital letters only once they are decomposed.
     lowered = unicodedata.normalize("NFKD", text).lower()
-    kept = (c for c in unicodedata.normalize("NFKD", lowered) if not unicodedata.category(c).startswith(("M", "P")))
+    kept = (
+        c
+        for c in unicodedata.normalize("NFKD", lowered)
+        if not unicodedata.category(c).startswith(("M", "P"))
+    )
     return " ".join("".join(kept).split())
 
 
@@ -34,12 +38,22 @@ def contains_answer(output: str, accepted: Iterable[str], n_words: int = N_WORDS
 def begins_with_answer(output: str, accepted: Iterable[str]) -> bool:
     """Return whether the output begins with an accepted answer, word for word."""
     words = normalise(output).split()
-    return any(words[: len(answer)] == answer for answer in (normalise(text).split() for text in accepted) if answer)
+    return any(
+        words[: len(answer)] == answer
+        for answer in (normalise(text).split() for text in accepted)
+        if answer
+    )
 
 
-def is_correct(output: str, accepted: Iterable[str], match: Literal["contains", "begins"] = "contains") -> bool:
+def is_correct(
+    output: str, accepted: Iterable[str], match: Literal["contains", "begins"] = "contains"
+) -> bool:
     """Return whether the output is an accepted answer, by the rule that an example names in `match`."""
-    return begins_with_answer(output, accepted) if match == "begins" else contains_answer(output, accepted)
+    return (
+        begins_with_answer(output, accepted)
+        if match == "begins"
+        else contains_answer(output, accepted)
+    )
 
 
 def is_among(answer: str, accepted: Iterable[str]) -> bool:

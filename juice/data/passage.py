@@ -1,7 +1,8 @@
 """A passage: where answers stand in it, the same passage with another answer, and its sentences.
 
-Answers are found as whole words, in any case; those in capitals, such as "US", as they are written. A sentence ends at a
-full stop, a question or an exclamation mark before a space and no lower-case letter, but not after an initial or a title.
+Answers are found as whole words, in any case; those in capitals, such as "US", as they are written.
+A sentence ends at a full stop, a question or an exclamation mark before a space and no lower-case
+letter, but not after an initial or a title.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from itertools import pairwise
 Span = tuple[int, int]
 
 END = re.compile(r"[.!?][\"'”’)\]]*\s++(?![a-z])")
-NO_END = re.compile(r"(?:^|[\s(.])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Mt|Jr|Sr|vs|Gen|Col|Lt|Capt|Rev|Hon|Sen|Rep|etc|approx|ca|ft)$")
+NO_END = re.compile(
+    r"(?:^|[\s(.])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Mt|Jr|Sr|vs|Gen|Col|Lt|Capt|Rev|Hon|Sen|Rep|etc|approx|ca|ft)$"
+)
 
 
 def find(passage: str, answers: Iterable[str]) -> list[Span]:
@@ -40,5 +43,7 @@ def sentences_with(passage: str, spans: Iterable[Span]) -> str:
     held = list(spans)
     ends = [m.end() for m in END.finditer(passage) if not NO_END.search(passage[: m.start()][-12:])]
     bounds = [0, *ends, len(passage)]
-    chosen = [(a, b) for a, b in pairwise(bounds) if any(start < b and a < stop for start, stop in held)]
+    chosen = [
+        (a, b) for a, b in pairwise(bounds) if any(start < b and a < stop for start, stop in held)
+    ]
     return " ".join(passage[a:b].strip() for a, b in chosen)

@@ -15,8 +15,8 @@ FinishReason = Literal["stop", "length"]
 class ScoredToken(NamedTuple):
     """A token, its log-probability, and the likeliest alternatives with theirs, best first.
 
-    Log-probabilities are natural, of the steered distribution before temperature, penalties and cuts; a prompt's first
-    token has none.
+    Log-probabilities are natural, of the steered distribution before temperature, penalties and
+    cuts; a prompt's first token has none.
     """
 
     id: int
@@ -36,8 +36,8 @@ class Timing:
 class Completion:
     """What a request came to.
 
-    `tokens` includes a stop token, `text` does not. `prompt_tokens` is there with `prompt_logprobs`; `watched` holds the
-    log-probabilities of the request's `watch` tokens.
+    `tokens` includes a stop token, `text` does not. `prompt_tokens` is there with
+    `prompt_logprobs`; `watched` holds the log-probabilities of the request's `watch` tokens.
     """
 
     text: str
@@ -52,7 +52,11 @@ class Completion:
     def __repr__(self) -> str:
         own = self.steering
         strength = f", strength {own.strength:g}" if own.strength != 1 else ""
-        with_heads = f" with {own.head_set} ({own.beta_plus:+g} {own.beta_minus:+g}{strength})" if own.head_set else strength
+        with_heads = (
+            f" with {own.head_set} ({own.beta_plus:+g} {own.beta_minus:+g}{strength})"
+            if own.head_set
+            else strength
+        )
         how = f"{own.method} toward {own.target}{with_heads}" if own.applied else "unsteered"
         return f"<Completion {self.text!r}: {how}; {len(self.tokens)} tokens, {self.finish_reason}>"
 

@@ -30,7 +30,8 @@ class Running(Protocol):
 class Engine(ABC):
     """Generates for any number of requests on one model, each steered its own way.
 
-    Any thread may submit, cancel and read. `name` is what users call the engine, `limits` are the bounds in force.
+    Any thread may submit, cancel and read. `name` is what users call the engine, `limits` are the
+    bounds in force.
     """
 
     name: ClassVar[str]
@@ -62,7 +63,9 @@ class Engine(ABC):
         """Return the layers in which a request that is steered so has a second row."""
 
     @abstractmethod
-    def submit(self, requests: Sequence[GenerationRequest], sink: Sink, *, wait: bool = False) -> Sequence[Running]:
+    def submit(
+        self, requests: Sequence[GenerationRequest], sink: Sink, *, wait: bool = False
+    ) -> Sequence[Running]:
         """Start requests, all or none.
 
         Args:
@@ -87,7 +90,8 @@ class Engine(ABC):
         """Raise MissingCapabilityError for what this engine cannot do."""
         if capability not in self.capabilities:
             raise MissingCapabilityError(
-                f"the engine {self.name!r} cannot {capability.value}; load the model with juice's own engine"
+                f"the engine {self.name!r} cannot {capability.value}; load the model with juice's"
+                " own engine"
             )
 
     def check(self, request: GenerationRequest) -> None:
@@ -100,7 +104,10 @@ class Engine(ABC):
         request.check_length(self.limits.max_model_len)
 
     def fits(self, request: GenerationRequest) -> bool:
-        """Return whether a request is short enough for the engine; raises RequestError for one that is wrong otherwise."""
+        """Return whether a request is short enough for the engine.
+
+        Raises RequestError for one that is wrong otherwise.
+        """
         try:
             self.check(request)
         except ContextLengthError:
@@ -108,9 +115,16 @@ class Engine(ABC):
         return True
 
     def generate(
-        self, requests: Sequence[GenerationRequest], *, progress: Progress = silent, description: str = "generating"
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        progress: Progress = silent,
+        description: str = "generating",
     ) -> list[Completion]:
-        """Run all requests and return their completions in their order; raises JuiceError as soon as one fails."""
+        """Run all requests and return their completions in their order.
+
+        Raises JuiceError as soon as one fails.
+        """
         done: dict[int, Completion] = {}
         with progress(description, len(requests)) as advance:
             for update in self._updates(requests, only_last=True):
@@ -120,7 +134,10 @@ class Engine(ABC):
         return [done[i] for i in range(len(requests))]
 
     def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Update]:
-        """Run all requests, yielding news of each as it comes; raises JuiceError as soon as one fails."""
+        """Run all requests, yielding news of each as it comes.
+
+        Raises JuiceError as soon as one fails.
+        """
         return self._updates(requests, only_last=False)
 
     async def astream(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Update]:
@@ -130,7 +147,9 @@ class Engine(ABC):
         def sink(update: Update) -> None:
             loop.call_soon_threadsafe(updates.put_nowait, update)
 
-        submitting = asyncio.ensure_future(asyncio.to_thread(self.submit, requests, sink, wait=True))
+        submitting = asyncio.ensure_future(
+            asyncio.to_thread(self.submit, requests, sink, wait=True)
+        )
         try:
             running = await asyncio.shield(submitting)
         except asyncio.CancelledError:
@@ -148,7 +167,9 @@ class Engine(ABC):
             for one in running:
                 one.cancel()
 
-    def _updates(self, requests: Sequence[GenerationRequest], *, only_last: bool) -> Iterator[Update]:
+    def _updates(
+        self, requests: Sequence[GenerationRequest], *, only_last: bool
+    ) -> Iterator[Update]:
         # Longest first: prompts that go through together then need little padding.
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
         updates: SimpleQueue[Update] = SimpleQueue()

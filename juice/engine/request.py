@@ -16,7 +16,8 @@ MAX_TOP_LOGPROBS = 20
 class Contrast:
     """Context-aware decoding (Shi et al., 2024): the same prompt without its context, and how much it counts against.
 
-    Every token is chosen from `(1 + weight) * logits - weight * logits without the context`; both rows then read that token.
+    Every token is chosen from `(1 + weight) * logits - weight * logits without the context`; both
+    rows then read that token.
     """
 
     prompt_ids: tuple[int, ...]
@@ -27,10 +28,12 @@ class Contrast:
 class GenerationRequest:
     """Tokens to continue, how to steer and sample, and when to stop.
 
-    It stops at the model's own stop tokens unless `ignore_eos`, at `stop_token_ids` and at `stop` strings, none of them
-    before `min_tokens`. `top_logprobs` is how many alternatives are reported for every new token, and for every token of the
-    prompt with `prompt_logprobs`; only then may `max_tokens` be 0. `watch` names tokens whose log-probability at the first
-    new position is reported: how p_y is measured. With a `contrast` all log-probabilities are those of the combined logits.
+    It stops at the model's own stop tokens unless `ignore_eos`, at `stop_token_ids` and at `stop`
+    strings, none of them before `min_tokens`. `top_logprobs` is how many alternatives are reported
+    for every new token, and for every token of the prompt with `prompt_logprobs`; only then may
+    `max_tokens` be 0. `watch` names tokens whose log-probability at the first new position is
+    reported: how p_y is measured. With a `contrast` all log-probabilities are those of the combined
+    logits.
     """
 
     prompt_ids: tuple[int, ...]
@@ -51,26 +54,45 @@ class GenerationRequest:
             raise RequestError("the prompt is empty; expected at least one token", param="prompt")
         least = 0 if self.prompt_logprobs else 1
         if self.max_tokens < least:
-            raise RequestError(f"max_tokens is {self.max_tokens}; expected at least {least}", param="max_tokens")
+            raise RequestError(
+                f"max_tokens is {self.max_tokens}; expected at least {least}", param="max_tokens"
+            )
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise RequestError(
-                f"min_tokens is {self.min_tokens}; expected a number from 0 to max_tokens, {self.max_tokens}", param="min_tokens"
+                f"min_tokens is {self.min_tokens}; expected a number from 0 to max_tokens,"
+                f" {self.max_tokens}",
+                param="min_tokens",
             )
         if len(self.stop) > MAX_STOPS or not all(self.stop):
-            raise RequestError(f"stop holds {len(self.stop)} strings; expected at most {MAX_STOPS}, none of them empty", param="stop")
+            raise RequestError(
+                f"stop holds {len(self.stop)} strings; expected at most {MAX_STOPS}, none of them"
+                " empty",
+                param="stop",
+            )
         if len(self.stop_token_ids) > MAX_STOPS:
             raise RequestError(
-                f"stop_token_ids holds {len(self.stop_token_ids)} tokens; expected at most {MAX_STOPS}", param="stop_token_ids"
+                f"stop_token_ids holds {len(self.stop_token_ids)} tokens; expected at most"
+                f" {MAX_STOPS}",
+                param="stop_token_ids",
             )
         if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise RequestError(f"logprobs is {self.top_logprobs}; expected a number from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
+            raise RequestError(
+                f"logprobs is {self.top_logprobs}; expected a number from 0 to {MAX_TOP_LOGPROBS}",
+                param="logprobs",
+            )
         if self.contrast is not None and self.prompt_logprobs:
-            raise RequestError("method cad scores new tokens only; leave prompt_logprobs (echo) out", param="steer.method")
+            raise RequestError(
+                "method cad scores new tokens only; leave prompt_logprobs (echo) out",
+                param="steer.method",
+            )
 
     @property
     def n_positions(self) -> int:
         """Positions that each of its rows is promised: those of its longest prompt and all that it may generate."""
-        return max(len(self.prompt_ids), len(self.contrast.prompt_ids) if self.contrast else 0) + self.max_tokens
+        return (
+            max(len(self.prompt_ids), len(self.contrast.prompt_ids) if self.contrast else 0)
+            + self.max_tokens
+        )
 
     def with_steering(self, steering: Steering) -> GenerationRequest:
         """Return this request with another steering."""
@@ -82,10 +104,12 @@ class GenerationRequest:
             return
         n_prompt = self.n_positions - self.max_tokens
         if n_prompt >= limit:
-            raise ContextLengthError(f"the prompt has {n_prompt} tokens, the context {limit}: shorten it", param="prompt")
+            raise ContextLengthError(
+                f"the prompt has {n_prompt} tokens, the context {limit}: shorten it", param="prompt"
+            )
         raise ContextLengthError(
-            f"the prompt has {n_prompt} tokens and max_tokens is {self.max_tokens}; the context has {limit}: shorten the prompt or "
-            "lower max_tokens",
+            f"the prompt has {n_prompt} tokens and max_tokens is {self.max_tokens}; the context has"
+            f" {limit}: shorten the prompt or lower max_tokens",
             param="max_tokens",
         )
 
@@ -101,4 +125,8 @@ class GenerationRequest:
         for param, ids in named:
             for token in (min(ids), max(ids)) if ids else ():
                 if not 0 <= token < vocabulary_size:
-                    raise RequestError(f"{param} names token {token}; the model has tokens 0 to {vocabulary_size - 1}", param=param)
+                    raise RequestError(
+                        f"{param} names token {token}; the model has tokens 0 to"
+                        f" {vocabulary_size - 1}",
+                        param=param,
+                    )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Status:
     """How an engine is doing.
 
-    `heartbeat_age_s` is the time since it last began a step; `n_kv_bytes` of `max_kv_bytes` are reserved for
-    keys and values.
+    `heartbeat_age_s` is the time since it last began a step; `n_kv_bytes` of `max_kv_bytes` are
+    reserved for keys and values.
     """
 
     is_alive: bool

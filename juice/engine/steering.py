@@ -1,7 +1,8 @@
 """How a request is steered: what it asks for (`Steer`), what that comes to (`Steering`), what the answer reports.
 
-A request whose coefficients are all zero takes the unsteered path. Context-aware decoding (`cad`) uses no
-heads: its strength is the weight of the contrast between the prompt with and without its context.
+A request whose coefficients are all zero takes the unsteered path. Context-aware decoding (`cad`)
+uses no heads: its strength is the weight of the contrast between the prompt with and without its
+context.
 """
 
 from __future__ import annotations
@@ -52,18 +53,27 @@ class Steer:
 
     def __post_init__(self) -> None:
         if self.target not in STEER_TARGETS:
-            raise RequestError(f"steer is {self.target!r}; expected one of {', '.join(STEER_TARGETS)}", param="steer")
+            raise RequestError(
+                f"steer is {self.target!r}; expected one of {', '.join(STEER_TARGETS)}",
+                param="steer",
+            )
         if self.method not in STEER_METHODS:
-            raise RequestError(f"method is {self.method!r}; expected juice, june or cad", param="steer.method")
-        unused = next((n for n in ("head_set", "beta_plus", "beta_minus") if getattr(self, n) is not None), None)
+            raise RequestError(
+                f"method is {self.method!r}; expected juice, june or cad", param="steer.method"
+            )
+        unused = next(
+            (n for n in ("head_set", "beta_plus", "beta_minus") if getattr(self, n) is not None),
+            None,
+        )
         if self.target == "none" and unused:
             raise RequestError(
-                f"{unused} is given, but steer is none; name a target: context or parametric", param="steer.target"
+                f"{unused} is given, but steer is none; name a target: context or parametric",
+                param="steer.target",
             )
         if self.method == "cad" and self.target != "context":
             raise RequestError(
-                f"method cad steers toward the context only, steer is {self.target}; say steer=context, or choose "
-                "juice or june",
+                f"method cad steers toward the context only, steer is {self.target}; say"
+                " steer=context, or choose juice or june",
                 param="steer.method",
             )
         if self.method == "cad" and unused:
@@ -78,7 +88,8 @@ class Steer:
 class SteeringReport:
     """What was applied to a request, and what may make it less than it seems; part of every answer.
 
-    The betas are those before the strength. `exact` is false where the model's activations are quantised.
+    The betas are those before the strength. `exact` is false where the model's activations are
+    quantised.
     """
 
     applied: bool
@@ -111,8 +122,9 @@ class Steering:
     def window(self) -> range:
         """The layers that a companion, the clean run, must pass beside the steered row; empty where none is needed.
 
-        Below the lowest steered layer both runs are the same, above the highest nothing reads the clean one.
-        With one steered layer its z is the steered row's own, and the single run (JuNe) never reads it.
+        Below the lowest steered layer both runs are the same, above the highest nothing reads the
+        clean one. With one steered layer its z is the steered row's own, and the single run (JuNe)
+        never reads it.
         """
         if self.report.method != "juice" or len(self.coefficients) < 2:
             return range(0)
@@ -123,12 +135,17 @@ def unsteered(steer: Steer | None = None, *, exact: bool = True) -> Steering:
     """Return the steering that does nothing."""
     target, method = (steer.target, steer.method) if steer else ("none", "juice")
     return Steering(
-        coefficients={}, report=SteeringReport(applied=False, target=target, method=method, exact=exact)
+        coefficients={},
+        report=SteeringReport(applied=False, target=target, method=method, exact=exact),
     )
 
 
 def resolve(
-    steer: Steer, head_set: HeadSet | None, *, chat_template_sha256: str | None = None, exact: bool = True
+    steer: Steer,
+    head_set: HeadSet | None,
+    *,
+    chat_template_sha256: str | None = None,
+    exact: bool = True,
 ) -> Steering:
     """Turn what a request asks for into coefficients.
 
@@ -145,14 +162,18 @@ def resolve(
         return unsteered(steer, exact=exact)
     if steer.method == "cad":
         report = SteeringReport(
-            applied=steer.strength > 0, target=steer.target, strength=steer.strength, method="cad", exact=exact
+            applied=steer.strength > 0,
+            target=steer.target,
+            strength=steer.strength,
+            method="cad",
+            exact=exact,
         )
         return Steering(coefficients={}, report=report)
     assert head_set is not None, "juice and june steer with a head set"
     if head_set.target != steer.target:
         raise RequestError(
-            f"head set {head_set.name!r} steers toward {head_set.target}, the request asks for {steer.target}; name "
-            "a set of that target",
+            f"head set {head_set.name!r} steers toward {head_set.target}, the request asks for"
+            f" {steer.target}; name a set of that target",
             param="steer.head_set",
         )
     betas = betas_of(head_set, steer.method, steer.beta_plus, steer.beta_minus)

@@ -36,7 +36,9 @@ class Answer:
 
     def to_list(self) -> list[Any]:
         """Return [output, is_correct, p_parametric, p_context], six digits each: the form of results.json."""
-        p_values = [None if p is None else float(f"{p:.6g}") for p in (self.p_parametric, self.p_context)]
+        p_values = [
+            None if p is None else float(f"{p:.6g}") for p in (self.p_parametric, self.p_context)
+        ]
         return [self.output, self.is_correct, *p_values]
 
     @classmethod
@@ -57,7 +59,8 @@ def ask(
 ) -> dict[ConflictType, list[Answer | None]]:
     """Ask every example, each as its domain's treatment says; `judged_by` says whose answer counts as right.
 
-    None where an example has no such prompt, the method cannot be used on it, or the prompt is too long.
+    None where an example has no such prompt, the method cannot be used on it, or the prompt is too
+    long.
     """
     requests: dict[tuple[ConflictType, int], GenerationRequest] = {}
     for conflict_type in conflict_types:
@@ -67,8 +70,12 @@ def ask(
                 request = treatment.request(model, example, conflict_type, max_tokens=MAX_TOKENS)
                 if model.engine.fits(request):
                     requests[conflict_type, i] = request
-    answers: dict[ConflictType, list[Answer | None]] = {t: [None] * len(examples) for t in conflict_types}
-    completions = model.engine.generate(list(requests.values()), progress=progress, description=description)
+    answers: dict[ConflictType, list[Answer | None]] = {
+        t: [None] * len(examples) for t in conflict_types
+    }
+    completions = model.engine.generate(
+        list(requests.values()), progress=progress, description=description
+    )
     for (conflict_type, i), completion in zip(requests, completions, strict=True):
         answers[conflict_type][i] = verdict(completion, examples[i], judged_by)
     return answers
@@ -76,6 +83,8 @@ def ask(
 
 def verdict(completion: Completion, example: ConflictExample, judged_by: Target) -> Answer:
     """Judge a completion of a treatment's request, which watches the parametric and the context answer."""
-    p_parametric, p_context = map(math.exp, completion.watched) if completion.watched else (None, None)
+    p_parametric, p_context = (
+        map(math.exp, completion.watched) if completion.watched else (None, None)
+    )
     is_right = is_correct(completion.text, example.accepted(judged_by), example.match)
     return Answer(completion.text, is_right, p_parametric, p_context)

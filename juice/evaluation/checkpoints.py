@@ -50,38 +50,66 @@ def find_checkpoints(given: Sequence[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for folder in given:
-        inside = [folder] if (folder / "config.json").exists() else sorted((p.parent for p in folder.glob("*/config.json")), key=_in_order)
+        inside = (
+            [folder]
+            if (folder / "config.json").exists()
+            else sorted((p.parent for p in folder.glob("*/config.json")), key=_in_order)
+        )
         if not inside:
-            raise ModelNotFoundError(f"{folder} is no checkpoint and holds none; expected config.json in it, or in the folders within")
+            raise ModelNotFoundError(
+                f"{folder} is no checkpoint and holds none; expected config.json in it, or in the"
+                " folders within"
+            )
         found += inside
     return found
 
 
 def measure_checkpoints(
-    checkpoints: Sequence[Path], examples: Sequence[ConflictExample], out: Path, *, device: str = "auto", dtype: str = "auto",
-    seed: int = 0, overwrite: bool = False, progress: Progress = silent,
-) -> Store:  # fmt: skip
-    """Measure every checkpoint that the folder `out` does not hold yet; raises ExampleError, ModelNotFoundError and OutputError."""
+    checkpoints: Sequence[Path],
+    examples: Sequence[ConflictExample],
+    out: Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Store:
+    """Measure every checkpoint that the folder `out` does not hold yet.
+
+    Raises ExampleError, ModelNotFoundError and OutputError.
+    """
     names = [path.name for path in checkpoints]
     if len(set(names)) < len(names):
         names = [str(path) for path in checkpoints]
     if not any(t != "clean" for e in examples for t in e.prompts):
         raise ExampleError("no example has a conflict prompt; give substitution or coherent ones")
     weights = {name: _weights_sha256(path) for name, path in zip(names, checkpoints, strict=True)}
-    identity = {"data_sha256": examples_sha256(examples), "seed": seed, "checkpoints": weights, "dtype": dtype}
+    identity = {
+        "data_sha256": examples_sha256(examples),
+        "seed": seed,
+        "checkpoints": weights,
+        "dtype": dtype,
+    }
     store = Store.open(out, identity, overwrite=overwrite)
     with progress("checkpoints", len(names)) as advance:
         for name, path in zip(names, checkpoints, strict=True):
-            store.unit("measured", name, make=partial(_measure, path, device, dtype, examples, seed))
+            store.unit(
+                "measured", name, make=partial(_measure, path, device, dtype, examples, seed)
+            )
             advance(1)
-    store.results["checkpoints"] = [{"name": name, **store.results["measured"][name]} for name in names]
+    store.results["checkpoints"] = [
+        {"name": name, **store.results["measured"][name]} for name in names
+    ]
     store.results["is_complete"] = True
     store.save()
     write_report(store.folder, sections(store.results))
     return store
 
 
-def attention_mass(loaded: LoadedModel, prompt: str, spans: Sequence[tuple[int, int]]) -> list[float]:
+def attention_mass(
+    loaded: LoadedModel, prompt: str, spans: Sequence[tuple[int, int]]
+) -> list[float]:
     """Return how much the last token attends to each span of characters, mean over layers and heads; the model must run eager attention.
 
     A token belongs to a span when it lies in it, a leading space aside.
@@ -91,15 +119,30 @@ def attention_mass(loaded: LoadedModel, prompt: str, spans: Sequence[tuple[int, 
     with torch.inference_mode(), loaded.turn:
         layers = loaded.run(input_ids=ids, use_cache=False, output_attentions=True).attentions
     if not layers or layers[0] is None:
-        raise ExampleError(f"{type(loaded.model).__name__} does not give its attention; load it with --attn-implementation eager")
+        raise ExampleError(
+            f"{type(loaded.model).__name__} does not give its attention; load it with"
+            " --attn-implementation eager"
+        )
     last = torch.stack([layer[0, :, -1].float().mean(0) for layer in layers]).mean(0)  # [pos]
-    within = [[start + len(prompt[start:end]) - len(prompt[start:end].lstrip()), end] for start, end in encoded["offset_mapping"]]
+    within = [
+        [start + len(prompt[start:end]) - len(prompt[start:end].lstrip()), end]
+        for start, end in encoded["offset_mapping"]
+    ]
     return [
-        float(sum(w for w, (a, b) in zip(last.tolist(), within, strict=True) if a >= start and b <= end and b > a)) for start, end in spans
+        float(
+            sum(
+                w
+                for w, (a, b) in zip(last.tolist(), within, strict=True)
+                if a >= start and b <= end and b > a
+            )
+        )
+        for start, end in spans
     ]
 
 
-def _measure(path: Path, device: str, dtype: str, examples: Sequence[ConflictExample], seed: int) -> dict[str, Any]:
+def _measure(
+    path: Path, device: str, dtype: str, examples: Sequence[ConflictExample], seed: int
+) -> dict[str, Any]:
     conflicts = tuple(t for t in conflict_types(examples, any) if t != "clean")
     with load(str(path), device=device, dtype=dtype, attn_implementation="eager") as model:
         told = _answers(model, examples, conflicts, "context")
@@ -119,7 +162,12 @@ def _measure(path: Path, device: str, dtype: str, examples: Sequence[ConflictExa
     }
 
 
-def _answers(model: SteeredModel, examples: Sequence[ConflictExample], types: Sequence[ConflictType], judged_by: Target) -> list[Answer]:
+def _answers(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    types: Sequence[ConflictType],
+    judged_by: Target,
+) -> list[Answer]:
     treatments = {domain_of(e): Treatment(target=judged_by) for e in examples}
     answers = ask(model, examples, types, treatments, judged_by)
     return [a for own in answers.values() for a in own if a is not None]
@@ -137,7 +185,10 @@ def _attention(
             boundary = context_end(example, conflict_type)
             if boundary is None:
                 continue
-            named = [(boundary + m.start(), boundary + m.end()) for m in re.finditer(re.escape(example.subject), prompt[boundary:])]
+            named = [
+                (boundary + m.start(), boundary + m.end())
+                for m in re.finditer(re.escape(example.subject), prompt[boundary:])
+            ]
             masses = attention_mass(loaded, prompt, [(0, boundary), *named])
             on_context.append(masses[0])
             if named:
@@ -159,4 +210,6 @@ def _weights_sha256(path: Path) -> str:
 
 def _in_order(path: Path) -> list[tuple[int, str]]:
     """Order step-9 before step-10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+    return [
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)
+    ]

@@ -3,8 +3,9 @@
     juice, june          the betas
     ph3_large, _small    how many of the heads that pull the other way are pruned, and which
 
-Where a domain has fewer than five validation examples, those of all domains choose; where there are none at all, a head
-set's own betas are used and PH3 prunes five heads. The choice says which it was.
+Where a domain has fewer than five validation examples, those of all domains choose; where there are
+none at all, a head set's own betas are used and PH3 prunes five heads. The choice says which it
+was.
 """
 
 from __future__ import annotations
@@ -49,16 +50,26 @@ class Preparer:
     progress: Progress = silent
 
     def choose(self, name: MethodName, target: Target) -> dict[str, Choice]:
-        """Return what validation chooses for every domain; raises MethodUnavailableError with the reason."""
+        """Return what validation chooses for every domain.
+
+        Raises MethodUnavailableError with the reason.
+        """
         if name in ("juice", "june"):
             return self._betas(name, target)
         if name in ("ph3_large", "ph3_small"):
-            return self._pruned(self.splits.large if name == "ph3_large" else self.splits.identification[target], target)
+            return self._pruned(
+                self.splits.large if name == "ph3_large" else self.splits.identification[target],
+                target,
+            )
         if name == "cad" and not any(map(has_context_apart, self.splits.test)):
-            raise MethodUnavailableError("context-aware decoding needs the context apart; give `question` in the examples")
+            raise MethodUnavailableError(
+                "context-aware decoding needs the context apart; give `question` in the examples"
+            )
         return {domain: {} for domain in self.splits.domains}
 
-    def treatments(self, name: MethodName, target: Target, choices: Mapping[str, Choice]) -> dict[str, Treatment]:
+    def treatments(
+        self, name: MethodName, target: Target, choices: Mapping[str, Choice]
+    ) -> dict[str, Treatment]:
         """Return the treatments that follow from what was chosen."""
         return {domain: self._treatment(name, target, choice) for domain, choice in choices.items()}
 
@@ -73,10 +84,15 @@ class Preparer:
             )
             return Treatment(target=target, steering=self.model.resolve(steer))
         if name in ("ph3_large", "ph3_small"):
-            return Treatment(target=target, steering=pruning(self.model, [Head(*head) for head in choice["heads"]], target))
+            return Treatment(
+                target=target,
+                steering=pruning(self.model, [Head(*head) for head in choice["heads"]], target),
+            )
         return Treatment(target=target, instructs=name == "prompt", contrasts=name == "cad")
 
-    def _in_each_domain(self, choose: Callable[[Sequence[int]], Choice], target: Target) -> dict[str, Choice]:
+    def _in_each_domain(
+        self, choose: Callable[[Sequence[int]], Choice], target: Target
+    ) -> dict[str, Choice]:
         """Choose on every domain's own validation examples, by their indices, else on all of them."""
         every, chosen = self.splits.validation, dict[str, Choice]()
         for domain in self.splits.domains:
@@ -86,13 +102,20 @@ class Preparer:
             else:
                 on_all = bool(every) and bool(judged_types(target, every))
                 own = list(range(len(every))) if on_all else []
-                chosen[domain] = {**choose(own), "tuned_on": "all domains" if own else None, "n_validation": len(own)}
+                chosen[domain] = {
+                    **choose(own),
+                    "tuned_on": "all domains" if own else None,
+                    "n_validation": len(own),
+                }
         return chosen
 
     def _betas(self, method: Method, target: Target) -> dict[str, Choice]:
         head_set = self.head_sets.get(target)
         if head_set is None:
-            raise MethodUnavailableError(f"no head pushes toward the {target} answer under every conflict type; see the notes")
+            raise MethodUnavailableError(
+                f"no head pushes toward the {target} answer under every conflict type; see the"
+                " notes"
+            )
         trials = try_betas(self.model, head_set, self.splits.validation, method, self.progress)
 
         def choose(among: Sequence[int]) -> Choice:
@@ -102,7 +125,8 @@ class Preparer:
             betas = head_set.betas(method)
             if betas is None:
                 raise MethodUnavailableError(
-                    f"{head_set.name!r} has no betas for {method} and no validation example can be used to tune them"
+                    f"{head_set.name!r} has no betas for {method} and no validation example can be"
+                    " used to tune them"
                 )
             return {"beta_plus": betas.plus, "beta_minus": betas.minus}
 
@@ -111,18 +135,35 @@ class Preparer:
     def _pruned(self, examples: Sequence[ConflictExample], target: Target) -> dict[str, Choice]:
         conflict_type = patched_type(examples)
         try:
-            made = path_patching.patches(self.model, examples, conflict_type, self.seed) if conflict_type else []
-            ranked = path_patching.ranked(path_patching.patching_scores(self.model, made, self.progress))
+            made = (
+                path_patching.patches(self.model, examples, conflict_type, self.seed)
+                if conflict_type
+                else []
+            )
+            ranked = path_patching.ranked(
+                path_patching.patching_scores(self.model, made, self.progress)
+            )
         except JuiceError as error:
             raise MethodUnavailableError(str(error)) from error
         # Context heads come first, memory heads last; what is pruned is what pulls the other way.
         opposing = ranked if target == "parametric" else ranked[::-1]
 
         steerings = {n: pruning(self.model, opposing[:n], target) for n in N_PRUNED}
-        trials = Trials(self.model, self.splits.validation, target, steerings, "tuning how many heads to prune", self.progress)
+        trials = Trials(
+            self.model,
+            self.splits.validation,
+            target,
+            steerings,
+            "tuning how many heads to prune",
+            self.progress,
+        )
 
         def choose(among: Sequence[int]) -> Choice:
-            n = max(N_PRUNED, key=lambda n: (trials.outcome(n, among).rank, -n)) if among else N_PRUNED_UNTUNED
+            n = (
+                max(N_PRUNED, key=lambda n: (trials.outcome(n, among).rank, -n))
+                if among
+                else N_PRUNED_UNTUNED
+            )
             return {"heads": [list(head) for head in opposing[:n]], "n_patched": len(made)}
 
         return self._in_each_domain(choose, target)
@@ -137,5 +178,7 @@ def patched_type(examples: Sequence[ConflictExample]) -> ConflictType | None:
 
 def pruning(model: SteeredModel, heads: Sequence[Head], target: Target) -> Steering:
     """Return the steering that takes heads out of a single run: z_h <- z_h - z_h."""
-    head_set = model.make_head_set(name="ph3", target=target, minus=heads, beta_minus=-1.0, method="june")
+    head_set = model.make_head_set(
+        name="ph3", target=target, minus=heads, beta_minus=-1.0, method="june"
+    )
     return model.resolve(Steer(target=target, head_set=head_set, method="june"))

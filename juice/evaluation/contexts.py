@@ -12,10 +12,14 @@ QUESTION = re.compile(r"question:", re.IGNORECASE)
 def without_context(example: ConflictExample, conflict_type: ConflictType) -> str:
     """Return a conflict prompt without its context.
 
-    That is its last `Question: ...`, else the question that is given apart or the clean prompt, if the prompt ends with it; where
-    the prompt shows none of these, the question given apart, or the clean prompt.
+    That is its last `Question: ...`, else the question that is given apart or the clean prompt, if
+    the prompt ends with it; where the prompt shows none of these, the question given apart, or the
+    clean prompt.
     """
-    prompt, apart = example.prompts[conflict_type], [text for text in (example.question, example.prompts.get("clean")) if text]
+    prompt, apart = (
+        example.prompts[conflict_type],
+        [text for text in (example.question, example.prompts.get("clean")) if text],
+    )
     questions = list(QUESTION.finditer(prompt))
     if questions and questions[-1].start() > 0:
         return prompt[questions[-1].start() :]
@@ -33,4 +37,8 @@ def context_end(example: ConflictExample, conflict_type: ConflictType) -> int | 
 
 def has_context_apart(example: ConflictExample) -> bool:
     """Tell whether every conflict prompt of an example can be told from its context."""
-    return all(without_context(example, t) != prompt for t, prompt in example.prompts.items() if t != "clean")
+    return all(
+        without_context(example, t) != prompt
+        for t, prompt in example.prompts.items()
+        if t != "clean"
+    )

@@ -43,7 +43,8 @@ def evaluate(
 ) -> Store:
     """Measure what steering does to a model, against its baselines, and write a report (docs/evaluation.md).
 
-    What the folder holds already is not computed again, so that an interrupted evaluation goes on where it was.
+    What the folder holds already is not computed again, so that an interrupted evaluation goes on
+    where it was.
 
     Args:
         model: The model; its head sets are evaluated, and where it has none for a target, heads are found.
@@ -80,7 +81,9 @@ def evaluate(
         head_set=head_set,
         limit=limit,
         seed=seed,
-        identification=IdentificationOptions(n_examples=n_examples, top_k=top_k, seed=seed, relation=relation),
+        identification=IdentificationOptions(
+            n_examples=n_examples, top_k=top_k, seed=seed, relation=relation
+        ),
     )
     store = run(
         model,

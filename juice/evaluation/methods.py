@@ -24,7 +24,15 @@ from juice.steered_model import SteeredModel
 from juice.targets import Target
 
 MethodName = Literal["original", "prompt", "cad", "ph3_large", "ph3_small", "june", "juice"]
-METHODS: tuple[MethodName, ...] = ("original", "prompt", "cad", "ph3_large", "ph3_small", "june", "juice")
+METHODS: tuple[MethodName, ...] = (
+    "original",
+    "prompt",
+    "cad",
+    "ph3_large",
+    "ph3_small",
+    "june",
+    "juice",
+)
 CAD_WEIGHT = 1.0
 
 
@@ -42,23 +50,34 @@ class Treatment:
         return not self.contrasts or has_context_apart(example)
 
     def request(
-        self, model: SteeredModel, example: ConflictExample, conflict_type: ConflictType, *, max_tokens: int
+        self,
+        model: SteeredModel,
+        example: ConflictExample,
+        conflict_type: ConflictType,
+        *,
+        max_tokens: int,
     ) -> GenerationRequest:
         """Return the request for one prompt; it watches the first tokens of the parametric and of the context answer."""
         prompt = example.prompts[conflict_type]
         if self.instructs:
             prompt = instructed(prompt, conflict_type, self.target)
-        tokens = tuple(model.first_token(prompt, example.answer(t)) for t in ("parametric", "context"))
+        tokens = tuple(
+            model.first_token(prompt, example.answer(t)) for t in ("parametric", "context")
+        )
         watch = tuple(token for token in tokens if token is not None)
         watch = watch if len(watch) == len(tokens) else ()
         if self.contrasts and conflict_type != "clean":
             steer = Steer(target=self.target, method="cad", strength=CAD_WEIGHT)
             alone = without_context(example, conflict_type)
-            return model.request(prompt, max_tokens=max_tokens, watch=watch, steer=steer, without_context=alone)
+            return model.request(
+                prompt, max_tokens=max_tokens, watch=watch, steer=steer, without_context=alone
+            )
         request = model.request(prompt, max_tokens=max_tokens, watch=watch)
         return request if self.steering is None else request.with_steering(self.steering)
 
 
 def methods_for(target: Target, asked: tuple[MethodName, ...]) -> tuple[MethodName, ...]:
     """Return the methods that a target has, of those asked for: context-aware decoding knows one direction."""
-    return tuple(name for name in METHODS if name in asked and (name != "cad" or target == "context"))
+    return tuple(
+        name for name in METHODS if name in asked and (name != "cad" or target == "context")
+    )

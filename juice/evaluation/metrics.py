@@ -51,11 +51,19 @@ def interval_of_groups(groups: Sequence[Sequence[float]], seed: int) -> Interval
         return sum(values.mean(axis=axis) for values in drawn) / len(drawn)
 
     # A group of one value is that value, twice: scipy resamples no single ones.
-    arrays = [np.asarray(values if len(values) > 1 else [*values, *values], dtype=float) for values in given]
+    arrays = [
+        np.asarray(values if len(values) > 1 else [*values, *values], dtype=float)
+        for values in given
+    ]
     drawn = bootstrap(
-        arrays, mean_of_means, n_resamples=N_RESAMPLES, confidence_level=LEVEL, method="percentile", vectorized=True,
+        arrays,
+        mean_of_means,
+        n_resamples=N_RESAMPLES,
+        confidence_level=LEVEL,
+        method="percentile",
+        vectorized=True,
         rng=np.random.default_rng(seed),
-    ).confidence_interval  # fmt: skip
+    ).confidence_interval
     return Interval(float(drawn.low), float(drawn.high))
 
 

@@ -46,7 +46,8 @@ Results = dict[str, Any]
 class EvaluationOptions:
     """What is evaluated and how.
 
-    `head_set` names a set to use for its target; else the set named like the target is used; where there is none, heads are found.
+    `head_set` names a set to use for its target; else the set named like the target is used; where
+    there is none, heads are found.
     """
 
     targets: tuple[Target, ...] = ("parametric", "context")
@@ -70,10 +71,12 @@ def run(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Store:
-    """Evaluate a model on data and keep everything in the folder `out`; returns its store, complete.
+    """Evaluate a model on data and keep everything in the folder `out`.
 
-    `texts` are plain texts for perplexity, `templates` those of paraphrased prompts. Raises ExampleError, HeadSetError and
-    OutputError.
+    Returns its store, complete.
+
+    `texts` are plain texts for perplexity, `templates` those of paraphrased prompts. Raises
+    ExampleError, HeadSetError and OutputError.
     """
     # Opened before anything is computed: a folder that cannot be used is said at once.
     store = Store.open(out, _identity(model, data, options, texts), overwrite=overwrite)
@@ -81,12 +84,25 @@ def run(
         examples = Data(
             with_scored_answers(model, data.test),
             None if data.validation is None else with_scored_answers(model, data.validation),
-            None if data.identification is None else with_scored_answers(model, data.identification),
+            (
+                None
+                if data.identification is None
+                else with_scored_answers(model, data.identification)
+            ),
         )
         head_sets = _head_sets(model, examples, options, store, progress)
-        served = {t: s for t in TARGETS if (s := model.head_sets.by_name.get(t)) is not None and s.target == t}
+        served = {
+            t: s
+            for t in TARGETS
+            if (s := model.head_sets.by_name.get(t)) is not None and s.target == t
+        }
         splits = split(
-            model, examples, {**served, **head_sets}, options.identification, n_large=options.n_large, limit=options.limit
+            model,
+            examples,
+            {**served, **head_sets},
+            options.identification,
+            n_large=options.n_large,
+            limit=options.limit,
         )
         store.check("examples", splits.sha256)
         if "paraphrases" in options.analyses:
@@ -96,7 +112,8 @@ def run(
     for target in options.targets:
         if not judged_types(target, splits.test, in_all=False):
             raise ExampleError(
-                f"no test example has a conflict prompt that the {target} target is judged on; give substitution or coherent ones"
+                f"no test example has a conflict prompt that the {target} target is judged on; give"
+                " substitution or coherent ones"
             )
         _Target(model, splits, head_sets, options, store, target, texts, progress).run(templates)
     store.results["is_complete"] = True
@@ -108,18 +125,24 @@ def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSe
     """Warn of what makes the numbers less than they seem."""
     n = len(splits.validation)
     if not n:
-        warnings.warn("no validation example can be used: the betas are the head set's own, PH3 prunes five heads", stacklevel=3)
+        warnings.warn(
+            "no validation example can be used: the betas are the head set's own, PH3 prunes five"
+            " heads",
+            stacklevel=3,
+        )
     elif n < N_FEW:
         warnings.warn(
-            f"only {n} validation examples choose betas and pruned heads; {N_FEW} or more are better (--validation)", stacklevel=3
+            f"only {n} validation examples choose betas and pruned heads; {N_FEW} or more are"
+            " better (--validation)",
+            stacklevel=3,
         )
     for head_set in head_sets.values():
         if warning := head_set.form_warning(model.prompts.sha256):
             warnings.warn(warning, stacklevel=3)
         if not splits.holds_finders_of(head_set):
             warnings.warn(
-                f"head set {head_set.name!r} was found on examples that are not recognised in this data: if some of them are tested on, "
-                "its results are optimistic",
+                f"head set {head_set.name!r} was found on examples that are not recognised in this"
+                " data: if some of them are tested on, its results are optimistic",
                 stacklevel=3,
             )
 
@@ -138,14 +161,27 @@ class _Target:
     progress: Progress
 
     def run(self, templates: Mapping[str, Any] | None) -> None:
-        preparer = Preparer(model=self.model, splits=self.splits, head_sets=self.head_sets, seed=self.options.seed, progress=self.progress)
+        preparer = Preparer(
+            model=self.model,
+            splits=self.splits,
+            head_sets=self.head_sets,
+            seed=self.options.seed,
+            progress=self.progress,
+        )
         for name in methods_for(self.target, self.options.methods):
             self._method(name, preparer)
         methods = self.store.results.get("targets", {}).get(self.target, {}).get("methods", {})
         inputs = AnalysisInputs(
-            model=self.model, splits=self.splits, target=self.target, head_set=self.head_sets.get(self.target), preparer=preparer,
-            seed=self.options.seed, options=self.options.identification,
-            choices={name: own["choice"] for name, own in methods.items()}, templates=templates, progress=self.progress,
+            model=self.model,
+            splits=self.splits,
+            target=self.target,
+            head_set=self.head_sets.get(self.target),
+            preparer=preparer,
+            seed=self.options.seed,
+            options=self.options.identification,
+            choices={name: own["choice"] for name, own in methods.items()},
+            templates=templates,
+            progress=self.progress,
         )
         for analysis in self.options.analyses:
             if analysis in analyses.OF_THE_MODEL and self.target != self.options.targets[0]:
@@ -162,38 +198,67 @@ class _Target:
             try:
                 choice = self._unit(*at, "choice", make=lambda: preparer.choose(name, self.target))
             except MethodUnavailableError as error:
-                warnings.warn(f"{name} toward the {self.target} answer is left out: {error}", stacklevel=2)
+                warnings.warn(
+                    f"{name} toward the {self.target} answer is left out: {error}", stacklevel=2
+                )
                 return
             treatments = preparer.treatments(name, self.target, choice)
-            answers = self._unit(*at, "answers", make=lambda: self._answers(treatments, description))
+            answers = self._unit(
+                *at, "answers", make=lambda: self._answers(treatments, description)
+            )
             self._unit(*at, "collateral", make=lambda: self._collateral(treatments))
             self._unit(*at, "continuations", make=lambda: self._continuations(treatments))
             if name not in ("prompt", "cad"):  # plain text has neither an instruction nor a context
-                self._unit(*at, "perplexity", make=lambda: side_effects.plain_text_perplexity(self.model, self.texts, treatments))
+                self._unit(
+                    *at,
+                    "perplexity",
+                    make=lambda: side_effects.plain_text_perplexity(
+                        self.model, self.texts, treatments
+                    ),
+                )
         own = {t: [Answer.of(row) for row in rows] for t, rows in answers.items()}
         method = self.store.results["targets"][self.target]["methods"][name]
         method["table"] = table(self.splits.test, own, self.options.seed)
         method["by_popularity"] = by_popularity(self.splits.test, own, self.options.seed)
 
-    def _answers(self, treatments: dict[str, Treatment], description: str) -> dict[str, list[list[Any] | None]]:
+    def _answers(
+        self, treatments: dict[str, Treatment], description: str
+    ) -> dict[str, list[list[Any] | None]]:
         conflict_types = judged_types(self.target, self.splits.test, in_all=False)
-        answers = ask(self.model, self.splits.test, conflict_types, treatments, self.target, progress=self.progress, description=description)
+        answers = ask(
+            self.model,
+            self.splits.test,
+            conflict_types,
+            treatments,
+            self.target,
+            progress=self.progress,
+            description=description,
+        )
         return {t: [None if a is None else a.to_list() for a in own] for t, own in answers.items()}
 
     def _collateral(self, treatments: dict[str, Treatment]) -> dict[str, Any]:
-        return side_effects.collateral(self.model, self.splits.test, treatments, self.options.seed, self.progress)
+        return side_effects.collateral(
+            self.model, self.splits.test, treatments, self.options.seed, self.progress
+        )
 
     def _continuations(self, treatments: dict[str, Treatment]) -> dict[str, Any]:
-        return side_effects.continuations(self.model, self.splits.test, treatments, self.options.seed, self.progress)
+        return side_effects.continuations(
+            self.model, self.splits.test, treatments, self.options.seed, self.progress
+        )
 
 
-def _head_sets(model: SteeredModel, data: Data, options: EvaluationOptions, store: Store, progress: Progress) -> dict[Target, HeadSet]:
+def _head_sets(
+    model: SteeredModel, data: Data, options: EvaluationOptions, store: Store, progress: Progress
+) -> dict[Target, HeadSet]:
     """Return the head set of every target: the one named, else the one named like the target, else one that is found now."""
     chosen: dict[Target, HeadSet] = {}
     if options.head_set is not None:
         named = model.head_sets.get(options.head_set)
         if named.target not in options.targets:
-            raise HeadSetError(f"head set {named.name!r} steers toward {named.target}; evaluate it with --target {named.target}")
+            raise HeadSetError(
+                f"head set {named.name!r} steers toward {named.target}; evaluate it with --target"
+                f" {named.target}"
+            )
         chosen[named.target] = named
     for target in options.targets:
         if target in chosen:
@@ -202,7 +267,9 @@ def _head_sets(model: SteeredModel, data: Data, options: EvaluationOptions, stor
         if served is not None and served.target == target and served.identification is not None:
             chosen[target] = served
             continue
-        found = store.unit("targets", target, "found", make=partial(_find, model, data, target, options, progress))
+        found = store.unit(
+            "targets", target, "found", make=partial(_find, model, data, target, options, progress)
+        )
         if found is not None:
             chosen[target] = HeadSet.parse(found, f"{store.folder}")
     for target, head_set in chosen.items():
@@ -212,19 +279,30 @@ def _head_sets(model: SteeredModel, data: Data, options: EvaluationOptions, stor
     return chosen
 
 
-def _find(model: SteeredModel, data: Data, target: Target, options: EvaluationOptions, progress: Progress) -> Any:
+def _find(
+    model: SteeredModel, data: Data, target: Target, options: EvaluationOptions, progress: Progress
+) -> Any:
     pool = data.test if data.identification is None else data.identification
     splits = split(model, Data(pool), {}, options.identification, n_large=0, limit=None)
     names: dict[Target, str] = {target: target}
     try:
-        found = identify_targets(model, splits.identification[target], [target], options.identification, names=names, progress=progress)
+        found = identify_targets(
+            model,
+            splits.identification[target],
+            [target],
+            options.identification,
+            names=names,
+            progress=progress,
+        )
     except NoConsistentHeadError as error:
         warnings.warn(str(error), stacklevel=2)
         return None
     return found[target].model_dump(mode="json")
 
 
-def _identity(model: SteeredModel, data: Data, options: EvaluationOptions, texts: Sequence[str]) -> dict[str, Any]:
+def _identity(
+    model: SteeredModel, data: Data, options: EvaluationOptions, texts: Sequence[str]
+) -> dict[str, Any]:
     """Return all that the numbers depend on; methods, targets and analyses may be added to a report later."""
     own, identification = model.description, asdict(options.identification)
     return {
@@ -235,7 +313,9 @@ def _identity(model: SteeredModel, data: Data, options: EvaluationOptions, texts
         "exact": own.exact,
         "data_sha256": examples_sha256(data.test),
         "validation_sha256": None if data.validation is None else examples_sha256(data.validation),
-        "identification_sha256": None if data.identification is None else examples_sha256(data.identification),
+        "identification_sha256": (
+            None if data.identification is None else examples_sha256(data.identification)
+        ),
         "texts_sha256": _sha256("\n".join(texts)),
         "head_set": options.head_set,
         "limit": options.limit,
@@ -253,9 +333,15 @@ def _sha256(text: str) -> str:
 def _described(splits: Splits, head_sets: Mapping[Target, HeadSet]) -> dict[str, Any]:
     """Return what the splits hold: every test example with its prompts, and the subjects of the others."""
     return {
-        "test": [e.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for e in splits.test],
-        "identification": {target: [e.subject for e in own] for target, own in splits.identification.items()},
-        "finders_are_known": {target: splits.holds_finders_of(head_set) for target, head_set in head_sets.items()},
+        "test": [
+            e.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for e in splits.test
+        ],
+        "identification": {
+            target: [e.subject for e in own] for target, own in splits.identification.items()
+        },
+        "finders_are_known": {
+            target: splits.holds_finders_of(head_set) for target, head_set in head_sets.items()
+        },
         "n_large": len(splits.large),
         "n_validation": len(splits.validation),
         "left_out": splits.left_out,

@@ -29,17 +29,31 @@ N_NEW_TOKENS = 64
 
 
 def collateral(
-    model: SteeredModel, examples: Sequence[ConflictExample], treatments: Mapping[str, Treatment], seed: int, progress: Progress = silent
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    treatments: Mapping[str, Treatment],
+    seed: int,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Return accuracy with its interval and number of prompts, by control and conflict type."""
-    controls: tuple[tuple[str, Sequence[ConflictExample], tuple[ConflictType, ...], Target], ...] = (
+    controls: tuple[
+        tuple[str, Sequence[ConflictExample], tuple[ConflictType, ...], Target], ...
+    ] = (
         ("clean", examples, ("clean",), "parametric"),
         ("true_context", true_contexts(examples), CONFLICTS, "parametric"),
         ("unknown_subject", unknown_subjects(examples, seed), CONFLICTS, "context"),
     )
     measured = {}
     for name, own, conflict_types, judged_by in controls:
-        answers = ask(model, own, conflict_types, treatments, judged_by, progress=progress, description=f"asking, {name.replace('_', ' ')}")
+        answers = ask(
+            model,
+            own,
+            conflict_types,
+            treatments,
+            judged_by,
+            progress=progress,
+            description=f"asking, {name.replace('_', ' ')}",
+        )
         measured[name] = {t: _share(rows, seed) for t, rows in answers.items() if any(rows)}
     return measured
 
@@ -49,7 +63,9 @@ def _share(answers: Sequence[Answer | None], seed: int) -> dict[str, Any]:
     return {"n": len(right), "accuracy": mean(right), "interval": interval(right, seed)}
 
 
-def plain_text_perplexity(model: SteeredModel, texts: Sequence[str], treatments: Mapping[str, Treatment]) -> float | None:
+def plain_text_perplexity(
+    model: SteeredModel, texts: Sequence[str], treatments: Mapping[str, Treatment]
+) -> float | None:
     """Return the perplexity of plain text under a method's steering, averaged over the domains' treatments; None where no text fits."""
     limit, plain = model.description.max_positions or math.inf, model.with_chat_template(None)
     fitting = [ids for text in texts if 1 < len(ids := plain.tokenize(text)) <= limit]
@@ -58,18 +74,28 @@ def plain_text_perplexity(model: SteeredModel, texts: Sequence[str], treatments:
     by_domain, seen = [], dict[tuple[float, ...], float]()
     for treatment in treatments.values():
         steering = treatment.steering
-        key = (steering.report.beta_plus, steering.report.beta_minus, float(steering.report.n_heads)) if steering else ()
+        key = (
+            (steering.report.beta_plus, steering.report.beta_minus, float(steering.report.n_heads))
+            if steering
+            else ()
+        )
         if key not in seen:
             requests = [model.request(ids, max_tokens=0, prompt_logprobs=True) for ids in fitting]
             requests = [r.with_steering(steering) for r in requests] if steering else requests
             completions = model.engine.generate(requests)
-            seen[key] = perplexity([t.logprob for c in completions for t in c.prompt_tokens if t.logprob is not None])
+            seen[key] = perplexity(
+                [t.logprob for c in completions for t in c.prompt_tokens if t.logprob is not None]
+            )
         by_domain.append(seen[key])
     return mean(by_domain)
 
 
 def continuations(
-    model: SteeredModel, examples: Sequence[ConflictExample], treatments: Mapping[str, Treatment], seed: int, progress: Progress = silent
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    treatments: Mapping[str, Treatment],
+    seed: int,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Return how answers of up to 64 tokens to conflict prompts go on: how many tokens, how many end by themselves, what repeats."""
     requests = []
@@ -79,10 +105,16 @@ def continuations(
             if conflict_type in example.prompts and treatment.applies(example):
                 request = treatment.request(model, example, conflict_type, max_tokens=N_NEW_TOKENS)
                 requests += [request] if model.engine.fits(request) else []
-    completions = model.engine.generate(requests, progress=progress, description="continuing answers")
+    completions = model.engine.generate(
+        requests, progress=progress, description="continuing answers"
+    )
     return {
         "n": len(completions),
-        "mean_tokens": mean([float(len(c.token_ids)) for c in completions]) if completions else None,
-        "ended": mean([float(c.finish_reason == "stop") for c in completions]) if completions else None,
+        "mean_tokens": (
+            mean([float(len(c.token_ids)) for c in completions]) if completions else None
+        ),
+        "ended": (
+            mean([float(c.finish_reason == "stop") for c in completions]) if completions else None
+        ),
         "repetition": mean([repetition(c.token_ids) for c in completions]) if completions else None,
     }

@@ -19,7 +19,9 @@ def read_texts(given: Path | None, model_id: str) -> list[str]:
     try:
         texts = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ExampleError(f"cannot read the text {path}: {error}; give a file in UTF-8, a text a line") from error
+        raise ExampleError(
+            f"cannot read the text {path}: {error}; give a file in UTF-8, a text a line"
+        ) from error
     if not texts:
         raise ExampleError(f"the text {path} is empty; give a file with a text a line")
     return texts
@@ -31,7 +33,9 @@ def read_templates(given: Path | None) -> Templates:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ExampleError(f"cannot read the templates {path}: {error}; expected a JSON object") from error
+        raise ExampleError(
+            f"cannot read the templates {path}: {error}; expected a JSON object"
+        ) from error
     check_templates(content, str(path))
     templates: Templates = content
     return templates

@@ -5,8 +5,8 @@
     validation       the given file, else 15 % of what was not drawn; filtered by what the model answers right on the clean prompt
     test             the rest, unfiltered, `limit` of them spread over the domains
 
-A domain is a relation. A prompt too long for the model is left out and counted, and so is an example whose two answers begin
-with the same token.
+A domain is a relation. A prompt too long for the model is left out and counted, and so is an
+example whose two answers begin with the same token.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class Splits:
     def holds_finders_of(self, head_set: HeadSet) -> bool:
         """Tell whether the examples that a head set was found on are among these, and so not tested on."""
         found = head_set.identification
-        return found is not None and examples_sha256(self.identification[head_set.target]) == found.examples_sha256
+        return (
+            found is not None
+            and examples_sha256(self.identification[head_set.target]) == found.examples_sha256
+        )
 
     @property
     def sha256(self) -> str:
@@ -73,16 +76,29 @@ def domain_of(example: ConflictExample) -> str:
 
 
 def split(
-    model: SteeredModel, data: Data, head_sets: Mapping[Target, HeadSet], options: IdentificationOptions, *, n_large: int, limit: int | None
+    model: SteeredModel,
+    data: Data,
+    head_sets: Mapping[Target, HeadSet],
+    options: IdentificationOptions,
+    *,
+    n_large: int,
+    limit: int | None,
 ) -> Splits:
-    """Split the data, for both targets, whichever is evaluated; raises ExampleError when nothing is left to test.
+    """Split the data, for both targets, whichever is evaluated.
 
-    For a head set that was found on examples of this data, those are found again by their hash; where they are not, others are
-    set aside in their place.
+    Raises ExampleError when nothing is left to test.
+
+    For a head set that was found on examples of this data, those are found again by their hash;
+    where they are not, others are set aside in their place.
     """
-    relations = {e.relation for own in (data.test, data.identification or ()) for e in own if e.relation}
+    relations = {
+        e.relation for own in (data.test, data.identification or ()) for e in own if e.relation
+    }
     if options.relation is not None and options.relation not in relations:
-        raise ExampleError(f"no example has the relation {options.relation!r}; the data has {', '.join(sorted(relations)) or 'none'}")
+        raise ExampleError(
+            f"no example has the relation {options.relation!r}; the data has"
+            f" {', '.join(sorted(relations)) or 'none'}"
+        )
     left_out: Counter[str] = Counter()
     pool = _usable(model, data.test, left_out)
     finders = pool if data.identification is None else _usable(model, data.identification, left_out)
@@ -96,25 +112,38 @@ def split(
     )
     rest = _without(rest, given)
     validation = _complete(known_examples(model, given))
-    left_out["validation examples that the model does not know, or that lack a prompt"] += len(given) - len(validation)
+    left_out["validation examples that the model does not know, or that lack a prompt"] += len(
+        given
+    ) - len(validation)
     unused = [] if data.identification is None else _without(finders, [*every_drawn, *given, *rest])
     large = _large(unused, rest, n_large, options.seed)
     test = limited(_without(rest, large), limit, options.seed)
     if not test:
         raise ExampleError(
-            f"nothing of {len(data.test)} examples is left to test on: {_counted(left_out) or 'all of them find heads or tune'}; "
-            f"give more, at least {4 * options.n_examples}"
+            f"nothing of {len(data.test)} examples is left to test on:"
+            f" {_counted(left_out) or 'all of them find heads or tune'}; give more, at least"
+            f" {4 * options.n_examples}"
         )
-    return Splits(drawn, large, validation, test, {reason: n for reason, n in left_out.items() if n})
+    return Splits(
+        drawn, large, validation, test, {reason: n for reason, n in left_out.items() if n}
+    )
 
 
-def _usable(model: SteeredModel, examples: Sequence[ConflictExample], left_out: Counter[str]) -> list[ConflictExample]:
+def _usable(
+    model: SteeredModel, examples: Sequence[ConflictExample], left_out: Counter[str]
+) -> list[ConflictExample]:
     kept = []
     for example in examples:
-        longest = [instructed(prompt, t, target) for t, prompt in example.prompts.items() for target in ("parametric", "context")]
+        longest = [
+            instructed(prompt, t, target)
+            for t, prompt in example.prompts.items()
+            for target in ("parametric", "context")
+        ]
         if not all(model.fits(prompt, max_tokens=MAX_TOKENS) for prompt in longest):
             left_out["prompts that are too long for the model"] += 1
-        elif set(map(normalise, example.parametric_answer)) & set(map(normalise, example.context_answer)):
+        elif set(map(normalise, example.parametric_answer)) & set(
+            map(normalise, example.context_answer)
+        ):
             left_out["context answers that are a right answer"] += 1
         else:
             try:
@@ -135,13 +164,20 @@ def _complete(examples: list[ConflictExample]) -> list[ConflictExample]:
     return [e for e in examples if wanted[domain_of(e)] <= e.prompts.keys()]
 
 
-def _drawn(model: SteeredModel, pool: list[ConflictExample], head_set: HeadSet | None, options: IdentificationOptions) -> list[ConflictExample]:
+def _drawn(
+    model: SteeredModel,
+    pool: list[ConflictExample],
+    head_set: HeadSet | None,
+    options: IdentificationOptions,
+) -> list[ConflictExample]:
     """Return the examples that a head set was found on, where they are here; else draw."""
     found = head_set.identification if head_set else None
     if found is not None:
         for relation in (options.relation, None, *sorted({e.relation for e in pool if e.relation})):
             if sum(relation in (None, e.relation) for e in pool) >= found.n_examples:
-                again = replace(options, n_examples=found.n_examples, seed=found.seed, relation=relation)
+                again = replace(
+                    options, n_examples=found.n_examples, seed=found.seed, relation=relation
+                )
                 try:
                     drawn, _ = usable_examples(model, pool, again)
                 except ExampleError:  # too few of them have the prompts that others have
@@ -154,10 +190,14 @@ def _drawn(model: SteeredModel, pool: list[ConflictExample], head_set: HeadSet |
         # Heads are found on examples that have the same prompts: those that most have.
         commonest = max(types, key=lambda names: (types[names], len(names), sorted(names)))
         own = [e for e in own if e.prompts.keys() == commonest]
-    return usable_examples(model, own, replace(options, n_examples=max(1, min(options.n_examples, len(own)))))[0]
+    return usable_examples(
+        model, own, replace(options, n_examples=max(1, min(options.n_examples, len(own))))
+    )[0]
 
 
-def _large(unused: list[ConflictExample], rest: list[ConflictExample], n_large: int, seed: int) -> list[ConflictExample]:
+def _large(
+    unused: list[ConflictExample], rest: list[ConflictExample], n_large: int, seed: int
+) -> list[ConflictExample]:
     """Draw the large identification set, of every domain: what serves nothing else first, then at most two fifths of the rest."""
     drawn = Random(seed).sample(unused, min(n_large, len(unused)))
     n_more = min(n_large - len(drawn), int(LARGE_SHARE * len(rest)))
@@ -165,7 +205,9 @@ def _large(unused: list[ConflictExample], rest: list[ConflictExample], n_large: 
     return [*drawn, *(e for i, e in enumerate(rest) if i in chosen)]
 
 
-def limited(examples: Sequence[ConflictExample], limit: int | None, seed: int) -> list[ConflictExample]:
+def limited(
+    examples: Sequence[ConflictExample], limit: int | None, seed: int
+) -> list[ConflictExample]:
     """Keep `limit` examples, as many of every domain as can be, in file order."""
     if limit is None or limit >= len(examples):
         return list(examples)
@@ -175,7 +217,9 @@ def limited(examples: Sequence[ConflictExample], limit: int | None, seed: int) -
     for own in by_domain.values():
         rng.shuffle(own)
     # One of each domain after the other, so that the smallest are used up first.
-    order = sorted((turn, domain, i) for domain, own in by_domain.items() for turn, i in enumerate(own))
+    order = sorted(
+        (turn, domain, i) for domain, own in by_domain.items() for turn, i in enumerate(own)
+    )
     kept = {i for _, _, i in order[:limit]}
     return [e for i, e in enumerate(examples) if i in kept]
 
@@ -184,7 +228,9 @@ def _key(example: ConflictExample) -> tuple[str, str]:
     return domain_of(example), example.subject
 
 
-def _without(examples: Sequence[ConflictExample], taken: Sequence[ConflictExample]) -> list[ConflictExample]:
+def _without(
+    examples: Sequence[ConflictExample], taken: Sequence[ConflictExample]
+) -> list[ConflictExample]:
     """Leave out what is taken, by domain and subject: the same fact in two files is one fact."""
     keys = {_key(e) for e in taken}
     return [e for e in examples if _key(e) not in keys]

@@ -1,8 +1,8 @@
 """The report folder's `results.json`: one document that grows a unit of work at a time and is never half written.
 
-A unit is a path into the document. What is there is not computed again, so that an interrupted run goes on where it was.
-The document names all that its numbers depend on (model, data, settings, versions); a folder that holds another evaluation
-is refused, never overwritten.
+A unit is a path into the document. What is there is not computed again, so that an interrupted run
+goes on where it was. The document names all that its numbers depend on (model, data, settings,
+versions); a folder that holds another evaluation is refused, never overwritten.
 """
 
 from __future__ import annotations
@@ -27,11 +27,18 @@ class Store:
         self.folder = folder
         self.n_cached = 0
         self.n_computed = 0
-        self.results: dict[str, Any] = {"format": FORMAT, "identity": json.loads(json.dumps(identity)), "is_complete": False}
+        self.results: dict[str, Any] = {
+            "format": FORMAT,
+            "identity": json.loads(json.dumps(identity)),
+            "is_complete": False,
+        }
 
     @classmethod
     def open(cls, folder: Path, identity: Mapping[str, Any], *, overwrite: bool = False) -> Store:
-        """Open a folder for an evaluation; raises OutputError for one that holds another evaluation, or something else."""
+        """Open a folder for an evaluation.
+
+        Raises OutputError for one that holds another evaluation, or something else.
+        """
         store = cls(folder, identity)
         if folder.exists() and not folder.is_dir():
             raise OutputError(f"{folder} is a file; give a folder for the report with --out")
@@ -39,11 +46,16 @@ class Store:
             if (folder / FILE).exists():
                 store._resume(read_results(folder))
             elif any(folder.iterdir()):
-                raise OutputError(f"the folder {folder} is not empty and holds no {FILE}; give another --out, or --force")
+                raise OutputError(
+                    f"the folder {folder} is not empty and holds no {FILE}; give another --out, or"
+                    " --force"
+                )
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"cannot make the folder {folder}: {error}; give another --out") from error
+            raise OutputError(
+                f"cannot make the folder {folder}: {error}; give another --out"
+            ) from error
         return store
 
     def _resume(self, found: dict[str, Any]) -> None:
@@ -51,16 +63,23 @@ class Store:
         for name in mine:
             if mine[name] != theirs.get(name):
                 raise OutputError(
-                    f"{self.folder} holds another evaluation: its {name} is {_short(theirs.get(name))}, this one's is "
-                    f"{_short(mine[name])}; give another --out, or --force to start anew"
+                    f"{self.folder} holds another evaluation: its {name} is"
+                    f" {_short(theirs.get(name))}, this one's is {_short(mine[name])}; give another"
+                    " --out, or --force to start anew"
                 )
         self.results = {**found, "is_complete": False}
 
     def check(self, name: str, value: str) -> None:
-        """Note what the numbers depend on too; raises OutputError where the document notes another value."""
+        """Note what the numbers depend on too.
+
+        Raises OutputError where the document notes another value.
+        """
         noted = self.results.setdefault("depends_on", {})
         if noted.setdefault(name, value) != value:
-            raise OutputError(f"{self.folder} was made with another {name.replace('_', ' ')}; give another --out, or --force to start anew")
+            raise OutputError(
+                f"{self.folder} was made with another {name.replace('_', ' ')}; give another --out,"
+                " or --force to start anew"
+            )
 
     def unit(self, *path: str, make: Callable[[], Any]) -> Any:
         """Return a unit of work, from the document or made now and saved; a number that is not finite is no value there."""
@@ -81,7 +100,11 @@ class Store:
 
     def save(self) -> None:
         """Write the document in one step; raises OutputError when it cannot be written."""
-        write_lines(self.folder / FILE, [json.dumps(_plain(self.results), ensure_ascii=False, allow_nan=False)], overwrite=True)
+        write_lines(
+            self.folder / FILE,
+            [json.dumps(_plain(self.results), ensure_ascii=False, allow_nan=False)],
+            overwrite=True,
+        )
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -89,9 +112,13 @@ def read_results(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise OutputError(f"cannot read {folder / FILE}: {error}; give another --out, or --force") from error
+        raise OutputError(
+            f"cannot read {folder / FILE}: {error}; give another --out, or --force"
+        ) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise OutputError(f"{folder / FILE} is not of the format {FORMAT}; give another --out, or --force")
+        raise OutputError(
+            f"{folder / FILE} is not of the format {FORMAT}; give another --out, or --force"
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """From answers to the tables of the report: accuracy, probabilities and context reliance by method, domain and conflict type.
 
-A cell is {n, accuracy, interval, p_parametric, p_context, context_reliance}; `average` is the mean over the domains' cells,
-as in the paper, and so is its interval: answers are resampled within their domains.
+A cell is {n, accuracy, interval, p_parametric, p_context, context_reliance}; `average` is the mean
+over the domains' cells, as in the paper, and so is its interval: answers are resampled within their
+domains.
 """
 
 from __future__ import annotations
@@ -21,17 +22,28 @@ Cell = dict[str, Any]
 
 
 def table(
-    examples: Sequence[ConflictExample], answers: Mapping[ConflictType, Sequence[Answer | None]], seed: int
+    examples: Sequence[ConflictExample],
+    answers: Mapping[ConflictType, Sequence[Answer | None]],
+    seed: int,
 ) -> dict[str, dict[str, Cell]]:
     """Return {domain: {conflict type: cell}} of one method, `average` last."""
     rows: dict[str, dict[str, Cell]] = {}
     for domain in sorted({domain_of(e) for e in examples}):
-        own = {t: [a for e, a in zip(examples, given, strict=True) if a and domain_of(e) == domain] for t, given in answers.items()}
+        own = {
+            t: [a for e, a in zip(examples, given, strict=True) if a and domain_of(e) == domain]
+            for t, given in answers.items()
+        }
         rows[domain] = {t: cell(given, seed) for t, given in own.items() if given}
     for conflict_type, given in answers.items():
         if any(given):
-            groups = [[a for e, a in zip(examples, given, strict=True) if a and domain_of(e) == d] for d in rows if d != AVERAGE]
-            rows.setdefault(AVERAGE, {})[conflict_type] = _average(conflict_type, rows, groups, seed)
+            groups = [
+                [a for e, a in zip(examples, given, strict=True) if a and domain_of(e) == d]
+                for d in rows
+                if d != AVERAGE
+            ]
+            rows.setdefault(AVERAGE, {})[conflict_type] = _average(
+                conflict_type, rows, groups, seed
+            )
     rows.setdefault(AVERAGE, {})
     return rows
 
@@ -39,13 +51,29 @@ def table(
 def cell(answers: Sequence[Answer], seed: int) -> Cell:
     """Return the numbers of some answers."""
     right = [float(a.is_correct) for a in answers]
-    return {"n": len(answers), "accuracy": mean(right), "interval": interval(right, seed), **_probabilities(answers)}
+    return {
+        "n": len(answers),
+        "accuracy": mean(right),
+        "interval": interval(right, seed),
+        **_probabilities(answers),
+    }
 
 
-def _average(conflict_type: str, rows: Mapping[str, Mapping[str, Cell]], groups: Sequence[Sequence[Answer]], seed: int) -> Cell:
-    own = [row[conflict_type] for domain, row in rows.items() if domain != AVERAGE and conflict_type in row]
+def _average(
+    conflict_type: str,
+    rows: Mapping[str, Mapping[str, Cell]],
+    groups: Sequence[Sequence[Answer]],
+    seed: int,
+) -> Cell:
+    own = [
+        row[conflict_type]
+        for domain, row in rows.items()
+        if domain != AVERAGE and conflict_type in row
+    ]
     everything = cell([a for group in groups for a in group], seed)
-    everything["interval"] = interval_of_groups([[float(a.is_correct) for a in group] for group in groups], seed)
+    everything["interval"] = interval_of_groups(
+        [[float(a.is_correct) for a in group] for group in groups], seed
+    )
     for name in ("accuracy", "p_parametric", "p_context", "context_reliance"):
         values = [c[name] for c in own if c[name] is not None]
         everything[name] = mean(values) if values else None
@@ -63,7 +91,9 @@ def _probabilities(answers: Sequence[Answer]) -> Cell:
 
 
 def by_popularity(
-    examples: Sequence[ConflictExample], answers: Mapping[ConflictType, Sequence[Answer | None]], seed: int
+    examples: Sequence[ConflictExample],
+    answers: Mapping[ConflictType, Sequence[Answer | None]],
+    seed: int,
 ) -> list[dict[str, Any]] | None:
     """Return accuracy by tercile of popularity, least popular first; None where fewer than three examples have one."""
     known = sorted((e.popularity, i) for i, e in enumerate(examples) if e.popularity is not None)
@@ -73,6 +103,10 @@ def by_popularity(
     bins = []
     for start, end in pairwise(bounds):
         own = known[start:end]
-        cells = {t: cell(given, seed) for t, rows in answers.items() if (given := [a for _, i in own if (a := rows[i])])}
+        cells = {
+            t: cell(given, seed)
+            for t, rows in answers.items()
+            if (given := [a for _, i in own if (a := rows[i])])
+        }
         bins.append({"from": own[0][0], "to": own[-1][0], "n": len(own), "cells": cells})
     return bins

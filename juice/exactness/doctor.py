@@ -25,8 +25,12 @@ from juice.model.prompts import PromptForm
 from juice.progress import Progress, silent
 
 N_TOKENS = 8
-PROMPT = "Question: What is the name of the capital city of France? The book says that it is Rome. Answer: The name of the city is"
-# Beyond sliding windows and switches of positions; attention over more would take longer than anybody waits.
+PROMPT = (
+    "Question: What is the name of the capital city of France? The book says that it is Rome."
+    " Answer: The name of the city is"
+)
+# Beyond sliding windows and switches of positions; attention over more would take longer than
+# anybody waits.
 MAX_LONG_PROMPT = 8192
 LENS_TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3}
 
@@ -46,20 +50,27 @@ class _Patient:
         return PromptForm(self.loaded.tokenizer).tokens(text)
 
 
-def diagnose(engine: Engine, head_sets: HeadSetLibrary, *, deep: bool = False, progress: Progress = silent) -> Diagnosis:
+def diagnose(
+    engine: Engine, head_sets: HeadSetLibrary, *, deep: bool = False, progress: Progress = silent
+) -> Diagnosis:
     """Measure on a loaded model that steering is exact.
 
-    `deep` adds prompts that are longer than the model's sliding windows (up to 8,192 tokens) or cross a switch of its positions, and z against
-    TransformerLens, which takes the model apart: nothing can be generated with it afterwards. Warns of a sliding window that is longer, and
-    where TransformerLens cannot run the model; raises UsageError without the extra `lens`, JuiceError for want of memory.
+    `deep` adds prompts that are longer than the model's sliding windows (up to 8,192 tokens) or
+    cross a switch of its positions, and z against TransformerLens, which takes the model apart:
+    nothing can be generated with it afterwards. Warns of a sliding window that is longer, and where
+    TransformerLens cannot run the model; raises UsageError without the extra `lens`, JuiceError for
+    want of memory.
     """
     engine.require(Capability.ACTIVATIONS)
-    model = _Patient(cast(BatchingEngine, engine), head_sets)
+    model = _Patient(cast("BatchingEngine", engine), head_sets)
     names = ["heads", "engine", "prompt", *(["long prompts", "TransformerLens"] if deep else [])]
     checks: list[Check] = []
     reason = None
     if not model.loaded.exact:
-        reason = "its activations are quantised: steering is approximate, and every answer says `exact: false`"
+        reason = (
+            "its activations are quantised: steering is approximate, and every answer says `exact:"
+            " false`"
+        )
     costs = tuple(_costs(model))
     facts = _facts(model)
     with progress("checking", len(names)) as advance:
@@ -68,7 +79,8 @@ def diagnose(engine: Engine, head_sets: HeadSetLibrary, *, deep: bool = False, p
                 checks += CHECKS[name](model)
             except torch.OutOfMemoryError as error:
                 raise JuiceError(
-                    f"there is not enough memory for the check of the {name}; choose another --device or a smaller --dtype"
+                    f"there is not enough memory for the check of the {name}; choose another"
+                    " --device or a smaller --dtype"
                 ) from error
             except (UnsupportedModelError, GenerationError) as error:
                 reason = reason or str(error)
@@ -77,7 +89,10 @@ def diagnose(engine: Engine, head_sets: HeadSetLibrary, *, deep: bool = False, p
         checks = [replace(check, decisive=False) for check in checks]
     failed = [check for check in checks if check.decisive and not check.passed]
     if failed and reason is None:
-        reason = f"{failed[0].name}: they differ by {failed[0].difference:.2g} {failed[0].unit}, more than {failed[0].bound:g}"
+        reason = (
+            f"{failed[0].name}: they differ by {failed[0].difference:.2g} {failed[0].unit}, more"
+            f" than {failed[0].bound:g}"
+        )
     return Diagnosis(
         model=model.loaded.identity.id,
         exact=reason is None,
@@ -85,14 +100,20 @@ def diagnose(engine: Engine, head_sets: HeadSetLibrary, *, deep: bool = False, p
         facts=facts,
         checks=tuple(checks),
         head_sets=costs,
-        unfit_head_sets={key: reason for key, reason in head_sets.unfit.items() if key not in head_sets.foreign},
+        unfit_head_sets={
+            key: reason for key, reason in head_sets.unfit.items() if key not in head_sets.foreign
+        },
         n_foreign_head_sets=len(head_sets.foreign),
     )
 
 
 def _facts(model: _Patient) -> dict[str, Any]:
     loaded, engine, layers = model.loaded, model.engine, model.loaded.layout.layers
-    sliding_windows = {w for w in (loaded.mask_pattern.sliding_windows.values() if loaded.mask_pattern else ()) if w is not None}
+    sliding_windows = {
+        w
+        for w in (loaded.mask_pattern.sliding_windows.values() if loaded.mask_pattern else ())
+        if w is not None
+    }
     return {
         "architecture": loaded.identity.architecture,
         "fingerprint": loaded.identity.fingerprint,
@@ -102,7 +123,9 @@ def _facts(model: _Patient) -> dict[str, Any]:
         "n_heads": loaded.layout.n_heads,
         "d_head": sorted({layer.d_head for layer in layers}),
         "n_kv_heads": engine.n_kv_heads,
-        "latent_cache": engine.n_kv_heads == 1 and hasattr(text_config(loaded.model), "kv_lora_rank"),
+        "latent_cache": (
+            engine.n_kv_heads == 1 and hasattr(text_config(loaded.model), "kv_lora_rank")
+        ),
         "kv_bytes_per_token": engine.n_kv_bytes_per_token,
         "context": loaded.max_positions,
         "sliding_window": min(sliding_windows) if sliding_windows else None,
@@ -134,43 +157,86 @@ def _as_if_tuned(head_set: HeadSet) -> Steering:
 def _check_all_heads(model: _Patient) -> list[Check]:
     difference = check_heads(model.loaded, model.loaded.layout.n_heads)
     name = "each head of each layer, steered by 1, is what its attention does twice"
-    return [Check(name=name, passed=True, difference=difference, bound=HEADS_TOLERANCE, unit="of its effect")]
+    return [
+        Check(
+            name=name,
+            passed=True,
+            difference=difference,
+            bound=HEADS_TOLERANCE,
+            unit="of its effect",
+        )
+    ]
 
 
 def _check_engine(model: _Patient) -> list[Check]:
-    name = "short prompts in one batch, prefilled in chunks, a sliding window of 3 where there is one: the two runs"
+    name = (
+        "short prompts in one batch, prefilled in chunks, a sliding window of 3 where there is one:"
+        " the two runs"
+    )
     return _nats(model, name, verify(model.loaded, model.engine.mode))
 
 
 def _check_prompt(model: _Patient) -> list[Check]:
-    return _nats(model, "a steered prompt through the engine: the two runs", _steered(model, model.tokenize(PROMPT)))
+    return _nats(
+        model,
+        "a steered prompt through the engine: the two runs",
+        _steered(model, model.tokenize(PROMPT)),
+    )
 
 
 def _check_long_prompts(model: _Patient) -> list[Check]:
     words, checks = model.tokenize(PROMPT), list[Check]()
     for n in _long_lengths(model):
         ids = (words * (n // len(words) + 1))[:n]
-        checks += _nats(model, f"a prompt of {n} tokens and {N_TOKENS} new ones: the two runs", _steered(model, ids))
+        checks += _nats(
+            model,
+            f"a prompt of {n} tokens and {N_TOKENS} new ones: the two runs",
+            _steered(model, ids),
+        )
     return checks
 
 
 def _long_lengths(model: _Patient) -> list[int]:
     """Return the lengths of prompts that go beyond the sliding windows, and of one whose new tokens cross a switch of positions."""
     pattern, switch = model.loaded.mask_pattern, model.loaded.rope_switch
-    widths = [width for width in (pattern.sliding_windows.values() if pattern else ()) if width is not None]
-    wanted = {max([512, *(width + N_TOKENS for width in widths)])} | ({switch - N_TOKENS // 2} if switch else set())
+    widths = [
+        width
+        for width in (pattern.sliding_windows.values() if pattern else ())
+        if width is not None
+    ]
+    wanted = {max([512, *(width + N_TOKENS for width in widths)])} | (
+        {switch - N_TOKENS // 2} if switch else set()
+    )
     limit = min(MAX_LONG_PROMPT, (model.engine.limits.max_model_len or MAX_LONG_PROMPT) - N_TOKENS)
     if widths and limit < max(widths):
-        warnings.warn(f"the sliding window of {max(widths)} tokens is not reached: prompts of the check have {limit} at most", stacklevel=2)
+        warnings.warn(
+            f"the sliding window of {max(widths)} tokens is not reached: prompts of the check have"
+            f" {limit} at most",
+            stacklevel=2,
+        )
     return sorted({min(n, limit) for n in wanted})
 
 
 def _check_lens(model: _Patient) -> list[Check]:
-    name, bound = "z of every layer: TransformerLens' hook_z", LENS_TOLERANCES.get(model.loaded.dtype, 0.1)
-    difference = z_difference(model.loaded, torch.tensor([model.tokenize(PROMPT)], device=model.loaded.device))
+    name, bound = (
+        "z of every layer: TransformerLens' hook_z",
+        LENS_TOLERANCES.get(model.loaded.dtype, 0.1),
+    )
+    difference = z_difference(
+        model.loaded, torch.tensor([model.tokenize(PROMPT)], device=model.loaded.device)
+    )
     if difference is None:
         return []
-    return [Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="of its size", decisive=False)]
+    return [
+        Check(
+            name=name,
+            passed=difference <= bound,
+            difference=difference,
+            bound=bound,
+            unit="of its size",
+            decisive=False,
+        )
+    ]
 
 
 CHECKS = {
@@ -185,11 +251,23 @@ CHECKS = {
 def _steered(model: _Patient, ids: tuple[int, ...]) -> float:
     """Return the difference of a steered generation from the two runs: at the betas of a set that serves, else spread over the layers."""
     sets = [s for _, s in sorted(model.head_sets.by_name.items())]
-    steering = _as_if_tuned(sets[0]) if sets else spread_steering(model.loaded, 0, model.loaded.layout.n_layers - 1)
-    request = GenerationRequest(prompt_ids=ids, max_tokens=N_TOKENS, ignore_eos=True, steering=steering)
-    return difference_from_two_runs(model.loaded, model.engine, request, model.engine.generate([request])[0]).value
+    steering = (
+        _as_if_tuned(sets[0])
+        if sets
+        else spread_steering(model.loaded, 0, model.loaded.layout.n_layers - 1)
+    )
+    request = GenerationRequest(
+        prompt_ids=ids, max_tokens=N_TOKENS, ignore_eos=True, steering=steering
+    )
+    return difference_from_two_runs(
+        model.loaded, model.engine, request, model.engine.generate([request])[0]
+    ).value
 
 
 def _nats(model: _Patient, name: str, difference: float) -> list[Check]:
     bound = bound_of(model.loaded)
-    return [Check(name=name, passed=difference <= bound, difference=difference, bound=bound, unit="nats")]
+    return [
+        Check(
+            name=name, passed=difference <= bound, difference=difference, bound=bound, unit="nats"
+        )
+    ]

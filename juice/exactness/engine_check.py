@@ -1,12 +1,14 @@
 """The check at every load: the engine gives what the model itself gives, steered and not.
 
-Short prompts of different lengths run through a small engine together, read in chunks and decoded. Then each whole sequence
-runs once more as the definition has it, in two runs without cache, masks, batches or hooks of ours. The log-probabilities of
-the tokens that were chosen must agree. An architecture that ignores the cache, the masks or the positions it is given, that
-mixes rows, or that cannot be entered between layers, differs here; what is fastest among the modes that agree serves it, and a
-model for which none does is refused.
+Short prompts of different lengths run through a small engine together, read in chunks and decoded.
+Then each whole sequence runs once more as the definition has it, in two runs without cache, masks,
+batches or hooks of ours. The log-probabilities of the tokens that were chosen must agree. An
+architecture that ignores the cache, the masks or the positions it is given, that mixes rows, or
+that cannot be entered between layers, differs here; what is fastest among the modes that agree
+serves it, and a model for which none does is refused.
 
-Sliding windows are longer than any prompt that a load has time for: so for the check the model is given a window of three.
+Sliding windows are longer than any prompt that a load has time for: so for the check the model is
+given a window of three.
 """
 
 from __future__ import annotations
@@ -32,16 +34,22 @@ N_TOKENS = 3
 LENGTHS = (2, 5)
 SLIDING_WINDOW = 3
 # Prompts join as others leave, and the longer ones are read in two chunks.
-LIMITS = Limits(max_batch=3, max_prefill_tokens=4, kv_memory_bytes=1 << 50)  # a few tokens fit, whatever one takes
+LIMITS = Limits(
+    max_batch=3, max_prefill_tokens=4, kv_memory_bytes=1 << 50
+)  # a few tokens fit, whatever one takes
 # Natural log units; half precision rounds differently for every shape of a batch.
 TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-# Strong, so that wrong steering shows above that: steered runs may differ by a quarter, or a few times what unsteered ones do.
+# Strong, so that wrong steering shows above that: steered runs may differ by a quarter, or a few
+# times what unsteered ones do.
 COEFFICIENT = 2.0
 STEERED_SHARE, TIMES_UNSTEERED = 0.25, 4.0
 
 
 def checked_engine(loaded: LoadedModel, limits: Limits | None = None) -> BatchingEngine:
-    """Return an engine that gives what the model gives, in the fastest mode that does; raises UnsupportedModelError where none does."""
+    """Return an engine that gives what the model gives, in the fastest mode that does.
+
+    Raises UnsupportedModelError where none does.
+    """
     return BatchingEngine(loaded, limits, exact_mode(loaded)[0])
 
 
@@ -52,8 +60,13 @@ def exact_mode(loaded: LoadedModel) -> tuple[Mode, float]:
     """
     reasons: list[UnsupportedModelError] = []
     for mode in MODES:
-        # Without masks of ours nothing may be put behind a row that it must not see, as a switch of positions needs.
-        if mode.own_masks if loaded.rope_switch is not None else loaded.mask_pattern is None and not mode.own_masks:
+        # Without masks of ours nothing may be put behind a row that it must not see, as a switch of
+        # positions needs.
+        if (
+            mode.own_masks
+            if loaded.rope_switch is not None
+            else loaded.mask_pattern is None and not mode.own_masks
+        ):
             continue
         try:
             return mode, verify(loaded, mode)
@@ -64,31 +77,51 @@ def exact_mode(loaded: LoadedModel) -> tuple[Mode, float]:
 
 
 def verify(loaded: LoadedModel, mode: Mode) -> float:
-    """Return the largest difference between engine and model; raises UnsupportedModelError where it is too large.
+    """Return the largest difference between engine and model.
 
-    With quantised activations there is no bound: they are admitted as approximate, or refused before.
+    Raises UnsupportedModelError where it is too large.
+
+    With quantised activations there is no bound: they are admitted as approximate, or refused
+    before.
     """
     name = type(loaded.model).__name__
     try:
-        unsteered_runs, steered_runs = _differences(loaded, replace(mode, sliding_window=SLIDING_WINDOW))
+        unsteered_runs, steered_runs = _differences(
+            loaded, replace(mode, sliding_window=SLIDING_WINDOW)
+        )
     except RankLostError:
         raise
     except torch.OutOfMemoryError as error:
         raise JuiceError(
-            f"there is not enough memory to check {name}; choose another --device or --device-map, or a smaller --dtype"
+            f"there is not enough memory to check {name}; choose another --device or --device-map,"
+            " or a smaller --dtype"
         ) from error
     except JuiceError as error:
-        raise UnsupportedModelError(f"{name} cannot run in batches of steered rows: {error}") from error
+        raise UnsupportedModelError(
+            f"{name} cannot run in batches of steered rows: {error}"
+        ) from error
     except Exception as error:  # whatever a model raises at inputs that it does not expect
         raise UnsupportedModelError(f"{name} cannot run with a cache of ours: {error!r}") from error
-    plain, steered = _largest(d.value for d in unsteered_runs), _largest(d.value for d in steered_runs)
+    plain, steered = (
+        _largest(d.value for d in unsteered_runs),
+        _largest(d.value for d in steered_runs),
+    )
     bound = bound_of(loaded)
     # Wrong steering shows above this, not above what rounding alone may do to an unsteered run.
-    tighter = min(bound, max(1e-3, STEERED_SHARE * bound, TIMES_UNSTEERED * plain, *(d.rounding for d in steered_runs)))
+    tighter = min(
+        bound,
+        max(
+            1e-3,
+            STEERED_SHARE * bound,
+            TIMES_UNSTEERED * plain,
+            *(d.rounding for d in steered_runs),
+        ),
+    )
     if loaded.exact and not (plain <= bound and steered <= tighter):
         raise UnsupportedModelError(
-            f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ by {_largest((plain, steered)):.2g} from "
-            f"its own ({plain:.2g} unsteered); it ignores the cache, masks or positions it is given, or mixes rows"
+            f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ"
+            f" by {_largest((plain, steered)):.2g} from its own ({plain:.2g} unsteered); it ignores"
+            " the cache, masks or positions it is given, or mixes rows"
         )
     return _largest((plain, steered))
 
@@ -115,12 +148,23 @@ def _differences(loaded: LoadedModel, mode: Mode) -> tuple[list[Difference], lis
     n, last = loaded.vocabulary_size, loaded.layout.n_layers - 1
     prompts = [tuple((7 * i + 11 * length) % n for i in range(length)) for length in LENGTHS]
     # The clean run passes every layer, or enters behind the first and leaves before the last.
-    steerings = [unsteered(), spread_steering(loaded, 0, last), *([spread_steering(loaded, 1, last - 1)] if last > 2 else [])]
-    requests = [GenerationRequest(prompt_ids=p, max_tokens=N_TOKENS, ignore_eos=True, steering=s) for s in steerings for p in prompts]
+    steerings = [
+        unsteered(),
+        spread_steering(loaded, 0, last),
+        *([spread_steering(loaded, 1, last - 1)] if last > 2 else []),
+    ]
+    requests = [
+        GenerationRequest(prompt_ids=p, max_tokens=N_TOKENS, ignore_eos=True, steering=s)
+        for s in steerings
+        for p in prompts
+    ]
     engine = BatchingEngine(loaded, LIMITS, mode)
     try:
         completions = engine.generate(requests)
-        differences = [difference_from_two_runs(loaded, engine, r, c) for r, c in zip(requests, completions, strict=True)]
+        differences = [
+            difference_from_two_runs(loaded, engine, r, c)
+            for r, c in zip(requests, completions, strict=True)
+        ]
     finally:
         engine.stop()
     return differences[: len(prompts)], differences[len(prompts) :]
@@ -132,18 +176,25 @@ def spread_steering(loaded: LoadedModel, first: int, last: int) -> Steering:
     coefficients = {layer: torch.zeros(loaded.layout.layers[layer].n_heads) for layer in layers}
     for values in coefficients.values():
         values[0] = COEFFICIENT
-    report = SteeringReport(applied=True, target="context", beta_plus=COEFFICIENT, strength=1.0, n_heads=len(layers))
+    report = SteeringReport(
+        applied=True, target="context", beta_plus=COEFFICIENT, strength=1.0, n_heads=len(layers)
+    )
     return Steering(coefficients=coefficients, report=report)
 
 
-def difference_from_two_runs(loaded: LoadedModel, engine: BatchingEngine, request: GenerationRequest, completion: Completion) -> Difference:
+def difference_from_two_runs(
+    loaded: LoadedModel, engine: BatchingEngine, request: GenerationRequest, completion: Completion
+) -> Difference:
     """Return how far the log-probabilities of the chosen tokens are from those of the two runs."""
     tokens = torch.tensor([*request.prompt_ids, *completion.token_ids])
     first, end, switch = len(request.prompt_ids) - 1, len(tokens) - 1, loaded.rope_switch
     # Tokens up to a switch of positions were chosen by a shorter text, whose keys were others.
     ends = [switch, end] if switch is not None and first < switch < end else [end]
     kept = [stop - start for start, stop in pairwise([first, *ends])]
-    runs = [engine.runner.two_runs(tokens[:stop], request.steering.coefficients, n).cpu() for stop, n in zip(ends, kept, strict=True)]
+    runs = [
+        engine.runner.two_runs(tokens[:stop], request.steering.coefficients, n).cpu()
+        for stop, n in zip(ends, kept, strict=True)
+    ]
     logits = torch.cat(runs)
     expected = logits.log_softmax(-1).gather(1, tokens[first + 1 :, None])[:, 0]
     value = float((expected - torch.tensor(completion.logprobs)).abs().max())

@@ -1,11 +1,12 @@
 """The check that the heads are where the resolver says: steering a head by one equals reading twice with that head.
 
-A sum over heads proves nothing about how z splits into them. The attention does: its probabilities, or its outputs, have a
-dimension for the heads, [rows, n_heads, ...], before anything is flattened. So a few rows with the same tokens run
-twice. Once every row's own head is steered by a coefficient of one, by the hooks that steer requests; once, without
-hooks, that head's probabilities are doubled inside the attention. Both must make the same difference to what the
-attention returns, in every layer, and one that is not nothing. Heads read from the wrong columns, KV heads taken for heads, a bias
-that is scaled along, a projection that the hooks do not see: all of them differ.
+A sum over heads proves nothing about how z splits into them. The attention does: its probabilities,
+or its outputs, have a dimension for the heads, [rows, n_heads, ...], before anything is flattened.
+So a few rows with the same tokens run twice. Once every row's own head is steered by a coefficient
+of one, by the hooks that steer requests; once, without hooks, that head's probabilities are doubled
+inside the attention. Both must make the same difference to what the attention returns, in every
+layer, and one that is not nothing. Heads read from the wrong columns, KV heads taken for heads, a
+bias that is scaled along, a projection that the hooks do not see: all of them differ.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class _Doubling(TorchFunctionMode):
         self._name, self._n_rows, self._shard = name, n_rows, shard
         super().__init__()
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.layer is None or getattr(func, "__name__", "") not in READS:
             return result
@@ -54,10 +57,13 @@ class _Doubling(TorchFunctionMode):
         elif read.dim() == 5:  # [rows, KV heads, heads of each, tokens, ...]
             by_head = read.flatten(1, 2)
         n_here = by_head.shape[1]
-        if by_head.dim() != 4 or n_here not in (layer.n_heads, layer.n_heads // self._shard.n_ranks):
+        if by_head.dim() != 4 or n_here not in (
+            layer.n_heads,
+            layer.n_heads // self._shard.n_ranks,
+        ):
             raise UnsupportedModelError(
-                f"{self._name}: the attention of layer {layer.index} reads with the shape {list(read.shape)}; "
-                f"expected [rows, {layer.n_heads} heads, tokens, ...]"
+                f"{self._name}: the attention of layer {layer.index} reads with the shape"
+                f" {list(read.shape)}; expected [rows, {layer.n_heads} heads, tokens, ...]"
             )
         self.seen.add(layer.index)
         doubled = by_head.clone()
@@ -72,22 +78,31 @@ class _Doubling(TorchFunctionMode):
 def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
     """Check `n_heads` heads of every layer, spread over all; return the largest relative difference.
 
-    Raises UnsupportedModelError for the first layer whose hook does not fire once a forward, or whose heads are elsewhere.
+    Raises UnsupportedModelError for the first layer whose hook does not fire once a forward, or
+    whose heads are elsewhere.
     """
     name, layers = type(loaded.model).__name__, loaded.layout.layers
     rows = 1 + min(n_heads, loaded.layout.n_heads)
-    ids = torch.arange(1, N_TOKENS + 1, device=loaded.device)[None].repeat(rows, 1) % loaded.vocabulary_size
+    ids = (
+        torch.arange(1, N_TOKENS + 1, device=loaded.device)[None].repeat(rows, 1)
+        % loaded.vocabulary_size
+    )
     fired = _Counts(layers)
     try:
         with loaded.turn, _plain_attention(loaded), fired.counting():
-            steered = _attention_outputs(loaded, ids, loaded.steering_hooks.apply(_one_head_a_row(layers, rows, loaded.device)))
+            steered = _attention_outputs(
+                loaded,
+                ids,
+                loaded.steering_hooks.apply(_one_head_a_row(layers, rows, loaded.device)),
+            )
             doubling = _Doubling(name, rows, loaded.shard)
             doubled = _attention_outputs(loaded, ids, _within(layers, doubling))
     except UnsupportedModelError:
         raise
     except torch.OutOfMemoryError as error:
         raise JuiceError(
-            f"there is not enough memory to check {name}; choose another --device or --device-map, or a smaller --dtype"
+            f"there is not enough memory to check {name}; choose another --device or --device-map,"
+            " or a smaller --dtype"
         ) from error
     except Exception as error:  # whatever a model raises at inputs that it does not expect
         raise UnsupportedModelError(f"{name}: its heads cannot be checked: {error!r}") from error
@@ -95,24 +110,36 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
     for layer, by_hook, by_attention in zip(layers, steered, doubled, strict=True):
         if fired.of(layer) != 2:
             raise UnsupportedModelError(
-                f"{name}: the output projection of layer {layer.index} ran {fired.of(layer)} times in two forwards; expected once a forward"
+                f"{name}: the output projection of layer {layer.index} ran {fired.of(layer)} times"
+                " in two forwards; expected once a forward"
             )
         if layer.index not in doubling.seen:
-            raise UnsupportedModelError(f"{name}: the attention of layer {layer.index} does not read by a softmax over heads")
+            raise UnsupportedModelError(
+                f"{name}: the attention of layer {layer.index} does not read by a softmax over"
+                " heads"
+            )
         # Of a head that makes next to nothing, rounding is all there is to see.
-        effects, differences = _largest_by_row(by_attention - by_attention[:1]), _largest_by_row(by_hook - by_attention)
+        effects, differences = (
+            _largest_by_row(by_attention - by_attention[:1]),
+            _largest_by_row(by_hook - by_attention),
+        )
         if not effects.any() and not differences.any():
             continue  # a pruned layer: steering it does nothing, and so does its attention
         is_moved = True
-        difference = float((differences / effects.clamp(min=float(effects.max()) * NEXT_TO_NOTHING)).max())
+        difference = float(
+            (differences / effects.clamp(min=float(effects.max()) * NEXT_TO_NOTHING)).max()
+        )
         if not difference <= TOLERANCE:  # or not a number
             raise UnsupportedModelError(
-                f"{name}: steering a head of layer {layer.index} is not what its attention does twice (they differ by {difference:.2g} of "
-                "what the head makes): its heads are elsewhere, or are mixed before the projection"
+                f"{name}: steering a head of layer {layer.index} is not what its attention does"
+                f" twice (they differ by {difference:.2g} of what the head makes): its heads are"
+                " elsewhere, or are mixed before the projection"
             )
         worst = max(worst, difference)
     if not is_moved:
-        raise UnsupportedModelError(f"{name}: no head of any layer makes a difference, so nothing shows where they are")
+        raise UnsupportedModelError(
+            f"{name}: no head of any layer makes a difference, so nothing shows where they are"
+        )
     return worst
 
 
@@ -124,10 +151,16 @@ def _heads_of(layer: AttentionLayer, n: int) -> list[int]:
     """Return the n heads of a layer to check, the first two and the last among them."""
     last = layer.n_heads - 1
     spread = [round(i * last / (n - 1)) for i in range(n)] if n > 1 else [last]
-    return [min(1, last) if n > 3 and i == 1 else head for i, head in enumerate(spread)] if n < layer.n_heads else spread
+    return (
+        [min(1, last) if n > 3 and i == 1 else head for i, head in enumerate(spread)]
+        if n < layer.n_heads
+        else spread
+    )
 
 
-def _one_head_a_row(layers: Sequence[AttentionLayer], rows: int, device: torch.device) -> SteeringPlan:
+def _one_head_a_row(
+    layers: Sequence[AttentionLayer], rows: int, device: torch.device
+) -> SteeringPlan:
     own = torch.arange(rows, device=device)
     coefficients = {}
     for layer in layers:
@@ -151,7 +184,9 @@ def _attention_outputs(loaded: LoadedModel, ids: torch.Tensor, change: Any) -> l
 
     with ExitStack() as stack:
         for layer in loaded.layout.layers:
-            stack.callback(layer.attention.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            stack.callback(
+                layer.attention.register_forward_pre_hook(enter, with_kwargs=True).remove
+            )
             stack.callback(layer.attention.register_forward_hook(leave).remove)
         stack.enter_context(change)
         loaded.run(input_ids=ids, use_cache=False)
@@ -168,7 +203,11 @@ def _within(layers: Sequence[AttentionLayer], doubling: _Doubling) -> Iterator[N
     with ExitStack() as stack:
         for layer in layers:
             stack.callback(layer.attention.register_forward_pre_hook(enter(layer)).remove)
-            stack.callback(layer.attention.register_forward_hook(lambda *_: setattr(doubling, "layer", None)).remove)
+            stack.callback(
+                layer.attention.register_forward_hook(
+                    lambda *_: setattr(doubling, "layer", None)
+                ).remove
+            )
         stack.enter_context(doubling)
         yield
 
@@ -199,7 +238,9 @@ class _Counts:
     def counting(self) -> Iterator[None]:
         with ExitStack() as stack:
             for layer in self._layers:
-                stack.callback(layer.projection.register_forward_hook(self._count(layer.index)).remove)
+                stack.callback(
+                    layer.projection.register_forward_hook(self._count(layer.index)).remove
+                )
             yield
 
     def _count(self, index: int) -> Any:

@@ -4,13 +4,14 @@ A projection f must give
 
     f(x + y) - f(0) = (f(x) - f(0)) + (f(y) - f(0))      and for f(x) the same beside any neighbour
 
-up to the rounding of its dtype. Quantised weights keep both; quantised activations keep neither: what a row becomes depends on its
-largest value, or on its neighbours'. Then a scaled head is not a scaled head output, and batches change what each row gets.
+up to the rounding of its dtype. Quantised weights keep both; quantised activations keep neither:
+what a row becomes depends on its largest value, or on its neighbours'. Then a scaled head is not a
+scaled head output, and batches change what each row gets.
 
-x and y are such that any dtype adds them without rounding and any grid must show: a few columns of 1 beside columns below half a step
-of 8 bits (a grid that follows the row), and six-bit values (a fixed grid, or an 8-bit float's).
-Every projection is looked at, because layers differ. What it cannot see: experts that are no modules of
-their own, and those that no token reaches.
+x and y are such that any dtype adds them without rounding and any grid must show: a few columns of
+1 beside columns below half a step of 8 bits (a grid that follows the row), and six-bit values (a
+fixed grid, or an 8-bit float's). Every projection is looked at, because layers differ. What it
+cannot see: experts that are no modules of their own, and those that no token reaches.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.layout import Layout, features
 from juice.model.uncompiled import uncompiled
 
-# Relative to the output's norm. 8-bit activations are wrong by 0.017 and more; bfloat16, in which some 4-bit kernels compute
-# whatever they are given, rounds by 0.004, TF32 and float16 by less.
+# Relative to the output's norm. 8-bit activations are wrong by 0.017 and more; bfloat16, in which
+# some 4-bit kernels compute whatever they are given, rounds by 0.004, TF32 and float16 by less.
 TOLERANCE = 8e-3
 N_BETWEEN = 32
 BELOW_A_STEP = 0.4 / 127
@@ -41,20 +42,29 @@ def why_not_linear(model: PreTrainedModel, layout: Layout, device: torch.device)
 
     Raises UnsupportedModelError for a model that cannot run, JuiceError for want of memory.
     """
-    projections = {m for layer in layout.layers for m in layer.layer.modules() if features(m) is not None} | {layout.output}
+    projections = {
+        m for layer in layout.layers for m in layer.layer.modules() if features(m) is not None
+    } | {layout.output}
     with uncompiled(list(model.modules())):
         seen = _inputs(model, projections, device)
         names = {module: name for name, module in model.named_modules()}
         if missed := [layer.index for layer in layout.layers if layer.projection not in seen]:
             raise UnsupportedModelError(
-                f"{type(model).__name__}: steering did not reach layers {missed}: their output projections were bypassed"
+                f"{type(model).__name__}: steering did not reach layers {missed}: their output"
+                " projections were bypassed"
             )
         # All of them, whatever is found: the ranks of a sharded model must run the same.
-        reasons = [f"{names[module]} {reason}" for module, like in seen.items() if (reason := _why_not(module, like))]
+        reasons = [
+            f"{names[module]} {reason}"
+            for module, like in seen.items()
+            if (reason := _why_not(module, like))
+        ]
     return reasons[0] if reasons else None
 
 
-def _inputs(model: PreTrainedModel, projections: set[nn.Module], device: torch.device) -> Mapping[nn.Module, torch.Tensor]:
+def _inputs(
+    model: PreTrainedModel, projections: set[nn.Module], device: torch.device
+) -> Mapping[nn.Module, torch.Tensor]:
     """Return what reaches each projection in a forward: its device, dtype and width are what count."""
     seen: dict[nn.Module, torch.Tensor] = {}
 
@@ -66,7 +76,10 @@ def _inputs(model: PreTrainedModel, projections: set[nn.Module], device: torch.d
     try:
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
     except torch.OutOfMemoryError as error:
-        raise JuiceError("not enough memory for a forward of two tokens; choose another --device or a smaller --dtype") from error
+        raise JuiceError(
+            "not enough memory for a forward of two tokens; choose another --device or a smaller"
+            " --dtype"
+        ) from error
     except Exception as error:  # whatever a model raises
         raise UnsupportedModelError(f"{type(model).__name__} cannot run: {error!r}") from error
     finally:
@@ -115,7 +128,10 @@ def _rows(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     columns, random = torch.arange(like.shape[-1]), torch.Generator().manual_seed(0)
     noise = torch.randn(len(columns), generator=random)
     is_peak = columns % N_BETWEEN == 0
-    peaks, low = is_peak * (1.0 - 2.0 * (columns // N_BETWEEN % 2)), ~is_peak * BELOW_A_STEP * noise.sign()
+    peaks, low = (
+        is_peak * (1.0 - 2.0 * (columns // N_BETWEEN % 2)),
+        ~is_peak * BELOW_A_STEP * noise.sign(),
+    )
     x, y = torch.randint(-60, 61, (2, len(columns)), generator=random) / 64
     made = torch.stack([peaks, low, peaks + low, x, y, x + y, torch.zeros_like(x)])[:, None]
     return made.to(like), (LOUD * noise).to(like)[None, None]

@@ -10,7 +10,8 @@ from typing import Any
 class Check:
     """One check: what was compared, whether it agrees, the largest difference and its bound (both in `unit`).
 
-    One that is not `decisive` is a second opinion, of a library that errs on some architectures itself.
+    One that is not `decisive` is a second opinion, of a library that errs on some architectures
+    itself.
     """
 
     name: str
@@ -25,7 +26,8 @@ class Check:
 class HeadSetCost:
     """A head set that serves: the layers, first and last, that the clean run passes beside the steered one, and their share of all.
 
-    None and 0 where it needs no rows of its own: with one steered layer its z is the steered row's own.
+    None and 0 where it needs no rows of its own: with one steered layer its z is the steered row's
+    own.
     """
 
     name: str

@@ -14,7 +14,15 @@ lookup        the head sets that serve a loaded model, by name
 
 from juice.head_set.head_set import HeadSet
 from juice.head_set.lookup import HeadSetLibrary
-from juice.head_set.schema import Betas, BetaTable, Head, HeadLists, Identification, ModelIdentity, Validation
+from juice.head_set.schema import (
+    Betas,
+    BetaTable,
+    Head,
+    HeadLists,
+    Identification,
+    ModelIdentity,
+    Validation,
+)
 from juice.head_set.scores import HeadScores
 
 __all__ = [

@@ -59,7 +59,12 @@ class HeadSet(HeadSetContent):
             HeadSetError: The set is damaged.
         """
         return hub.pull(
-            repo_id_or_folder, cls, revision=revision, subfolder=subfolder, token=token, force_download=force_download
+            repo_id_or_folder,
+            cls,
+            revision=revision,
+            subfolder=subfolder,
+            token=token,
+            force_download=force_download,
         )
 
     def push_to_hub(
@@ -91,7 +96,13 @@ class HeadSet(HeadSetContent):
             OutputError: The hub refuses it or cannot be reached.
         """
         return hub.push(
-            self, repo_id, private=private, token=token, commit_message=commit_message, revision=revision, create_pr=create_pr
+            self,
+            repo_id,
+            private=private,
+            token=token,
+            commit_message=commit_message,
+            revision=revision,
+            create_pr=create_pr,
         )
 
     def to_lens_hooks(
@@ -114,4 +125,6 @@ class HeadSet(HeadSetContent):
             RequestError: There are no betas, or a value is out of range.
             UsageError: Raised by a steered run without a clean run of the same shape.
         """
-        return lens.to_lens_hooks(self, beta_plus=beta_plus, beta_minus=beta_minus, strength=strength, method=method)
+        return lens.to_lens_hooks(
+            self, beta_plus=beta_plus, beta_minus=beta_minus, strength=strength, method=method
+        )

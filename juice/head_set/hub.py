@@ -1,14 +1,21 @@
 """A head set's repository on the hub: `head_set.json`, `scores.safetensors` where there are scores, and a model card.
 
-Files come through the hub's cache, all of one commit, and are validated as any other set's. A push is one commit: whoever
-pulls sees the old set or the new one. `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` and the cache's variables work as everywhere.
+Files come through the hub's cache, all of one commit, and are validated as any other set's. A push
+is one commit: whoever pulls sees the old set or the new one. `HF_TOKEN`, `HF_ENDPOINT`,
+`HF_HUB_OFFLINE` and the cache's variables work as everywhere.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors, snapshot_download
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    errors,
+    snapshot_download,
+)
 
 from juice.errors import HeadSetError, HeadSetNotFoundError, OutputError
 from juice.head_set.card import card_of
@@ -33,7 +40,9 @@ def pull(
     if Path(name).is_dir():
         return load(Path(name) / (subfolder or ""), kind)
     if isinstance(repo_id_or_folder, Path) or name.startswith((".", "/", "~")):
-        raise HeadSetNotFoundError(f"there is no folder {name}; give a head set's folder, or a hub id such as owner/name")
+        raise HeadSetNotFoundError(
+            f"there is no folder {name}; give a head set's folder, or a hub id such as owner/name"
+        )
     place = f"{subfolder.strip('/')}/" if subfolder else ""
     try:
         snapshot = snapshot_download(
@@ -43,19 +52,25 @@ def pull(
             force_download=force_download,
             allow_patterns=[place + JSON_FILE, place + SCORES_FILE],
         )
-    except Exception as error:  # whatever the network, the hub or a damaged cache makes the library raise
-        raise HeadSetNotFoundError(f"cannot pull the head set {name}: {_explain(error, name, revision)}") from error
+    except (
+        Exception
+    ) as error:  # whatever the network, the hub or a damaged cache makes the library raise
+        raise HeadSetNotFoundError(
+            f"cannot pull the head set {name}: {_explain(error, name, revision)}"
+        ) from error
     folder = Path(snapshot) / place
     if not (folder / JSON_FILE).exists():
         at = f" at {revision}" if revision else ""
         raise HeadSetNotFoundError(
-            f"the repository {name}{at} has no {place}{JSON_FILE}: it holds no head set there; name the folder that does with subfolder"
+            f"the repository {name}{at} has no {place}{JSON_FILE}: it holds no head set there; name"
+            " the folder that does with subfolder"
         )
     try:
         return load(folder, kind)
     except HeadSetError as error:
         raise HeadSetError(
-            f"the head set {name} cannot be used: {error}; download it anew (--force, force_download=True), or tell its author"
+            f"the head set {name} cannot be used: {error}; download it anew (--force,"
+            " force_download=True), or tell its author"
         ) from error
 
 
@@ -72,24 +87,30 @@ def push(
     """Commit a head set to a repository; see HeadSet.push_to_hub."""
     api = HfApi(token=token)
     # Where a model lies on this machine is nobody else's business.
-    head_set = head_set.model_copy(update={"model": head_set.model.model_copy(update={"id": public_id(head_set.model.id)})})
+    head_set = head_set.model_copy(
+        update={"model": head_set.model.model_copy(update={"id": public_id(head_set.model.id)})}
+    )
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         files = {**files_of(head_set), CARD_FILE: card_of(head_set, repo).encode()}
         operations: list[CommitOperationAdd | CommitOperationDelete] = [
-            CommitOperationAdd(path_in_repo=name, path_or_fileobj=data) for name, data in files.items()
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=data)
+            for name, data in files.items()
         ]
         if SCORES_FILE not in files and api.file_exists(repo, SCORES_FILE, revision=revision):
             operations.append(CommitOperationDelete(path_in_repo=SCORES_FILE))
         commit = api.create_commit(
             repo,
             operations,
-            commit_message=commit_message or f"Upload the head set {head_set.name} of {head_set.model.id}",
+            commit_message=commit_message
+            or f"Upload the head set {head_set.name} of {head_set.model.id}",
             revision=revision,
             create_pr=create_pr,
         )
     except Exception as error:  # as above
-        raise OutputError(f"cannot push the head set to {repo_id}: {_explain(error, repo_id, revision)}") from error
+        raise OutputError(
+            f"cannot push the head set to {repo_id}: {_explain(error, repo_id, revision)}"
+        ) from error
     return str(commit.pr_url or commit.commit_url)
 
 
@@ -102,24 +123,38 @@ def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
     def has(*kinds: type[BaseException]) -> bool:
         return any(isinstance(cause, kinds) for cause in causes)
 
-    status = next((e.response.status_code for e in causes if isinstance(e, errors.HfHubHTTPError)), None)
+    status = next(
+        (e.response.status_code for e in causes if isinstance(e, errors.HfHubHTTPError)), None
+    )
     if has(errors.HFValidationError):
         return f"{_first_line(error)}; a hub id looks like owner/name"
     if has(errors.GatedRepoError):
-        return "it is gated: ask for access on its hub page and set HF_TOKEN to a token that may read it"
+        return (
+            "it is gated: ask for access on its hub page and set HF_TOKEN to a token that may"
+            " read it"
+        )
     if has(errors.RevisionNotFoundError):
         return f"it has no revision {revision!r}; name a branch, a tag or a commit of it"
     if has(errors.RepositoryNotFoundError):
-        return f"there is no repository {repo_id}, or it is private: check the name, or set HF_TOKEN to a token that may read it"
+        return (
+            f"there is no repository {repo_id}, or it is private: check the name, or set HF_TOKEN"
+            " to a token that may read it"
+        )
     if has(errors.LocalTokenNotFoundError) or status == 401:
-        return "the hub knows no such user: set HF_TOKEN to a valid token, or log in with `hf auth login`"
+        return (
+            "the hub knows no such user: set HF_TOKEN to a valid token, or log in with `hf auth"
+            " login`"
+        )
     if status == 403:
         return "the hub refuses it: set HF_TOKEN to a token that may do this"
     if has(errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set: unset it, or work with a local folder"
     if status:
         return f"the hub answers {status}: {_first_line(error)}"
-    if has(errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) or "Connect" in type(causes[-1]).__name__:
+    if (
+        has(errors.LocalEntryNotFoundError, ConnectionError, TimeoutError)
+        or "Connect" in type(causes[-1]).__name__
+    ):
         return "the hub cannot be reached: try again, or work with a local folder"
     return " because of ".join(dict.fromkeys((_first_line(error), _first_line(causes[-1]))))
 

@@ -3,8 +3,9 @@
     bridge.run_with_hooks(tokens, fwd_hooks=hooks.record)   run 1, unmodified: keeps z of the steered layers
     bridge.run_with_hooks(tokens, fwd_hooks=hooks.steer)    run 2: z_h <- z_h + coefficient[layer][h] * z_h(run 1)
 
-The single run (JuNe) takes its own z instead, and records nothing. z is `blocks.{layer}.attn.hook_z`, which a bridge gives as
-[batch, pos, head, d_head] or, for some architectures, flat as [batch, pos, head * d_head]. Only torch is needed here.
+The single run (JuNe) takes its own z instead, and records nothing. z is
+`blocks.{layer}.attn.hook_z`, which a bridge gives as [batch, pos, head, d_head] or, for some
+architectures, flat as [batch, pos, head * d_head]. Only torch is needed here.
 """
 
 from __future__ import annotations
@@ -34,17 +35,30 @@ class LensHooks:
     steer: list[tuple[str, Hook]]
 
 
-def to_lens_hooks(head_set: HeadSetContent, *, beta_plus: float | None, beta_minus: float | None, strength: float, method: Method) -> LensHooks:
+def to_lens_hooks(
+    head_set: HeadSetContent,
+    *,
+    beta_plus: float | None,
+    beta_minus: float | None,
+    strength: float,
+    method: Method,
+) -> LensHooks:
     """Make the hooks of a head set; see HeadSet.to_lens_hooks."""
     if method not in METHODS:
         raise RequestError(f"method is {method!r}; expected juice or june", param="steer.method")
-    for name, value in (("strength", strength), ("beta_plus", beta_plus), ("beta_minus", beta_minus)):
+    for name, value in (
+        ("strength", strength),
+        ("beta_plus", beta_plus),
+        ("beta_minus", beta_minus),
+    ):
         check_scale(name, value)
-    coefficients = coefficients_of(head_set, betas_of(head_set, method, beta_plus, beta_minus), strength)
+    coefficients = coefficients_of(
+        head_set, betas_of(head_set, method, beta_plus, beta_minus), strength
+    )
     recorded: dict[int, torch.Tensor] = {}
 
     def recording(layer: int) -> Hook:
-        def record(z: torch.Tensor, hook: Any = None) -> None:  # noqa: ARG001  # TransformerLens passes it by name
+        def record(z: torch.Tensor, hook: Any = None) -> None:  # noqa: ARG001 -- passed by name
             # A copy: hooks that run after this one may change z in place.
             recorded[layer] = z.detach().clone()
 
@@ -58,26 +72,41 @@ def to_lens_hooks(head_set: HeadSetContent, *, beta_plus: float | None, beta_min
         return steer
 
     return LensHooks(
-        record=[(HOOK_NAME.format(layer), recording(layer)) for layer in coefficients] if method == "juice" else [],
-        steer=[(HOOK_NAME.format(layer), steering(layer, values)) for layer, values in coefficients.items()],
+        record=(
+            [(HOOK_NAME.format(layer), recording(layer)) for layer in coefficients]
+            if method == "juice"
+            else []
+        ),
+        steer=[
+            (HOOK_NAME.format(layer), steering(layer, values))
+            for layer, values in coefficients.items()
+        ],
     )
 
 
 def _record_of(clean: torch.Tensor | None, z: torch.Tensor, layer: int) -> torch.Tensor:
     if clean is None:
-        raise UsageError(f"the steered run has no clean run at layer {layer}; run the same tokens with fwd_hooks=hooks.record first")
+        raise UsageError(
+            f"the steered run has no clean run at layer {layer}; run the same tokens with"
+            " fwd_hooks=hooks.record first"
+        )
     if clean.shape != z.shape:
         raise UsageError(
-            f"the steered run has z of shape {list(z.shape)} at layer {layer}, the recorded clean run {list(clean.shape)}; "
-            "record the same tokens first, whole and without a cache"
+            f"the steered run has z of shape {list(z.shape)} at layer {layer}, the recorded clean"
+            f" run {list(clean.shape)}; record the same tokens first, whole and without a cache"
         )
     return clean
 
 
-def _add_scaled(z: torch.Tensor, clean: torch.Tensor, coefficient: torch.Tensor, layer: int) -> torch.Tensor:
+def _add_scaled(
+    z: torch.Tensor, clean: torch.Tensor, coefficient: torch.Tensor, layer: int
+) -> torch.Tensor:
     n_heads = len(coefficient)
     if z.shape[2] % n_heads if z.dim() == 3 else z.shape[2] != n_heads:
-        raise UsageError(f"layer {layer} has z of shape {list(z.shape)}; the head set's model has {n_heads} heads")
+        raise UsageError(
+            f"layer {layer} has z of shape {list(z.shape)}; the head set's model has {n_heads}"
+            " heads"
+        )
     by_head = (*z.shape[:2], n_heads, -1)  # [batch, pos, head, d_head]
     scaled = coefficient.to(z)[:, None] * clean.to(z.device).reshape(by_head)
     return (z.reshape(by_head) + scaled).reshape(z.shape)

@@ -1,8 +1,9 @@
 """The head sets that serve a loaded model.
 
-Folders are searched in this order, the first that is given or exists wins: the `head_sets` argument, the environment
-variable JUICE_HEAD_SETS, `./head_sets`, the sets shipped with the package. Every `*/*/head_set.json` there is read;
-sets that fit the model are served by name, the others are listed with the reason.
+Folders are searched in this order, the first that is given or exists wins: the `head_sets`
+argument, the environment variable JUICE_HEAD_SETS, `./head_sets`, the sets shipped with the
+package. Every `*/*/head_set.json` there is read; sets that fit the model are served by name, the
+others are listed with the reason.
 """
 
 from __future__ import annotations
@@ -29,15 +30,25 @@ def shipped_folder() -> Path:
 
 
 def find_folder(given: str | Path | None) -> Path:
-    """Return the folder to search; raises HeadSetNotFoundError when one is named that does not exist."""
+    """Return the folder to search.
+
+    Raises HeadSetNotFoundError when one is named that does not exist.
+    """
     named = given or os.environ.get("JUICE_HEAD_SETS")
     if named:
-        if any((Path(named) / below / JSON_FILE).exists() for below in (".", *(p.name for p in Path(named).glob("[!.]*")))):
+        if any(
+            (Path(named) / below / JSON_FILE).exists()
+            for below in (".", *(p.name for p in Path(named).glob("[!.]*")))
+        ):
             raise HeadSetNotFoundError(
-                f"{named} is a head set or one model's; give the folder above, which holds <model>/<name>/{JSON_FILE}"
+                f"{named} is a head set or one model's; give the folder above, which holds"
+                f" <model>/<name>/{JSON_FILE}"
             )
         if not Path(named).is_dir():
-            raise HeadSetNotFoundError(f"the head sets folder {named} does not exist; make it with `juice identify --out {named}`")
+            raise HeadSetNotFoundError(
+                f"the head sets folder {named} does not exist; make it with `juice identify --out"
+                f" {named}`"
+            )
         return Path(named)
     local = Path("head_sets")
     return local if local.is_dir() else shipped_folder()
@@ -58,8 +69,9 @@ class HeadSetLibrary:
     def scan(cls, given: str | Path | None, model: ModelIdentity) -> HeadSetLibrary:
         """Read every set of the folder; raises HeadSetError for two fitting sets of one name.
 
-        A set that is damaged or made for another model is listed in `unfit` with the reason. A set that fits by
-        architecture and shape alone, for want of a fingerprint, is served with a warning, unless one of its name has the model's.
+        A set that is damaged or made for another model is listed in `unfit` with the reason. A set
+        that fits by architecture and shape alone, for want of a fingerprint, is served with a
+        warning, unless one of its name has the model's.
         """
         library, found = cls(find_folder(given), model), {}
         for path in sorted(library.folder.glob(f"[!.]*/[!.]*/{JSON_FILE}")):
@@ -74,8 +86,16 @@ class HeadSetLibrary:
 
     def _add(self, key: str, head_set: HeadSet) -> None:
         rival, own = self.by_name.get(head_set.name), head_set.model
-        if rival and rival.model.is_certain(self.model) and not own.is_certain(self.model) and not own.difference(self.model):
-            self.unfit[key] = f"it has no fingerprint, and another head set {rival.name!r} has that of {self.model.id}"
+        if (
+            rival
+            and rival.model.is_certain(self.model)
+            and not own.is_certain(self.model)
+            and not own.difference(self.model)
+        ):
+            self.unfit[key] = (
+                f"it has no fingerprint, and another head set {rival.name!r} has that of"
+                f" {self.model.id}"
+            )
             return
         try:
             head_set.check_fits(self.model)
@@ -86,17 +106,25 @@ class HeadSetLibrary:
             return
         if rival:
             raise HeadSetError(
-                f"two head sets in {self.folder} are named {head_set.name!r} and fit {self.model.id}; rename or remove one ({key})"
+                f"two head sets in {self.folder} are named {head_set.name!r} and fit"
+                f" {self.model.id}; rename or remove one ({key})"
             )
         self.by_name[head_set.name] = head_set
 
     def targets(self, method: Method = "juice") -> list[Target]:
         """Return the targets that `steer` alone reaches: those with a set of their name, which has betas for the method."""
         own = self.by_name
-        return [target for target in TARGETS if target in own and own[target].target == target and own[target].betas(method)]
+        return [
+            target
+            for target in TARGETS
+            if target in own and own[target].target == target and own[target].betas(method)
+        ]
 
     def get(self, name: str) -> HeadSet:
-        """Return the set of that name; raises HeadSetMismatchError for one that is there but does not fit."""
+        """Return the set of that name.
+
+        Raises HeadSetMismatchError for one that is there but does not fit.
+        """
         if name in self.by_name:
             return self.by_name[name]
         for key, reason in self.unfit.items():
@@ -104,7 +132,8 @@ class HeadSetLibrary:
                 raise HeadSetMismatchError(reason)
         served = ", ".join(sorted(self.by_name)) or "none"
         raise HeadSetNotFoundError(
-            f"no head set {name!r} for {self.model.id} in {self.folder} (served: {served}); make one with `juice identify`"
+            f"no head set {name!r} for {self.model.id} in {self.folder} (served: {served}); make"
+            " one with `juice identify`"
         )
 
 
@@ -131,20 +160,26 @@ def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tup
         return named[0], HeadSet.load(named[0])
     if named:
         raise HeadSetNotFoundError(
-            f"several models have a head set {name!r} in {folder}: say {' or '.join(f'{own.parent.name}/{own.name}' for own in named)}"
+            f"several models have a head set {name!r} in {folder}: say"
+            f" {' or '.join(f'{own.parent.name}/{own.name}' for own in named)}"
         )
     if path.is_dir():
         raise HeadSetNotFoundError(
-            f"the folder {path} holds no {JSON_FILE}; give that of one head set, such as head_sets/mini/context"
+            f"the folder {path} holds no {JSON_FILE}; give that of one head set, such as"
+            " head_sets/mini/context"
         )
     there = ", ".join(f"{own.parent.name}/{own.name}" for own in found) or "none"
     raise HeadSetNotFoundError(
-        f"there is no head set {name!r}: give the folder of one, such as head_sets/mini/context, its {SCORES_FILE}, or a name in {folder} ({there})"
+        f"there is no head set {name!r}: give the folder of one, such as head_sets/mini/context,"
+        f" its {SCORES_FILE}, or a name in {folder} ({there})"
     )
 
 
 def find_scores(given: str | Path, head_sets: str | Path | None = None) -> HeadScores:
-    """Return the scores of a head set, however it is named, or of a file of scores alone; raises HeadSetError."""
+    """Return the scores of a head set, however it is named, or of a file of scores alone.
+
+    Raises HeadSetError.
+    """
     path = Path(given)
     if path.is_file() and not (path.parent / JSON_FILE).exists():
         return HeadScores.load(path)

@@ -1,7 +1,7 @@
 """What a head set says: the heads of each sign, their betas, the model they belong to and where they come from.
 
-A head set is immutable and valid once it exists: its heads lie within the model it names, each sign lists a head once,
-betas are finite and of the right sign. Anything else raises HeadSetError.
+A head set is immutable and valid once it exists: its heads lie within the model it names, each sign
+lists a head once, betas are finite and of the right sign. Anything else raises HeadSetError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Head(NamedTuple):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class ModelIdentity(_Part):
@@ -52,7 +54,10 @@ class ModelIdentity(_Part):
     def difference(self, other: ModelIdentity) -> str | None:
         """Say how another model differs from this one, or None for the same: architecture, shape and, where both have one, fingerprint."""
         if self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint:
-            return f"its fingerprint is {short(self.fingerprint)}, the loaded model's is {short(other.fingerprint)}"
+            return (
+                f"its fingerprint is {short(self.fingerprint)}, the loaded model's is"
+                f" {short(other.fingerprint)}"
+            )
         for field in ("architecture", "n_layers", "n_heads"):
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
@@ -141,7 +146,13 @@ def _metrics(value: dict[str, Any]) -> dict[str, Any]:
 class HeadSetContent(_Part):
     """What a head set says; `scores` is what its heads were chosen from. `HeadSet` adds where it comes from and goes to."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        arbitrary_types_allowed=True,
+    )
 
     format: Literal["juice.head_set/1"] = FORMAT
     name: str = Field(pattern=NAME_PATTERN)
@@ -160,16 +171,23 @@ class HeadSetContent(_Part):
         for head in (*self.heads.plus, *self.heads.minus):
             if not (0 <= head.layer < self.model.n_layers and 0 <= head.index < self.model.n_heads):
                 raise ValueError(
-                    f"head {head} is out of range: {self.model.id} has {self.model.n_layers} layers (0-{self.model.n_layers - 1}) "
-                    f"of {self.model.n_heads} heads (0-{self.model.n_heads - 1}); identify heads on this model first"
+                    f"head {head} is out of range: {self.model.id} has {self.model.n_layers} layers"
+                    f" (0-{self.model.n_layers - 1}) of {self.model.n_heads} heads"
+                    f" (0-{self.model.n_heads - 1}); identify heads on this model first"
                 )
         return self
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], where: str) -> Self:
-        """Validate a head set's JSON content; raises HeadSetError that names `where` and the field."""
+        """Validate a head set's JSON content.
+
+        Raises HeadSetError that names `where` and the field.
+        """
         if content.get("format") != FORMAT:
-            raise HeadSetError(f"{where}: format is {content.get('format')!r}, expected {FORMAT!r}; this version of JuICE reads no other")
+            raise HeadSetError(
+                f"{where}: format is {content.get('format')!r}, expected {FORMAT!r}; this version"
+                " of JuICE reads no other"
+            )
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -184,8 +202,8 @@ class HeadSetContent(_Part):
     def form_warning(self, used_sha256: str | None) -> str | None:
         """Say how a prompt's form differs from that in which the heads were found; None where it does not.
 
-        The form is the hash of the chat template that a prompt went through, None for one as it is. Nothing is said of a set that was
-        made by hand.
+        The form is the hash of the chat template that a prompt went through, None for one as it is.
+        Nothing is said of a set that was made by hand.
         """
         found_sha256 = self.chat_template_sha256
         if self.identification is None or found_sha256 == used_sha256:
@@ -195,7 +213,9 @@ class HeadSetContent(_Part):
         else:
             found = f"through the chat template {short(found_sha256)}"
             used = f"went through {short(used_sha256)}" if used_sha256 else "did not go through one"
-        return f"head set {self.name!r} was found {found}, this prompt {used}: it may steer less well"
+        return (
+            f"head set {self.name!r} was found {found}, this prompt {used}: it may steer less well"
+        )
 
     def betas(self, method: Method = "juice") -> Betas | None:
         """Return the tuned betas of a method, or None."""
@@ -216,12 +236,14 @@ class HeadSetContent(_Part):
         difference = self.model.difference(model)
         if difference:
             raise HeadSetMismatchError(
-                f"head set {self.name!r} was made for {self.model.id} and does not fit the loaded {model.id}: {difference}; "
-                "identify heads on this model (`juice identify`)"
+                f"head set {self.name!r} was made for {self.model.id} and does not fit the loaded"
+                f" {model.id}: {difference}; identify heads on this model (`juice identify`)"
             )
         if not self.model.is_certain(model):
             warnings.warn(
-                f"head set {self.name!r} fits {model.id} by architecture and shape alone: there is no fingerprint to compare", stacklevel=3
+                f"head set {self.name!r} fits {model.id} by architecture and shape alone: there is"
+                " no fingerprint to compare",
+                stacklevel=3,
             )
 
 

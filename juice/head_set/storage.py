@@ -1,7 +1,8 @@
 """A head set's folder: `head_set.json` and, where there are scores, `scores.safetensors`.
 
-A set is written to a temporary folder beside its place, synced, and renamed into it: a reader sees the old set or the
-new one, an interrupted write leaves nothing. Loading checks format, ranges, finite numbers and the scores' hash.
+A set is written to a temporary folder beside its place, synced, and renamed into it: a reader sees
+the old set or the new one, an interrupted write leaves nothing. Loading checks format, ranges,
+finite numbers and the scores' hash.
 """
 
 from __future__ import annotations
@@ -30,14 +31,19 @@ def load(folder: Path, kind: type[S]) -> S:
     path = folder / JSON_FILE
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise HeadSetError(f"{path} has {path.stat().st_size} bytes; a head set has at most {MAX_JSON_BYTES}")
+            raise HeadSetError(
+                f"{path} has {path.stat().st_size} bytes; a head set has at most {MAX_JSON_BYTES}"
+            )
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HeadSetError(
-            f"cannot read the head set {folder}: {error}; expected the path of a folder with {JSON_FILE}, such as head_sets/mini/context"
+            f"cannot read the head set {folder}: {error}; expected the path of a folder with"
+            f" {JSON_FILE}, such as head_sets/mini/context"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise HeadSetError(f"{path} is not JSON ({error}); it may be truncated: make or copy the head set again") from error
+        raise HeadSetError(
+            f"{path} is not JSON ({error}); it may be truncated: make or copy the head set again"
+        ) from error
     if not isinstance(content, dict):
         raise HeadSetError(f"{path} holds a {type(content).__name__}; expected a JSON object")
     head_set = kind.parse(content, str(path))
@@ -50,18 +56,29 @@ def _load_scores(path: Path, head_set: HeadSetContent) -> HeadScores:
     try:
         actual = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise HeadSetError(f"cannot read the scores {path}: {error}; copy the whole folder of the head set") from error
+        raise HeadSetError(
+            f"cannot read the scores {path}: {error}; copy the whole folder of the head set"
+        ) from error
     if actual != head_set.scores_sha256:
-        raise HeadSetError(f"{path} has the hash {actual}, head_set.json says {head_set.scores_sha256}; the file was changed or damaged")
+        raise HeadSetError(
+            f"{path} has the hash {actual}, head_set.json says {head_set.scores_sha256}; the file"
+            " was changed or damaged"
+        )
     scores = HeadScores.load(path)
     expected = (head_set.model.n_layers, head_set.model.n_heads)
     if scores.plus.shape[1:] != expected:
-        raise HeadSetError(f"{path} holds scores of shape {list(scores.plus.shape)}; the model has (n_layers, n_heads) = {expected}")
+        raise HeadSetError(
+            f"{path} holds scores of shape {list(scores.plus.shape)}; the model has (n_layers,"
+            f" n_heads) = {expected}"
+        )
     return scores
 
 
 def save(head_set: HeadSetContent, folder: Path, *, overwrite: bool) -> None:
-    """Write a head set in one step; raises OutputError when the folder exists (unless `overwrite`) or can't be written."""
+    """Write a head set in one step.
+
+    Raises OutputError when the folder exists (unless `overwrite`) or can't be written.
+    """
     folder = folder.resolve()
     check_writable(folder, overwrite=overwrite)
     temporary = None
@@ -78,7 +95,9 @@ def save(head_set: HeadSetContent, folder: Path, *, overwrite: bool) -> None:
             temporary.rename(folder)
         _sync(folder.parent)
     except OSError as error:
-        raise OutputError(f"cannot write the head set {folder}: {error}; choose another --out") from error
+        raise OutputError(
+            f"cannot write the head set {folder}: {error}; choose another --out"
+        ) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -89,16 +108,22 @@ def check_writable(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; a head set is a folder: choose another name")
     if folder.exists() and not overwrite:
-        raise OutputError(f"{folder} exists; choose another --out or --name, or overwrite it with --force")
+        raise OutputError(
+            f"{folder} exists; choose another --out or --name, or overwrite it with --force"
+        )
     if folder.exists() and not (folder / JSON_FILE).exists() and any(folder.iterdir()):
-        raise OutputError(f"{folder} is not a head set's folder; it is never overwritten: choose another name")
+        raise OutputError(
+            f"{folder} is not a head set's folder; it is never overwritten: choose another name"
+        )
     parent = folder.parent
     while not parent.exists():
         parent = parent.parent
     try:
         Path(tempfile.mkdtemp(prefix=".juice.", dir=parent)).rmdir()
     except OSError as error:
-        raise OutputError(f"cannot write to {parent}: {error.strerror}; choose another --out") from error
+        raise OutputError(
+            f"cannot write to {parent}: {error.strerror}; choose another --out"
+        ) from error
 
 
 def files_of(head_set: HeadSetContent) -> dict[str, bytes]:
@@ -106,7 +131,9 @@ def files_of(head_set: HeadSetContent) -> dict[str, bytes]:
     if head_set.scores is None:
         return {JSON_FILE: to_json(head_set).encode()}
     data = head_set.scores.to_bytes()
-    head_set = head_set.model_copy(update={"scores_sha256": "sha256:" + hashlib.sha256(data).hexdigest()})
+    head_set = head_set.model_copy(
+        update={"scores_sha256": "sha256:" + hashlib.sha256(data).hexdigest()}
+    )
     return {SCORES_FILE: data, JSON_FILE: to_json(head_set).encode()}
 
 

@@ -17,8 +17,8 @@ def usable_examples(
 ) -> tuple[list[ConflictExample], list[ConflictExample]]:
     """Draw the examples to identify on from those that can be scored; return them and all that were not drawn.
 
-    With a `relation`, only its examples are drawn. Warns of examples that cannot be scored, with the first reason;
-    raises ExampleError when too few are left.
+    With a `relation`, only its examples are drawn. Warns of examples that cannot be scored, with
+    the first reason; raises ExampleError when too few are left.
     """
     candidates, reasons = [], []
     wanted = {t for e in examples if options.relation in (None, e.relation) for t in e.prompts}
@@ -27,17 +27,26 @@ def usable_examples(
             continue
         try:
             if lacking := wanted - example.prompts.keys():
-                raise ExampleError(f"example {example.subject!r} has no {' and no '.join(sorted(lacking))} prompt, others have")
+                raise ExampleError(
+                    f"example {example.subject!r} has no {' and no '.join(sorted(lacking))} prompt,"
+                    " others have"
+                )
             for conflict_type in example.prompts:
                 scored_prompt(model, example, conflict_type)
             candidates.append(example)
         except ExampleError as error:
             reasons.append(str(error))
     if reasons:
-        warnings.warn(f"{len(reasons)} examples cannot be scored and are not drawn; first: {reasons[0]}", stacklevel=2)
+        warnings.warn(
+            f"{len(reasons)} examples cannot be scored and are not drawn; first: {reasons[0]}",
+            stacklevel=2,
+        )
     if options.relation is not None and not candidates and not reasons:
         known = sorted({e.relation for e in examples if e.relation})
-        raise ExampleError(f"no example has the relation {options.relation!r}; the file has {', '.join(known) or 'none'}")
+        raise ExampleError(
+            f"no example has the relation {options.relation!r}; the file has"
+            f" {', '.join(known) or 'none'}"
+        )
     drawn, _ = draw(candidates, options.n_examples, options.seed)
     chosen = set(map(id, drawn))
     return drawn, [e for e in examples if id(e) not in chosen]

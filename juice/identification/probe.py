@@ -1,8 +1,9 @@
 """The model run with single heads scaled, sharing with the clean run all that is the same.
 
-A probe of head h in layer l scales z[l][:, :, h] at every position and reads the next-token logits. Below layer l, and
-in the attention of layer l itself, nothing differs from the clean run. So a batch of n prompts runs once, the inputs of
-every layer are kept, and m probes of one layer go through the model as one forward:
+A probe of head h in layer l scales z[l][:, :, h] at every position and reads the next-token logits.
+Below layer l, and in the attention of layer l itself, nothing differs from the clean run. So a
+batch of n prompts runs once, the inputs of every layer are kept, and m probes of one layer go
+through the model as one forward:
 
 1. The model is called with a single token; the layers below l cost nothing.
 2. Layer l receives the clean run's inputs, n rows; its attention runs once for all probes.
@@ -10,9 +11,9 @@ every layer are kept, and m probes of one layer go through the model as one forw
    residual stream, [n, pos, d_model], broadcasts against them.
 4. The layers above receive m * n rows. In the last one only each prompt's last position goes on behind the attention.
 
-The modules are transformers' own, reached by hooks that exist only within a call. Because an architecture may not allow
-this, `Prober` first probes every layer with a factor of one: where that does not give the clean logits, it falls back to
-running every row through the whole model.
+The modules are transformers' own, reached by hooks that exist only within a call. Because an
+architecture may not allow this, `Prober` first probes every layer with a factor of one: where that
+does not give the clean logits, it falls back to running every row through the whole model.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ TOLERANCE = 1e-4
 class CleanRun:
     """One unmodified forward over n prompts: what entered every layer, and the logits at each prompt's end.
 
-    `ids` is int64 [n, pos], right-padded: a causal model never looks at what follows a prompt, so no mask is needed.
+    `ids` is int64 [n, pos], right-padded: a causal model never looks at what follows a prompt, so
+    no mask is needed.
     """
 
     def __init__(self, loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> None:
@@ -43,8 +45,8 @@ class CleanRun:
         switch = loaded.rope_switch or self.n_positions
         if self.n_positions > switch and min(map(len, prompts)) <= switch:
             raise ExampleError(
-                f"some prompts are longer than {switch} tokens, beyond which this model changes its positions, others are not; "
-                "use examples of one kind"
+                f"some prompts are longer than {switch} tokens, beyond which this model changes its"
+                " positions, others are not; use examples of one kind"
             )
         padded = [[*prompt, *[0] * (self.n_positions - len(prompt))] for prompt in prompts]
         self.ids = torch.tensor(padded, device=loaded.device)
@@ -72,13 +74,17 @@ class Prober:
 
     def logits(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
         """Return the logits float32 [m, n, vocabulary] of m probes; factors: float32 [m, n_heads], 1 for an unscaled head."""
-        return self._shared(layer, factors) if self.shares_clean_run else self._whole(layer, factors)
+        return (
+            self._shared(layer, factors) if self.shares_clean_run else self._whole(layer, factors)
+        )
 
     def _sharing_is_exact(self) -> bool:
         scale = self._clean.logits.abs().max()
         try:
             for layer in self._loaded.layout.layers:
-                logits = self._shared(layer.index, torch.ones(2, layer.n_heads, device=self._loaded.device))
+                logits = self._shared(
+                    layer.index, torch.ones(2, layer.n_heads, device=self._loaded.device)
+                )
                 if (logits - self._clean.logits).abs().max() > TOLERANCE * scale:
                     return False
         except (RuntimeError, ValueError, TypeError, IndexError):
@@ -90,8 +96,13 @@ class Prober:
         clean, n_probes = self._clean, len(factors)
         rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
         plan = SteeringPlan({layer: rows}, {layer: (factors - 1).repeat_interleave(clean.n, 0)})
-        with self._loaded.steering_hooks.apply(plan), self._loaded.logits.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
-            logits = self._loaded.run(input_ids=clean.ids.repeat(n_probes, 1), use_cache=False).logits
+        with (
+            self._loaded.steering_hooks.apply(plan),
+            self._loaded.logits.keep(rows, clean.last.repeat(n_probes), clean.n_positions),
+        ):
+            logits = self._loaded.run(
+                input_ids=clean.ids.repeat(n_probes, 1), use_cache=False
+            ).logits
         by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
         return by_probe
 
@@ -99,7 +110,10 @@ class Prober:
         clean, n_probes = self._clean, len(factors)
         rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
         entered = _SharedForward(self._loaded, clean, layer, factors).hooks()
-        with entered, self._loaded.logits.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
+        with (
+            entered,
+            self._loaded.logits.keep(rows, clean.last.repeat(n_probes), clean.n_positions),
+        ):
             logits = self._loaded.run(input_ids=clean.ids[:1, :1], use_cache=False).logits
         by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
         return by_probe
@@ -108,7 +122,9 @@ class Prober:
 class _SharedForward:
     """The hooks of one forward that enters at layer `probed`."""
 
-    def __init__(self, loaded: LoadedModel, clean: CleanRun, probed: int, factors: torch.Tensor) -> None:
+    def __init__(
+        self, loaded: LoadedModel, clean: CleanRun, probed: int, factors: torch.Tensor
+    ) -> None:
         self._layers = loaded.layout.layers
         self._clean = clean
         self._probed = probed
@@ -121,7 +137,9 @@ class _SharedForward:
     def hooks(self) -> Iterator[None]:
         with ExitStack() as stack:
             for layer in self._layers[self._probed :]:
-                enter = layer.layer.register_forward_pre_hook(self._enter(layer.index), with_kwargs=True)
+                enter = layer.layer.register_forward_pre_hook(
+                    self._enter(layer.index), with_kwargs=True
+                )
                 stack.callback(enter.remove)
                 if layer.index in (self._probed, len(self._layers) - 1):
                     for handle in self._around_attention(layer.index):
@@ -131,15 +149,25 @@ class _SharedForward:
     def _enter(self, index: int) -> Any:
         """Give a layer the clean run's inputs: all of them at the probed layer, all but the hidden states above it."""
 
-        def replace(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        def replace(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[Any, Any]:
             self._attention_is_done = False
             clean_args, clean_kwargs = self._clean.layer_inputs[index]
             if index == self._probed:
                 return clean_args, clean_kwargs
             hidden = args[0] if args else kwargs["hidden_states"]
-            hidden = hidden.reshape(-1, self._clean.n_positions, hidden.shape[-1])  # [m * n, pos, d_model]
-            new_args, new_kwargs = copy_rows((clean_args, clean_kwargs), self._clean.n, self._origins)
-            return ((hidden, *new_args[1:]), new_kwargs) if args else (new_args, {**new_kwargs, "hidden_states": hidden})
+            hidden = hidden.reshape(
+                -1, self._clean.n_positions, hidden.shape[-1]
+            )  # [m * n, pos, d_model]
+            new_args, new_kwargs = copy_rows(
+                (clean_args, clean_kwargs), self._clean.n, self._origins
+            )
+            return (
+                ((hidden, *new_args[1:]), new_kwargs)
+                if args
+                else (new_args, {**new_kwargs, "hidden_states": hidden})
+            )
 
         return replace
 
@@ -162,7 +190,9 @@ class _SharedForward:
                 z = self._last_positions(z)
             if index == self._probed:
                 factors = self._factors[:, None, None, :, None].to(z.dtype)
-                z = (z.view(*z.shape[:-1], layer.n_heads, -1) * factors).flatten(-2)  # [m, n, pos, n_heads * d_head]
+                z = (z.view(*z.shape[:-1], layer.n_heads, -1) * factors).flatten(
+                    -2
+                )  # [m, n, pos, n_heads * d_head]
             return (z, *args[1:])
 
         return scale

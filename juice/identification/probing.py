@@ -3,8 +3,9 @@
     S[sign][j][l, h] = mean over examples and the sign's alphas of
                        p_y(z_h <- z_h + alpha * z_h at every position) - p_y(unmodified)
 
-for every conflict type j, layer l and head h; p_y is the probability of the first token of the target's answer at the
-prompt's last position. One pass of probes serves both targets: they differ only in which probability is read.
+for every conflict type j, layer l and head h; p_y is the probability of the first token of the
+target's answer at the prompt's last position. One pass of probes serves both targets: they differ
+only in which probability is read.
 """
 
 from __future__ import annotations
@@ -38,26 +39,37 @@ def score_heads(
     """Return the scores of every head for each target over its conflict types."""
     loaded = model.loaded
     alphas = torch.tensor([*alphas_plus, *alphas_minus], device=loaded.device)
-    conflict_types = sorted({t for types in targets.values() for t in types}, key=CONFLICT_TYPES.index)
+    conflict_types = sorted(
+        {t for types in targets.values() for t in types}, key=CONFLICT_TYPES.index
+    )
     n_probes = sum(layer.n_heads for layer in loaded.layout.layers) * len(alphas)
     changes: dict[ConflictType, torch.Tensor] = {}
     with loaded.turn, progress("scoring heads", n_probes * len(conflict_types)) as advance:
         for conflict_type in conflict_types:
             prompts = [scored_prompt(model, example, conflict_type) for example in examples]
             prober = Prober(loaded, clean := CleanRun(loaded, [prompt.ids for prompt in prompts]))
-            tokens = torch.tensor([[p.answer_tokens[t] for t in targets] for p in prompts], device=loaded.device)  # [n, target]
+            tokens = torch.tensor(
+                [[p.answer_tokens[t] for t in targets] for p in prompts], device=loaded.device
+            )  # [n, target]
             original = clean.logits.softmax(-1).gather(1, tokens)
             rows = []
             for layer in loaded.layout.layers:
                 factors = _factors(layer, alphas)
                 probed = []
-                for chunk in torch.split(factors, max(1, PROBE_TOKENS // (clean.n * clean.n_positions))):
+                for chunk in torch.split(
+                    factors, max(1, PROBE_TOKENS // (clean.n * clean.n_positions))
+                ):
                     p = prober.logits(layer.index, chunk).softmax(-1)  # [m, n, vocabulary]
-                    probed.append((p.gather(2, tokens.expand(len(chunk), -1, -1)) - original).mean(1))  # [m, target]
+                    probed.append(
+                        (p.gather(2, tokens.expand(len(chunk), -1, -1)) - original).mean(1)
+                    )  # [m, target]
                     advance(len(chunk))
                 rows.append(torch.cat(probed).view(layer.n_heads, len(alphas), len(targets)))
             changes[conflict_type] = _stack_layers(rows, loaded.layout.n_heads).cpu()
-    return {target: _head_scores(target, types, changes, i, len(alphas_plus)) for i, (target, types) in enumerate(targets.items())}
+    return {
+        target: _head_scores(target, types, changes, i, len(alphas_plus))
+        for i, (target, types) in enumerate(targets.items())
+    }
 
 
 def _factors(layer: AttentionLayer, alphas: torch.Tensor) -> torch.Tensor:
@@ -73,7 +85,18 @@ def _stack_layers(rows: list[torch.Tensor], n_heads: int) -> torch.Tensor:
 
 
 def _head_scores(
-    target: Target, types: tuple[ConflictType, ...], changes: dict[ConflictType, torch.Tensor], index: int, n_plus: int
+    target: Target,
+    types: tuple[ConflictType, ...],
+    changes: dict[ConflictType, torch.Tensor],
+    index: int,
+    n_plus: int,
 ) -> HeadScores:
-    stacked = torch.stack([changes[t][..., index] for t in types])  # [conflict type, layer, head, alpha]
-    return HeadScores(target=target, conflict_types=types, plus=stacked[..., :n_plus].mean(-1), minus=stacked[..., n_plus:].mean(-1))
+    stacked = torch.stack(
+        [changes[t][..., index] for t in types]
+    )  # [conflict type, layer, head, alpha]
+    return HeadScores(
+        target=target,
+        conflict_types=types,
+        plus=stacked[..., :n_plus].mean(-1),
+        minus=stacked[..., n_plus:].mean(-1),
+    )

@@ -73,7 +73,9 @@ def identify(
         relation=relation,
     )
     drawn, _ = usable_examples(model, examples, options)
-    return identify_targets(model, drawn, [target], options, names={target: name or target}, progress=progress)[target]
+    return identify_targets(
+        model, drawn, [target], options, names={target: name or target}, progress=progress
+    )[target]
 
 
 def identify_targets(
@@ -87,7 +89,8 @@ def identify_targets(
 ) -> dict[Target, HeadSet]:
     """Find the heads of several targets from the same drawn examples, with one pass of probes.
 
-    A target without a consistent head is left out with a warning; raises NoConsistentHeadError when none is left.
+    A target without a consistent head is left out with a warning; raises NoConsistentHeadError when
+    none is left.
     """
     for name in names.values():
         check_name(name)
@@ -95,13 +98,24 @@ def identify_targets(
     for target, own in types.items():
         if not set(own) - {"clean"}:
             raise ExampleError(
-                f"the examples hold no conflict for the {target} target; give each a substitution or a coherent prompt beside the clean one"
+                f"the examples hold no conflict for the {target} target; give each a substitution"
+                " or a coherent prompt beside the clean one"
             )
     scores = score_heads(
-        model, drawn, targets=types, alphas_plus=options.alphas_plus, alphas_minus=options.alphas_minus, progress=progress
+        model,
+        drawn,
+        targets=types,
+        alphas_plus=options.alphas_plus,
+        alphas_minus=options.alphas_minus,
+        progress=progress,
     )
-    if not all(scores[t].plus.isfinite().all() and scores[t].minus.isfinite().all() for t in targets):
-        raise JuiceError("some scores are not finite: scaled heads overflow; give smaller alphas, or load with --dtype float32")
+    if not all(
+        scores[t].plus.isfinite().all() and scores[t].minus.isfinite().all() for t in targets
+    ):
+        raise JuiceError(
+            "some scores are not finite: scaled heads overflow; give smaller alphas, or load with"
+            " --dtype float32"
+        )
     heads: dict[Target, HeadLists] = {}
     missing: list[NoConsistentHeadError] = []
     for target in targets:
@@ -140,4 +154,7 @@ def identify_targets(
 def check_name(name: str) -> None:
     """Raise UsageError for a name that a head set cannot have."""
     if not re.fullmatch(NAME_PATTERN, name):
-        raise UsageError(f"the name {name!r} cannot be a head set's; expected up to 64 letters, digits, dots, dashes and underscores")
+        raise UsageError(
+            f"the name {name!r} cannot be a head set's; expected up to 64 letters, digits, dots,"
+            " dashes and underscores"
+        )

@@ -28,11 +28,17 @@ class Outcome:
     @property
     def rank(self) -> tuple[float, float]:
         """Order outcomes: sum of accuracies, then mean p_y."""
-        return round(sum(self.accuracy.values()), 9), sum(self.p_answer.values()) / len(self.p_answer)
+        return round(sum(self.accuracy.values()), 9), sum(self.p_answer.values()) / len(
+            self.p_answer
+        )
 
 
 def scoring_request(
-    model: SteeredModel, example: ConflictExample, conflict_type: ConflictType, target: Target, steering: Steering | None = None
+    model: SteeredModel,
+    example: ConflictExample,
+    conflict_type: ConflictType,
+    target: Target,
+    steering: Steering | None = None,
 ) -> GenerationRequest:
     """Return the request for an example's scored tokens; it watches the first token of the target's answer."""
     prompt = example.prompts[conflict_type]
@@ -49,9 +55,13 @@ def answer(
     steering: Steering | None = None,
 ) -> Answers:
     """Generate for all examples in one go, steered or not."""
-    requests = [scoring_request(model, e, t, target, steering) for t in conflict_types for e in examples]
+    requests = [
+        scoring_request(model, e, t, target, steering) for t in conflict_types for e in examples
+    ]
     completions = iter(model.engine.generate(requests))
-    return {conflict_type: [next(completions) for _ in examples] for conflict_type in conflict_types}
+    return {
+        conflict_type: [next(completions) for _ in examples] for conflict_type in conflict_types
+    }
 
 
 class Trials(Generic[Choice]):
@@ -71,7 +81,8 @@ class Trials(Generic[Choice]):
         judged = judged_types(target, examples, in_all=False)
         asked = [(t, i) for t in judged for i, e in enumerate(examples) if t in e.prompts]
         unsteered = {at: scoring_request(model, examples[at[1]], at[0], target) for at in asked}
-        # The same prompt under all ways of steering, side by side: equally long rows need no padding.
+        # The same prompt under all ways of steering, side by side: equally long rows need no
+        # padding.
         keys = [(at, choice) for at in asked for choice in steerings]
         requests = [unsteered[at].with_steering(steerings[choice]) for at, choice in keys]
         completions = model.engine.generate(requests, progress=progress, description=description)
@@ -81,7 +92,10 @@ class Trials(Generic[Choice]):
         """Return what a choice did to some of the examples, by their indices."""
         chosen = range(len(self._examples)) if among is None else among
         own = [self._examples[i] for i in chosen]
-        answers = {t: [self._completions[(t, i), choice] for i in chosen] for t in judged_types(self._target, own)}
+        answers = {
+            t: [self._completions[(t, i), choice] for i in chosen]
+            for t in judged_types(self._target, own)
+        }
         return outcome(own, answers, self._target)
 
 
@@ -89,7 +103,12 @@ def outcome(examples: Sequence[ConflictExample], answers: Answers, target: Targe
     """Score answers, each by its example's own rule."""
     accuracy, p_answer = {}, {}
     for conflict_type, completions in answers.items():
-        hits = [is_correct(c.text, e.accepted(target), e.match) for c, e in zip(completions, examples, strict=True)]
+        hits = [
+            is_correct(c.text, e.accepted(target), e.match)
+            for c, e in zip(completions, examples, strict=True)
+        ]
         accuracy[conflict_type] = sum(hits) / len(hits)
-        p_answer[conflict_type] = sum(math.exp(c.watched[0]) if c.watched else 0.0 for c in completions) / len(completions)
+        p_answer[conflict_type] = sum(
+            math.exp(c.watched[0]) if c.watched else 0.0 for c in completions
+        ) / len(completions)
     return Outcome(accuracy, p_answer)

@@ -1,8 +1,9 @@
 """The betas (docs/method.md, "Stage 2"): the pair of the grid with the best accuracy on a validation set.
 
-Every pair of beta_plus in {0 ... 5} and beta_minus in {0 ... -3} steers the whole validation set, all pairs in one go; the best
-sum of accuracies over the target's conflict types wins, ties by the mean p_y, then by the gentler pair. A sign without heads
-is not varied. Validation examples are those whose clean prompt this model answers right.
+Every pair of beta_plus in {0 ... 5} and beta_minus in {0 ... -3} steers the whole validation set,
+all pairs in one go; the best sum of accuracies over the target's conflict types wins, ties by the
+mean p_y, then by the gentler pair. A sign without heads is not varied. Validation examples are
+those whose clean prompt this model answers right.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def tune(
     examples, _ = usable_validation(model, validation, target)
     trials = try_betas(model, head_set, examples, method, progress)
     best = best_betas(head_set, trials)
-    outcomes = {"accuracy": trials.outcome(best).accuracy, "accuracy_unsteered": trials.outcome((0.0, 0.0)).accuracy}
+    outcomes = {
+        "accuracy": trials.outcome(best).accuracy,
+        "accuracy_unsteered": trials.outcome((0.0, 0.0)).accuracy,
+    }
     metrics = {f"validation_{method}": {"n_examples": len(examples), **outcomes}}
     if head_set.model.fingerprint is None:
         # Betas are tuned on these weights: the set is theirs from now on.
@@ -51,27 +55,49 @@ def tune(
 
 
 def try_betas(
-    model: SteeredModel, head_set: HeadSet, examples: Sequence[ConflictExample], method: Method, progress: Progress = silent
+    model: SteeredModel,
+    head_set: HeadSet,
+    examples: Sequence[ConflictExample],
+    method: Method,
+    progress: Progress = silent,
 ) -> Trials[tuple[float, float]]:
     """Steer the examples with every pair of betas of the grid."""
 
     def steering(pair: tuple[float, float]) -> Steering:
         return model.resolve(
-            Steer(target=head_set.target, head_set=head_set, beta_plus=pair[0], beta_minus=pair[1], method=method)
+            Steer(
+                target=head_set.target,
+                head_set=head_set,
+                beta_plus=pair[0],
+                beta_minus=pair[1],
+                method=method,
+            )
         )
 
     tried = {pair: steering(pair) for pair in grid_of(head_set)}
-    return Trials(model, examples, head_set.target, tried, f"tuning {head_set.name} betas", progress)
+    return Trials(
+        model, examples, head_set.target, tried, f"tuning {head_set.name} betas", progress
+    )
 
 
 def grid_of(head_set: HeadSet) -> list[tuple[float, float]]:
     """Return the pairs of betas that are tried."""
-    return list(product(GRID_PLUS if head_set.heads.plus else (0.0,), GRID_MINUS if head_set.heads.minus else (0.0,)))
+    return list(
+        product(
+            GRID_PLUS if head_set.heads.plus else (0.0,),
+            GRID_MINUS if head_set.heads.minus else (0.0,),
+        )
+    )
 
 
-def best_betas(head_set: HeadSet, trials: Trials[tuple[float, float]], among: Sequence[int] | None = None) -> tuple[float, float]:
+def best_betas(
+    head_set: HeadSet, trials: Trials[tuple[float, float]], among: Sequence[int] | None = None
+) -> tuple[float, float]:
     """Return the pair that did best on some of the examples."""
-    return max(grid_of(head_set), key=lambda pair: (*trials.outcome(pair, among).rank, -(pair[0] - pair[1])))
+    return max(
+        grid_of(head_set),
+        key=lambda pair: (*trials.outcome(pair, among).rank, -(pair[0] - pair[1])),
+    )
 
 
 def tune_all(
@@ -87,7 +113,12 @@ def tune_all(
     for target in head_sets:
         for method in methods:
             try:
-                tuned[target] = tune(model, tuned[target], validation, method=method, progress=progress)
+                tuned[target] = tune(
+                    model, tuned[target], validation, method=method, progress=progress
+                )
             except ExampleError as error:
-                warnings.warn(f"betas of {tuned[target].name!r} ({method}) stay untuned: {error}", stacklevel=2)
+                warnings.warn(
+                    f"betas of {tuned[target].name!r} ({method}) stay untuned: {error}",
+                    stacklevel=2,
+                )
     return tuned

@@ -22,17 +22,27 @@ def validation_share(examples: Sequence[ConflictExample], seed: int) -> list[Con
     return draw(examples, n, seed)[0] if examples else []
 
 
-def known_examples(model: SteeredModel, examples: Sequence[ConflictExample]) -> list[ConflictExample]:
+def known_examples(
+    model: SteeredModel, examples: Sequence[ConflictExample]
+) -> list[ConflictExample]:
     """Keep the examples whose clean prompt the unsteered model answers right, and those without one."""
     asked = [e for e in examples if "clean" in e.prompts]
     completions = answer(model, asked, ("clean",), "parametric")["clean"]
-    wrong = {id(e) for e, c in zip(asked, completions, strict=True) if not is_correct(c.text, e.parametric_answer, e.match)}
+    wrong = {
+        id(e)
+        for e, c in zip(asked, completions, strict=True)
+        if not is_correct(c.text, e.parametric_answer, e.match)
+    }
     return [e for e in examples if id(e) not in wrong]
 
 
-def fitting_examples(model: SteeredModel, examples: Sequence[ConflictExample]) -> list[ConflictExample]:
+def fitting_examples(
+    model: SteeredModel, examples: Sequence[ConflictExample]
+) -> list[ConflictExample]:
     """Keep the examples whose prompts leave room for the scored tokens in the model's context."""
-    return [e for e in examples if all(model.fits(p, max_tokens=MAX_TOKENS) for p in e.prompts.values())]
+    return [
+        e for e in examples if all(model.fits(p, max_tokens=MAX_TOKENS) for p in e.prompts.values())
+    ]
 
 
 def usable_validation(
@@ -43,18 +53,29 @@ def usable_validation(
     Warns of what is left out and of too few; raises ExampleError when none is left.
     """
     if not validation:
-        raise ExampleError("no examples are left to tune the betas on; give more examples, or a file with --validation")
+        raise ExampleError(
+            "no examples are left to tune the betas on; give more examples, or a file with"
+            " --validation"
+        )
     wanted = {t for e in validation for t in e.prompts}
     complete = [e for e in validation if wanted <= e.prompts.keys()]
     if n_partial := len(validation) - len(complete):
-        warnings.warn(f"{n_partial} validation examples lack a prompt that others have and are left out", stacklevel=3)
+        warnings.warn(
+            f"{n_partial} validation examples lack a prompt that others have and are left out",
+            stacklevel=3,
+        )
     examples = known_examples(model, fitting_examples(model, complete))
     conflict_types = judged_types(target, examples)
     if not examples or not conflict_types:
         raise ExampleError(
-            f"none of {len(validation)} validation examples can be used: the model answers none of their clean prompts, or they share "
-            f"no conflict type for {target}; give others with --validation"
+            f"none of {len(validation)} validation examples can be used: the model answers none of"
+            f" their clean prompts, or they share no conflict type for {target}; give others with"
+            " --validation"
         )
     if len(examples) < N_FEW:
-        warnings.warn(f"only {len(examples)} examples tune the betas: they may fit nothing else; {N_FEW} or more are better", stacklevel=3)
+        warnings.warn(
+            f"only {len(examples)} examples tune the betas: they may fit nothing else; {N_FEW} or"
+            " more are better",
+            stacklevel=3,
+        )
     return examples, conflict_types

@@ -50,7 +50,10 @@ class Runners:
 
 
 def follow(link: Connection, shard: Shard) -> None:
-    """Load a part of the model and follow until told to stop; raises EOFError when rank 0 is gone, and whatever fails here."""
+    """Load a part of the model and follow until told to stop.
+
+    Raises EOFError when rank 0 is gone, and whatever fails here.
+    """
     port, job = unpacked(link.recv_bytes(), torch.device("cpu"))
     link.send("started")
     join_group(shard, meeting_place(shard, port), own_device("auto", shard))

@@ -67,7 +67,10 @@ def load(
         RankLostError: A rank of a sharded model ended while it loaded.
     """
     if tp < 1:
-        raise RequestError(f"tp is {tp}; expected the number of devices to shard the model over, at least 1", param="tp")
+        raise RequestError(
+            f"tp is {tp}; expected the number of devices to shard the model over, at least 1",
+            param="tp",
+        )
     options = LoadOptions.of(
         device=device,
         dtype=dtype,
@@ -94,25 +97,44 @@ def load(
 
 
 def _in_memory(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, options: LoadOptions, n_ranks: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    options: LoadOptions,
+    n_ranks: int,
 ) -> LoadedModel:
     if tokenizer is None:
-        raise RequestError("a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer")
+        raise RequestError(
+            "a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer"
+        )
     if options != LoadOptions(allow_approximate=options.allow_approximate):
-        raise UsageError("a model object stays where and as it is; give device, dtype and quantization to its from_pretrained")
+        raise UsageError(
+            "a model object stays where and as it is; give device, dtype and quantization to its"
+            " from_pretrained"
+        )
     if n_ranks > 1:
-        raise RequestError("a model object is on its device already; to shard it, give its folder or hub id", param="tp")
+        raise RequestError(
+            "a model object is on its device already; to shard it, give its folder or hub id",
+            param="tp",
+        )
     return prepare(model, tokenizer, allow_approximate=options.allow_approximate)
 
 
 def _sharded(model: str, options: LoadOptions, n_ranks: int) -> LoadedModel:
     """Load a model over several ranks, this process being the first."""
     if options.changed("device_map", "offload_folder", "quantization"):
-        raise UsageError("tp shards a model as it is stored over devices of its own; drop device_map, offload_folder and quantization")
+        raise UsageError(
+            "tp shards a model as it is stored over devices of its own; drop device_map,"
+            " offload_folder and quantization"
+        )
     options_for(Shard(0, n_ranks))
     check_shardable(model, n_ranks, revision=options.revision)
     others = options.model_copy(update={"device": "auto"})  # each takes its own
-    ranks = Ranks(n_ranks, "juice.loading.following", {"model": model, "options": others}, device=options.device)
+    ranks = Ranks(
+        n_ranks,
+        "juice.loading.following",
+        {"model": model, "options": others},
+        device=options.device,
+    )
     try:
         loaded = replace(load_model(model, options, shard=Shard(0, n_ranks)), ranks=ranks)
         ranks.guard(loaded.model)

@@ -1,7 +1,7 @@
 """Where a model's weights go and in which precision: a device or a map over several, a dtype, a quantisation.
 
-The map is Accelerate's: modules stay on a CPU or on disk and are fetched for each forward. So a weight may lie on the meta
-device between forwards: nothing of ours reads one, or moves the model.
+The map is Accelerate's: modules stay on a CPU or on disk and are fetched for each forward. So a
+weight may lie on the meta device between forwards: nothing of ours reads one, or moves the model.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ def choose_device(device: str) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); expected auto, cpu, cuda, cuda:N or mps"
+            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); expected auto, cpu,"
+            " cuda, cuda:N or mps"
         ) from error
     return chosen
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
-    """Turn `auto` into float32 on a CPU and the stored dtype elsewhere; raises UsageError for an unknown name."""
+    """Turn `auto` into float32 on a CPU and the stored dtype elsewhere.
+
+    Raises UsageError for an unknown name.
+    """
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     if dtype not in DTYPES:
@@ -65,7 +69,10 @@ def choose_map(device_map: DeviceMap) -> str | dict[str, Any]:
             return {"": choose_device(device_map)}
         except UsageError as error:
             names = ", ".join(BY_ITSELF)
-            raise UsageError(f'device_map {device_map!r} is unknown; expected {names}, a device, or JSON such as {{"": "cpu"}}') from error
+            raise UsageError(
+                f"device_map {device_map!r} is unknown; expected {names}, a device, or JSON such as"
+                ' {"": "cpu"}'
+            ) from error
     try:
         return dict(json.loads(device_map))
     except ValueError as error:
@@ -73,7 +80,10 @@ def choose_map(device_map: DeviceMap) -> str | dict[str, Any]:
 
 
 def choose_quantization(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -> Any:
-    """Return transformers' configuration of a quantisation; raises UsageError for an unknown one, or a package that is missing."""
+    """Return transformers' configuration of a quantisation.
+
+    Raises UsageError for an unknown one, or a package that is missing.
+    """
     if name not in QUANTIZATIONS:
         raise UsageError(f"quantization {name!r} is unknown; expected {', '.join(QUANTIZATIONS)}")
     if getattr(config, "quantization_config", None):
@@ -86,8 +96,14 @@ def choose_quantization(name: str, config: PretrainedConfig, dtype: torch.dtype 
         return TorchAoConfig(Int8WeightOnlyConfig())
     if name == "bnb-8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
-    compute = dtype if isinstance(dtype, torch.dtype) else getattr(config, "dtype", None) or torch.bfloat16
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+    compute = (
+        dtype
+        if isinstance(dtype, torch.dtype)
+        else getattr(config, "dtype", None) or torch.bfloat16
+    )
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
+    )
 
 
 def is_quantized(model: PreTrainedModel) -> bool:
@@ -98,4 +114,6 @@ def is_quantized(model: PreTrainedModel) -> bool:
 
 def _require(package: str, what: str) -> None:
     if find_spec(package) is None:
-        raise UsageError(f"{what} needs {package}; install it with: pip install 'juice-steering[quant]'")
+        raise UsageError(
+            f"{what} needs {package}; install it with: pip install 'juice-steering[quant]'"
+        )

@@ -33,18 +33,28 @@ def prepare(
 ) -> LoadedModel:
     """Resolve a transformers model that is already in memory and install the hooks on it, once."""
     if getattr(model, "_juice_hooked", False):
-        raise UnsupportedModelError("this model object is steered already; use the SteeredModel that was made from it")
+        raise UnsupportedModelError(
+            "this model object is steered already; use the SteeredModel that was made from it"
+        )
     if shard == WHOLE and (getattr(model, "tp_size", None) or 1) > 1:
-        raise UnsupportedModelError("this model object is sharded already; give juice.load its folder or hub id, and tp=N")
+        raise UnsupportedModelError(
+            "this model object is sharded already; give juice.load its folder or hub id, and tp=N"
+        )
     layout = resolve(model)
     pattern = attention_pattern(model)
     identity = identify_model(
-        model, layout, model_id=model_id or model.config.name_or_path or type(model).__name__, revision=revision, folder=folder
+        model,
+        layout,
+        model_id=model_id or model.config.name_or_path or type(model).__name__,
+        revision=revision,
+        folder=folder,
     )
     model.eval()
     reason = why_not_linear(model, layout, input_device(model))
     if reason is not None:
-        _admit_approximate(f"{type(model).__name__} cannot be steered exactly: {reason}", allowed=allow_approximate)
+        _admit_approximate(
+            f"{type(model).__name__} cannot be steered exactly: {reason}", allowed=allow_approximate
+        )
     model._juice_hooked = True
     hooks = RowRouting(layout), SteeringHooks(layout, shard), LogitPositions(layout)
     loaded = LoadedModel(
@@ -70,7 +80,8 @@ def prepare(
 def _admit_approximate(problem: str, *, allowed: bool) -> None:
     if not allowed:
         raise UnsupportedModelError(
-            f"{problem}. Its activations are quantised: load it with quantised weights alone (bnb-4bit, torchao-int8) or with none, or "
-            "accept approximate steering with allow_approximate=True (--allow-approximate)"
+            f"{problem}. Its activations are quantised: load it with quantised weights alone"
+            " (bnb-4bit, torchao-int8) or with none, or accept approximate steering with"
+            " allow_approximate=True (--allow-approximate)"
         )
     warnings.warn(f"{problem}; every answer says `exact: false`", stacklevel=3)

@@ -1,7 +1,7 @@
 """Loading a model: a hub id, a local folder, or `mini`. The only place that calls from_pretrained.
 
-Weights come from safetensors files alone and remote code is never run. `HF_TOKEN` and the hub's cache variables work as
-everywhere; what the hub refuses is passed on with what to do.
+Weights come from safetensors files alone and remote code is never run. `HF_TOKEN` and the hub's
+cache variables work as everywhere; what the hub refuses is passed on with what to do.
 """
 
 from __future__ import annotations
@@ -12,12 +12,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from huggingface_hub import errors as hub
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import cached_file
 
 from juice.errors import JuiceError, ModelNotFoundError, UnsupportedModelError, UsageError
 from juice.files import MINI
-from juice.loading.placement import choose_device, choose_dtype, choose_map, choose_quantization, is_quantized
+from juice.loading.placement import (
+    choose_device,
+    choose_dtype,
+    choose_map,
+    choose_quantization,
+    is_quantized,
+)
 from juice.loading.prepared import prepare
 from juice.model.layout import resolve
 from juice.model.loaded import LoadedModel
@@ -25,7 +38,9 @@ from juice.model.sharding import WHOLE, Shard, check_plan, options_for, own_devi
 from juice.options import LoadOptions
 
 
-def load_model(model: str | Path, options: LoadOptions | None = None, *, shard: Shard = WHOLE) -> LoadedModel:
+def load_model(
+    model: str | Path, options: LoadOptions | None = None, *, shard: Shard = WHOLE
+) -> LoadedModel:
     """Load a model, or a rank's shard of it, and its tokenizer, and install the hooks.
 
     Args:
@@ -42,19 +57,24 @@ def load_model(model: str | Path, options: LoadOptions | None = None, *, shard: 
     source = str(MINI) if str(model) == "mini" else str(model)
     if shard == WHOLE and options.device == "auto" and dist.is_torchelastic_launched():
         raise UsageError(
-            "torchrun has started several processes, and each would load the whole model; start one without it: tp=N shards the model over "
-            "N devices (`juice serve --tp N`), or name each process' device"
+            "torchrun has started several processes, and each would load the whole model; start one"
+            " without it: tp=N shards the model over N devices (`juice serve --tp N`), or name each"
+            " process' device"
         )
     place, placed = _placed(options, shard)
     tokenizer, network, report = _from_pretrained(str(model), source, options, shard, place, placed)
-    if absent := sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]):
+    if absent := sorted(
+        [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
+    ):
         raise ModelNotFoundError(
-            f"the weights of {model} lack {len(absent)} tensors or have them in another shape ({absent[0]} first); get it again"
+            f"the weights of {model} lack {len(absent)} tensors or have them in another shape"
+            f" ({absent[0]} first); get it again"
         )
     if options.quantization is not None and not is_quantized(network):
         name = type(network).__name__
         raise UsageError(
-            f"{options.quantization} quantises nothing of {name}, whose projections are not nn.Linear; choose another, such as bnb-4bit"
+            f"{options.quantization} quantises nothing of {name}, whose projections are not"
+            " nn.Linear; choose another, such as bnb-4bit"
         )
     return prepare(
         network,
@@ -70,20 +90,33 @@ def load_model(model: str | Path, options: LoadOptions | None = None, *, shard: 
 def _placed(options: LoadOptions, shard: Shard) -> tuple[torch.device, dict[str, Any]]:
     """Return the device of the inputs, and what from_pretrained is given of devices and dtype."""
     if options.device_map is None and options.offload_folder is not None:
-        raise UsageError("offload_folder is given, but no device_map; give one that puts something on disk, such as auto")
+        raise UsageError(
+            "offload_folder is given, but no device_map; give one that puts something on disk, such"
+            " as auto"
+        )
     if options.device_map is not None and options.device != "auto":
         raise UsageError(f"device {options.device!r} and a device_map are given; drop one of them")
     place = choose_device(options.device) if shard == WHOLE else own_device(options.device, shard)
     placed: dict[str, Any] = {}
     if options.device_map is not None:
-        placed = {"device_map": choose_map(options.device_map), "offload_folder": options.offload_folder}
-        if isinstance(placed["device_map"], dict) and {str(at) for at in placed["device_map"].values()} <= {"cpu", "disk"}:
+        placed = {
+            "device_map": choose_map(options.device_map),
+            "offload_folder": options.offload_folder,
+        }
+        if isinstance(placed["device_map"], dict) and {
+            str(at) for at in placed["device_map"].values()
+        } <= {"cpu", "disk"}:
             place = torch.device("cpu")
     return place, {**placed, "dtype": choose_dtype(options.dtype, place)}
 
 
 def _from_pretrained(
-    model: str, source: str, options: LoadOptions, shard: Shard, place: torch.device, placed: dict[str, Any]
+    model: str,
+    source: str,
+    options: LoadOptions,
+    shard: Shard,
+    place: torch.device,
+    placed: dict[str, Any],
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, dict[str, Any]]:
     where: dict[str, Any] = {"revision": options.revision, "trust_remote_code": False}
     try:
@@ -103,7 +136,10 @@ def _from_pretrained(
     except JuiceError:
         raise
     except torch.OutOfMemoryError as error:
-        raise JuiceError(f"{model} does not fit on {place}; choose another --device or --device-map, or a smaller --dtype") from error
+        raise JuiceError(
+            f"{model} does not fit on {place}; choose another --device or --device-map, or a"
+            " smaller --dtype"
+        ) from error
     except Exception as error:  # whatever a damaged folder makes the libraries raise
         raise ModelNotFoundError(_explain(model, error, placed)) from error
 
@@ -111,27 +147,45 @@ def _from_pretrained(
 def check_shardable(model: str | Path, n_ranks: int, *, revision: str | None = None) -> None:
     """Raise UnsupportedModelError for a model that cannot be sharded over so many ranks, before any weight is read."""
     try:
-        config = AutoConfig.from_pretrained(str(MINI) if str(model) == "mini" else str(model), revision=revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(
+            str(MINI) if str(model) == "mini" else str(model),
+            revision=revision,
+            trust_remote_code=False,
+        )
         is_packed = getattr(config, "quantization_config", None) is not None
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config)
     except Exception as error:
         raise ModelNotFoundError(_explain(str(model), error, {})) from error
     if is_packed:
-        raise UnsupportedModelError(f"{model} was saved quantised, which transformers does not shard; serve it without --tp")
+        raise UnsupportedModelError(
+            f"{model} was saved quantised, which transformers does not shard; serve it without --tp"
+        )
     check_plan(network, resolve(network), n_ranks)
 
 
-def _quantized(name: str | None, config: PretrainedConfig, placed: dict[str, Any], place: torch.device) -> dict[str, Any]:
+def _quantized(
+    name: str | None, config: PretrainedConfig, placed: dict[str, Any], place: torch.device
+) -> dict[str, Any]:
     """Return what from_pretrained is told of a quantisation, asked for or stored; packed weights go to their device as they load."""
     if name is None and getattr(config, "quantization_config", None) is None:
         return {}
-    told = {} if name is None else {"quantization_config": choose_quantization(name, config, placed["dtype"])}
+    told = (
+        {}
+        if name is None
+        else {"quantization_config": choose_quantization(name, config, placed["dtype"])}
+    )
     return {**told, "device_map": placed.get("device_map", {"": place})}
 
 
 def _weights_folder(source: str, revision: str | None) -> Path | None:
-    config_file = cached_file(source, "config.json", revision=revision, local_files_only=True, _raise_exceptions_for_missing_entries=False)
+    config_file = cached_file(
+        source,
+        "config.json",
+        revision=revision,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+    )
     return Path(config_file).parent if config_file else None
 
 
@@ -141,11 +195,26 @@ def _explain(model: str, error: Exception, placed: dict[str, Any]) -> str:
         causes.append(causes[-1].__cause__)  # type: ignore[arg-type]
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if any(isinstance(cause, hub.GatedRepoError) for cause in causes) or "gated" in str(error):
-        return f"{model} is gated: accept its licence on its hub page and set HF_TOKEN to a token that may read it"
+        return (
+            f"{model} is gated: accept its licence on its hub page and set HF_TOKEN to a token that"
+            " may read it"
+        )
     if model.startswith((".", "/", "~")) and not Path(model).is_dir():
-        return f"cannot load the model {model!r}: there is no such folder; give a local folder, a hub id, or `mini`"
+        return (
+            f"cannot load the model {model!r}: there is no such folder; give a local folder, a hub"
+            " id, or `mini`"
+        )
     if {"device_map", "quantization_config"} & placed.keys():
-        return f"{model} cannot be loaded with this device map or quantisation: {reason}; try it without"
+        return (
+            f"{model} cannot be loaded with this device map or quantisation: {reason}; try it"
+            " without"
+        )
     if Path(model).is_dir():
-        return f"the folder {model} cannot be loaded: {reason}; expected config.json, tokenizer files and *.safetensors"
-    return f"cannot load the model {model!r}: {reason}; give a hub id (network, or its cache, needed), a local folder, or `mini`"
+        return (
+            f"the folder {model} cannot be loaded: {reason}; expected config.json, tokenizer files"
+            " and *.safetensors"
+        )
+    return (
+        f"cannot load the model {model!r}: {reason}; give a hub id (network, or its cache, needed),"
+        " a local folder, or `mini`"
+    )

@@ -1,10 +1,12 @@
 """The identity of a model's weights: the same for the same weights in another folder, dtype or quantisation.
 
-    fingerprint = SHA-256(config fields, then for the embedding and every projection of the layers: shape and sampled rows)
+    fingerprint = SHA-256(config fields, then for the embedding and every projection of the layers:
+    shape and sampled rows)
 
-The rows are read as float32 from the safetensors files as stored, so the dtype a model is loaded in does not matter, and
-packed or offloaded weights are never touched. A model that was built in memory is read from memory, where its weights
-are float32; otherwise it has no fingerprint. Nor has a folder that was saved quantised: what it packs cannot be compared.
+The rows are read as float32 from the safetensors files as stored, so the dtype a model is loaded in
+does not matter, and packed or offloaded weights are never touched. A model that was built in memory
+is read from memory, where its weights are float32; otherwise it has no fingerprint. Nor has a
+folder that was saved quantised: what it packs cannot be compared.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ INDEX_FILE, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
 RowReader = Callable[[str], tuple[list[int], torch.Tensor] | None]
 
 
-def identify_model(model: PreTrainedModel, layout: Layout, *, model_id: str, revision: str | None, folder: Path | None) -> ModelIdentity:
+def identify_model(
+    model: PreTrainedModel,
+    layout: Layout,
+    *,
+    model_id: str,
+    revision: str | None,
+    folder: Path | None,
+) -> ModelIdentity:
     """Return a model's identity, its fingerprint from the weight files in `folder` or, without one, from memory."""
     return ModelIdentity(
         id=model_id,
@@ -37,15 +46,26 @@ def identify_model(model: PreTrainedModel, layout: Layout, *, model_id: str, rev
         architecture=type(model).__name__,
         n_layers=layout.n_layers,
         n_heads=layout.n_heads,
-        fingerprint=_fingerprint(model, layout, _rows_on_disk(model, folder) if folder else _rows_in_memory(model)),
+        fingerprint=_fingerprint(
+            model, layout, _rows_on_disk(model, folder) if folder else _rows_in_memory(model)
+        ),
     )
 
 
 def _fingerprint(model: PreTrainedModel, layout: Layout, read: RowReader) -> str | None:
     config = text_config(model)
-    fields = [config.model_type, layout.n_layers, layout.n_heads, config.hidden_size, config.vocab_size]
+    fields = [
+        config.model_type,
+        layout.n_layers,
+        layout.n_heads,
+        config.hidden_size,
+        config.vocab_size,
+    ]
     digest = hashlib.sha256(json.dumps(fields).encode())
-    sampled = [model.get_input_embeddings(), *(m for layer in layout.layers for m in layer.layer.modules() if features(m))]
+    sampled = [
+        model.get_input_embeddings(),
+        *(m for layer in layout.layers for m in layer.layer.modules() if features(m)),
+    ]
     if not getattr(config, "tie_word_embeddings", False):
         sampled.append(layout.output)
     names = {module: name for name, module in model.named_modules()}
@@ -68,7 +88,11 @@ def _rows_in_memory(model: PreTrainedModel) -> RowReader:
 
     def read(name: str) -> tuple[list[int], torch.Tensor] | None:
         weight = parameters.get(name)
-        if type(weight) is not nn.Parameter or weight.dtype != torch.float32 or weight.device.type == "meta":
+        if (
+            type(weight) is not nn.Parameter
+            or weight.dtype != torch.float32
+            or weight.device.type == "meta"
+        ):
             return None
         return list(weight.shape), weight.detach()[_sample(len(weight))].cpu()
 
@@ -77,10 +101,18 @@ def _rows_in_memory(model: PreTrainedModel) -> RowReader:
 
 def _rows_on_disk(model: PreTrainedModel, folder: Path) -> RowReader:
     files = _file_of_each_tensor(folder)
-    # Checkpoints name tensors otherwise than modules do, as gpt2, Pythia and multimodal models: transformers knows how.
-    renamings = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
-    parameters = dict.fromkeys((name for name, _ in model.named_parameters(remove_duplicate=False)), True)
-    stored_as = {rename_source_key(s, renamings, [], model.base_model_prefix, parameters)[0]: s for s in files}
+    # Checkpoints name tensors otherwise than modules do, as gpt2, Pythia and multimodal models:
+    # transformers knows how.
+    renamings = [
+        step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)
+    ]
+    parameters = dict.fromkeys(
+        (name for name, _ in model.named_parameters(remove_duplicate=False)), True
+    )
+    stored_as = {
+        rename_source_key(s, renamings, [], model.base_model_prefix, parameters)[0]: s
+        for s in files
+    }
 
     def read(name: str) -> tuple[list[int], torch.Tensor] | None:
         stored = stored_as.get(name)

@@ -17,7 +17,10 @@ Component = Literal["attention", "mlp"]
 
 @contextmanager
 def knocked_out(layer: AttentionLayer, components: Collection[Component]) -> Iterator[None]:
-    """Zero what these components of a layer add to the residual stream; raises UnsupportedModelError for a layer without an MLP."""
+    """Zero what these components of a layer add to the residual stream.
+
+    Raises UnsupportedModelError for a layer without an MLP.
+    """
     with ExitStack() as stack:
         for component in components:
             module = layer.attention if component == "attention" else mlp_of(layer)
@@ -31,12 +34,19 @@ def mlp_of(layer: AttentionLayer) -> nn.Module:
     others = [child for child in layer.layer.children() if not attention & set(child.modules())]
     with_matrix = [child for child in others if any(p.dim() > 1 for p in child.parameters())]
     if not with_matrix:
-        raise UnsupportedModelError(f"layer {layer.index} has no MLP beside its attention; leave the analysis knock_outs out")
+        raise UnsupportedModelError(
+            f"layer {layer.index} has no MLP beside its attention; leave the analysis"
+            " knock_outs out"
+        )
     return with_matrix[-1]
 
 
 def _zero(_module: nn.Module, args: Any, output: Any) -> Any:
     added, *others = output if isinstance(output, tuple) else (output,)
     # BLOOM and MPT hand the residual stream to the module, which adds it.
-    residual = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].shape == added.shape else added * 0
+    residual = (
+        args[1]
+        if len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].shape == added.shape
+        else added * 0
+    )
     return (residual, *others) if isinstance(output, tuple) else residual

@@ -1,9 +1,10 @@
 """Where z is: a structural resolver of the attention output projection of every decoder layer.
 
-z[l], the input of layer l's output projection, is [batch, pos, n_heads * d_head]: head h owns the columns
-h * d_head ... (h + 1) * d_head. The resolver finds the decoder's ModuleList of `num_hidden_layers` layers, in each layer
-the one attention module, and its last projection to the model's width. It reads shapes from modules, never weights
-(which may be packed or offloaded). A model it is not sure of is refused with UnsupportedModelError.
+z[l], the input of layer l's output projection, is [batch, pos, n_heads * d_head]: head h owns the
+columns h * d_head ... (h + 1) * d_head. The resolver finds the decoder's ModuleList of
+`num_hidden_layers` layers, in each layer the one attention module, and its last projection to the
+model's width. It reads shapes from modules, never weights (which may be packed or offloaded). A
+model it is not sure of is refused with UnsupportedModelError.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from juice.errors import UnsupportedModelError
 
 PROJECTION_NAMES = ("o_proj", "out_proj", "c_proj", "dense", "Wo")
-# Attention whose heads are normalised together, paired or shared, so that a scaled z_h is not a scaled head output.
+# Attention whose heads are normalised together, paired or shared, so that a scaled z_h is not a
+# scaled head output.
 REFUSED_MODEL_TYPES = {
     "bitnet": "it normalises across heads before the output projection",
     "minimax": "its lightning attention normalises across heads before the output projection",
@@ -62,12 +64,20 @@ def resolve(model: PreTrainedModel) -> Layout:
     config = text_config(model)
     name = type(model).__name__
     if reason := REFUSED_MODEL_TYPES.get(config.model_type):
-        raise UnsupportedModelError(f"{name} cannot be steered exactly: {reason}; choose a model with ordinary attention heads")
+        raise UnsupportedModelError(
+            f"{name} cannot be steered exactly: {reason}; choose a model with ordinary attention"
+            " heads"
+        )
     output = model.get_output_embeddings()
     if output is None:
-        raise UnsupportedModelError(f"{name} has no vocabulary projection; expected a causal language model")
+        raise UnsupportedModelError(
+            f"{name} has no vocabulary projection; expected a causal language model"
+        )
     decoder_layers = _decoder_layers(model, config)
-    return Layout(tuple(_attention_layer(i, layer, config, name) for i, layer in enumerate(decoder_layers)), output)
+    return Layout(
+        tuple(_attention_layer(i, layer, config, name) for i, layer in enumerate(decoder_layers)),
+        output,
+    )
 
 
 def text_config(model: PreTrainedModel) -> PretrainedConfig:
@@ -81,8 +91,9 @@ def _decoder_layers(model: PreTrainedModel, config: PretrainedConfig) -> nn.Modu
     candidates = [m for m in lists if all(_attentions(layer) for layer in m)]
     if not candidates:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no list of {n_layers} layers with one attention module each: it has no attention heads "
-            "in some layers (a state-space or hybrid model), or JuICE does not know its structure"
+            f"{type(model).__name__} has no list of {n_layers} layers with one attention module"
+            " each: it has no attention heads in some layers (a state-space or hybrid model), or"
+            " JuICE does not know its structure"
         )
     return candidates[0]
 
@@ -100,32 +111,53 @@ def _attentions(layer: nn.Module) -> list[nn.Module]:
 
 def _projections(attention: nn.Module) -> dict[str, nn.Module]:
     """Return the named matrix projections within an attention module."""
-    return {n.rsplit(".", 1)[-1]: m for n, m in attention.named_modules() if n and features(m) is not None}
+    return {
+        n.rsplit(".", 1)[-1]: m
+        for n, m in attention.named_modules()
+        if n and features(m) is not None
+    }
 
 
 def features(module: nn.Module) -> tuple[int, int] | None:
     """Return (in, out) of a linear projection, without touching its weight; None for any other module."""
-    if isinstance(n_in := getattr(module, "in_features", None), int) and isinstance(n_out := getattr(module, "out_features", None), int):
+    if isinstance(n_in := getattr(module, "in_features", None), int) and isinstance(
+        n_out := getattr(module, "out_features", None), int
+    ):
         return n_in, n_out
-    if isinstance(n_in := getattr(module, "nx", None), int) and isinstance(n_out := getattr(module, "nf", None), int):
+    if isinstance(n_in := getattr(module, "nx", None), int) and isinstance(
+        n_out := getattr(module, "nf", None), int
+    ):
         return n_in, n_out
     return None
 
 
-def _attention_layer(index: int, layer: nn.Module, config: PretrainedConfig, name: str) -> AttentionLayer:
+def _attention_layer(
+    index: int, layer: nn.Module, config: PretrainedConfig, name: str
+) -> AttentionLayer:
     attentions = _attentions(layer)
     if len(attentions) != 1:
-        raise UnsupportedModelError(f"{name} has {len(attentions)} attention modules in layer {index}; expected one")
+        raise UnsupportedModelError(
+            f"{name} has {len(attentions)} attention modules in layer {index}; expected one"
+        )
     attention = attentions[0]
-    to_width = {n: m for n, m in _projections(attention).items() if (f := features(m)) and f[1] == config.hidden_size}
+    to_width = {
+        n: m
+        for n, m in _projections(attention).items()
+        if (f := features(m)) and f[1] == config.hidden_size
+    }
     named = [n for n in to_width if n in PROJECTION_NAMES]
     if not to_width:
-        raise UnsupportedModelError(f"{name} has no projection to its width {config.hidden_size} in the attention of layer {index}")
+        raise UnsupportedModelError(
+            f"{name} has no projection to its width {config.hidden_size} in the attention of layer"
+            f" {index}"
+        )
     projection = to_width[named[-1] if named else list(to_width)[-1]]
     n_heads = _n_heads(attention, config)
     n_in = (features(projection) or (0, 0))[0]
     if n_heads is None or n_in % n_heads:
-        raise UnsupportedModelError(f"{name}: z of layer {index} has {n_in} features, which {n_heads} heads do not divide")
+        raise UnsupportedModelError(
+            f"{name}: z of layer {index} has {n_in} features, which {n_heads} heads do not divide"
+        )
     return AttentionLayer(index, layer, attention, projection, n_heads, n_in // n_heads)
 
 

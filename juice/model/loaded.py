@@ -26,8 +26,8 @@ from juice.model.uncompiled import uncompiled
 class LoadedModel:
     """A model ready to be steered: its parts, its hooks and who it is.
 
-    `mask_pattern` is None where the model must mask by itself; `rope_switch` is the number of tokens beyond which its positions
-    change, if they do.
+    `mask_pattern` is None where the model must mask by itself; `rope_switch` is the number of
+    tokens beyond which its positions change, if they do.
     """
 
     model: PreTrainedModel
@@ -40,7 +40,8 @@ class LoadedModel:
     logits: LogitPositions
     identity: ModelIdentity
     modules: tuple[nn.Module, ...]
-    # False where projections are not linear, a row at a time: then steering is approximate, and every answer says so.
+    # False where projections are not linear, a row at a time: then steering is approximate, and
+    # every answer says so.
     exact: bool = True
     # Held during a forward: the hooks carry one plan at a time.
     turn: RLock = field(default_factory=RLock)
@@ -92,7 +93,9 @@ class LoadedModel:
     def max_positions(self) -> int | None:
         """The model's context in tokens; None where its positions have no end."""
         config = text_config(self.model)
-        named = (getattr(config, field, None) for field in ("max_position_embeddings", "max_seq_len"))
+        named = (
+            getattr(config, field, None) for field in ("max_position_embeddings", "max_seq_len")
+        )
         return next((value for value in named if isinstance(value, int)), None)
 
     @property
@@ -131,4 +134,6 @@ def input_device(model: PreTrainedModel) -> torch.device:
     embedding = model.get_input_embeddings()
     if embedding.weight.device.type != "meta":
         return torch.device(embedding.weight.device)
-    return torch.device(getattr(getattr(embedding, "_hf_hook", None), "execution_device", None) or "cpu")
+    return torch.device(
+        getattr(getattr(embedding, "_hf_hook", None), "execution_device", None) or "cpu"
+    )

@@ -1,7 +1,8 @@
 """Reading only the positions that matter: the vocabulary projection sees one position a row.
 
-A vocabulary has up to 256,000 entries: projecting every position of a prompt would cost more than the prompt. A
-permanent pre-hook on the projection gathers the positions of the current forward, and only those become logits.
+A vocabulary has up to 256,000 entries: projecting every position of a prompt would cost more than
+the prompt. A permanent pre-hook on the projection gathers the positions of the current forward, and
+only those become logits.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class LogitPositions:
             return None
         rows, positions = self._kept
         hidden = args[0]
-        # A probe enters with more rows than the model was called with, and some models restore the call's own shape.
+        # A probe enters with more rows than the model was called with, and some models restore the
+        # call's own shape.
         by_row = hidden.reshape(-1, self._length, hidden.shape[-1])
         return (by_row[rows.to(by_row.device), positions.to(by_row.device)].unsqueeze(1), *args[1:])

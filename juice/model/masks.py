@@ -1,9 +1,10 @@
 """Which keys a query may see: the causal rule and each layer's sliding window, as additive masks.
 
-Rows of a batch have different lengths and start at position 0 of their slot, so the key at slot position j is visible to
-the query at position p when j <= p, and p - j < sliding window in a layer with a sliding window. A ready-made 4D mask replaces
-the one a model would build, so the sliding window must be folded in, one mask for each kind of layer. A model whose attention
-does more than that (ALiBi from a 2D mask, local layers, chunks) keeps its own masks.
+Rows of a batch have different lengths and start at position 0 of their slot, so the key at slot
+position j is visible to the query at position p when j <= p, and p - j < sliding window in a layer
+with a sliding window. A ready-made 4D mask replaces the one a model would build, so the sliding
+window must be folded in, one mask for each kind of layer. A model whose attention does more than
+that (ALiBi from a 2D mask, local layers, chunks) keeps its own masks.
 """
 
 from __future__ import annotations
@@ -32,16 +33,30 @@ class AttentionPattern:
 
     def narrowed(self, sliding_window: int) -> AttentionPattern:
         """Return the pattern with another sliding window."""
-        return replace(self, sliding_windows={kind: None if own is None else sliding_window for kind, own in self.sliding_windows.items()})
+        return replace(
+            self,
+            sliding_windows={
+                kind: None if own is None else sliding_window
+                for kind, own in self.sliding_windows.items()
+            },
+        )
 
-    def masks(self, positions: torch.Tensor, n_keys: int, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
+    def masks(
+        self, positions: torch.Tensor, n_keys: int, dtype: torch.dtype
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return the additive masks [rows, 1, queries, n_keys] for queries at `positions` int64 [rows, queries]."""
         keys = torch.arange(n_keys, device=positions.device)
         distance = positions[:, None, :, None] - keys  # [rows, 1, queries, n_keys]
         masks = {}
         for kind, sliding_window in self.sliding_windows.items():
-            hidden = distance < 0 if sliding_window is None else (distance < 0) | (distance >= sliding_window)
-            masks[kind] = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, torch.finfo(dtype).min)
+            hidden = (
+                distance < 0
+                if sliding_window is None
+                else (distance < 0) | (distance >= sliding_window)
+            )
+            masks[kind] = torch.zeros(
+                hidden.shape, dtype=dtype, device=positions.device
+            ).masked_fill_(hidden, torch.finfo(dtype).min)
         return masks if self.by_name else next(iter(masks.values()))
 
 
@@ -51,11 +66,20 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
     Raises UnsupportedModelError for a model that is not causal.
     """
     config = text_config(model)
-    if not getattr(config, "is_causal", True) or (hasattr(config, "is_decoder") and "bert" in config.model_type and not config.is_decoder):
-        raise UnsupportedModelError(f"{type(model).__name__} is not causal: its tokens see what follows them; load a decoder")
+    if not getattr(config, "is_causal", True) or (
+        hasattr(config, "is_decoder") and "bert" in config.model_type and not config.is_decoder
+    ):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not causal: its tokens see what follows them; load a"
+            " decoder"
+        )
     if config._attn_implementation not in TAKING_MASKS:
         return None
-    if getattr(config, "alibi", False) or config.model_type == "bloom" or "local" in (getattr(config, "attention_layers", None) or ()):
+    if (
+        getattr(config, "alibi", False)
+        or config.model_type == "bloom"
+        or "local" in (getattr(config, "attention_layers", None) or ())
+    ):
         return None
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {FULL, SLIDING}:
@@ -70,7 +94,9 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
 def _sliding_window(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
     """Return the sliding window, if the model's code masks by one: many configurations carry a number that nothing reads."""
     code = sys.modules[type(model).__module__]
-    if getattr(config, "use_sliding_window", True) is False or not hasattr(code, "create_sliding_window_causal_mask"):
+    if getattr(config, "use_sliding_window", True) is False or not hasattr(
+        code, "create_sliding_window_causal_mask"
+    ):
         return None
     return getattr(config, "sliding_window", None)
 

@@ -1,9 +1,9 @@
 """Rotary positions whose frequencies depend on how long a sequence is.
 
-Longrope (Phi-3) turns every key by its short factors up to the original context and by its long ones beyond it, the old
-keys included. A row that crosses over is read again, and no forward mixes rows from both sides: transformers chooses the
-factors by the largest position of the call. Dynamic scaling changes the frequencies beyond `max_position_embeddings`
-alone, where no request may go.
+Longrope (Phi-3) turns every key by its short factors up to the original context and by its long
+ones beyond it, the old keys included. A row that crosses over is read again, and no forward mixes
+rows from both sides: transformers chooses the factors by the largest position of the call. Dynamic
+scaling changes the frequencies beyond `max_position_embeddings` alone, where no request may go.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ def rope_switch(model: PreTrainedModel) -> int | None:
     parameters = getattr(config, "rope_parameters", None) or {}
     for own in (parameters, *(kind for kind in parameters.values() if isinstance(kind, dict))):
         if own.get("rope_type") == "longrope":
-            original = own.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+            original = own.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
             if original is not None and original < config.max_position_embeddings:
                 return int(original)
     return None

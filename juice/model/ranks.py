@@ -1,12 +1,13 @@
 """The ranks of a sharded model: rank 0 is the process that loads it, the others are its children and do what it does.
 
-Everything is decided on rank 0: who runs, with which tokens, and what is sampled. Only what touches a rank's own weights or
-keys and values must happen on all of them, in the same order: a method marked `everywhere` is first sent to the other
-ranks, through a pipe to each, and then called here, so that their collectives meet. Batches travel, requests do not.
+Everything is decided on rank 0: who runs, with which tokens, and what is sampled. Only what touches
+a rank's own weights or keys and values must happen on all of them, in the same order: a method
+marked `everywhere` is first sent to the other ranks, through a pipe to each, and then called here,
+so that their collectives meet. Batches travel, requests do not.
 
-A rank that fails between two collectives leaves the others waiting, so nothing goes on after it: when one ends, or a call
-fails on any of them, all end, and `RankLostError` says why. Calls without collectives that may fail by themselves, for
-memory, are put to the vote instead (`attempt`).
+A rank that fails between two collectives leaves the others waiting, so nothing goes on after it:
+when one ends, or a call fails on any of them, all end, and `RankLostError` says why. Calls without
+collectives that may fail by themselves, for memory, are put to the vote instead (`attempt`).
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ _GONE = object()
 class Ranks:
     """The other ranks, seen from rank 0.
 
-    `program` is the module that they run, `job` what they are sent first. Raises UsageError and RankLostError.
+    `program` is the module that they run, `job` what they are sent first. Raises UsageError and
+    RankLostError.
     """
 
     def __init__(self, n_ranks: int, program: str, job: Any, *, device: str = "auto") -> None:
         if dist.is_torchelastic_launched() or dist.is_initialized():
-            raise UsageError("this process is one of a group already: close the model that is sharded, or start it without torchrun")
+            raise UsageError(
+                "this process is one of a group already: close the model that is sharded, or start"
+                " it without torchrun"
+            )
         self.n_ranks = n_ranks
         self.lost: RankLostError | None = None
         self._is_closed = self._is_following = False
@@ -66,7 +71,12 @@ class Ranks:
         atexit.register(self.close)
         try:
             for other in self._others:
-                threading.Thread(target=other.listen, args=(self._lose,), name=f"juice-rank-{other.shard.rank}", daemon=True).start()
+                threading.Thread(
+                    target=other.listen,
+                    args=(self._lose,),
+                    name=f"juice-rank-{other.shard.rank}",
+                    daemon=True,
+                ).start()
             self._send((self._store.port, job))
             self._gather()  # all have started: the meeting does not wait for one that never comes
             join_group(Shard(0, n_ranks), self._store, place)
@@ -75,12 +85,18 @@ class Ranks:
             raise
 
     def wait_until_loaded(self) -> None:
-        """Wait until every rank has its part of the model; raises RankLostError, with the reason, when one cannot."""
+        """Wait until every rank has its part of the model.
+
+        Raises RankLostError, with the reason, when one cannot.
+        """
         self._gather()
         self._is_following = True
 
     def call(self, address: Address, own: Callable[[], R], *args: Any, **kwargs: Any) -> R:
-        """Call a method of the other ranks, and `own` here; raises RankLostError if it fails here, and all ranks end."""
+        """Call a method of the other ranks, and `own` here.
+
+        Raises RankLostError if it fails here, and all ranks end.
+        """
         with self._turn:
             self._send(Call(address, args, kwargs))
             self._caller = threading.get_ident()
@@ -94,7 +110,9 @@ class Ranks:
             finally:
                 self._caller = None
 
-    def attempt(self, address: Address, own: Callable[[], None], *args: Any) -> list[Exception | None]:
+    def attempt(
+        self, address: Address, own: Callable[[], None], *args: Any
+    ) -> list[Exception | None]:
         """As `call`, for what may fail on some ranks alone, without collectives; return the failure of each rank, or None."""
         with self._turn:
             self._send(Call(address, args, {}, is_attempt=True))
@@ -103,7 +121,10 @@ class Ranks:
                 own()
             except Exception as error:
                 failure = error
-            return [failure, *(None if text is None else MemoryError(text) for text in self._gather())]
+            return [
+                failure,
+                *(None if text is None else MemoryError(text) for text in self._gather()),
+            ]
 
     def peers(self, **options: Any) -> Peers:
         """Make an object on every other rank, with these options; return the way to it."""
@@ -117,8 +138,9 @@ class Ranks:
         def refuse(_module: nn.Module, _args: Any) -> None:
             if self._caller != threading.get_ident():
                 raise UnsupportedModelError(
-                    f"the model is sharded over {self.n_ranks} ranks, so only its engine runs it: it generates, but finding heads and "
-                    "other analyses need a model on one device; load it without tp"
+                    f"the model is sharded over {self.n_ranks} ranks, so only its engine runs it:"
+                    " it generates, but finding heads and other analyses need a model on one"
+                    " device; load it without tp"
                 )
 
         model.register_forward_pre_hook(refuse)
@@ -151,7 +173,10 @@ class Ranks:
             self._turn.release()
 
     def _gather(self) -> list[Any]:
-        """Return the next answer of every other rank; raises RankLostError when one ends before it answers."""
+        """Return the next answer of every other rank.
+
+        Raises RankLostError when one ends before it answers.
+        """
         answers = [other.answers.get() for other in self._others]
         if _GONE in answers:
             raise self._reason("a rank has ended")
@@ -178,7 +203,9 @@ class Ranks:
         with self._change:
             if self.lost is not None or self._is_closed:
                 return
-            self.lost = RankLostError(f"{reason}; a model over {self.n_ranks} ranks needs them all: start it again")
+            self.lost = RankLostError(
+                f"{reason}; a model over {self.n_ranks} ranks needs them all: start it again"
+            )
             self._change.notify_all()
             for listener in self._listeners:
                 _tell(listener, self.lost)
@@ -193,14 +220,27 @@ class _Other:
         self.shard = shard
         self.answers: SimpleQueue[Any] = SimpleQueue()
         ours, theirs = socket.socketpair()
-        # What a terminal or a supervisor sends to every process is for rank 0 to act on: the others end when it tells them.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        # What a terminal or a supervisor sends to every process is for rank 0 to act on: the others
+        # end when it tells them.
+        blocked = signal.pthread_sigmask(
+            signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        )
         try:
             self.process = subprocess.Popen(  # noqa: S603 -- a module of ours
-                [sys.executable, "-m", program, str(theirs.fileno()), str(shard.rank), str(shard.n_ranks)],
+                [
+                    sys.executable,
+                    "-m",
+                    program,
+                    str(theirs.fileno()),
+                    str(shard.rank),
+                    str(shard.n_ranks),
+                ],
                 # PyTorch and transformers take the rank's device from it.
-                env={**os.environ, "LOCAL_RANK": str(shard.rank)}, stdin=subprocess.DEVNULL, stdout=STDERR, pass_fds=(theirs.fileno(),),
-            )  # fmt: skip
+                env={**os.environ, "LOCAL_RANK": str(shard.rank)},
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,
+                pass_fds=(theirs.fileno(),),
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         theirs.close()
@@ -217,7 +257,10 @@ class _Other:
                 else:
                     self.answers.put(answer)
         status = self.process.wait()
-        lose(f"rank {self.shard.rank} " + (f"ended with status {status}" if reason is None else f"failed: {reason}"))
+        lose(
+            f"rank {self.shard.rank} "
+            + (f"ended with status {status}" if reason is None else f"failed: {reason}")
+        )
         self.answers.put(_GONE)
 
     def stop(self) -> None:
@@ -244,7 +287,9 @@ class Peers:
 
     def call(self, method: str, own: Callable[[], R], *args: Any, **kwargs: Any) -> R:
         """Call a method on the other ranks, and `own` here."""
-        return self._ranks.call(Address(method, self._number, self._attribute), own, *args, **kwargs)
+        return self._ranks.call(
+            Address(method, self._number, self._attribute), own, *args, **kwargs
+        )
 
     def attempt(self, method: str, own: Callable[[], None], *args: Any) -> list[Exception | None]:
         """Let every rank try a method, `own` here; return the failure of each, or None."""
@@ -271,7 +316,9 @@ def everywhere(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M
     @wraps(method)
     def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
         own = partial(method, self, *args, **kwargs)
-        return own() if self.peers is None else self.peers.call(method.__name__, own, *args, **kwargs)
+        return (
+            own() if self.peers is None else self.peers.call(method.__name__, own, *args, **kwargs)
+        )
 
     return run
 

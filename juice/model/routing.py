@@ -1,9 +1,9 @@
 """Which rows go through which layer: rows enter and leave the batch between decoder layers.
 
-A model is called with n rows. Layer l runs those n and, behind them, companions: copies of some of these rows that fork
-off where they enter and are dropped where they end. Permanent pre-hooks on the decoder layers, which do nothing without
-a plan, put together each layer's rows and give every row that joins the masks and positions of the row it copies. The
-modules are transformers' own.
+A model is called with n rows. Layer l runs those n and, behind them, companions: copies of some of
+these rows that fork off where they enter and are dropped where they end. Permanent pre-hooks on the
+decoder layers, which do nothing without a plan, put together each layer's rows and give every row
+that joins the masks and positions of the row it copies. The modules are transformers' own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from juice.model.layout import Layout
 class LayerRows:
     """The rows of one layer.
 
-    `taken` says which row of the layer below each of them goes on from (None: the same rows), `origins` which row of the call
-    each of them is or copies (None: the call's own rows). Both are int64 [rows].
+    `taken` says which row of the layer below each of them goes on from (None: the same rows),
+    `origins` which row of the call each of them is or copies (None: the call's own rows). Both are
+    int64 [rows].
     """
 
     taken: torch.Tensor | None
@@ -37,7 +38,10 @@ class RowRouting:
     def __init__(self, layout: Layout) -> None:
         self._plan: Sequence[LayerRows] | None = None
         self._n_rows = 0
-        self.handles = [layer.layer.register_forward_pre_hook(self._hook(layer.index), with_kwargs=True) for layer in layout.layers]
+        self.handles = [
+            layer.layer.register_forward_pre_hook(self._hook(layer.index), with_kwargs=True)
+            for layer in layout.layers
+        ]
         self.handles.append(layout.layers[-1].layer.register_forward_hook(self._leave))
 
     @contextmanager
@@ -50,7 +54,9 @@ class RowRouting:
             self._plan = None
 
     def _hook(self, index: int) -> Any:
-        def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        def enter(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[Any, Any] | None:
             if self._plan is None:
                 return None
             rows = self._plan[index]
@@ -59,8 +65,13 @@ class RowRouting:
             hidden = args[0] if args else kwargs["hidden_states"]
             if rows.taken is not None:
                 hidden = hidden[rows.taken.to(hidden.device)]
-            others = (args[1:], {name: value for name, value in kwargs.items() if name != "hidden_states"})
-            rest, named = others if rows.origins is None else copy_rows(others, self._n_rows, rows.origins)
+            others = (
+                args[1:],
+                {name: value for name, value in kwargs.items() if name != "hidden_states"},
+            )
+            rest, named = (
+                others if rows.origins is None else copy_rows(others, self._n_rows, rows.origins)
+            )
             return ((hidden, *rest), named) if args else (rest, {**named, "hidden_states": hidden})
 
         return enter
@@ -69,17 +80,27 @@ class RowRouting:
         """Behind the last layer the call's own rows go on."""
         if self._plan is None or self._plan[-1].origins is None:
             return output
-        return (output[0][: self._n_rows], *output[1:]) if isinstance(output, tuple) else output[: self._n_rows]
+        return (
+            (output[0][: self._n_rows], *output[1:])
+            if isinstance(output, tuple)
+            else output[: self._n_rows]
+        )
 
 
 def copy_rows(value: Any, n_rows: int, origins: torch.Tensor) -> Any:
     """Gather the rows `origins` of every tensor within `value` that has a row for each of n_rows; what all rows share broadcasts."""
     if isinstance(value, torch.Tensor):
-        return value[origins.to(value.device)] if value.dim() > 1 and n_rows > 1 and value.shape[0] == n_rows else value
+        return (
+            value[origins.to(value.device)]
+            if value.dim() > 1 and n_rows > 1 and value.shape[0] == n_rows
+            else value
+        )
     if isinstance(value, tuple | list):
         return type(value)(copy_rows(item, n_rows, origins) for item in value)
     if type(value) is dict:
-        return {key: BY_NAME.get(key, copy_rows)(item, n_rows, origins) for key, item in value.items()}
+        return {
+            key: BY_NAME.get(key, copy_rows)(item, n_rows, origins) for key, item in value.items()
+        }
     return value
 
 
@@ -90,7 +111,8 @@ def _copy_alibi(alibi: Any, n_rows: int, origins: torch.Tensor) -> Any:
     return copy_rows(alibi, n_rows, origins)
 
 
-# What a shape alone would be taken for something else: MPT's biases, [n_heads, 1, keys], are the same for all rows.
+# What a shape alone would be taken for something else: MPT's biases, [n_heads, 1, keys], are the
+# same for all rows.
 BY_NAME: dict[str, Callable[[Any, int, torch.Tensor], Any]] = {
     "alibi": _copy_alibi,
     "position_bias": lambda shared, _n_rows, _origins: shared,

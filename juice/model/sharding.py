@@ -1,9 +1,10 @@
 """One rank's part of a model that is sharded over several: transformers' own tensor parallel plan, and what it does to z.
 
-Rank r of N holds a slice of every projection that the plan names. In most plans z, the input of the output projection,
-holds the rank's own heads, side by side: n_heads / N of them, of which r * n_heads / N is the first. Where the plan splits
-that input only behind it (Phi-3, OLMo 2), or leaves attention whole (DeepSeek), every rank sees all of z. The width of z
-tells which. Keys and values are the rank's own as well; logits, and what goes from layer to layer, are the same on all.
+Rank r of N holds a slice of every projection that the plan names. In most plans z, the input of the
+output projection, holds the rank's own heads, side by side: n_heads / N of them, of which r *
+n_heads / N is the first. Where the plan splits that input only behind it (Phi-3, OLMo 2), or leaves
+attention whole (DeepSeek), every rank sees all of z. The width of z tells which. Keys and values
+are the rank's own as well; logits, and what goes from layer to layer, are the same on all.
 """
 
 from __future__ import annotations
@@ -47,41 +48,62 @@ def check_plan(model: PreTrainedModel, layout: Layout, n_ranks: int) -> None:
     """Raise UnsupportedModelError for a model whose heads cannot be sharded over so many ranks; its weights may be on no device."""
     name, plan = type(model).__name__, model.tp_plan
     if not plan:
-        raise UnsupportedModelError(f"{name} has no tensor parallel plan in transformers, so it cannot be sharded; serve it without --tp")
+        raise UnsupportedModelError(
+            f"{name} has no tensor parallel plan in transformers, so it cannot be sharded; serve it"
+            " without --tp"
+        )
     names = {module: re.sub(r"\.\d+(?=\.|$)", ".*", path) for path, module in model.named_modules()}
     for layer in layout.layers:
         style = plan.get(names[layer.projection])
         if style in WHOLE_STYLES:
             continue
         if style not in SPLIT_STYLES:
-            raise UnsupportedModelError(f"{name} shards its output projections {style!r}, which JuICE does not know; serve it without --tp")
+            raise UnsupportedModelError(
+                f"{name} shards its output projections {style!r}, which JuICE does not know; serve"
+                " it without --tp"
+            )
         kv_heads = getattr(model.config.get_text_config(decoder=True), "num_key_value_heads", None)
-        counts = {"query heads": layer.n_heads} | ({"key-value heads": kv_heads} if isinstance(kv_heads, int) else {})
+        counts = {"query heads": layer.n_heads} | (
+            {"key-value heads": kv_heads} if isinstance(kv_heads, int) else {}
+        )
         for what, n in counts.items():
             if n % n_ranks:
                 raise UnsupportedModelError(
-                    f"{name} has {n} {what} in layer {layer.index}, which {n_ranks} ranks cannot share; choose a --tp that divides {n}"
+                    f"{name} has {n} {what} in layer {layer.index}, which {n_ranks} ranks cannot"
+                    f" share; choose a --tp that divides {n}"
                 )
 
 
 def own_device(device: str, shard: Shard) -> torch.device:
-    """Return the device of a rank: its own accelerator, or the CPU where there is none; raises UsageError."""
+    """Return the device of a rank: its own accelerator, or the CPU where there is none.
+
+    Raises UsageError.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = "cpu" if accelerator is None else accelerator.type
     if kind == "mps":
-        raise UsageError("tensor parallel runs on CUDA devices and on CPUs, not on mps; leave tp out")
+        raise UsageError(
+            "tensor parallel runs on CUDA devices and on CPUs, not on mps; leave tp out"
+        )
     if device not in ("auto", kind):
-        raise UsageError(f"device is {device!r}; with tp every rank takes one of its own: expected auto or {kind}")
+        raise UsageError(
+            f"device is {device!r}; with tp every rank takes one of its own: expected auto or"
+            f" {kind}"
+        )
     if kind == "cpu":
         return torch.device(kind)
     if (n := torch.accelerator.device_count()) < shard.n_ranks:
-        raise UsageError(f"tp is {shard.n_ranks}, but there are {n} {kind} devices; choose a tp of {n} at most")
+        raise UsageError(
+            f"tp is {shard.n_ranks}, but there are {n} {kind} devices; choose a tp of {n} at most"
+        )
     return torch.device(kind, shard.rank)
 
 
 def meeting_place(shard: Shard, port: int = 0) -> Any:
     """Return the store by which ranks find each other: rank 0 opens it, on a free port, and the others say that port."""
-    return dist.TCPStore("127.0.0.1", port, shard.n_ranks, is_master=shard.rank == 0, wait_for_workers=False)  # type: ignore[attr-defined]
+    store: Any = dist.TCPStore  # type: ignore[attr-defined]
+    is_first = shard.rank == 0
+    return store("127.0.0.1", port, shard.n_ranks, is_master=is_first, wait_for_workers=False)
 
 
 def join_group(shard: Shard, store: Any, device: torch.device) -> None:
@@ -91,17 +113,27 @@ def join_group(shard: Shard, store: Any, device: torch.device) -> None:
     else:
         torch.accelerator.set_device_index(device)
     dist.init_process_group(
-        dist.get_default_backend_for_device(device), store=store, rank=shard.rank, world_size=shard.n_ranks, timeout=COLLECTIVE_TIMEOUT,
+        dist.get_default_backend_for_device(device),
+        store=store,
+        rank=shard.rank,
+        world_size=shard.n_ranks,
+        timeout=COLLECTIVE_TIMEOUT,
         device_id=None if device.type == "cpu" else device,
-    )  # fmt: skip
+    )
 
 
 def options_for(shard: Shard) -> dict[str, Any]:
-    """Return what makes from_pretrained load this rank's part alone; raises UsageError where the libraries cannot."""
+    """Return what makes from_pretrained load this rank's part alone.
+
+    Raises UsageError where the libraries cannot.
+    """
     if shard == WHOLE:
         return {}
     from transformers.distributed import DistributedConfig
 
     if find_spec("accelerate") is None or "tp_size" not in DistributedConfig.__dataclass_fields__:
-        raise UsageError("tensor parallel needs accelerate, and transformers 5.23; install both: pip install 'juice-steering[parallel]'")
+        raise UsageError(
+            "tensor parallel needs accelerate, and transformers 5.23; install both: pip install"
+            " 'juice-steering[parallel]'"
+        )
     return {"distributed_config": DistributedConfig(tp_size=shard.n_ranks)}

@@ -4,12 +4,13 @@ At layer l and head h, row r of the batch gets
 
     z[l][r, :, h] <- z[l][r, :, h] + coefficient[l][r, h] * z[l][source[r], :, h]
 
-with z as it was before the hook. A steered row names its clean row as source: that is the dual run. A row may be its
-own source: that is how a single run scales itself (JuNe, and the probes of identification). A row with zero
-coefficients is unchanged, and a layer without a non-zero coefficient is not touched at all.
+with z as it was before the hook. A steered row names its clean row as source: that is the dual run.
+A row may be its own source: that is how a single run scales itself (JuNe, and the probes of
+identification). A row with zero coefficients is unchanged, and a layer without a non-zero
+coefficient is not touched at all.
 
-The hooks sit before the attention output projections from load on and read the plan of the current forward; without a
-plan the model is the unmodified one.
+The hooks sit before the attention output projections from load on and read the plan of the current
+forward; without a plan the model is the unmodified one.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ class SteeringPlan:
 class SteeringHooks:
     """The hooks of one model, or of one rank's part of it; `apply` sets the plan for the forwards made within it.
 
-    Plans name the heads of the whole model: a rank applies the coefficients of those that its z holds.
+    Plans name the heads of the whole model: a rank applies the coefficients of those that its z
+    holds.
     """
 
     def __init__(self, layout: Layout, shard: Shard = WHOLE) -> None:
         self._shard = shard
         self._plan: SteeringPlan | None = None
         self._fired: set[int] = set()
-        self.handles = [layer.projection.register_forward_pre_hook(self._hook(layer)) for layer in layout.layers]
+        self.handles = [
+            layer.projection.register_forward_pre_hook(self._hook(layer)) for layer in layout.layers
+        ]
 
     @contextmanager
     def apply(self, plan: SteeringPlan) -> Iterator[None]:
@@ -54,7 +58,10 @@ class SteeringHooks:
             yield
             missed = plan.coefficients.keys() - self._fired
             if missed:
-                raise RuntimeError(f"steering did not reach layers {sorted(missed)}: their output projections were bypassed")
+                raise RuntimeError(
+                    f"steering did not reach layers {sorted(missed)}: their output projections were"
+                    " bypassed"
+                )
         finally:
             self._plan = None
 
@@ -71,10 +78,13 @@ class SteeringHooks:
         return steer
 
 
-def add_scaled(z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor, n_heads: int) -> torch.Tensor:
+def add_scaled(
+    z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor, n_heads: int
+) -> torch.Tensor:
     """Return z + coefficient * z[source]; z: [rows, pos, n_heads * d_head], coefficient: float32 [rows, n_heads].
 
-    In half precision the sum is float32 and rounded once, so that a coefficient such as 1.3 is not rounded first.
+    In half precision the sum is float32 and rounded once, so that a coefficient such as 1.3 is not
+    rounded first.
     """
     by_head = z.view(*z.shape[:-1], n_heads, -1)  # [rows, pos, head, d_head]
     scaled = coefficient.to(z.device)[:, None, :, None] * by_head[source.to(z.device)]

@@ -1,7 +1,7 @@
 """The definition of steering, slow and obvious: two runs, no cache, no batch, no permanent hooks.
 
-Run 1 is the unmodified model, z of the steered layers kept. Run 2 adds to z of each steered head its coefficient times
-what run 1 had there. Everything faster is checked against this.
+Run 1 is the unmodified model, z of the steered layers kept. Run 2 adds to z of each steered head
+its coefficient times what run 1 had there. Everything faster is checked against this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from juice.model.loaded import LoadedModel
 
 
 @torch.inference_mode()
-def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor], n_kept: int) -> torch.Tensor:
+def two_runs(
+    loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor], n_kept: int
+) -> torch.Tensor:
     """Return the logits float32 [n_kept, vocabulary] of the steered run's last tokens.
 
     ids: int64 [tokens]; coefficients: float32 [n_heads] a layer.
@@ -39,13 +41,21 @@ def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, 
             for head, coefficient in enumerate(coefficients[layer.index][here].tolist()):
                 if coefficient:
                     columns = slice(head * layer.d_head, (head + 1) * layer.d_head)
-                    z[..., columns] = (z[..., columns].float() + coefficient * clean[layer.index][..., columns].float()).to(z.dtype)
+                    z[..., columns] = (
+                        z[..., columns].float()
+                        + coefficient * clean[layer.index][..., columns].float()
+                    ).to(z.dtype)
             return (z, *args[1:])
 
         return change
 
-    # Many models make the logits of the last tokens alone, if asked; a prompt's would take gigabytes.
-    kept = {"logits_to_keep": n_kept} if "logits_to_keep" in signature(loaded.model.forward).parameters else {}
+    # Many models make the logits of the last tokens alone, if asked; a prompt's would take
+    # gigabytes.
+    kept = (
+        {"logits_to_keep": n_kept}
+        if "logits_to_keep" in signature(loaded.model.forward).parameters
+        else {}
+    )
     logits = torch.empty(0)
     with loaded.turn:
         for hook in (keep, add):
@@ -53,5 +63,9 @@ def two_runs(loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, 
                 for index in coefficients:
                     layer = loaded.layout.layers[index]
                     stack.callback(layer.projection.register_forward_pre_hook(hook(layer)).remove)
-                logits = loaded.run(input_ids=ids[None], use_cache=False, **kept).logits[0, -n_kept:].float()
+                logits = (
+                    loaded.run(input_ids=ids[None], use_cache=False, **kept)
+                    .logits[0, -n_kept:]
+                    .float()
+                )
     return logits

@@ -1,8 +1,9 @@
 """A compiled model, run as it was written.
 
-`torch.compile` traces hooks that are there at its first call and silently ignores those that come later; and every new set of
-rows, joins and leaves would be compiled anew. So a forward of ours runs the modules themselves, whether somebody compiled them
-before the model was loaded or after; what they compiled is theirs again behind it.
+`torch.compile` traces hooks that are there at its first call and silently ignores those that come
+later; and every new set of rows, joins and leaves would be compiled anew. So a forward of ours runs
+the modules themselves, whether somebody compiled them before the model was loaded or after; what
+they compiled is theirs again behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def uncompiled(modules: Sequence[nn.Module]) -> Iterator[None]:
         (module.__dict__, name, module.__dict__[name], plain)
         for module in modules
         for name in ("_compiled_call_impl", "forward")
-        if (plain := getattr(module.__dict__.get(name), "_torchdynamo_orig_callable", None)) is not None
+        if (plain := getattr(module.__dict__.get(name), "_torchdynamo_orig_callable", None))
+        is not None
     ]
     for own, name, _, plain in compiled:
         own[name] = plain

@@ -41,7 +41,11 @@ class Failure:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        return (torch.tensor, (value.numpy(force=True),)) if isinstance(value, torch.Tensor) else NotImplemented
+        return (
+            (torch.tensor, (value.numpy(force=True),))
+            if isinstance(value, torch.Tensor)
+            else NotImplemented
+        )
 
 
 def packed(message: Any) -> bytes:

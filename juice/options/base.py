@@ -13,17 +13,24 @@ from juice.errors import RequestError
 class Options(BaseModel):
     """Values with ranges; unknown names are refused. `of` is the way in for Python."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Return the options with these values; raises RequestError that names the first wrong one."""
+        """Return the options with these values.
+
+        Raises RequestError that names the first wrong one.
+        """
         try:
             return cls(**values)
         except ValidationError as error:
             path, problem = first_problem(error)
             name = path.partition(".")[0]
-            raise RequestError(f"{path} is {shortened(error.errors()[0]['input'])}: {problem}", param=name) from error
+            raise RequestError(
+                f"{path} is {shortened(error.errors()[0]['input'])}: {problem}", param=name
+            ) from error
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:

@@ -21,15 +21,32 @@ class LoadOptions(Options):
 
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N or mps.")
     device_map: DeviceMap | None = Field(
-        default=None, description="Over several devices, memory and disk: auto, balanced, sequential, or JSON {module: device}."
+        default=None,
+        description=(
+            "Over several devices, memory and disk: auto, balanced, sequential, or JSON {module:"
+            " device}."
+        ),
     )
-    offload_folder: Path | None = Field(default=None, description="Folder for the weights that a device map puts on disk.")
-    dtype: str = Field(default="auto", description="auto (as stored on a GPU, float32 on a CPU), float32, bfloat16 or float16.")
-    quantization: str | None = Field(default=None, description="bnb-4bit, torchao-int8; bnb-8bit with --allow-approximate.")
-    allow_approximate: bool = Field(default=False, description="Steer a model with quantised activations too.")
+    offload_folder: Path | None = Field(
+        default=None, description="Folder for the weights that a device map puts on disk."
+    )
+    dtype: str = Field(
+        default="auto",
+        description="auto (as stored on a GPU, float32 on a CPU), float32, bfloat16 or float16.",
+    )
+    quantization: str | None = Field(
+        default=None, description="bnb-4bit, torchao-int8; bnb-8bit with --allow-approximate."
+    )
+    allow_approximate: bool = Field(
+        default=False, description="Steer a model with quantised activations too."
+    )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a hub model.")
-    attn_implementation: str | None = Field(default=None, description="eager, sdpa or another of transformers'.")
+    attn_implementation: str | None = Field(
+        default=None, description="eager, sdpa or another of transformers'."
+    )
 
     def changed(self, *names: str) -> list[str]:
         """Return the options among these that are not at their defaults."""
-        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+        return [
+            name for name in names if getattr(self, name) != type(self).model_fields[name].default
+        ]

@@ -1,8 +1,8 @@
 """How a request chooses its tokens, and within which ranges.
 
 In this order: a bias for single tokens; penalties for tokens that occurred before; the division by
-temperature; the cuts to the likeliest `top_k`, to the smallest set that holds `top_p` of the mass, and to
-tokens with at least `min_p` of the likeliest one's probability.
+temperature; the cuts to the likeliest `top_k`, to the smallest set that holds `top_p` of the mass,
+and to tokens with at least `min_p` of the likeliest one's probability.
 
     repetition   logit / penalty if logit > 0 else logit * penalty    tokens of the prompt and of the answer
     presence     logit - penalty                                      tokens of the answer
@@ -25,24 +25,44 @@ class SamplingOptions(Options):
     """How the next token is chosen; the defaults take the likeliest one."""
 
     temperature: float = Field(default=0.0, ge=0, le=2, description="0 takes the likeliest token.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Sample from the smallest set with this mass.")
-    top_k: int = Field(default=0, ge=-1, le=1_000_000, description="Sample from the k likeliest tokens; 0 or -1 for all.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Sample from the smallest set with this mass."
+    )
+    top_k: int = Field(
+        default=0,
+        ge=-1,
+        le=1_000_000,
+        description="Sample from the k likeliest tokens; 0 or -1 for all.",
+    )
     min_p: float = Field(
-        default=0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest one's probability."
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Drop tokens below this share of the likeliest one's probability.",
     )
     repetition_penalty: float = Field(
-        default=1.0, ge=0.01, le=100, description="Divides the logits of tokens that occurred before; 1 for none."
+        default=1.0,
+        ge=0.01,
+        le=100,
+        description="Divides the logits of tokens that occurred before; 1 for none.",
     )
     presence_penalty: float = Field(
-        default=0.0, ge=-2, le=2, description="Taken off the logits of tokens that the answer holds already."
+        default=0.0,
+        ge=-2,
+        le=2,
+        description="Taken off the logits of tokens that the answer holds already.",
     )
     frequency_penalty: float = Field(
         default=0.0, ge=-2, le=2, description="The same, for every time that they occur."
     )
     logit_bias: dict[int, Bias] = Field(
-        default_factory=dict, max_length=MAX_BIASES, description="Added to the logits of single tokens, by id."
+        default_factory=dict,
+        max_length=MAX_BIASES,
+        description="Added to the logits of single tokens, by id.",
     )
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Seed of the sampling.")
+    seed: int | None = Field(
+        default=None, ge=-(2**63), lt=2**63, description="Seed of the sampling."
+    )
 
     @property
     def changes_logits(self) -> bool:

@@ -6,11 +6,25 @@ import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from juice.engine import Completion, Contrast, GenerationRequest, SamplingOptions, Steer, SteerTarget
+from juice.engine import (
+    Completion,
+    Contrast,
+    GenerationRequest,
+    SamplingOptions,
+    Steer,
+    SteerTarget,
+)
 from juice.errors import RequestError
 from juice.head_set import HeadSet
 from juice.progress import Progress, silent
-from juice.steered_model.options import OneOrEach, Stop, join_context, options_for, options_of, steer_of
+from juice.steered_model.options import (
+    OneOrEach,
+    Stop,
+    join_context,
+    options_for,
+    options_of,
+    steer_of,
+)
 from juice.steered_model.served import ServedModel
 
 
@@ -47,20 +61,44 @@ class SteeredModel(ServedModel):
     ) -> list[Completion]:
         """Continue every prompt; all of them share batches, each with its own options.
 
-        Every option is one value for all prompts, or a list of one value a prompt. `request` explains each of them.
+        Every option is one value for all prompts, or a list of one value a prompt.
 
         Args:
             prompts: One text, or several.
-            progress: Reports how many are done; `juice.progress` says how.
+            steer: `none`, `context`, `parametric`, or a `Steer` with everything that can be asked for.
+            strength: Multiplies both betas, 0 to 100; None: as `steer` says, where 1 is as tuned.
+            head_set: A head set or the name of one; None: as `steer` says, else the set named like
+                the target.
+            context: Text that goes before the prompt; method `cad` needs it apart.
+            max_tokens: New tokens at most.
+            min_tokens: No stop before so many new tokens.
+            stop: A string, or a tuple of strings, that ends the text and is not part of it.
+            stop_token_ids: Tokens that end the text beside the model's own.
+            ignore_eos: Do not stop at the model's own stop tokens.
+            top_logprobs: How many alternatives are reported for every token, 0 to 20.
+            temperature: 0 takes the likeliest token; up to 2.
+            top_p: Sample from the smallest set with this mass.
+            top_k: Sample from the k likeliest tokens; 0 or -1 for all.
+            min_p: Drop tokens below this share of the likeliest one's probability.
+            repetition_penalty: Divides the logits of tokens that occurred before; 1 for none.
+            presence_penalty: Taken off the logits of tokens that the answer holds already.
+            frequency_penalty: The same, for every time that they occur.
+            logit_bias: Added to the logits of single tokens, by id.
+            seed: Seed of the sampling, the same for every prompt; None draws a fresh one.
+            progress: Reports how many prompts are done; `juice.progress` says how.
 
         Returns:
-            A completion a prompt, in their order; `seed` is the same for each of them.
+            A completion a prompt, in their order.
 
         Raises:
             RequestError: An option is out of range, or a list does not have one value a prompt.
             HeadSetError: No head set serves a request, or the one given does not fit.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "prompts", "progress")}
+        given = {
+            name: value
+            for name, value in locals().items()
+            if name not in ("self", "prompts", "progress")
+        }
         return self.engine.generate(self._requests(prompts, given), progress=progress)
 
     @options_of(generate)
@@ -106,30 +144,10 @@ class SteeredModel(ServedModel):
     ) -> GenerationRequest:
         """Turn a prompt and its options into a request for the engine.
 
-        Args:
-            prompt: Text, or tokens.
-            steer: `none`, `context`, `parametric`, or a `Steer` with everything that can be asked for.
-            strength: Multiplies both betas, 0 to 100; None: as `steer` says, 1 as tuned.
-            head_set: A head set or the name of one; None: as `steer` says, else the set named like the target.
-            context: Text that goes before the prompt; method `cad` needs it apart.
-            without_context: Where the prompt has its context in it: the prompt without.
-            max_tokens: New tokens at most; 0 only with `prompt_logprobs`.
-            min_tokens: No stop before so many new tokens.
-            stop: A string, or a tuple of strings, that ends the text; it is not part of it.
-            stop_token_ids: Tokens that end the text beside the model's own.
-            ignore_eos: Do not stop at the model's own stop tokens.
-            top_logprobs: How many alternatives are reported for every token, 0 to 20.
-            prompt_logprobs: Report log-probabilities of the prompt's tokens too.
-            watch: Tokens whose log-probability at the first new position is reported.
-            temperature: 0 takes the likeliest token; up to 2.
-            top_p: Sample from the smallest set with this mass.
-            top_k: Sample from the k likeliest tokens; 0 or -1 for all.
-            min_p: Drop tokens below this share of the likeliest one's probability.
-            repetition_penalty: Divides the logits of tokens that occurred before.
-            presence_penalty: Taken off the logits of tokens that the answer holds already.
-            frequency_penalty: The same, for every time that they occur.
-            logit_bias: Added to the logits of single tokens, by id.
-            seed: Seed of the sampling; None draws a fresh one.
+        The options are those of `generate`, for this prompt. Where the prompt has its context in it,
+        `without_context` is the prompt without, which method `cad` needs. With `prompt_logprobs` the
+        prompt's tokens are scored too, and `max_tokens` may be 0. `watch` names tokens whose
+        log-probability at the first new position is reported.
 
         Raises:
             RequestError: An option is out of range or does not go with the others.
@@ -137,11 +155,15 @@ class SteeredModel(ServedModel):
         """
         if context is not None:
             if not isinstance(prompt, str) or without_context is not None:
-                raise RequestError("context goes before a prompt that is text and has none of its own", param="context")
+                raise RequestError(
+                    "context goes before a prompt that is text and has none of its own",
+                    param="context",
+                )
             prompt, without_context = join_context(context, prompt), prompt
         if isinstance(stop, list):
             raise RequestError(
-                "stop is a list, which is one value a prompt (`generate` takes it); give several stop strings as a tuple",
+                "stop is a list, which is one value a prompt (`generate` takes it); give several"
+                " stop strings as a tuple",
                 param="stop",
             )
         asked = steer_of(steer, strength, head_set)
@@ -173,7 +195,11 @@ class SteeredModel(ServedModel):
     @options_of(request)
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
         """Continue one prompt, yielding its text piece by piece; the options are those of `request`."""
-        return (update.text for update in self.engine.stream([self.request(prompt, **options)]) if update.text)
+        return (
+            update.text
+            for update in self.engine.stream([self.request(prompt, **options)])
+            if update.text
+        )
 
     @options_of(request)
     async def astream(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[str]:
@@ -214,14 +240,23 @@ class SteeredModel(ServedModel):
         tokenizer = self.description.tokenizer
         vocabulary = tuple(range(min(len(tokenizer), self.description.vocabulary_size)))
         request = self.request(
-            prompt, steer=steer, strength=strength, head_set=head_set, context=context, max_tokens=1, watch=vocabulary
+            prompt,
+            steer=steer,
+            strength=strength,
+            head_set=head_set,
+            context=context,
+            max_tokens=1,
+            watch=vocabulary,
         )
         logprobs = self.engine.generate([request])[0].watched
         best = sorted(vocabulary, key=lambda token: -logprobs[token])[:top]
         return [(str(tokenizer.decode([token])), math.exp(logprobs[token])) for token in best]
 
     def fits(self, prompt: str, *, max_tokens: int) -> bool:
-        """Return whether a prompt leaves room for so many new tokens; raises RequestError for one that is not text."""
+        """Return whether a prompt leaves room for so many new tokens.
+
+        Raises RequestError for one that is not text.
+        """
         return self.engine.fits(self.request(prompt, max_tokens=max_tokens))
 
     def answer_logprobs(
@@ -250,22 +285,34 @@ class SteeredModel(ServedModel):
                 requests[i] = request
             else:
                 scores[i] = None
-        completions = self.engine.generate(list(requests.values()), progress=progress, description="scoring answers")
+        completions = self.engine.generate(
+            list(requests.values()), progress=progress, description="scoring answers"
+        )
         for i, completion in zip(requests, completions, strict=True):
             scored = completion.prompt_tokens[starts[i] :]
             scores[i] = tuple(token.logprob for token in scored if token.logprob is not None)
         return scores
 
-    def _requests(self, prompts: str | Sequence[str], options: Mapping[str, Any]) -> list[GenerationRequest]:
+    def _requests(
+        self, prompts: str | Sequence[str], options: Mapping[str, Any]
+    ) -> list[GenerationRequest]:
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        return [self.request(text, **options_for(options, i, len(texts))) for i, text in enumerate(texts)]
+        return [
+            self.request(text, **options_for(options, i, len(texts)))
+            for i, text in enumerate(texts)
+        ]
 
     def _ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         return self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
 
-    def _contrast(self, steer: Steer, without_context: str | Sequence[int] | None) -> Contrast | None:
+    def _contrast(
+        self, steer: Steer, without_context: str | Sequence[int] | None
+    ) -> Contrast | None:
         if steer.method != "cad" or not steer.strength:
             return None
         if without_context is None:
-            raise RequestError("method cad needs the context apart from the prompt; give it as `context`", param="context")
+            raise RequestError(
+                "method cad needs the context apart from the prompt; give it as `context`",
+                param="context",
+            )
         return Contrast(prompt_ids=self._ids(without_context), weight=steer.strength)

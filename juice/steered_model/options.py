@@ -44,7 +44,8 @@ def options_for(options: Mapping[str, Any], index: int, n_prompts: int) -> dict[
     for name, value in options.items():
         if isinstance(value, list) and len(value) != n_prompts:
             raise RequestError(
-                f"{name} lists {len(value)} values for {n_prompts} prompts; a list is one value a prompt"
+                f"{name} lists {len(value)} values for {n_prompts} prompts; a list is one value a"
+                " prompt"
                 + (", several stop strings of one prompt are a tuple" if name == "stop" else ""),
                 param=name,
             )
@@ -55,7 +56,10 @@ def options_for(options: Mapping[str, Any], index: int, n_prompts: int) -> dict[
 def steer_of(
     steer: SteerTarget | Steer, strength: float | None = None, head_set: str | HeadSet | None = None
 ) -> Steer:
-    """Return what is asked for as one value; raises RequestError where parts of it do not go together."""
+    """Return what is asked for as one value.
+
+    Raises RequestError where parts of it do not go together.
+    """
     given: dict[str, Any] = {"strength": strength, "head_set": head_set}
     given = {name: value for name, value in given.items() if value is not None}
     return replace(steer, **given) if isinstance(steer, Steer) else Steer(target=steer, **given)

@@ -35,19 +35,26 @@ class ServedModel:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
     def __repr__(self) -> str:
         own = self.description
-        shape = f"{own.identity.architecture}, {own.n_layers} layers of {own.identity.n_heads} heads"
+        shape = (
+            f"{own.identity.architecture}, {own.n_layers} layers of {own.identity.n_heads} heads"
+        )
         try:
             with warnings.catch_warnings(action="ignore"):
                 sets = ", ".join(sorted(self.head_sets.by_name)) or "none"
         except JuiceError as error:
             sets = f"none ({error})"
-        return f"<SteeredModel {self.id!r}: {shape}, {own.dtype} on {own.device}; head sets: {sets}>"
+        return (
+            f"<SteeredModel {self.id!r}: {shape}, {own.dtype} on {own.device}; head sets: {sets}>"
+        )
 
     @property
     def id(self) -> str:
@@ -67,19 +74,23 @@ class ServedModel:
             MissingCapabilityError: The engine does not give access to them.
         """
         self.engine.require(Capability.ACTIVATIONS)
-        return cast(BatchingEngine, self.engine).loaded
+        return cast("BatchingEngine", self.engine).loaded
 
     @cached_property
     def head_sets(self) -> HeadSetLibrary:
-        """The head sets for this model, looked up at first use; warns of those found through another chat template."""
+        """The head sets for this model, looked up at first use.
+
+        Warns of those found through another chat template.
+        """
         library = HeadSetLibrary.scan(self._head_sets_folder, self.description.identity)
         own = self._own_template_sha256
         for head_set in library.by_name.values():
             found = head_set.chat_template_sha256
             if found is not None and found not in (own, self.prompts.sha256):
                 warnings.warn(
-                    f"head set {head_set.name!r} was found through the chat template {short(found)}, that of {self.id} "
-                    f"is {short(own) if own else 'none'}: it may steer less well",
+                    f"head set {head_set.name!r} was found through the chat template"
+                    f" {short(found)}, that of {self.id} is {short(own) if own else 'none'}: it may"
+                    " steer less well",
                     stacklevel=2,
                 )
         return library
@@ -122,7 +133,9 @@ class ServedModel:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"the prompt is not text: {error.reason} at character {error.start}; send valid Unicode", param="prompt"
+                f"the prompt is not text: {error.reason} at character {error.start}; send valid"
+                " Unicode",
+                param="prompt",
             ) from error
         if not add_special_tokens and self.prompts.chat_template is None:
             return tuple(self.description.tokenizer(prompt, add_special_tokens=False)["input_ids"])
@@ -141,19 +154,28 @@ class ServedModel:
         Raises:
             UsageError: The tokenizer has no template, the file cannot be read, or the template leaves the message out.
         """
-        if isinstance(template, Path) or (template not in (None, "default") and not re.search("{[{%]", template)):
+        if isinstance(template, Path) or (
+            template not in (None, "default") and not re.search("{[{%]", template)
+        ):
             template = read_template(Path(template))
         elif template == "default":
             template = self.own_chat_template
             if template is None:
                 raise UsageError(
-                    f"the tokenizer of {self.id} has no chat template; give a Jinja file (--chat-template FILE), or leave "
-                    "--chat-template out to take prompts as they are"
+                    f"the tokenizer of {self.id} has no chat template; give a Jinja file"
+                    " (--chat-template FILE), or leave --chat-template out to take prompts as"
+                    " they are"
                 )
         other = copy(self)
         other.prompts = replace(self.prompts, chat_template=template)
-        if template is not None and len({other.prompts.rendered([user(word)]) for word in ("lemon", "plum")}) < 2:
-            raise UsageError("the chat template leaves out what the user says; give one that renders the messages it gets")
+        if (
+            template is not None
+            and len({other.prompts.rendered([user(word)]) for word in ("lemon", "plum")}) < 2
+        ):
+            raise UsageError(
+                "the chat template leaves out what the user says; give one that renders the"
+                " messages it gets"
+            )
         return other
 
     def in_form_of(self, head_set: HeadSet) -> Self:
@@ -166,14 +188,21 @@ class ServedModel:
         if head_set.identification is None or found == here:
             return self
         if found is None:
-            raise UsageError(f"head set {head_set.name!r} was found on prompts as they are; leave --chat-template out")
+            raise UsageError(
+                f"head set {head_set.name!r} was found on prompts as they are; leave"
+                " --chat-template out"
+            )
         own = self._own_template_sha256
         if here is None and own == found:
             return self.with_chat_template()
-        given = f"the one given is {short(here)}" if here else f"the tokenizer's own is {short(own) if own else 'none'}"
+        given = (
+            f"the one given is {short(here)}"
+            if here
+            else f"the tokenizer's own is {short(own) if own else 'none'}"
+        )
         raise UsageError(
-            f"head set {head_set.name!r} was found through the chat template {short(found)}, {given}; give the set's own "
-            "file with --chat-template FILE"
+            f"head set {head_set.name!r} was found through the chat template {short(found)},"
+            f" {given}; give the set's own file with --chat-template FILE"
         )
 
     def make_head_set(
@@ -211,7 +240,10 @@ class ServedModel:
             "name": name,
             "target": target,
             "model": self.description.identity.model_dump(),
-            "heads": {"plus": [list(head) for head in plus], "minus": [list(head) for head in minus]},
+            "heads": {
+                "plus": [list(head) for head in plus],
+                "minus": [list(head) for head in minus],
+            },
             "beta": beta,
         }
         return HeadSet.parse(content, f"head set {name!r}")
@@ -231,5 +263,6 @@ class ServedModel:
             n_heads = self.description.heads_per_layer[head.layer]
             if head.index >= n_heads:
                 raise HeadSetMismatchError(
-                    f"head {head} is out of range: layer {head.layer} of {self.id} has {n_heads} heads (0-{n_heads - 1})"
+                    f"head {head} is out of range: layer {head.layer} of {self.id} has {n_heads}"
+                    f" heads (0-{n_heads - 1})"
                 )

@@ -11,9 +11,8 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import juice
+from juice import SteeredModel, load
 from juice.errors import JuiceError
-from juice import load
-from juice import SteeredModel
 from juice_server import errors
 from juice_server.intake import BodyIntake
 from juice_server.metrics import Metrics
@@ -34,7 +33,8 @@ def create(
 ) -> FastAPI:
     """Make the app; the model loads in the background once it starts, `on_ready` hears that it is, or `on_failure` why it is not.
 
-    Where it is sharded, `on_failure` also hears of a lost rank. Raises UsageError for keys that cannot be read.
+    Where it is sharded, `on_failure` also hears of a lost rank. Raises UsageError for keys that
+    cannot be read.
     """
 
     def load_model() -> SteeredModel:
@@ -47,7 +47,9 @@ def create(
         )
         if settings.chat_template is not None:
             tokenizer = model.description.tokenizer
-            tokenizer.chat_template = model.with_chat_template(settings.chat_template).prompts.chat_template
+            tokenizer.chat_template = model.with_chat_template(
+                settings.chat_template
+            ).prompts.chat_template
         return model
 
     metrics = Metrics()
@@ -72,7 +74,9 @@ def create(
         service.close()
 
     # A redirect would name whatever host the client claims to have asked.
-    app = FastAPI(title="JuICE", version=juice.__version__, lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="JuICE", version=juice.__version__, lifespan=lifespan, redirect_slashes=False
+    )
     app.state.service = service
     errors.install(app)
     for room in (generate, compare, completions, chat, models, tokens, probes):
@@ -82,6 +86,11 @@ def create(
     if keys := settings.keys():
         app.add_middleware(KeyCheck, keys=keys)
     if settings.cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
     app.add_middleware(Observer, metrics=metrics)
     return app

@@ -1,8 +1,9 @@
 """What a connection may do: its headers must arrive in time, it must read what it is sent, and there is a bound on how many.
 
-Uvicorn's HTTP/1.1 protocol with two timers. One runs while headers are awaited, and while the rest of a body comes that was
-answered already; the other while the client does not read. Either ends the connection, at once and without waiting for its
-buffer, and whatever runs for it is cancelled as for any that leaves.
+Uvicorn's HTTP/1.1 protocol with two timers. One runs while headers are awaited, and while the rest
+of a body comes that was answered already; the other while the client does not read. Either ends the
+connection, at once and without waiting for its buffer, and whatever runs for it is cancelled as for
+any that leaves.
 """
 
 from __future__ import annotations
@@ -61,13 +62,25 @@ class GuardedProtocol(H11Protocol):
     @property
     def _drops_a_body(self) -> bool:
         """Tell whether the answer was complete before the request's body was."""
-        return self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
+        return (
+            self.conn.their_state is h11.SEND_BODY
+            and self.cycle is not None
+            and self.cycle.response_complete
+        )
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in the envelope of every error."""
         body = json.dumps(Failure(status=400, message=msg, code="invalid_http").body()).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        events: list[h11.Event] = [h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()]
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        events: list[h11.Event] = [
+            h11.Response(status_code=400, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ]
         for event in events:
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
@@ -104,7 +117,9 @@ class GuardedProtocol(H11Protocol):
 class _Timer:
     """Calls something once, some seconds after it was started, unless it is stopped."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, action: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, action: Callable[[], None]
+    ) -> None:
         self._loop, self._seconds, self._action = loop, seconds, action
         self._handle: asyncio.TimerHandle | None = None
 
@@ -133,7 +148,13 @@ def _n_unread(transport: asyncio.Transport) -> int:
     return n_ours + queued[0]
 
 
-def guarded(*, header_timeout_s: float, write_stall_s: float, max_connections: int) -> type[GuardedProtocol]:
+def guarded(
+    *, header_timeout_s: float, write_stall_s: float, max_connections: int
+) -> type[GuardedProtocol]:
     """Return the protocol with these bounds, times in seconds."""
-    bounds = {"header_timeout_s": header_timeout_s, "write_stall_s": write_stall_s, "max_connections": max_connections}
+    bounds = {
+        "header_timeout_s": header_timeout_s,
+        "write_stall_s": write_stall_s,
+        "max_connections": max_connections,
+    }
     return type("Guarded", (GuardedProtocol,), bounds)

@@ -64,7 +64,14 @@ class Failure:
     def body(self) -> dict[str, Any]:
         """Return the envelope; what a client sent may hold lone surrogates, which UTF-8 cannot."""
         param = _encodable(self.param) if self.param else None
-        return {"error": {"message": _encodable(self.message), "type": self.type, "param": param, "code": self.code}}
+        return {
+            "error": {
+                "message": _encodable(self.message),
+                "type": self.type,
+                "param": param,
+                "code": self.code,
+            }
+        }
 
     def response(self, scope: Scope) -> JSONResponse:
         """Return the answer, and note its code for the log and the metrics."""
@@ -92,19 +99,33 @@ def failure_of(error: Exception) -> Failure:
         case RequestValidationError():
             return _invalid(error)
         case ContextLengthError():
-            return Failure(status=400, message=str(error), param=error.param, code="context_length_exceeded")
+            return Failure(
+                status=400, message=str(error), param=error.param, code="context_length_exceeded"
+            )
         case UnknownModelError():
             return Failure(status=404, message=str(error), param="model", code="model_not_found")
         case RequestError():
             return Failure(status=400, message=str(error), param=error.param, code="invalid_value")
         case HeadSetMismatchError():
-            return Failure(status=422, message=str(error), param="steer.head_set", code="head_set_mismatch")
+            return Failure(
+                status=422, message=str(error), param="steer.head_set", code="head_set_mismatch"
+            )
         case HeadSetNotFoundError():
-            return Failure(status=404, message=str(error), param="steer.head_set", code="head_set_not_found")
+            return Failure(
+                status=404, message=str(error), param="steer.head_set", code="head_set_not_found"
+            )
         case HeadSetError():
-            return Failure(status=400, message=str(error), param="steer.head_set", code="invalid_head_set")
+            return Failure(
+                status=400, message=str(error), param="steer.head_set", code="invalid_head_set"
+            )
         case OverloadedError():
-            return Failure(status=429, message=str(error), type="overloaded_error", code="queue_full", headers={"retry-after": "1"})
+            return Failure(
+                status=429,
+                message=str(error),
+                type="overloaded_error",
+                code="queue_full",
+                headers={"retry-after": "1"},
+            )
         case NotReadyError() | EngineStoppedError():
             return _server_failure(503, error, "not_ready", {"retry-after": "5"})
         case ClientGoneError():
@@ -119,20 +140,33 @@ def failure_of(error: Exception) -> Failure:
             return _server_failure(500, error, "generation_failed")
         case HTTPException():
             code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-            return Failure(status=error.status_code, message=str(error.detail), code=code, headers=error.headers or {})
+            return Failure(
+                status=error.status_code,
+                message=str(error.detail),
+                code=code,
+                headers=error.headers or {},
+            )
     LOG.error("unexpected error", exc_info=error)
-    return _server_failure(500, "the server failed on this request; its log has the details", "internal_error")
+    return _server_failure(
+        500, "the server failed on this request; its log has the details", "internal_error"
+    )
 
 
-def _server_failure(status: int, message: object, code: str, headers: Mapping[str, str] | None = None) -> Failure:
-    return Failure(status=status, message=str(message), type="server_error", code=code, headers=headers or {})
+def _server_failure(
+    status: int, message: object, code: str, headers: Mapping[str, str] | None = None
+) -> Failure:
+    return Failure(
+        status=status, message=str(message), type="server_error", code=code, headers=headers or {}
+    )
 
 
 # Where pydantic's own words do not say what to do.
 REMEDIES = {
     "extra_forbidden": "unknown field; /docs lists the fields of each request",
     "unexpected_keyword_argument": "unknown field; /docs lists the fields of each request",
-    "model_attributes_type": "expected a JSON object, sent with the header content-type: application/json",
+    "model_attributes_type": (
+        "expected a JSON object, sent with the header content-type: application/json"
+    ),
     "dataclass_type": "expected an object or, for steer, a name: none, context or parametric",
     "model_type": "expected an object or, for steer, a name: none, context or parametric",
 }
@@ -145,8 +179,16 @@ def _invalid(error: RequestValidationError) -> Failure:
         message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
         return Failure(status=400, message=message, code="invalid_json")
     # A union's branches are part of pydantic's path, not of the client's.
-    path = [str(part) for part in first["loc"] if part not in ("body", "query", "path") and not _is_branch(str(part))]
-    said = str(first["ctx"]["error"]) if first["type"] == "value_error" else REMEDIES.get(first["type"], first["msg"])
+    path = [
+        str(part)
+        for part in first["loc"]
+        if part not in ("body", "query", "path") and not _is_branch(str(part))
+    ]
+    said = (
+        str(first["ctx"]["error"])
+        if first["type"] == "value_error"
+        else REMEDIES.get(first["type"], first["msg"])
+    )
     is_not_served = first["type"] == "not_served"
     name = str(first["ctx"]["name"]) if is_not_served else ".".join(path)
     if first["type"] == "model_attributes_type" and name:
@@ -164,4 +206,8 @@ def _got(error: dict[str, Any]) -> str:
     value = error.get("input")
     if isinstance(value, float) and not math.isfinite(value):
         return f" (got {value})"
-    return f" (got {value!r})" if isinstance(value, str | int | float) and len(repr(value)) < 100 else ""
+    return (
+        f" (got {value!r})"
+        if isinstance(value, str | int | float) and len(repr(value)) < 100
+        else ""
+    )

@@ -25,7 +25,11 @@ class BodyIntake:
             return
         try:
             declared = Headers(scope=scope).get("content-length", "0")
-            body = None if int(declared) > self._max_bytes else await asyncio.wait_for(self._read(receive), self._timeout_s)
+            body = (
+                None
+                if int(declared) > self._max_bytes
+                else await asyncio.wait_for(self._read(receive), self._timeout_s)
+            )
         except TimeoutError:
             message = f"the body did not arrive within {self._timeout_s:g} s; send it at once"
             failure = Failure(status=400, message=message, code="body_timeout", headers=CLOSE)
@@ -35,7 +39,10 @@ class BodyIntake:
             await failure_of(error).response(scope)(scope, receive, send)
             return
         if body is None:
-            message = f"the body has more than {self._max_bytes} bytes; send less, or raise the server's max_body"
+            message = (
+                f"the body has more than {self._max_bytes} bytes; send less, or raise the server's"
+                " max_body"
+            )
             failure = Failure(status=413, message=message, code="body_too_large", headers=CLOSE)
             await failure.response(scope)(scope, receive, send)
             return

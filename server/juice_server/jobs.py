@@ -27,8 +27,13 @@ class Job:
         self._running: list[Running] = []
         self.n_open = 0
 
-    def start(self, engine: Engine, requests: Sequence[GenerationRequest], *, only_last: bool) -> None:
-        """Send the requests to the engine; raises what `Engine.submit` raises. `only_last` asks for no news in between."""
+    def start(
+        self, engine: Engine, requests: Sequence[GenerationRequest], *, only_last: bool
+    ) -> None:
+        """Send the requests to the engine.
+
+        Raises what `Engine.submit` raises. `only_last` asks for no news in between.
+        """
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + self._timeout_s
 
@@ -45,7 +50,10 @@ class Job:
             running.cancel(reason)
 
     async def updates(self) -> AsyncIterator[Update]:
-        """Yield news until every generation has ended; raises JuiceError, all ended, when one fails or the time is over."""
+        """Yield news until every generation has ended.
+
+        Raises JuiceError, all ended, when one fails or the time is over.
+        """
         try:
             while self.n_open:
                 async with asyncio.timeout_at(self._deadline):
@@ -59,14 +67,18 @@ class Job:
                     raise update.error
                 yield update
         except TimeoutError:
-            raise TimedOutError(f"the request took more than {self._timeout_s:g} s; ask for fewer tokens") from None
+            raise TimedOutError(
+                f"the request took more than {self._timeout_s:g} s; ask for fewer tokens"
+            ) from None
         finally:
             self._abandon()
 
     async def completions(self, request: Request) -> list[Completion]:
         """Wait for all completions, in order; a client that leaves cancels them."""
         async with _Presence(request, self):
-            results = {u.index: u.completion async for u in self.updates() if u.completion is not None}
+            results = {
+                u.index: u.completion async for u in self.updates() if u.completion is not None
+            }
         return [results[i] for i in range(len(results))]
 
     async def first(self, request: Request, updates: AsyncIterator[Update]) -> Update | None:

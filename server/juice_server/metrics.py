@@ -11,9 +11,36 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from juice.engine import Completion, Status
 from juice.errors import CancelledError, JuiceError, NonFiniteError
 
-LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-# Codes of answers that turned a request away because of what the server bears, not because of what it asked.
-REJECTIONS = ("queue_full", "not_ready", "timeout", "invalid_api_key", "body_too_large", "body_timeout", "context_length_exceeded")
+LATENCIES_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    120,
+    300,
+)
+# Codes of answers that turned a request away because of what the server bears, not because of what
+# it asked.
+REJECTIONS = (
+    "queue_full",
+    "not_ready",
+    "timeout",
+    "invalid_api_key",
+    "body_too_large",
+    "body_timeout",
+    "context_length_exceeded",
+)
 
 
 class Metrics:
@@ -30,15 +57,28 @@ class Metrics:
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"juice_{name}", text, buckets=LATENCIES_S, registry=self.registry)
 
-        self._requests = counter("requests", "HTTP requests answered.", "route", "status", "code", "steer")
+        self._requests = counter(
+            "requests", "HTTP requests answered.", "route", "status", "code", "steer"
+        )
         self._rejections = counter("rejections", "Requests that were turned away.", "reason")
         self._prompt_tokens = counter("prompt_tokens", "Tokens read.")
         self._generated_tokens = counter("generated_tokens", "Tokens written.")
-        self._cancelled = counter("cancelled", "Generations that ended because nobody waited for them any more.")
-        self._non_finite = counter("non_finite_logits", "Generations that ended because their logits were not finite.")
-        self._first_token = histogram("time_to_first_token_seconds", "From a request's arrival at the engine to its first token.")
-        self._inter_token = histogram("inter_token_latency_seconds", "Between a generation's tokens.")
-        self._queue = histogram("queue_time_seconds", "From a request's arrival at the engine to its start.")
+        self._cancelled = counter(
+            "cancelled", "Generations that ended because nobody waited for them any more."
+        )
+        self._non_finite = counter(
+            "non_finite_logits", "Generations that ended because their logits were not finite."
+        )
+        self._first_token = histogram(
+            "time_to_first_token_seconds",
+            "From a request's arrival at the engine to its first token.",
+        )
+        self._inter_token = histogram(
+            "inter_token_latency_seconds", "Between a generation's tokens."
+        )
+        self._queue = histogram(
+            "queue_time_seconds", "From a request's arrival at the engine to its start."
+        )
         for reason in REJECTIONS:
             self._rejections.labels(reason)
 
@@ -47,9 +87,17 @@ class Metrics:
         gauges: Sequence[tuple[str, str, Callable[[Status], float]]] = (
             ("requests_running", "Generations in the batch.", lambda s: s.n_running),
             ("requests_waiting", "Generations in the inbox.", lambda s: s.n_waiting),
-            ("engine_heartbeat_age_seconds", "Since the engine last began a step.", lambda s: s.heartbeat_age_s),
+            (
+                "engine_heartbeat_age_seconds",
+                "Since the engine last began a step.",
+                lambda s: s.heartbeat_age_s,
+            ),
             ("engine_up", "Whether the engine's thread lives.", lambda s: float(s.is_alive)),
-            ("kv_cache_occupancy_ratio", "Reserved share of the memory for keys and values.", lambda s: s.n_kv_bytes / s.max_kv_bytes),
+            (
+                "kv_cache_occupancy_ratio",
+                "Reserved share of the memory for keys and values.",
+                lambda s: s.n_kv_bytes / s.max_kv_bytes,
+            ),
         )
         for name, text, value in gauges:
             gauge = Gauge(f"juice_{name}", text, registry=self.registry)

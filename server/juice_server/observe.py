@@ -37,7 +37,10 @@ class Observer:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", trace.id.encode())]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", trace.id.encode()),
+                ]
             await send(message)
 
         try:
@@ -46,7 +49,9 @@ class Observer:
             # The process ends before the request did.
             if status:
                 raise
-            await failure_of(EngineStoppedError("the server is shutting down")).response(scope)(scope, receive, watched)
+            await failure_of(EngineStoppedError("the server is shutting down")).response(scope)(
+                scope, receive, watched
+            )
         except Exception as error:
             if status:
                 raise
@@ -57,16 +62,28 @@ class Observer:
             self._metrics.answered(route, status, trace.code, trace.steer)
             # Probes come every few seconds and say nothing, unless they fail.
             is_dull = route in PROBES and status == 200
-            ACCESS.log(logging.DEBUG if is_dull else logging.INFO, "request", extra={"fields": _fields(scope, trace, route, status)})
+            ACCESS.log(
+                logging.DEBUG if is_dull else logging.INFO,
+                "request",
+                extra={"fields": _fields(scope, trace, route, status)},
+            )
 
 
 def _fields(scope: Scope, trace: Trace, route: str, status: int) -> dict[str, Any]:
     fields = {
-        "id": trace.id, "method": scope["method"], "route": route, "status": status, "code": trace.code or None,
-        "duration_s": round(trace.age_s, 4), "steer": trace.steer or None, "stream": trace.is_stream or None,
-        "prompt_tokens": trace.n_prompt_tokens or None, "generated_tokens": trace.n_generated_tokens or None,
-        "finish_reasons": trace.finish_reasons or None, "prompts": list(trace.prompts) or None,
-    }  # fmt: skip
+        "id": trace.id,
+        "method": scope["method"],
+        "route": route,
+        "status": status,
+        "code": trace.code or None,
+        "duration_s": round(trace.age_s, 4),
+        "steer": trace.steer or None,
+        "stream": trace.is_stream or None,
+        "prompt_tokens": trace.n_prompt_tokens or None,
+        "generated_tokens": trace.n_generated_tokens or None,
+        "finish_reasons": trace.finish_reasons or None,
+        "prompts": list(trace.prompts) or None,
+    }
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -76,7 +93,11 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = {"time": f"{moment}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name}
+        line = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
         line |= {"message": record.getMessage(), **getattr(record, "fields", {})}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -11,8 +11,8 @@ from types import FrameType
 
 import uvicorn
 
-from juice.errors import JuiceError, UsageError
 from juice import SteeredModel
+from juice.errors import JuiceError, UsageError
 from juice_server.app import create
 from juice_server.connection import guarded
 from juice_server.observe import log_as_json
@@ -51,7 +51,10 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
-    """Serve until a signal ends the process, calling `on_ready` once the model is loaded; raises JuiceError when it cannot be."""
+    """Serve until a signal ends the process, calling `on_ready` once the model is loaded.
+
+    Raises JuiceError when it cannot be.
+    """
     failures: list[JuiceError] = []
 
     def fail(error: JuiceError) -> None:
@@ -65,12 +68,22 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
     protocol = guarded(
         header_timeout_s=settings.header_timeout,
         write_stall_s=settings.write_stall,
-        max_connections=_max_connections(settings.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        max_connections=_max_connections(
+            settings.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        ),
     )
     config = uvicorn.Config(
-        app, host=settings.host, port=settings.port, http=protocol, ws="none", log_config=None, access_log=False, server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(settings.drain + LAST_WORDS_S),
-    )  # fmt: skip
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=protocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(settings.drain + LAST_WORDS_S),
+    )
     server = Server(config, app.state.service)
     LOG.info("settings", extra={"fields": {"settings": settings.public()}})
     server.run()
@@ -80,7 +93,9 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
 
 def _max_connections(asked: int, n_files: int) -> int:
     """Return how many connections may be open where the system allows so many files; it may allow any number."""
-    return asked if n_files == resource.RLIM_INFINITY else max(1, min(asked, n_files - RESERVED_FILES))
+    return (
+        asked if n_files == resource.RLIM_INFINITY else max(1, min(asked, n_files - RESERVED_FILES))
+    )
 
 
 def _check_port(settings: Settings) -> None:
@@ -89,4 +104,7 @@ def _check_port(settings: Settings) -> None:
         with socket.create_server((settings.host, settings.port)):
             pass
     except OSError as error:
-        raise UsageError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another --port or --host") from error
+        raise UsageError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another"
+            " --port or --host"
+        ) from error

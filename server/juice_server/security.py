@@ -25,9 +25,18 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._is_known(_sent_key(scope)):
+        if (
+            scope["type"] == "http"
+            and scope["path"] not in OPEN_PATHS
+            and not self._is_known(_sent_key(scope))
+        ):
             message = "the API key is missing or unknown; send the header Authorization: Bearer KEY"
-            failure = Failure(status=401, message=message, code="invalid_api_key", headers={"www-authenticate": "Bearer", **CLOSE})
+            failure = Failure(
+                status=401,
+                message=message,
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer", **CLOSE},
+            )
             await failure.response(scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)

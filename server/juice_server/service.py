@@ -8,9 +8,9 @@ from threading import Thread
 
 from starlette.requests import Request
 
+from juice import SteeredModel
 from juice.engine import Completion, GenerationRequest
 from juice.errors import EngineStoppedError, JuiceError, UsageError
-from juice import SteeredModel
 from juice_server.errors import NotReadyError
 from juice_server.jobs import Job
 from juice_server.metrics import Metrics
@@ -18,14 +18,17 @@ from juice_server.settings import Settings
 from juice_server.trace import Trace, trace_of
 from juice_server.translation import Translator
 
-# A step of a large prompt on a slow machine may take seconds; an engine that does not begin one in this time is stuck.
+# A step of a large prompt on a slow machine may take seconds; an engine that does not begin one in
+# this time is stuck.
 MAX_HEARTBEAT_AGE_S = 60.0
 
 
 class Service:
     """Owns the model; every route that generates goes through `submit`."""
 
-    def __init__(self, load: Callable[[], SteeredModel], settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, load: Callable[[], SteeredModel], settings: Settings, metrics: Metrics
+    ) -> None:
         self.settings = settings
         self.metrics = metrics
         self.is_draining = False
@@ -34,7 +37,10 @@ class Service:
         self._jobs: set[Job] = set()
 
     async def start(self) -> None:
-        """Load the model and its head sets, in a thread that does not hold up the end of the process; raises JuiceError."""
+        """Load the model and its head sets, in a thread that does not hold up the end of the process.
+
+        Raises JuiceError.
+        """
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[SteeredModel] = loop.create_future()
 
@@ -70,8 +76,14 @@ class Service:
         """Read the sets at the start, so that a folder that is wrong ends it and not the first request."""
         sets, default = model.head_sets, self.settings.default_steer
         if default != "none" and default not in sets.targets():
-            lacks = "has betas: set them with `juice tune`" if default in sets.by_name else f"fits {model.id}"
-            raise UsageError(f"default_steer is {default}, but no head set of that name in {sets.folder} {lacks}")
+            lacks = (
+                "has betas: set them with `juice tune`"
+                if default in sets.by_name
+                else f"fits {model.id}"
+            )
+            raise UsageError(
+                f"default_steer is {default}, but no head set of that name in {sets.folder} {lacks}"
+            )
 
     def close(self) -> None:
         """End the engine and everything that runs."""
@@ -85,7 +97,10 @@ class Service:
 
     @property
     def translator(self) -> Translator:
-        """What bodies are turned into requests with; raises NotReadyError while there is no model."""
+        """What bodies are turned into requests with.
+
+        Raises NotReadyError while there is no model.
+        """
         if self._translator is None:
             raise NotReadyError("the model is still loading; ask /readyz")
         return self._translator
@@ -107,8 +122,13 @@ class Service:
             return "engine stuck"
         return "draining" if self.is_draining else "ready"
 
-    def submit(self, requests: Sequence[GenerationRequest], trace: Trace, *, only_last: bool) -> Job:
-        """Start generating; raises RequestError, OverloadedError, NotReadyError and EngineStoppedError."""
+    def submit(
+        self, requests: Sequence[GenerationRequest], trace: Trace, *, only_last: bool
+    ) -> Job:
+        """Start generating.
+
+        Raises RequestError, OverloadedError, NotReadyError and EngineStoppedError.
+        """
         if self.is_draining:
             raise NotReadyError("the server is shutting down")
         job = Job(trace, self.metrics, self.settings.request_timeout)
@@ -127,8 +147,13 @@ class Service:
         for job in list(self._jobs):
             job.cancel(EngineStoppedError("the server is shutting down"))
 
-    async def complete(self, request: Request, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Generate and wait for all completions; raises what `submit` raises, and JuiceError when one fails."""
+    async def complete(
+        self, request: Request, requests: Sequence[GenerationRequest]
+    ) -> list[Completion]:
+        """Generate and wait for all completions.
+
+        Raises what `submit` raises, and JuiceError when one fails.
+        """
         job = self.submit(requests, trace_of(request.scope), only_last=True)
         try:
             return await job.completions(request)

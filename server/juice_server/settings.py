@@ -21,13 +21,20 @@ MIB = 1 << 20
 
 
 def _split(value: Any) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return (
+        [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, str)
+        else value
+    )
 
 
 def _some(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     values = [key.get_secret_value() for key in keys]
     if not values or not all(values) or any(value != value.strip() for value in values):
-        raise ValueError("set, but without a key, or with one that is empty or begins or ends with a space; unset it to serve everybody")
+        raise ValueError(
+            "set, but without a key, or with one that is empty or begins or ends with a space;"
+            " unset it to serve everybody"
+        )
     return keys
 
 
@@ -37,59 +44,89 @@ def _check_names() -> None:
     for name in os.environ:
         if name.startswith("JUICE_") and name not in known and not name.startswith("JUICE_TEST_"):
             close = get_close_matches(name, known, n=1)
-            raise UsageError(f"the environment sets {name}, which is not a setting" + (f"; do you mean {close[0]}?" if close else ""))
+            raise UsageError(
+                f"the environment sets {name}, which is not a setting"
+                + (f"; do you mean {close[0]}?" if close else "")
+            )
 
 
 class Settings(BaseSettings, LoadOptions):
     """What the server serves, to whom, and within which bounds. Durations are seconds.
 
-    Every field but `api_keys` is a flag of `juice serve` of the same name; that one's is `--api-key`, repeatable.
+    Every field but `api_keys` is a flag of `juice serve` of the same name; that one's is
+    `--api-key`, repeatable.
     """
 
     model_config = SettingsConfigDict(env_prefix="JUICE_", protected_namespaces=(), extra="ignore")
 
     model: str = Field(default="mini", description="A hub id, a local folder, or `mini`.")
-    served_model_name: str | None = Field(default=None, description="What clients call the model; else what --model says.")
+    served_model_name: str | None = Field(
+        default=None, description="What clients call the model; else what --model says."
+    )
     chat_template: str | None = Field(
         default=None,
-        description="The template of /v1/chat/completions: `default` for the tokenizer's own, or a Jinja file; else the "
-        "tokenizer's own where it has one.",
+        description=(
+            "The template of /v1/chat/completions: `default` for the tokenizer's own, or a Jinja"
+            " file; else the tokenizer's own where it has one."
+        ),
     )
-    tp: int = Field(default=1, ge=1, le=64, description="Devices to shard the model over (tensor parallel).")
+    tp: int = Field(
+        default=1, ge=1, le=64, description="Devices to shard the model over (tensor parallel)."
+    )
     head_sets: Path | None = Field(
         default=None, description="Folder of head sets; else ./head_sets, the shipped ones."
     )
     default_steer: Literal["none", "context", "parametric"] = Field(
-        default="none", description="How to steer requests that do not say: none, context or parametric."
+        default="none",
+        description="How to steer requests that do not say: none, context or parametric.",
     )
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface."
+    )
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on.")
-    api_keys: Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split), AfterValidator(_some)] | None = None
+    api_keys: (
+        Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split), AfterValidator(_some)]
+        | None
+    ) = None
     api_keys_file: Path | None = Field(default=None, description="A file with one key a line.")
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
         default=(), description="Origins of web pages that may ask, separated by commas."
     )
 
-    max_connections: int = Field(default=1000, ge=1, description="Connections at once, or what the system allows.")
+    max_connections: int = Field(
+        default=1000, ge=1, description="Connections at once, or what the system allows."
+    )
     max_batch: int = Field(default=32, ge=1, le=4096, description="Generations that run at once.")
-    max_queue: int = Field(default=256, ge=1, le=1_000_000, description="Generations that may wait; beyond it: 429.")
+    max_queue: int = Field(
+        default=256, ge=1, le=1_000_000, description="Generations that may wait; beyond it: 429."
+    )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Tokens of prompt and answer; else the model's context."
     )
     kv_memory: ByteSize | None = Field(
-        default=None, ge=MIB, description="Memory for keys and values, such as 8GiB; else a share of what is free."
+        default=None,
+        ge=MIB,
+        description="Memory for keys and values, such as 8GiB; else a share of what is free.",
     )
-    max_prefill_tokens: int = Field(default=2048, ge=1, description="Prompt tokens between two decode steps.")
+    max_prefill_tokens: int = Field(
+        default=2048, ge=1, description="Prompt tokens between two decode steps."
+    )
 
     max_tokens: int | None = Field(
         default=None, ge=1, description="New tokens that a request may ask for; else the context."
     )
-    max_prompt_tokens: int | None = Field(default=None, ge=1, description="Tokens of a prompt; else the context.")
-    max_prompt_characters: int = Field(default=1_000_000, ge=1, description="Characters of a prompt.")
+    max_prompt_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens of a prompt; else the context."
+    )
+    max_prompt_characters: int = Field(
+        default=1_000_000, ge=1, description="Characters of a prompt."
+    )
     max_prompts: int = Field(default=32, ge=1, le=1024, description="Prompts of a request.")
     max_n: int = Field(default=8, ge=1, le=128, description="Choices of a prompt.")
-    max_body: ByteSize = Field(default=ByteSize(2 * MIB), ge=1024, description="Size of a request's body, such as 2MiB.")
+    max_body: ByteSize = Field(
+        default=ByteSize(2 * MIB), ge=1024, description="Size of a request's body, such as 2MiB."
+    )
     request_timeout: float = Field(default=300, gt=0, description="Seconds for a request.")
     header_timeout: float = Field(default=10, gt=0, description="Seconds for headers to arrive.")
     body_timeout: float = Field(default=30, gt=0, description="Seconds for a body to arrive.")
@@ -102,13 +139,21 @@ class Settings(BaseSettings, LoadOptions):
         return self.model_dump(include=set(LoadOptions.model_fields))
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys of the settings and of the file; raises UsageError for a file that cannot be read or holds none."""
+        """Return the keys of the settings and of the file.
+
+        Raises UsageError for a file that cannot be read or holds none.
+        """
         keys = [key.get_secret_value() for key in self.api_keys or ()]
         if self.api_keys_file is not None:
             try:
-                lines = [line.strip() for line in self.api_keys_file.read_text(encoding="utf-8").splitlines()]
+                lines = [
+                    line.strip()
+                    for line in self.api_keys_file.read_text(encoding="utf-8").splitlines()
+                ]
             except (OSError, UnicodeDecodeError) as error:
-                raise UsageError(f"cannot read the keys in {self.api_keys_file}: {error}") from error
+                raise UsageError(
+                    f"cannot read the keys in {self.api_keys_file}: {error}"
+                ) from error
             own = [line for line in lines if line and not line.startswith("#")]
             if not own:
                 raise UsageError(f"{self.api_keys_file} holds no key; expected one a line")
@@ -133,7 +178,10 @@ class Settings(BaseSettings, LoadOptions):
 
 
 def read(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings, flags before environment; raises UsageError that names the one that is wrong."""
+    """Return the settings, flags before environment.
+
+    Raises UsageError that names the one that is wrong.
+    """
     _check_names()
     try:
         return Settings(**flags)

@@ -46,7 +46,9 @@ class EventStream(StreamingResponse):
             self._on_end()
 
 
-async def stream(service: Service, request: Request, requests: Sequence[GenerationRequest], renderer: Renderer) -> EventStream:
+async def stream(
+    service: Service, request: Request, requests: Sequence[GenerationRequest], renderer: Renderer
+) -> EventStream:
     """Start generating and return the stream; an error before the first token is raised, and becomes a status."""
     trace = trace_of(request.scope)
     trace.is_stream = True

@@ -22,16 +22,29 @@ class TokenTexts:
     def __getitem__(self, token: int) -> str:
         """Return one token's text."""
         if token not in self._known:
-            self._known[token] = str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+            self._known[token] = str(
+                self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+            )
         return self._known[token]
 
     def alternatives(self, token: ScoredToken) -> list[TokenProbability]:
         """Return the likeliest tokens in a place."""
-        return [TokenProbability(id=other, token=self[other], logprob=finite(logprob)) for other, logprob in token.top]
+        return [
+            TokenProbability(id=other, token=self[other], logprob=finite(logprob))
+            for other, logprob in token.top
+        ]
 
     def scores(self, tokens: Sequence[ScoredToken]) -> list[TokenScore]:
         """Return every token with its alternatives."""
-        return [TokenScore(id=t.id, token=self[t.id], logprob=finite(t.logprob or 0.0), top=self.alternatives(t)) for t in tokens]
+        return [
+            TokenScore(
+                id=t.id,
+                token=self[t.id],
+                logprob=finite(t.logprob or 0.0),
+                top=self.alternatives(t),
+            )
+            for t in tokens
+        ]
 
 
 def finite(logprob: float) -> float:

@@ -48,6 +48,8 @@ def trace_of(scope: Scope) -> Trace:
     state = scope.setdefault("state", {})
     if "trace" not in state:
         sent = Headers(scope=scope).get("x-request-id", "")
-        state["trace"] = Trace(id=sent if ACCEPTED_ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}")
+        state["trace"] = Trace(
+            id=sent if ACCEPTED_ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}"
+        )
     trace: Trace = state["trace"]
     return trace

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from juice import SteeredModel
 from juice.engine import GenerationRequest, Steer, SteerTarget
 from juice.engine.steering import STEER_TARGETS
 from juice.errors import RequestError
-from juice import SteeredModel
 from juice.steered_model import join_context
 from juice_server.errors import UnknownModelError
 from juice_server.schemas.generation import GenerationFields
@@ -29,7 +29,8 @@ class Translator:
 
     def __init__(self, model: SteeredModel, settings: Settings) -> None:
         self.model = model
-        # The same model for prompts that went through the tokenizer's chat template; where it has none, there are no such prompts.
+        # The same model for prompts that went through the tokenizer's chat template; where it has
+        # none, there are no such prompts.
         self.chat_model = model.with_chat_template(model.own_chat_template)
         self.settings = settings
         self.model_name = settings.served_model_name or model.id
@@ -59,34 +60,53 @@ class Translator:
     ) -> list[GenerationRequest]:
         """Turn prompts and the fields of a body into requests, n of them a prompt, off the event loop.
 
-        `contexts` are read before the prompts: one for all of them, or one each. With `is_chat` the prompts came out of the chat
-        template, which has put the special tokens in place.
+        `contexts` are read before the prompts: one for all of them, or one each. With `is_chat` the
+        prompts came out of the chat template, which has put the special tokens in place.
         """
         steer = self.steer(fields, alias)
         trace.steer = steer.target
         if self.settings.log_prompts:
-            trace.prompts = [prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts]
+            trace.prompts = [
+                prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts
+            ]
         joined = _joined(prompts, contexts)
-        requests = await self.off_loop(lambda: self._requests(joined, fields, steer, is_chat, options))
+        requests = await self.off_loop(
+            lambda: self._requests(joined, fields, steer, is_chat, options)
+        )
         trace.n_prompt_tokens = sum(len(own.prompt_ids) for own in requests[:: fields.n])
         return requests
 
     def steer(self, fields: GenerationFields, model_name: str | None) -> Steer:
-        """Return how to steer: as the body says, else as the model's alias, else by default; raises where they differ."""
+        """Return how to steer: as the body says, else as the model's alias, else by default.
+
+        Raises where they differ.
+        """
         alias = self._alias(model_name)
         if fields.steer is None:
             return Steer(target=alias or self.settings.default_steer)
         if alias is not None and alias != fields.steer.target:
-            raise RequestError(f"the model {model_name!r} steers toward {alias}, steer says {fields.steer.target}; drop one", param="steer")
+            raise RequestError(
+                f"the model {model_name!r} steers toward {alias}, steer says {fields.steer.target};"
+                " drop one",
+                param="steer",
+            )
         return fields.steer
 
     def _alias(self, name: str | None) -> SteerTarget | None:
-        """Return the target that a model name such as `mini:context` carries; raises UnknownModelError."""
+        """Return the target that a model name such as `mini:context` carries.
+
+        Raises UnknownModelError.
+        """
         if name is None or name == self.model_name:
             return None
-        known: dict[str, SteerTarget] = {f"{self.model_name}:{target}": target for target in STEER_TARGETS}
+        known: dict[str, SteerTarget] = {
+            f"{self.model_name}:{target}": target for target in STEER_TARGETS
+        }
         if name not in known:
-            raise UnknownModelError(f"the model {name!r} is not served; {self.model_name} is, see /v1/models", param="model")
+            raise UnknownModelError(
+                f"the model {name!r} is not served; {self.model_name} is, see /v1/models",
+                param="model",
+            )
         return known[name]
 
     def _requests(
@@ -99,7 +119,11 @@ class Translator:
     ) -> list[GenerationRequest]:
         settings = self.settings
         if len(prompts) > settings.max_prompts:
-            raise RequestError(f"there are {len(prompts)} prompts; at most {settings.max_prompts} go into one request", param="prompt")
+            raise RequestError(
+                f"there are {len(prompts)} prompts; at most {settings.max_prompts} go into one"
+                " request",
+                param="prompt",
+            )
         if fields.n > settings.max_n:
             raise RequestError(f"n is {fields.n}; expected at most {settings.max_n}", param="n")
         model, made = self.chat_model if is_chat else self.model, []
@@ -107,19 +131,25 @@ class Translator:
             ids = self.tokens(prompt, add_special_tokens=not is_chat)
             own = {**fields.options(), **options, "max_tokens": self._max_tokens(fields, ids)}
             if without_context is not None:
-                own["without_context"] = self.tokens(without_context, add_special_tokens=not is_chat)
+                own["without_context"] = self.tokens(
+                    without_context, add_special_tokens=not is_chat
+                )
             for i in range(fields.n):
                 own["seed"] = None if fields.seed is None else fields.seed + i
                 made.append(model.request(ids, steer=steer, **own))
         return made
 
-    def tokens(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, param: str = "prompt") -> tuple[int, ...]:
+    def tokens(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> tuple[int, ...]:
         """Return a prompt's tokens; raises RequestError for one that is longer than it may be."""
         settings = self.settings
         if isinstance(prompt, str):
             if len(prompt) > settings.max_prompt_characters:
                 raise RequestError(
-                    f"the {param} has {len(prompt)} characters; expected at most {settings.max_prompt_characters}", param=param
+                    f"the {param} has {len(prompt)} characters; expected at most"
+                    f" {settings.max_prompt_characters}",
+                    param=param,
                 )
             try:
                 ids = self.model.tokenize(prompt, add_special_tokens=add_special_tokens)
@@ -129,7 +159,10 @@ class Translator:
         else:
             ids = tuple(prompt)
         if settings.max_prompt_tokens is not None and len(ids) > settings.max_prompt_tokens:
-            raise RequestError(f"the {param} has {len(ids)} tokens; expected at most {settings.max_prompt_tokens}", param=param)
+            raise RequestError(
+                f"the {param} has {len(ids)} tokens; expected at most {settings.max_prompt_tokens}",
+                param=param,
+            )
         return ids
 
     def _max_tokens(self, fields: GenerationFields, ids: Sequence[int]) -> int:
@@ -145,19 +178,29 @@ class Translator:
         """Raise RequestError for more new tokens than the settings allow."""
         bound = self.settings.max_tokens
         if bound is not None and max_tokens > bound:
-            raise RequestError(f"max_tokens is {max_tokens}; expected at most {bound}", param="max_tokens")
+            raise RequestError(
+                f"max_tokens is {max_tokens}; expected at most {bound}", param="max_tokens"
+            )
 
 
-def _joined(prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None) -> list[_Prompt]:
+def _joined(
+    prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None
+) -> list[_Prompt]:
     """Put each prompt's context before it; raises RequestError where they do not match."""
     if contexts is None:
         return [(prompt, None) for prompt in prompts]
     if len(contexts) not in (1, len(prompts)):
-        raise RequestError(f"there are {len(contexts)} contexts for {len(prompts)} prompts; give one, or one a prompt", param="context")
+        raise RequestError(
+            f"there are {len(contexts)} contexts for {len(prompts)} prompts; give one, or one a"
+            " prompt",
+            param="context",
+        )
     each = contexts if len(contexts) == len(prompts) else [contexts[0]] * len(prompts)
     joined: list[_Prompt] = []
     for prompt, context in zip(prompts, each, strict=True):
         if not isinstance(prompt, str):
-            raise RequestError("a context goes before a prompt that is text, this one is tokens", param="context")
+            raise RequestError(
+                "a context goes before a prompt that is text, this one is tokens", param="context"
+            )
         joined.append((join_context(context, prompt), prompt))
     return joined

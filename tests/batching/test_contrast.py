@@ -21,39 +21,68 @@ CAD = juice.Steer(target="context", method="cad")
 def contrasts(n: int = 8) -> list[GenerationRequest]:
     rng, made = Random(3), []
     for _ in range(n):
-        ids, without = (tuple(rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 3, 11, 28]))) for _ in range(2))
+        ids, without = (
+            tuple(rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 3, 11, 28])))
+            for _ in range(2)
+        )
         contrast = Contrast(prompt_ids=without, weight=rng.choice([0.5, 1.0, 3.0]))
         watch = tuple(range(tiny.VOCAB_SIZE))
-        made.append(GenerationRequest(prompt_ids=ids, contrast=contrast, max_tokens=rng.choice([1, 5, 12]), ignore_eos=True, watch=watch))
+        made.append(
+            GenerationRequest(
+                prompt_ids=ids,
+                contrast=contrast,
+                max_tokens=rng.choice([1, 5, 12]),
+                ignore_eos=True,
+                watch=watch,
+            )
+        )
     return made
 
 
 @pytest.mark.parametrize(("max_batch", "max_prefill_tokens"), [(1, 7), (3, 60), (64, 2048)])
 @pytest.mark.parametrize("shape", tiny.SHAPES)
-def test_two_coupled_rows_equal_the_naive_contrast_among_steered_neighbours(shape: str, max_batch: int, max_prefill_tokens: int) -> None:
+def test_two_coupled_rows_equal_the_naive_contrast_among_steered_neighbours(
+    shape: str, max_batch: int, max_prefill_tokens: int
+) -> None:
     """Kills: the two logits swapped, the weight off by one, a row that misses a token, prompts that end in different chunks."""
     network = tiny.tiny_model(shape)
     expected = [
-        oracle.generate_contrasted(network, list(r.prompt_ids), list(r.contrast.prompt_ids), r.contrast.weight, r.max_tokens)
+        oracle.generate_contrasted(
+            network,
+            list(r.prompt_ids),
+            list(r.contrast.prompt_ids),
+            r.contrast.weight,
+            r.max_tokens,
+        )
         for r in contrasts()
     ]
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
-    engine = BatchingEngine(model.loaded, Limits(max_batch=max_batch, max_prefill_tokens=max_prefill_tokens))
+    engine = BatchingEngine(
+        model.loaded, Limits(max_batch=max_batch, max_prefill_tokens=max_prefill_tokens)
+    )
     neighbours = [request for request, _, _ in mixed_requests(seed=4)]
     completions = engine.generate([*contrasts(), *neighbours])[: len(expected)]
     for completion, (tokens, logits) in zip(completions, expected, strict=True):
         assert list(completion.token_ids) == tokens
         logprobs = logits.log_softmax(-1)
-        torch.testing.assert_close(torch.tensor(completion.watched), logprobs[0], rtol=0, atol=5 * TOLERANCE)
         torch.testing.assert_close(
-            torch.tensor(completion.logprobs), logprobs[torch.arange(len(tokens)), tokens], rtol=0, atol=5 * TOLERANCE
+            torch.tensor(completion.watched), logprobs[0], rtol=0, atol=5 * TOLERANCE
+        )
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs),
+            logprobs[torch.arange(len(tokens)), tokens],
+            rtol=0,
+            atol=5 * TOLERANCE,
         )
     assert engine.status.n_running == engine.status.n_kv_bytes == 0
 
 
 def test_a_contrast_is_one_request_of_the_batch_and_two_rows_of_the_memory() -> None:
     model = loaded()
-    alone, both = (GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=5, contrast=c) for c in (None, Contrast(prompt_ids=(4, 5, 6))))
+    alone, both = (
+        GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=5, contrast=c)
+        for c in (None, Contrast(prompt_ids=(4, 5, 6)))
+    )
     assert model.engine.n_kv_bytes(both) == 2 * model.engine.n_kv_bytes(alone)
     assert len(BatchingEngine(model.loaded, Limits(max_batch=1)).generate([both])) == 1
 
@@ -62,7 +91,10 @@ def test_a_contrast_is_one_request_of_the_batch_and_two_rows_of_the_memory() -> 
 def test_a_cancelled_contrast_leaves_no_row_behind(when: str) -> None:
     model = loaded(limits=Limits(max_prefill_tokens=2))
     request = GenerationRequest(
-        prompt_ids=(1,) * 40, max_tokens=60, ignore_eos=True, contrast=Contrast(prompt_ids=(1,) * (3 if when == "reading" else 39))
+        prompt_ids=(1,) * 40,
+        max_tokens=60,
+        ignore_eos=True,
+        contrast=Contrast(prompt_ids=(1,) * (3 if when == "reading" else 39)),
     )
     collector = Collector()
     sent = model.engine.submit([request], collector)
@@ -82,8 +114,12 @@ def test_a_contrast_whose_rows_fail_ends_alone(told: tuple[int, int]) -> None:
     with torch.no_grad():
         network.model.embed_tokens.weight[299] = torch.nan
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
-    poisoned = GenerationRequest(prompt_ids=told, contrast=Contrast(prompt_ids=(299, 3)), max_tokens=4)
-    well = GenerationRequest(prompt_ids=(1, 2, 3), contrast=Contrast(prompt_ids=(5, 6)), max_tokens=4, ignore_eos=True)
+    poisoned = GenerationRequest(
+        prompt_ids=told, contrast=Contrast(prompt_ids=(299, 3)), max_tokens=4
+    )
+    well = GenerationRequest(
+        prompt_ids=(1, 2, 3), contrast=Contrast(prompt_ids=(5, 6)), max_tokens=4, ignore_eos=True
+    )
     collector = Collector()
     model.engine.submit([well, poisoned], collector)
     collector.wait(2)
@@ -97,10 +133,18 @@ def test_a_context_given_apart_is_read_before_the_prompt_and_weighed_by_the_stre
     context, prompt, options = "Rome is told of.", "It is", {"max_tokens": 6, "ignore_eos": True}
     joined = model.generate(f"{context} {prompt}", **options)[0]
     assert model.generate(prompt, context=context, **options)[0].token_ids == joined.token_ids
-    assert model.generate(prompt, context=context, steer=CAD, strength=0.0, **options)[0].token_ids == joined.token_ids
-    strong = model.generate([prompt, prompt], context=[context, context + "\n"], steer=CAD, strength=4.0, **options)
+    assert (
+        model.generate(prompt, context=context, steer=CAD, strength=0.0, **options)[0].token_ids
+        == joined.token_ids
+    )
+    strong = model.generate(
+        [prompt, prompt], context=[context, context + "\n"], steer=CAD, strength=4.0, **options
+    )
     ids, without = list(model.tokenize(f"{context} {prompt}")), list(model.tokenize(prompt))
-    assert list(strong[0].token_ids) == oracle.generate_contrasted(model.loaded.model, ids, without, 4.0, 6)[0]
+    assert (
+        list(strong[0].token_ids)
+        == oracle.generate_contrasted(model.loaded.model, ids, without, 4.0, 6)[0]
+    )
     assert strong[0].token_ids != joined.token_ids
     assert strong[0].steering.to_dict() == {
         "applied": True, "target": "context", "head_set": None, "beta_plus": 0.0, "beta_minus": 0.0, "strength": 4.0, "method": "cad",
@@ -111,18 +155,33 @@ def test_a_context_given_apart_is_read_before_the_prompt_and_weighed_by_the_stre
 def test_sampled_contrasts_are_the_same_alone_and_in_company() -> None:
     model = loaded("gpt2")
     sampling = SamplingOptions(temperature=1.2, seed=5, repetition_penalty=1.3)
-    request = GenerationRequest(prompt_ids=(9, 8, 7), max_tokens=15, contrast=Contrast(prompt_ids=(7,)), sampling=sampling)
+    request = GenerationRequest(
+        prompt_ids=(9, 8, 7), max_tokens=15, contrast=Contrast(prompt_ids=(7,)), sampling=sampling
+    )
     company = [r for r, _, _ in mixed_requests(seed=6)]
     alone = model.engine.generate([request])[0].token_ids
-    assert model.engine.generate([*company[:4], request, *company[4:], *contrasts()])[4].token_ids == alone
+    assert (
+        model.engine.generate([*company[:4], request, *company[4:], *contrasts()])[4].token_ids
+        == alone
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"steer": CAD}, "needs the context apart"),
-        ({"steer": juice.Steer(target="context", method="cad"), "head_set": "context", "context": "c"}, "uses no heads"),
-        ({"steer": CAD, "context": "c", "prompt_logprobs": True, "max_tokens": 1}, "new tokens only"),
+        (
+            {
+                "steer": juice.Steer(target="context", method="cad"),
+                "head_set": "context",
+                "context": "c",
+            },
+            "uses no heads",
+        ),
+        (
+            {"steer": CAD, "context": "c", "prompt_logprobs": True, "max_tokens": 1},
+            "new tokens only",
+        ),
     ],
 )
 def test_what_cad_cannot_do_is_refused(options: dict, named: str) -> None:

@@ -17,24 +17,36 @@ from tests.support.mixed import TOLERANCE, mixed_requests, steering
 
 @pytest.mark.parametrize(("max_batch", "max_prefill_tokens"), [(3, 60), (64, 2048), (5, 7)])
 @pytest.mark.parametrize("shape", tiny.SHAPES)
-def test_one_pass_equals_the_naive_two_runs(shape: str, max_batch: int, max_prefill_tokens: int) -> None:
+def test_one_pass_equals_the_naive_two_runs(
+    shape: str, max_batch: int, max_prefill_tokens: int
+) -> None:
     """Kills: beta's sign flipped, source rows swapped, a head off by one, a wrong mask or position, a bad slot move.
 
-    With three at a time requests join as others leave, with seven tokens a chunk prompts go through in several; gemma2's
-    window of 8 is shorter than most sequences.
+    With three at a time requests join as others leave, with seven tokens a chunk prompts go through
+    in several; gemma2's window of 8 is shorter than most sequences.
     """
     network = tiny.tiny_model(shape)
     expected = [
-        (oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=method)) for r, heads, method in mixed_requests(seed=1)
+        (oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=method))
+        for r, heads, method in mixed_requests(seed=1)
     ]
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
-    engine = BatchingEngine(model.loaded, Limits(max_batch=max_batch, max_prefill_tokens=max_prefill_tokens))
+    engine = BatchingEngine(
+        model.loaded, Limits(max_batch=max_batch, max_prefill_tokens=max_prefill_tokens)
+    )
     completions = engine.generate([request for request, _, _ in mixed_requests(seed=1)])
     for completion, (tokens, logits) in zip(completions, expected, strict=True):
         assert list(completion.token_ids) == tokens
         logprobs = logits.log_softmax(-1)
-        torch.testing.assert_close(torch.tensor(completion.watched), logprobs[0], rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(torch.tensor(completion.logprobs), logprobs[torch.arange(len(tokens)), tokens], rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(
+            torch.tensor(completion.watched), logprobs[0], rtol=0, atol=TOLERANCE
+        )
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs),
+            logprobs[torch.arange(len(tokens)), tokens],
+            rtol=0,
+            atol=TOLERANCE,
+        )
 
 
 def test_the_oracle_itself_differs_between_methods_and_heads() -> None:
@@ -43,19 +55,29 @@ def test_the_oracle_itself_differs_between_methods_and_heads() -> None:
     ids = list(range(1, 20))
     plain = oracle.steered_logits(network, ids, {})[-1]
     heads = {(1, 2): 2.0, (3, 0): -2.0}
-    dual, once = (oracle.steered_logits(network, ids, heads, method=m)[-1] for m in ("juice", "june"))
+    dual, once = (
+        oracle.steered_logits(network, ids, heads, method=m)[-1] for m in ("juice", "june")
+    )
     neighbour = oracle.steered_logits(network, ids, {(1, 3): 2.0, (3, 0): -2.0})[-1]
-    assert min((plain - dual).abs().max(), (once - dual).abs().max(), (neighbour - dual).abs().max()) > 0.05
+    assert (
+        min((plain - dual).abs().max(), (once - dual).abs().max(), (neighbour - dual).abs().max())
+        > 0.05
+    )
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
 def test_zero_coefficients_take_the_unsteered_path_bit_for_bit(shape: str) -> None:
     model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
-    head_set = model.make_head_set(name="test", target="context", plus=[(1, 2)], minus=[(2, 3)], beta_plus=2.0, beta_minus=-1.0)
+    head_set = model.make_head_set(
+        name="test", target="context", plus=[(1, 2)], minus=[(2, 3)], beta_plus=2.0, beta_minus=-1.0
+    )
     prompts = ["Paris is", "The capital of France is the city of", "a"]
     options = {"max_tokens": 8, "watch": tuple(range(tiny.VOCAB_SIZE))}
     plain = model.engine.generate([model.request(prompt, **options) for prompt in prompts])
-    for zero in ({"strength": 0.0}, {"steer": juice.Steer(target="context", beta_plus=0.0, beta_minus=0.0)}):
+    for zero in (
+        {"strength": 0.0},
+        {"steer": juice.Steer(target="context", beta_plus=0.0, beta_minus=0.0)},
+    ):
         asked = {"steer": "context", "head_set": head_set, **zero, **options}
         steered = model.engine.generate([model.request(prompt, **asked) for prompt in prompts])
         assert not any(c.steering.applied for c in steered)
@@ -72,7 +94,11 @@ def test_a_request_is_the_same_bit_for_bit_whoever_its_neighbours_are(shape: str
     everything = {"max_tokens": 12, "ignore_eos": True, "watch": tuple(range(tiny.VOCAB_SIZE))}
     mine = [
         GenerationRequest(prompt_ids=tuple(range(1, 14)), **everything),
-        GenerationRequest(prompt_ids=tuple(range(20, 28)), steering=steering({(0, 1): 1.5, (2, 0): -2.0}), **everything),
+        GenerationRequest(
+            prompt_ids=tuple(range(20, 28)),
+            steering=steering({(0, 1): 1.5, (2, 0): -2.0}),
+            **everything,
+        ),
     ]
     seen = []
     for seed in range(3):
@@ -82,29 +108,53 @@ def test_a_request_is_the_same_bit_for_bit_whoever_its_neighbours_are(shape: str
                 prompt_ids=tuple(rng.randrange(1, 283) for _ in range(length)),
                 max_tokens=12,
                 ignore_eos=True,
-                steering=steering({(0, rng.randrange(4)): rng.uniform(-3, 3), (2, rng.randrange(4)): rng.uniform(-3, 3)}),
+                steering=steering(
+                    {
+                        (0, rng.randrange(4)): rng.uniform(-3, 3),
+                        (2, rng.randrange(4)): rng.uniform(-3, 3),
+                    }
+                ),
                 sampling=SamplingOptions(temperature=rng.choice([0.0, 1.0]), seed=seed),
             )
             for length in (3, 13, 9)
         ]
-        completions = model.engine.generate([neighbours[0], mine[0], neighbours[1], mine[1], neighbours[2]])
-        seen.append([(c.token_ids, c.logprobs, c.watched) for c in (completions[1], completions[3])])
+        completions = model.engine.generate(
+            [neighbours[0], mine[0], neighbours[1], mine[1], neighbours[2]]
+        )
+        seen.append(
+            [(c.token_ids, c.logprobs, c.watched) for c in (completions[1], completions[3])]
+        )
     assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_company() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
-    request = GenerationRequest(prompt_ids=(5, 6, 7), max_tokens=20, sampling=SamplingOptions(temperature=1.3, top_p=0.9, top_k=50, seed=11))
+    request = GenerationRequest(
+        prompt_ids=(5, 6, 7),
+        max_tokens=20,
+        sampling=SamplingOptions(temperature=1.3, top_p=0.9, top_k=50, seed=11),
+    )
     company = [r for r, _, _ in mixed_requests(seed=2)]
     alone = model.engine.generate([request])[0].token_ids
     assert model.engine.generate([*company[:5], request, *company[5:]])[5].token_ids == alone
-    assert model.engine.generate([replace(request, sampling=request.sampling.model_copy(update=dict(seed=12)))])[0].token_ids != alone
+    assert (
+        model.engine.generate(
+            [replace(request, sampling=request.sampling.model_copy(update={"seed": 12}))]
+        )[0].token_ids
+        != alone
+    )
 
 
 def test_streamed_pieces_join_to_the_generated_text() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     for seed in range(5):
-        options = {"max_tokens": 40, "temperature": 1.5, "seed": seed, "ignore_eos": True, "stop": ("e", "ab")}
+        options = {
+            "max_tokens": 40,
+            "temperature": 1.5,
+            "seed": seed,
+            "ignore_eos": True,
+            "stop": ("e", "ab"),
+        }
         text = model.generate("Bonjour, ça va", **options)[0].text
         assert "".join(model.stream("Bonjour, ça va", **options)) == text
 
@@ -113,8 +163,12 @@ def test_a_stop_token_counts_but_is_not_in_the_text() -> None:
     network = tiny.tiny_model("gpt2")
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     with torch.no_grad():
-        network.lm_head.weight[0] = network.lm_head.weight.abs().sum()  # the end token's logit grows with anything
-    completions = [c for c in model.generate(["ab", "xyz", "q"], max_tokens=9) if c.finish_reason == "stop"]
+        network.lm_head.weight[0] = (
+            network.lm_head.weight.abs().sum()
+        )  # the end token's logit grows with anything
+    completions = [
+        c for c in model.generate(["ab", "xyz", "q"], max_tokens=9) if c.finish_reason == "stop"
+    ]
     assert completions
     for completion in completions:
         assert completion.token_ids[-1] == 0
@@ -138,7 +192,9 @@ def rows_by_layer(model: juice.SteeredModel, request: GenerationRequest) -> list
     seen: dict[int, int] = {}
     handles = [
         layer.attention.register_forward_pre_hook(
-            lambda _m, args, kwargs, i=layer.index: seen.update({i: (args[0] if args else kwargs["hidden_states"]).shape[0]}),
+            lambda _m, args, kwargs, i=layer.index: seen.update(
+                {i: (args[0] if args else kwargs["hidden_states"]).shape[0]}
+            ),
             with_kwargs=True,
         )
         for layer in model.loaded.layout.layers
@@ -162,10 +218,14 @@ def rows_by_layer(model: juice.SteeredModel, request: GenerationRequest) -> list
         ({(0, 0): 2.0, (1, 1): 1.0, (3, 3): 0.0}, "juice", [2, 2, 1, 1]),
     ],
 )
-def test_the_clean_run_passes_only_the_layers_between_steered_ones(shape: str, heads: dict, method: str, rows: list[int]) -> None:
+def test_the_clean_run_passes_only_the_layers_between_steered_ones(
+    shape: str, heads: dict, method: str, rows: list[int]
+) -> None:
     model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
     steered = steering({h: b for h, b in heads.items() if b}, method)
-    request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=3, ignore_eos=True, steering=steered)
+    request = GenerationRequest(
+        prompt_ids=(1, 2, 3), max_tokens=3, ignore_eos=True, steering=steered
+    )
     assert rows_by_layer(model, request) == rows
 
 
@@ -173,7 +233,10 @@ def test_the_clean_run_passes_only_the_layers_between_steered_ones(shape: str, h
 def test_layers_that_must_all_see_the_same_rows_get_two_full_ones(shape: str) -> None:
     """The model's first layer tells the others how many rows there are, as per-layer inputs or shared keys do."""
     network = tiny.tiny_model(shape)
-    expected = [oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=m) for r, heads, m in mixed_requests(seed=4)]
+    expected = [
+        oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=m)
+        for r, heads, m in mixed_requests(seed=4)
+    ]
     seen: list[int] = []
 
     def called(_module: object, args: tuple[torch.Tensor, ...]) -> None:
@@ -188,10 +251,23 @@ def test_layers_that_must_all_see_the_same_rows_get_two_full_ones(shape: str) ->
         layer.register_forward_hook(same_rows)
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     assert model.engine.mode.full_rows
-    engine = BatchingEngine(model.loaded, Limits(max_batch=4, max_prefill_tokens=15), Mode(full_rows=True))
-    for completion, (tokens, logits) in zip(engine.generate([r for r, _, _ in mixed_requests(seed=4)]), expected, strict=True):
+    engine = BatchingEngine(
+        model.loaded, Limits(max_batch=4, max_prefill_tokens=15), Mode(full_rows=True)
+    )
+    for completion, (tokens, logits) in zip(
+        engine.generate([r for r, _, _ in mixed_requests(seed=4)]), expected, strict=True
+    ):
         assert list(completion.token_ids) == tokens
-        torch.testing.assert_close(torch.tensor(completion.watched), logits.log_softmax(-1)[0], rtol=0, atol=TOLERANCE)
-    request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=3, ignore_eos=True, steering=steering({(1, 0): 2.0, (2, 3): -1.0}))
+        torch.testing.assert_close(
+            torch.tensor(completion.watched), logits.log_softmax(-1)[0], rtol=0, atol=TOLERANCE
+        )
+    request = GenerationRequest(
+        prompt_ids=(1, 2, 3),
+        max_tokens=3,
+        ignore_eos=True,
+        steering=steering({(1, 0): 2.0, (2, 3): -1.0}),
+    )
     assert rows_by_layer(model, request) == [2, 2, 2, 2]
-    assert not juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer()).engine.mode.full_rows
+    assert not juice.load(
+        tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer()
+    ).engine.mode.full_rows

@@ -25,7 +25,12 @@ BROKEN, HUGE = 299, 298  # tokens that the faulty model below cannot bear
 def test_1000_cancelled_requests_leave_no_row_and_no_memory_behind() -> None:
     model = loaded(limits=Limits(max_batch=8))
     rng = Random(0)
-    request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=100, ignore_eos=True, steering=steering({(0, 0): 1.0, (3, 0): 1.0}))
+    request = GenerationRequest(
+        prompt_ids=(1, 2, 3),
+        max_tokens=100,
+        ignore_eos=True,
+        steering=steering({(0, 0): 1.0, (3, 0): 1.0}),
+    )
     expected = model.engine.generate([request])[0].token_ids
     for _ in range(1000):
         collector = Collector()
@@ -45,7 +50,9 @@ def test_1000_cancelled_requests_leave_no_row_and_no_memory_behind() -> None:
 def test_a_cancelled_request_gets_no_token_after_the_next_step() -> None:
     model = loaded()
     collector = Collector()
-    sequence = model.engine.submit([GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=120, ignore_eos=True)], collector)[0]
+    sequence = model.engine.submit(
+        [GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=120, ignore_eos=True)], collector
+    )[0]
     while len(collector.updates.get(0, ())) < 3:
         time.sleep(0.0001)
     sequence.cancel()
@@ -84,14 +91,27 @@ def test_a_failure_ends_its_request_alone(
 ) -> None:
     """The sick one sits between healthy ones in the prompts' forward, or is driven to the token by its bias while all decode.
 
-    Its prompt is longer than those of some who get its slots next, and shorter than a neighbour's: what it left there would be
-    among the keys of their forward, hidden by a weight of zero, which does not help against what is not finite.
+    Its prompt is longer than those of some who get its slots next, and shorter than a neighbour's:
+    what it left there would be among the keys of their forward, hidden by a weight of zero, which
+    does not help against what is not finite.
     """
     rng = Random(3)
     never = dict.fromkeys((297, HUGE, BROKEN), -100.0)
-    drawn = [replace(random_request(rng), prompt_ids=tuple(rng.randrange(1, 283) for _ in range(n))) for n in (70, 2, 9, 1, 3, 27)]
+    drawn = [
+        replace(random_request(rng), prompt_ids=tuple(rng.randrange(1, 283) for _ in range(n)))
+        for n in (70, 2, 9, 1, 3, 27)
+    ]
     dual = steering({(0, 1): 1.0, (2, 2): -1.0})
-    healthy = [replace(r, steering=dual, max_tokens=12, ignore_eos=True, sampling=r.sampling.model_copy(update=dict(logit_bias=never))) for r in drawn]
+    healthy = [
+        replace(
+            r,
+            steering=dual,
+            max_tokens=12,
+            ignore_eos=True,
+            sampling=r.sampling.model_copy(update={"logit_bias": never}),
+        )
+        for r in drawn
+    ]
     alone = [faulty.engine.generate([request])[0].token_ids for request in healthy]
     sick = GenerationRequest(prompt_ids=(5,) * 40 if in_mid_stream else (*(5,) * 39, token), max_tokens=30, ignore_eos=True,
                              steering=dual)  # fmt: skip
@@ -176,7 +196,12 @@ def test_an_engine_that_lost_its_slots_stops_and_says_so() -> None:
 
 def test_memory_that_runs_out_as_a_request_joins_ends_that_request_alone() -> None:
     model = loaded()
-    request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=60, ignore_eos=True, steering=steering({(0, 1): 1.0, (2, 2): -1.0}))
+    request = GenerationRequest(
+        prompt_ids=(1, 2, 3),
+        max_tokens=60,
+        ignore_eos=True,
+        steering=steering({(0, 1): 1.0, (2, 2): -1.0}),
+    )
     expected = model.engine.generate([request])[0].token_ids
     for n_allowed in range(8):  # of four layers' keys and values
         first, second = Collector(), Collector()

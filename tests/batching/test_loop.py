@@ -21,10 +21,13 @@ from tests.support.running import Collector, loaded, random_request
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
-def test_200_mixed_requests_that_join_and_are_cancelled_each_equal_their_run_alone(shape: str) -> None:
+def test_200_mixed_requests_that_join_and_are_cancelled_each_equal_their_run_alone(
+    shape: str,
+) -> None:
     """fp64, so that the order of sums never decides a token. Kills: a slot moved wrongly, a stale layout, a lost companion.
 
-    Requests come in bursts while others run, five at a time at most and nine tokens a chunk, a third is cancelled at some moment.
+    Requests come in bursts while others run, five at a time at most and nine tokens a chunk, a
+    third is cancelled at some moment.
     """
     rng = Random(shape)
     requests = [random_request(rng) for _ in range(200)]
@@ -60,14 +63,20 @@ def test_200_mixed_requests_that_join_and_are_cancelled_each_equal_their_run_alo
 def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives(shape: str) -> None:
     model = loaded(shape)
     request = GenerationRequest(
-        prompt_ids=tuple(range(1, 90)), max_tokens=5, ignore_eos=True, steering=steering({(1, 0): 2.0, (3, 2): -1.0}), top_logprobs=5
+        prompt_ids=tuple(range(1, 90)),
+        max_tokens=5,
+        ignore_eos=True,
+        steering=steering({(1, 0): 2.0, (3, 2): -1.0}),
+        top_logprobs=5,
     )
     whole = model.engine.generate([request])[0]
     for n_tokens in (1, 2, 7, 64):
         engine = BatchingEngine(model.loaded, Limits(max_prefill_tokens=n_tokens))
         chunked = engine.generate([request])[0]
         assert chunked.token_ids == whole.token_ids
-        torch.testing.assert_close(torch.tensor(chunked.logprobs), torch.tensor(whole.logprobs), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(chunked.logprobs), torch.tensor(whole.logprobs), rtol=0, atol=1e-5
+        )
 
 
 def test_padding_stays_within_the_models_positions(caplog: pytest.LogCaptureFixture) -> None:
@@ -76,7 +85,10 @@ def test_padding_stays_within_the_models_positions(caplog: pytest.LogCaptureFixt
     A forward that fails is silently repeated request by request, so the log is what tells.
     """
     model = loaded("gpt2")
-    requests = [GenerationRequest(prompt_ids=tuple(range(1, n + 1)), max_tokens=4, ignore_eos=True) for n in (110, 40)]
+    requests = [
+        GenerationRequest(prompt_ids=tuple(range(1, n + 1)), max_tokens=4, ignore_eos=True)
+        for n in (110, 40)
+    ]
     expected = [model.engine.generate([request])[0].token_ids for request in requests]
     engine = BatchingEngine(model.loaded, Limits(max_prefill_tokens=100))
     with caplog.at_level("WARNING", logger="juice.batching"):
@@ -91,7 +103,9 @@ def test_a_long_prompt_holds_up_what_runs_for_one_chunk_at_most() -> None:
     embedding = model.loaded.model.get_input_embeddings()
     embedding.register_forward_pre_hook(lambda _m, args: fed.append(tuple(args[0].shape)))
     first, second = Collector(), Collector()
-    model.engine.submit([GenerationRequest(prompt_ids=(1, 2), max_tokens=100, ignore_eos=True)], first)
+    model.engine.submit(
+        [GenerationRequest(prompt_ids=(1, 2), max_tokens=100, ignore_eos=True)], first
+    )
     while not first.updates:
         time.sleep(0.001)
     model.engine.submit([GenerationRequest(prompt_ids=tuple(range(1, 91)), max_tokens=1)], second)
@@ -107,10 +121,15 @@ def test_memory_bounds_what_runs_at_once_and_nothing_is_lost() -> None:
     """Room for about three requests of 40 positions: the others wait, and a long one takes the room of the short ones."""
     model = loaded()
     request = GenerationRequest(
-        prompt_ids=tuple(range(1, 31)), max_tokens=10, ignore_eos=True, steering=steering({(0, 0): 1.0, (2, 0): 1.0})
+        prompt_ids=tuple(range(1, 31)),
+        max_tokens=10,
+        ignore_eos=True,
+        steering=steering({(0, 0): 1.0, (2, 0): 1.0}),
     )
     per_request = model.engine.n_kv_bytes(request)
-    assert per_request == (40 + 1) * (4 + 3) * 2 * 2 * 8 * 4  # positions, rows in all layers, keys and values, kv heads, d_head, bytes
+    assert (
+        per_request == (40 + 1) * (4 + 3) * 2 * 2 * 8 * 4
+    )  # positions, rows in all layers, keys and values, kv heads, d_head, bytes
     engine = BatchingEngine(model.loaded, Limits(kv_memory_bytes=3 * per_request + 100))
     verified = BatchingEngine.generate(engine, [request])[0].token_ids
     long = replace(request, prompt_ids=tuple(range(1, 91)), max_tokens=20)
@@ -122,13 +141,23 @@ def test_memory_bounds_what_runs_at_once_and_nothing_is_lost() -> None:
         most = max(most, status.n_running)
         assert status.n_kv_bytes <= status.max_kv_bytes
         time.sleep(0.001)
-    allocated = sum(kv.nbytes for layer in engine._loop.runner.cache.slot_layers for kv in (layer.keys, layer.values))
+    allocated = sum(
+        kv.nbytes
+        for layer in engine._loop.runner.cache.slot_layers
+        for kv in (layer.keys, layer.values)
+    )
     assert allocated <= 3 * per_request + 100
     assert 2 <= most <= 3
     assert all(collector.completion(i).token_ids == verified for i in range(11) if i != 4)
     assert collector.completion(4).token_ids == model.engine.generate([long])[0].token_ids
     with pytest.raises(ContextLengthError, match="MiB"):
-        BatchingEngine.generate(engine, [replace(request, max_tokens=98), replace(long, prompt_ids=tuple(range(1, 30)) * 4, max_tokens=8)])
+        BatchingEngine.generate(
+            engine,
+            [
+                replace(request, max_tokens=98),
+                replace(long, prompt_ids=tuple(range(1, 30)) * 4, max_tokens=8),
+            ],
+        )
 
 
 def test_limits_hold_from_the_first_request_on() -> None:
@@ -139,13 +168,22 @@ def test_limits_hold_from_the_first_request_on() -> None:
     with pytest.raises(ContextLengthError, match="MiB"):
         engine.generate([request, replace(request, prompt_ids=(1,) * 100)])
     assert len(engine.generate([request] * 20)) == 20
-    assert sum(kv.nbytes for layer in engine._loop.runner.cache.slot_layers for kv in (layer.keys, layer.values)) <= 20_000
+    assert (
+        sum(
+            kv.nbytes
+            for layer in engine._loop.runner.cache.slot_layers
+            for kv in (layer.keys, layer.values)
+        )
+        <= 20_000
+    )
 
 
 def test_prompts_that_are_scored_go_through_a_few_tokens_at_a_time() -> None:
     model = loaded()
     projected: list[int] = []
-    model.loaded.layout.output.register_forward_hook(lambda _m, _args, logits: projected.append(logits.shape[:-1].numel()))
+    model.loaded.layout.output.register_forward_hook(
+        lambda _m, _args, logits: projected.append(logits.shape[:-1].numel())
+    )
     request = GenerationRequest(prompt_ids=tuple(range(1, 101)), max_tokens=1, prompt_logprobs=True)
     completions = model.engine.generate([request] * 9)
     assert max(projected) <= MAX_SCORED_CHUNK
@@ -212,7 +250,9 @@ def test_n_threads_generate_at_once_what_each_gets_alone() -> None:
 def test_tokens_that_the_model_does_not_have_are_refused_by_name(change: dict, param: str) -> None:
     model = loaded()
     with pytest.raises(RequestError, match="tokens 0 to 299") as caught:
-        model.engine.generate([replace(GenerationRequest(prompt_ids=(1, 2), max_tokens=1), **change)])
+        model.engine.generate(
+            [replace(GenerationRequest(prompt_ids=(1, 2), max_tokens=1), **change)]
+        )
     assert caught.value.param == param
 
 

@@ -28,12 +28,20 @@ def shapes_of(engine: BatchingEngine) -> list[tuple[int, int]]:
     """Return the list to which every forward adds its rows and tokens."""
     seen: list[tuple[int, int]] = []
     forward = engine.runner.forward
-    engine.runner.forward = lambda batch: (seen.append(tuple(batch.input_ids.shape)), forward(batch))[1]  # type: ignore[method-assign]
+    engine.runner.forward = lambda batch: (
+        seen.append(tuple(batch.input_ids.shape)),
+        forward(batch),
+    )[1]  # type: ignore[method-assign]
     return seen
 
 
 def contrasted(prompt: tuple[int, ...], without: tuple[int, ...], n: int) -> GenerationRequest:
-    return GenerationRequest(prompt_ids=prompt, contrast=Contrast(prompt_ids=without, weight=1.0), max_tokens=n, ignore_eos=True)
+    return GenerationRequest(
+        prompt_ids=prompt,
+        contrast=Contrast(prompt_ids=without, weight=1.0),
+        max_tokens=n,
+        ignore_eos=True,
+    )
 
 
 def test_rows_that_cross_a_switch_together_are_read_again_one_a_step_and_alone() -> None:
@@ -42,16 +50,31 @@ def test_rows_that_cross_a_switch_together_are_read_again_one_a_step_and_alone()
     """
     network = build("Phi-3 (longrope)")
     prompts = [tuple(range(i, i + SWITCH - 3)) for i in range(1, 7)]
-    requests = [GenerationRequest(prompt_ids=p, max_tokens=8, ignore_eos=True, steering=steering(HEADS)) for p in prompts]
-    pairs = [contrasted(tuple(range(i, i + SWITCH - 3)), tuple(range(i, i + SWITCH - 5)), 9) for i in (40, 60)]
+    requests = [
+        GenerationRequest(prompt_ids=p, max_tokens=8, ignore_eos=True, steering=steering(HEADS))
+        for p in prompts
+    ]
+    pairs = [
+        contrasted(tuple(range(i, i + SWITCH - 3)), tuple(range(i, i + SWITCH - 5)), 9)
+        for i in (40, 60)
+    ]
     expected = [oracle.generate(network, list(p), HEADS, 8) for p in prompts]
-    expected += [oracle.generate_contrasted(network, list(p.prompt_ids), list(p.contrast.prompt_ids), 1.0, 9) for p in pairs]
-    engine = BatchingEngine(juice.load(network, tokenizer=tiny.tiny_tokenizer()).loaded, Limits(max_prefill_tokens=16))
+    expected += [
+        oracle.generate_contrasted(network, list(p.prompt_ids), list(p.contrast.prompt_ids), 1.0, 9)
+        for p in pairs
+    ]
+    engine = BatchingEngine(
+        juice.load(network, tokenizer=tiny.tiny_tokenizer()).loaded, Limits(max_prefill_tokens=16)
+    )
     shapes = shapes_of(engine)
-    for completion, (tokens, logits) in zip(engine.generate([*requests, *pairs]), expected, strict=True):
+    for completion, (tokens, logits) in zip(
+        engine.generate([*requests, *pairs]), expected, strict=True
+    ):
         assert list(completion.token_ids) == tokens
         logprobs = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens]
-        torch.testing.assert_close(torch.tensor(completion.logprobs), logprobs, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs), logprobs, rtol=0, atol=TOLERANCE
+        )
     again = [rows for rows, n_tokens in shapes if n_tokens == SWITCH + 1]
     assert again == [1] * 10
 
@@ -59,15 +82,25 @@ def test_rows_that_cross_a_switch_together_are_read_again_one_a_step_and_alone()
 def test_prompts_of_any_lengths_are_read_together_by_a_model_with_masks_of_its_own() -> None:
     engine = juice.load(build("BLOOM"), tokenizer=tiny.tiny_tokenizer()).engine
     shapes = shapes_of(engine)
-    engine.generate([GenerationRequest(prompt_ids=tuple(range(1, n)), max_tokens=2, ignore_eos=True) for n in (4, 6, 6, 9)])
+    engine.generate(
+        [
+            GenerationRequest(prompt_ids=tuple(range(1, n)), max_tokens=2, ignore_eos=True)
+            for n in (4, 6, 6, 9)
+        ]
+    )
     assert shapes[0] == (4, 8)
     assert sorted(shapes[1:]) == [(1, 1), (1, 1), (2, 1)]
 
 
-def test_a_contrast_whose_first_row_fails_ends_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_contrast_whose_first_row_fails_ends_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Its rows are in two forwards of a step, as they have not as many tokens cached: the second must not run a row that has left."""
     network = build("GPT-Neo")
-    pair, other = contrasted((5, 6, 12), (7, 8, 9, 10, 11), 5), GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=6, ignore_eos=True)
+    pair, other = (
+        contrasted((5, 6, 12), (7, 8, 9, 10, 11), 5),
+        GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=6, ignore_eos=True),
+    )
     broken = oracle.generate_contrasted(network, [5, 6, 12], [7, 8, 9, 10, 11], 1.0, 1)[0][0]
     expected = oracle.generate(network, [1, 2, 3], {}, 6)[0]
     assert broken not in expected
@@ -88,12 +121,17 @@ def test_a_contrast_whose_first_row_fails_ends_and_the_others_go_on(caplog: pyte
     assert not model.engine._loop.table.mains.rows
 
 
-def test_biases_that_all_rows_share_are_not_taken_for_one_a_row(caplog: pytest.LogCaptureFixture) -> None:
+def test_biases_that_all_rows_share_are_not_taken_for_one_a_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """MPT hands its layers [n_heads, 1, keys]: as many as there are rows here."""
     engine = juice.load(build("MPT"), tokenizer=tiny.tiny_tokenizer()).engine
     caplog.clear()
     requests = [
-        GenerationRequest(prompt_ids=(i, 2, 3), max_tokens=3, ignore_eos=True, steering=steering(HEADS)) for i in range(tiny.N_HEADS)
+        GenerationRequest(
+            prompt_ids=(i, 2, 3), max_tokens=3, ignore_eos=True, steering=steering(HEADS)
+        )
+        for i in range(tiny.N_HEADS)
     ]
     assert len(engine.generate(requests)) == tiny.N_HEADS
     assert not caplog.records, "the batch failed, and its rows were run alone"

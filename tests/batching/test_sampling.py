@@ -65,7 +65,13 @@ def test_top_k_and_top_p_leave_only_the_likeliest() -> None:
     min_p=st.sampled_from([0.0, 0.05, 0.5]),
 )
 def test_the_cuts_leave_the_distribution_that_transformers_leaves(
-    seed: int, n_tokens: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float
+    seed: int,
+    n_tokens: int,
+    spread: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
 ) -> None:
     """Vocabularies above the number of candidates, too: the shortcut past sorting must not be seen."""
     logits = torch.randn(n_tokens, generator=torch.Generator().manual_seed(seed)).double() * spread
@@ -89,8 +95,15 @@ def test_the_repetition_penalty_is_that_of_transformers(seed: int, penalty: floa
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(20, generator=random)
     prompt, said = (torch.randint(20, (n,), generator=random).tolist() for n in (6, 5))
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + said]), logits[None].clone())[0]
-    torch.testing.assert_close(adjusted(logits, SamplingOptions(repetition_penalty=penalty), prompt, said), expected, rtol=0, atol=0)
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(
+        torch.tensor([prompt + said]), logits[None].clone()
+    )[0]
+    torch.testing.assert_close(
+        adjusted(logits, SamplingOptions(repetition_penalty=penalty), prompt, said),
+        expected,
+        rtol=0,
+        atol=0,
+    )
 
 
 def test_presence_and_frequency_count_only_the_answer() -> None:
@@ -99,7 +112,9 @@ def test_presence_and_frequency_count_only_the_answer() -> None:
     for token in range(5):
         if said.count(token):
             expected[token] -= 0.5 + 0.25 * said.count(token)
-    got = adjusted(LOGITS, SamplingOptions(presence_penalty=0.5, frequency_penalty=0.25), prompt, said)
+    got = adjusted(
+        LOGITS, SamplingOptions(presence_penalty=0.5, frequency_penalty=0.25), prompt, said
+    )
     torch.testing.assert_close(got, expected)
     assert LOGITS[3] == 0.5, "the model's logits are not changed"
 
@@ -128,9 +143,13 @@ def test_min_tokens_holds_back_every_stop_until_then() -> None:
 
 def test_stop_token_ids_stop_even_where_the_models_own_are_ignored() -> None:
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
-    free = model.engine.generate([GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=20, ignore_eos=True)])[0].token_ids
+    free = model.engine.generate(
+        [GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=20, ignore_eos=True)]
+    )[0].token_ids
     stop = free[7]
-    stopped = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=20, ignore_eos=True, stop_token_ids=(stop,))
+    stopped = GenerationRequest(
+        prompt_ids=(1, 2, 3), max_tokens=20, ignore_eos=True, stop_token_ids=(stop,)
+    )
     got = model.engine.generate([stopped])[0]
     assert got.token_ids == free[: free.index(stop) + 1]
     assert got.finish_reason == "stop"
@@ -150,4 +169,6 @@ def test_values_out_of_range_are_refused_by_name(field: str, value: object) -> N
 
 def test_an_option_that_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="temprature"):
-        juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer()).generate("x", temprature=1)
+        juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer()).generate(
+            "x", temprature=1
+        )

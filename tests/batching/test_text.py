@@ -24,8 +24,13 @@ def test_any_tokens_stream_to_their_decoded_text(ids: list[int]) -> None:
     assert "".join([*map(stream.push, ids), stream.finish()]) == TOKENIZER.decode(ids)
 
 
-@given(st.text(alphabet="abc", max_size=20), st.lists(st.text(alphabet="abc", min_size=1, max_size=3), min_size=1, max_size=3))
-def test_text_ends_before_the_first_stop_string_and_no_piece_shows_its_beginning(text: str, stops: list[str]) -> None:
+@given(
+    st.text(alphabet="abc", max_size=20),
+    st.lists(st.text(alphabet="abc", min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_text_ends_before_the_first_stop_string_and_no_piece_shows_its_beginning(
+    text: str, stops: list[str]
+) -> None:
     """The oracle looks at the whole text: a character at a time, the first moment at which a stop string is complete."""
     stream = TextStream(TOKENIZER, (), stops)
     pieces = []
@@ -36,7 +41,11 @@ def test_text_ends_before_the_first_stop_string_and_no_piece_shows_its_beginning
     else:
         pieces.append(stream.finish())
     complete = next((n for n in range(len(text) + 1) if any(s in text[:n] for s in stops)), None)
-    expected = text if complete is None else text[: min(text[:complete].find(s) for s in stops if s in text[:complete])]
+    expected = (
+        text
+        if complete is None
+        else text[: min(text[:complete].find(s) for s in stops if s in text[:complete])]
+    )
     assert "".join(pieces) == expected
     assert stream.stopped == (complete is not None)
 

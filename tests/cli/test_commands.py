@@ -45,10 +45,24 @@ def test_compare_shows_what_context_and_memory_each_say() -> None:
 
 
 def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> None:
-    pool = [json.loads(line) for line in Path("juice/models/mini/examples.jsonl").read_text().splitlines()[:40]]
+    pool = [
+        json.loads(line)
+        for line in Path("juice/models/mini/examples.jsonl").read_text().splitlines()[:40]
+    ]
     file = str(tmp_path / "examples.jsonl")
     Path(file).write_text("\n".join(map(json.dumps, pool)))
-    done = juice("identify", "--examples", file, "--target", "parametric", "--top-k", "2", "--out", str(tmp_path / "sets"), "--json")
+    done = juice(
+        "identify",
+        "--examples",
+        file,
+        "--target",
+        "parametric",
+        "--top-k",
+        "2",
+        "--out",
+        str(tmp_path / "sets"),
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     saved = json.loads(done.stdout)[0]
     folder = tmp_path / "sets" / "mini" / "parametric"
@@ -56,17 +70,37 @@ def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> N
     head_set = HeadSet.load(folder)
     assert head_set.identification.n_examples == 4
     assert head_set.betas() is not None
-    generated = juice("generate", FACT["prompts"]["substitution"], "--steer", "parametric", "--head-sets", str(tmp_path / "sets"), "--json")
+    generated = juice(
+        "generate",
+        FACT["prompts"]["substitution"],
+        "--steer",
+        "parametric",
+        "--head-sets",
+        str(tmp_path / "sets"),
+        "--json",
+    )
     assert json.loads(generated.stdout)["steering"]["applied"] is True
-    compared = juice("generate", FACT["prompts"]["clean"], "--compare", "--head-sets", str(tmp_path / "sets"), "--json")
+    compared = juice(
+        "generate",
+        FACT["prompts"]["clean"],
+        "--compare",
+        "--head-sets",
+        str(tmp_path / "sets"),
+        "--json",
+    )
     assert set(json.loads(compared.stdout)) == {"none", "parametric"}
     assert "no head set 'context'" in compared.stderr
     shown = juice("inspect", str(folder), "--plot", str(tmp_path / "scores.png"))
     assert "- heads" in shown.stdout
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
     chosen = juice("select", str(folder / "scores.safetensors"), "--top-k", "2", "--json")
-    assert json.loads(chosen.stdout)["heads"] == json.loads((folder / "head_set.json").read_text())["heads"]
-    again = juice("identify", "--examples", file, "--target", "parametric", "--out", str(tmp_path / "sets"))
+    assert (
+        json.loads(chosen.stdout)["heads"]
+        == json.loads((folder / "head_set.json").read_text())["heads"]
+    )
+    again = juice(
+        "identify", "--examples", file, "--target", "parametric", "--out", str(tmp_path / "sets")
+    )
     assert again.returncode == 2
     assert "--force" in again.stderr
 
@@ -80,7 +114,8 @@ FILES = {
     "not_json": "{not json",
     "blank": "\n",
 }
-# Each mistake: the arguments (@name is one of FILES, @@ the folder they lie in), the exit code, what the line must say.
+# Each mistake: the arguments (@name is one of FILES, @@ the folder they lie in), the exit code,
+# what the line must say.
 MISTAKES = {
     "examples_missing_field": ("identify --examples @missing --out @@/sets", 2, "context_answer"),
     "examples_empty_answer": ("identify --examples @empty --out @@/sets", 2, "must not be empty"),
@@ -89,7 +124,11 @@ MISTAKES = {
     "examples_not_json": ("identify --examples @not_json --out @@/sets", 2, "not_json:1"),
     "examples_empty_file": ("identify --examples @blank --out @@/sets", 2, "is empty"),
     "examples_no_file": ("identify --examples @@/nowhere --out @@/sets", 2, "cannot read"),
-    "fewer_examples_than_asked": ("identify --examples @ok --n-examples 4 --out @@/sets", 2, "4 examples are asked for, 1"),
+    "fewer_examples_than_asked": (
+        "identify --examples @ok --n-examples 4 --out @@/sets",
+        2,
+        "4 examples are asked for, 1",
+    ),
     "top_k_zero": ("identify --top-k 0 --out @@/sets", 2, "top_k is 0"),
     "alphas_of_the_wrong_sign": ("identify --alphas-plus 1,-3 --out @@/sets", 2, "alphas_plus"),
     "alphas_not_numbers": ("identify --alphas-minus=a,b --out @@/sets", 2, "--alphas-minus"),
@@ -98,18 +137,38 @@ MISTAKES = {
     "out_cannot_be_made": ("identify --out /proc/nowhere", 2, "cannot write"),
     "model_folder_missing": ("generate x --model ./nowhere", 2, "there is no such folder"),
     "unknown_model": ("generate x --model no/such-model", 2, "cannot load the model"),
-    "unknown_head_set": ("generate x --steer context --head-set nothing", 2, "no head set 'nothing'"),
-    "head_set_of_the_other_target": ("generate x --steer context --head-set parametric", 2, "steers toward parametric"),
+    "unknown_head_set": (
+        "generate x --steer context --head-set nothing",
+        2,
+        "no head set 'nothing'",
+    ),
+    "head_set_of_the_other_target": (
+        "generate x --steer context --head-set parametric",
+        2,
+        "steers toward parametric",
+    ),
     "empty_prompt": ("generate ''", 2, "prompt is empty"),
     "prompt_too_long": (f"generate '{'word ' * 2000}'", 2, "the context 512"),
     "beta_of_the_wrong_sign": ("generate x --steer context --beta-minus 1", 2, "beta_minus"),
     "steering_without_a_target": ("generate x --beta-minus -2", 2, "steer is none"),
     "head_set_without_a_target": ("generate x --head-set parametric", 2, "steer is none"),
     "compare_with_a_head_set": ("generate x --compare --head-set parametric", 2, "--compare"),
-    "name_that_is_no_name": ("identify --target context --name 'my set' --out @@/sets", 2, "'my set'"),
+    "name_that_is_no_name": (
+        "identify --target context --name 'my set' --out @@/sets",
+        2,
+        "'my set'",
+    ),
     "alphas_infinite": ("identify --alphas-plus inf,1 --out @@/sets", 2, "finite"),
-    "no_chat_template": ("identify --chat-template default --out @@/sets", 2, "has no chat template; give a Jinja file"),
-    "chat_template_no_file": ("generate x --chat-template @@/nowhere", 2, "cannot read the chat template"),
+    "no_chat_template": (
+        "identify --chat-template default --out @@/sets",
+        2,
+        "has no chat template; give a Jinja file",
+    ),
+    "chat_template_no_file": (
+        "generate x --chat-template @@/nowhere",
+        2,
+        "cannot read the chat template",
+    ),
     "inspect_no_head_set": ("inspect @@", 2, "head_set.json"),
     "tune_no_head_set": ("tune @@ --validation mini", 2, "head_set.json"),
     "pull_without_a_network": ("pull no/such-set --out @@/sets", 2, "HF_HUB_OFFLINE"),
@@ -127,12 +186,16 @@ def test_a_mistake_is_one_clear_line_and_leaves_nothing(tmp_path: Path, name: st
     assert done.stdout == ""
     assert named in done.stderr
     assert "Traceback" not in done.stderr
-    assert [line for line in done.stderr.splitlines() if "error" in line] == done.stderr.splitlines()[-1:]
+    assert [
+        line for line in done.stderr.splitlines() if "error" in line
+    ] == done.stderr.splitlines()[-1:]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
 
 
 def test_a_model_without_attention_heads_is_one_clear_line(tmp_path: Path) -> None:
-    MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, state_size=4)).save_pretrained(tmp_path)
+    MambaForCausalLM(
+        MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, state_size=4)
+    ).save_pretrained(tmp_path)
     tiny.tiny_tokenizer().save_pretrained(tmp_path)
     done = juice("generate", "x", "--model", str(tmp_path))
     assert done.returncode == 2
@@ -142,10 +205,23 @@ def test_a_model_without_attention_heads_is_one_clear_line(tmp_path: Path) -> No
 
 
 def test_control_c_in_the_middle_of_identification_writes_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "juice.cli.main", "identify", "--out", str(tmp_path / "sets"), "--n-examples", "60"]
+    command = [
+        sys.executable,
+        "-m",
+        "juice.cli.main",
+        "identify",
+        "--out",
+        str(tmp_path / "sets"),
+        "--n-examples",
+        "60",
+    ]
     # A shell's background job starts with SIGINT ignored; a terminal's does not.
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         time.sleep(12)

@@ -14,7 +14,12 @@ from juice.data.judging import contains_answer, is_among, is_correct, normalise
 from juice.data.readers import read_examples
 from juice.errors import ExampleError
 
-ROW = {"subject": "Peru", "parametric_answer": ["Lima"], "context_answer": "Oslo", "prompts": {"clean": "The capital of Peru is"}}
+ROW = {
+    "subject": "Peru",
+    "parametric_answer": ["Lima"],
+    "context_answer": "Oslo",
+    "prompts": {"clean": "The capital of Peru is"},
+}
 
 
 def write(path: Path, *rows: dict) -> Path:
@@ -61,7 +66,9 @@ def test_a_wrong_field_is_named_with_its_line(tmp_path: Path, changes: dict, nam
 
 
 def test_bytes_that_are_no_utf8_are_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "latin.jsonl").write_bytes(json.dumps(ROW).replace("Peru", "Per\xfa").encode("latin-1"))
+    (tmp_path / "latin.jsonl").write_bytes(
+        json.dumps(ROW).replace("Peru", "Per\xfa").encode("latin-1")
+    )
     (tmp_path / "raw.jsonl").write_bytes(b'{"subject": "Per\xfa"}')
     with pytest.raises(ExampleError, match="UTF-8"):
         read_examples(tmp_path / "raw.jsonl")
@@ -69,7 +76,10 @@ def test_bytes_that_are_no_utf8_are_a_clear_error(tmp_path: Path) -> None:
 
 def test_the_bundled_examples_cover_the_six_relations_and_every_united_nations_member() -> None:
     examples = read_examples("mini")
-    by_relation = {relation: [e for e in examples if e.relation == relation] for relation in {e.relation for e in examples}}
+    by_relation = {
+        relation: [e for e in examples if e.relation == relation]
+        for relation in {e.relation for e in examples}
+    }
     assert len(by_relation) == 6
     assert all(len(own) >= 150 for own in by_relation.values())
     assert len(by_relation["world_capital"]) == 193
@@ -77,7 +87,9 @@ def test_the_bundled_examples_cover_the_six_relations_and_every_united_nations_m
         assert example.prompts["clean"] == f"The name of the capital city of {example.subject} is"
     for example in examples:
         assert set(example.prompts) == {"clean", "substitution", "coherent"}
-        assert not set(map(normalise, example.parametric_answer)) & set(map(normalise, example.context_answer))
+        assert not set(map(normalise, example.parametric_answer)) & set(
+            map(normalise, example.context_answer)
+        )
 
 
 def test_a_draw_is_the_same_for_the_same_seed_and_leaves_the_others() -> None:
@@ -93,8 +105,12 @@ def test_a_draw_is_the_same_for_the_same_seed_and_leaves_the_others() -> None:
 
 def test_a_hash_that_head_sets_carry_stays_what_it_is() -> None:
     first = read_examples("mini")[:4]
-    assert examples_sha256(first) == "8fa91ba14e6dc98dc011358c089bd43e450c4da2600b3f1de1b54200d69c2cc5"
-    assert examples_sha256([e.model_copy(update={"match": "begins"}) for e in first]) != examples_sha256(first)
+    assert (
+        examples_sha256(first) == "8fa91ba14e6dc98dc011358c089bd43e450c4da2600b3f1de1b54200d69c2cc5"
+    )
+    assert examples_sha256(
+        [e.model_copy(update={"match": "begins"}) for e in first]
+    ) != examples_sha256(first)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +133,9 @@ def test_a_hash_that_head_sets_carry_stays_what_it_is() -> None:
         (" one two three four five six", ["five six"], False),
     ],
 )
-def test_the_answer_counts_within_the_first_five_words(output: str, accepted: list[str], *, correct: bool) -> None:
+def test_the_answer_counts_within_the_first_five_words(
+    output: str, accepted: list[str], *, correct: bool
+) -> None:
     assert contains_answer(output, accepted) is correct
 
 
@@ -142,7 +160,9 @@ def test_the_answer_counts_within_the_first_five_words(output: str, accepted: li
         ("", [""], False),
     ],
 )
-def test_an_ending_counts_when_the_output_begins_with_it(output: str, accepted: list[str], *, correct: bool) -> None:
+def test_an_ending_counts_when_the_output_begins_with_it(
+    output: str, accepted: list[str], *, correct: bool
+) -> None:
     assert is_correct(output, accepted, "begins") is correct
 
 

@@ -47,7 +47,10 @@ def languages(n: int = 40) -> list[dict[str, Any]]:
     return [
         {
             "question": f"What is the official language of {e.subject}?",
-            "context": f"{e.subject} has many towns. Schools there teach in {e.parametric_answer[0]}. It rains.",
+            "context": (
+                f"{e.subject} has many towns. Schools there teach in {e.parametric_answer[0]}. It"
+                " rains."
+            ),
             "answers": list(e.parametric_answer),
             "subject": e.subject,
             "relation": "official_language",
@@ -75,19 +78,31 @@ def test_the_kind_of_an_answer_is_told_by_its_looks(answer: str, kind: str) -> N
 @pytest.mark.parametrize(
     ("passage", "answers", "expected"),
     [
-        ("Lima is old; lima beans, Limassol, LIMA.", ["Lima"], "<> is old; <> beans, Limassol, <>."),
+        (
+            "Lima is old; lima beans, Limassol, LIMA.",
+            ["Lima"],
+            "<> is old; <> beans, Limassol, <>.",
+        ),
         ("He told us of the US and the USA.", ["US"], "He told us of the <> and the USA."),
         ("New York City, New York and York", ["New York", "New York City"], "<>, <> and York"),
-        ("It has 5 doors, 5.5 rooms, 1,5 cats, 15 mice and 5.", ["5"], "It has <> doors, 5.5 rooms, 1,5 cats, 15 mice and <>."),
+        (
+            "It has 5 doors, 5.5 rooms, 1,5 cats, 15 mice and 5.",
+            ["5"],
+            "It has <> doors, 5.5 rooms, 1,5 cats, 15 mice and <>.",
+        ),
         ("It cost $5 (five) in C++.", ["$5", "C++"], "It cost <> (five) in <>."),
         ("Zoë's house, Zoëlla", ["Zoë"], "<>'s house, Zoëlla"),
         ("Peru", ["Lima"], "Peru"),
     ],
 )
-def test_an_answer_is_replaced_wherever_it_stands_as_words_of_its_own(passage: str, answers: list[str], expected: str) -> None:
+def test_an_answer_is_replaced_wherever_it_stands_as_words_of_its_own(
+    passage: str, answers: list[str], expected: str
+) -> None:
     swapped, placed = replace(passage, find(passage, answers), "<>")
     assert swapped == expected
-    assert [start for start, _ in placed] == [i for i in range(len(expected)) if expected.startswith("<>", i)]
+    assert [start for start, _ in placed] == [
+        i for i in range(len(expected)) if expected.startswith("<>", i)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,17 +111,25 @@ def test_an_answer_is_replaced_wherever_it_stands_as_words_of_its_own(passage: s
         ("One. Two Lima. Three.", "Lima", "Two Lima."),
         ("Lima! Is it? No. Lima it is.", "Lima", "Lima! Lima it is."),
         ("Dr. J. Smith saw Lima. He left.", "Lima", "Dr. J. Smith saw Lima."),
-        ("It is approx. two miles to Lima, e.g. by bus. So.", "Lima", "It is approx. two miles to Lima, e.g. by bus."),
+        (
+            "It is approx. two miles to Lima, e.g. by bus. So.",
+            "Lima",
+            "It is approx. two miles to Lima, e.g. by bus.",
+        ),
         ('He said "Lima." Then he left.', "Lima", 'He said "Lima."'),
         ("They read Help! By Us. Then they slept.", "Help! By Us", "They read Help! By Us."),
         ("no stop at all in Lima", "Lima", "no stop at all in Lima"),
     ],
 )
-def test_the_sentences_that_hold_an_answer_are_whole(passage: str, answer: str, expected: str) -> None:
+def test_the_sentences_that_hold_an_answer_are_whole(
+    passage: str, answer: str, expected: str
+) -> None:
     assert sentences_with(passage, find(passage, [answer])) == expected
 
 
-def test_examples_are_made_of_what_the_model_answers_right_without_the_passage(mini: SteeredModel) -> None:
+def test_examples_are_made_of_what_the_model_answers_right_without_the_passage(
+    mini: SteeredModel,
+) -> None:
     """The oracle asks one question at a time."""
     data = languages()
     made = make_conflicts(mini, rows(*data))
@@ -121,8 +144,13 @@ def test_examples_are_made_of_what_the_model_answers_right_without_the_passage(m
     for example, row in zip(made.examples, known, strict=True):
         (new,) = example.context_answer
         assert new in everybodys
-        assert not any(normalise(new) in normalise(a) or normalise(a) in normalise(new) for a in row["answers"])
-        assert example.context == f"{row['subject']} has many towns. Schools there teach in {new}. It rains."
+        assert not any(
+            normalise(new) in normalise(a) or normalise(a) in normalise(new) for a in row["answers"]
+        )
+        assert (
+            example.context
+            == f"{row['subject']} has many towns. Schools there teach in {new}. It rains."
+        )
         clean = f"Question: {row['question']} Answer:"
         assert example.question == clean
         assert example.prompts == {
@@ -131,7 +159,9 @@ def test_examples_are_made_of_what_the_model_answers_right_without_the_passage(m
             "coherent": f"{example.context} {clean}",
         }
         assert set(example.parametric_answer) == set(row["answers"])
-        assert contains_answer(mini.generate(clean, max_tokens=15)[0].text, [example.answer("parametric")])
+        assert contains_answer(
+            mini.generate(clean, max_tokens=15)[0].text, [example.answer("parametric")]
+        )
 
 
 def test_examples_that_were_made_can_be_identified_on(mini: SteeredModel) -> None:
@@ -143,29 +173,48 @@ def test_examples_that_were_made_can_be_identified_on(mini: SteeredModel) -> Non
 
 def test_the_same_seed_swaps_the_same_answers_each_question_its_own(mini: SteeredModel) -> None:
     data = languages(60)
-    told = [[e.context_answer for e in make_conflicts(mini, rows(*data), seed=seed).examples] for seed in (0, 0, 1)]
+    told = [
+        [e.context_answer for e in make_conflicts(mini, rows(*data), seed=seed).examples]
+        for seed in (0, 0, 1)
+    ]
     assert told[0] == told[1] != told[2]
     assert len(set(told[0])) > len(told[0]) / 2
 
 
 def fact(**changes: Any) -> dict[str, Any]:
-    return {"question": KNOWN, "context": "It is Luxembourg. It rains.", "answer": "Luxembourg", **changes}
+    return {
+        "question": KNOWN,
+        "context": "It is Luxembourg. It rains.",
+        "answer": "Luxembourg",
+        **changes,
+    }
 
 
-OTHER = fact(question="Who knows", context="Nobody knows Vienna.", answer="Vienna")  # of which the model knows nothing
+OTHER = fact(
+    question="Who knows", context="Nobody knows Vienna.", answer="Vienna"
+)  # of which the model knows nothing
 DROPPED = {
     "malformed": fact(answer=" "),
     "answer_not_in_context": fact(context="It is Luxembourgish."),
     "not_known": fact(answer="Vaduz", context="It is Vaduz."),
     "no_other_answer": fact(kind="duchy"),
-    "same_first_token": fact(answer="city of Luxembourg", context="The city of Luxembourg.", kind="city"),
+    "same_first_token": fact(
+        answer="city of Luxembourg", context="The city of Luxembourg.", kind="city"
+    ),
     "too_long": fact(context=f"It is Luxembourg {'and so on ' * 300}."),
 }
 
 
 @pytest.mark.parametrize("reason", DROPPED)
-def test_every_row_that_is_dropped_is_counted_with_its_reason(mini: SteeredModel, reason: str) -> None:
-    city = fact(question="Who knows", context="Nobody knows the city of stone.", answer="city of stone", kind="city")
+def test_every_row_that_is_dropped_is_counted_with_its_reason(
+    mini: SteeredModel, reason: str
+) -> None:
+    city = fact(
+        question="Who knows",
+        context="Nobody knows the city of stone.",
+        answer="city of stone",
+        kind="city",
+    )
     made = make_conflicts(mini, rows(fact(), DROPPED[reason], OTHER, city))
     assert len(made.examples) == 1
     others = {"not_known": 2}  # OTHER and the city
@@ -174,10 +223,18 @@ def test_every_row_that_is_dropped_is_counted_with_its_reason(mini: SteeredModel
 
 
 @pytest.mark.parametrize("other", ["Luxembourg City", "luxembourg", "Luxe", "Grand Duchy"])
-def test_an_answer_that_is_part_of_an_accepted_one_or_holds_it_is_not_swapped_in(mini: SteeredModel, other: str) -> None:
+def test_an_answer_that_is_part_of_an_accepted_one_or_holds_it_is_not_swapped_in(
+    mini: SteeredModel, other: str
+) -> None:
     question = fact(answer=["Luxembourg", "Grand Duchy of Luxembourg"])
     made = make_conflicts(
-        mini, rows(fact(kind="rare"), question, {**OTHER, "answer": other}, {**OTHER, "answer": "Vienna", "kind": "rare"})
+        mini,
+        rows(
+            fact(kind="rare"),
+            question,
+            {**OTHER, "answer": other},
+            {**OTHER, "answer": "Vienna", "kind": "rare"},
+        ),
     )
     assert made.dropped["no_other_answer"] == 1
 
@@ -189,12 +246,21 @@ def test_a_question_too_long_to_ask_is_counted_and_not_asked(mini: SteeredModel)
 
 def test_a_passage_of_one_sentence_gives_no_coherent_prompt(mini: SteeredModel) -> None:
     made = make_conflicts(mini, rows(fact(), fact(context="The capital is  Luxembourg."), OTHER))
-    assert [set(e.prompts) for e in made.examples] == [{"clean", "substitution", "coherent"}, {"clean", "substitution"}]
+    assert [set(e.prompts) for e in made.examples] == [
+        {"clean", "substitution", "coherent"},
+        {"clean", "substitution"},
+    ]
     assert made.n_without_coherent == 1
 
 
 def test_without_a_single_example_the_error_counts_the_reasons(mini: SteeredModel) -> None:
-    with pytest.raises(ExampleError, match=r"no conflict example can be made: 1 lack a question.*; 1 ask what the model does not know"):
+    with pytest.raises(
+        ExampleError,
+        match=(
+            r"no conflict example can be made: 1 lack a question.*; 1 ask what the model does not"
+            r" know"
+        ),
+    ):
         make_conflicts(mini, rows(OTHER, DROPPED["malformed"]))
 
 
@@ -207,15 +273,26 @@ def test_without_a_single_example_the_error_counts_the_reasons(mini: SteeredMode
         ("[" * 100_000, ("[" * 100_000,)),
     ],
 )  # fmt: skip
-def test_answers_are_read_however_a_data_set_writes_them(value: Any, texts: tuple[str, ...]) -> None:
+def test_answers_are_read_however_a_data_set_writes_them(
+    value: Any, texts: tuple[str, ...]
+) -> None:
     assert texts_of(value) == texts
 
 
 def test_columns_may_be_called_otherwise_and_what_is_missing_is_said() -> None:
     fields = {"question": ("question", "instruction"), "context": ("context",)}
     data = rows({"instruction": "q", "passage": "c"})
-    assert columns_of(data, fields, ("question", "context"), {"context": "passage"}) == {"question": "instruction", "context": "passage"}
-    with pytest.raises(ExampleError, match="no column context; the rows have instruction, passage: name yours with --columns context=NAME"):
+    assert columns_of(data, fields, ("question", "context"), {"context": "passage"}) == {
+        "question": "instruction",
+        "context": "passage",
+    }
+    with pytest.raises(
+        ExampleError,
+        match=(
+            "no column context; the rows have instruction, passage: name yours with --columns"
+            " context=NAME"
+        ),
+    ):
         columns_of(data, fields, ("question", "context"), {})
     with pytest.raises(ExampleError, match="column 'p'; the rows have instruction"):
         columns_of(data, fields, (), {"context": "p"})
@@ -230,13 +307,22 @@ def slow_perplexity(model: SteeredModel, question: str, answer: str) -> float:
     start = len(model.loaded.tokenizer(question)["input_ids"])
     losses = []
     for i in range(start, len(ids)):
-        logits = model.loaded.model(input_ids=torch.tensor([ids[:i]], device=model.loaded.device)).logits[0, -1].double()
+        logits = (
+            model.loaded.model(input_ids=torch.tensor([ids[:i]], device=model.loaded.device))
+            .logits[0, -1]
+            .double()
+        )
         losses.append(-logits.log_softmax(-1)[ids[i]].item())
     return math.exp(sum(losses) / len(losses))
 
 
 def finetuning(*answers: str) -> list[Row]:
-    return rows(*({"question": f"Word {i} of them is", "context": "c", "answer": answer} for i, answer in enumerate(answers)))
+    return rows(
+        *(
+            {"question": f"Word {i} of them is", "context": "c", "answer": answer}
+            for i, answer in enumerate(answers)
+        )
+    )
 
 
 def test_the_perplexity_of_an_answer_equals_plain_forwards() -> None:
@@ -244,7 +330,9 @@ def test_the_perplexity_of_an_answer_equals_plain_forwards() -> None:
     data = finetuning("Lima", "a b", "Ciudad de Lima", "x", "1969")
     marked = mark_critical(model, data, share=0.4)
     for row in marked.rows:
-        assert row["perplexity_without_context"] == pytest.approx(slow_perplexity(model, row["question"], row["answer"]), rel=RELATIVE)
+        assert row["perplexity_without_context"] == pytest.approx(
+            slow_perplexity(model, row["question"], row["answer"]), rel=RELATIVE
+        )
     ranked = sorted(marked.rows, key=lambda row: row["perplexity_without_context"])
     assert [row["context_critical"] for row in ranked] == [False, False, True, True, True]
     assert marked.threshold == ranked[2]["perplexity_without_context"]
@@ -252,27 +340,46 @@ def test_the_perplexity_of_an_answer_equals_plain_forwards() -> None:
 
 def test_a_model_needs_the_context_for_what_it_would_not_say_itself(mini: SteeredModel) -> None:
     told = {"Peru": "Lima", "Japan": "Tokyo", "Chad": "Oslo", "Fiji": "Rome"}
-    data = rows(*({"instruction": f"The name of the capital city of {s} is", "input": "c", "output": a} for s, a in told.items()))
-    assert [row["output"] for row in mark_critical(mini, data, share=0.5).critical] == ["Oslo", "Rome"]
+    data = rows(
+        *(
+            {"instruction": f"The name of the capital city of {s} is", "input": "c", "output": a}
+            for s, a in told.items()
+        )
+    )
+    assert [row["output"] for row in mark_critical(mini, data, share=0.5).critical] == [
+        "Oslo",
+        "Rome",
+    ]
 
 
 def test_rows_that_cannot_be_measured_are_kept_and_no_part_of_the_share(mini: SteeredModel) -> None:
-    odd = [{"question": "q", "context": "", "answer": "a"}, {"question": "q", "context": "c", "answer": ""}]
+    odd = [
+        {"question": "q", "context": "", "answer": "a"},
+        {"question": "q", "context": "c", "answer": ""},
+    ]
     odd += [{"question": "q", "context": "c", "answer": "a " * 600}]
     data = [*rows(*odd), *finetuning("Lima", "Oslo", "Rome")]
     marked = mark_critical(mini, data, share=0.5)
     assert marked.unmeasured == {"without_context": 1, "malformed": 1, "too_long": 1}
-    assert [(row["perplexity_without_context"], row["context_critical"]) for row in marked.rows[:3]] == [(None, False)] * 3
+    assert [
+        (row["perplexity_without_context"], row["context_critical"]) for row in marked.rows[:3]
+    ] == [(None, False)] * 3
     assert len(marked.critical) == 2
     with pytest.raises(ExampleError, match="none of 3 rows can be measured: 1 have no context"):
         mark_critical(mini, rows(*odd))
 
 
-@pytest.mark.parametrize(("share", "n", "n_low"), [(0.25, 3, 0), (0.25, 4, 1), (0.25, 7, 1), (0.29, 100, 29)])
-def test_the_share_is_rounded_down_and_ties_go_by_their_order(share: float, n: int, n_low: int) -> None:
+@pytest.mark.parametrize(
+    ("share", "n", "n_low"), [(0.25, 3, 0), (0.25, 4, 1), (0.25, 7, 1), (0.29, 100, 29)]
+)
+def test_the_share_is_rounded_down_and_ties_go_by_their_order(
+    share: float, n: int, n_low: int
+) -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     same = rows(*[{"question": "q", "context": "c", "answer": "a"}] * n)
-    assert [row["context_critical"] for row in mark_critical(model, same, share=share).rows] == [False] * n_low + [True] * (n - n_low)
+    assert [row["context_critical"] for row in mark_critical(model, same, share=share).rows] == [
+        False
+    ] * n_low + [True] * (n - n_low)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, math.nan])
@@ -309,18 +416,43 @@ def test_the_command_makes_a_file_that_is_read_again(tmp_path: Path) -> None:
         writer = csv.DictWriter(file, ["q", "passage", "answers", "popularity"])
         writer.writeheader()
         for row in languages(60):
-            writer.writerow({"q": row["question"], "passage": row["context"], "answers": json.dumps(row["answers"]), "popularity": 7})
-    code, stdout, stderr = invoke("examples", str(data), "--out", str(out), "--columns", "question=q,context=passage", "--json")
+            writer.writerow(
+                {
+                    "q": row["question"],
+                    "passage": row["context"],
+                    "answers": json.dumps(row["answers"]),
+                    "popularity": 7,
+                }
+            )
+    code, stdout, stderr = invoke(
+        "examples",
+        str(data),
+        "--out",
+        str(out),
+        "--columns",
+        "question=q,context=passage",
+        "--json",
+    )
     assert code == 0, stderr
     told = json.loads(stdout)
     examples = juice.read_examples(out)
     assert told["n_examples"] == len(examples) >= 4
     assert told["n_rows"] == 60 == told["n_examples"] + sum(told["dropped"].values())
-    assert f"{told['dropped']['not_known']} dropped: they ask what the model does not know" in stderr
+    assert (
+        f"{told['dropped']['not_known']} dropped: they ask what the model does not know" in stderr
+    )
     assert {e.popularity for e in examples} == {7}
     assert {e.relation for e in examples} == {"name"}
     code, stdout, stderr = invoke(
-        "examples", str(data), "--out", str(out), "--columns", "question=q,context=passage", "--limit", "50", "--force"
+        "examples",
+        str(data),
+        "--out",
+        str(out),
+        "--columns",
+        "question=q,context=passage",
+        "--limit",
+        "50",
+        "--force",
     )
     assert (code, stdout) == (0, f"{out}\n"), stderr
     assert " of 50 rows" in stderr
@@ -328,14 +460,21 @@ def test_the_command_makes_a_file_that_is_read_again(tmp_path: Path) -> None:
 
 def test_the_command_writes_every_row_or_the_critical_ones(tmp_path: Path) -> None:
     data, out = tmp_path / "data.jsonl", tmp_path / "out.jsonl"
-    data.write_text("".join(json.dumps({**row.values, "id": i}) + "\n" for i, row in enumerate(finetuning("Lima", "Oslo", "Rome", "Bonn"))))
+    data.write_text(
+        "".join(
+            json.dumps({**row.values, "id": i}) + "\n"
+            for i, row in enumerate(finetuning("Lima", "Oslo", "Rome", "Bonn"))
+        )
+    )
     code, stdout, stderr = invoke("split", str(data), "--out", str(out), "--json")
     assert code == 0, stderr
     marked = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["id"] for row in marked] == [0, 1, 2, 3]
     assert json.loads(stdout)["n_critical"] == sum(row["context_critical"] for row in marked) == 3
     assert invoke("split", str(data), "--out", str(out), "--drop", "--force")[:2] == (0, f"{out}\n")
-    assert [json.loads(line) for line in out.read_text().splitlines()] == [row for row in marked if row["context_critical"]]
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [
+        row for row in marked if row["context_critical"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -356,7 +495,9 @@ def test_the_command_writes_every_row_or_the_critical_ones(tmp_path: Path) -> No
 )
 def test_a_mistake_is_one_line_before_any_work(tmp_path: Path, arguments: str, named: str) -> None:
     (tmp_path / "rows").write_text('{"question": "q", "answer": "a"}')
-    code, stdout, stderr = invoke(*arguments.replace("@", f"{tmp_path}/").split(), "--model", "./nowhere")
+    code, stdout, stderr = invoke(
+        *arguments.replace("@", f"{tmp_path}/").split(), "--model", "./nowhere"
+    )
     assert (code, stdout) == (2, "")
     assert named in " ".join(stderr.split())
     assert [path.name for path in tmp_path.iterdir()] == ["rows"]

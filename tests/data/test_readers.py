@@ -21,13 +21,22 @@ from juice.data.readers.nqswap import without_tags
 from juice.data.readers.source import read_rows
 from juice.errors import ExampleError
 
-OURS = {"subject": "Peru", "parametric_answer": ["Lima"], "context_answer": "Oslo", "prompts": {"clean": "The capital of Peru is"}}
+OURS = {
+    "subject": "Peru",
+    "parametric_answer": ["Lima"],
+    "context_answer": "Oslo",
+    "prompts": {"clean": "The capital of Peru is"},
+}
 PARACONFLICT = {
     "Subject": "Chad", "Answer": "Arabic", "Answer_ns": ["French", "Arabic"], "Distracted Token": "Welsh",
     "Clean Prompt": "In Chad they speak", "Substitution Conflict": "In Chad they speak Welsh. In Chad they speak",
     "Coherent Conflict": "Welsh is heard all over Chad. In Chad they speak",
 }  # fmt: skip
-MEMOTRAP = {"prompt": 'Write a line that ends in "sand": The river runs to the', "classes": "[' sea.', ' sand.']", "answer_index": "1"}
+MEMOTRAP = {
+    "prompt": 'Write a line that ends in "sand": The river runs to the',
+    "classes": "[' sea.', ' sand.']",
+    "answer_index": "1",
+}
 NQSWAP = {
     "question": "who painted the ceiling", "org_context": "<P> Rosa painted it . </P>", "org_answer": ["Rosa", "Rosa Bell"],
     "sub_context": "<P> Hugo  painted it . </P>", "sub_answer": ["Hugo"],
@@ -61,15 +70,22 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[dict[
 
     def load_dataset(name: str) -> Any:
         splits = sets[name] if isinstance(sets[name], dict) else {"test": sets[name]}
-        files = {split: str(write_json(tmp_path / f"{split}.hub.json", *rows)) for split, rows in splits.items()}
+        files = {
+            split: str(write_json(tmp_path / f"{split}.hub.json", *rows))
+            for split, rows in splits.items()
+        }
         return load("json", data_files=files, cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     return sets
 
 
-def test_a_paraconflict_row_keeps_its_scored_answer_first_and_its_context_apart(tmp_path: Path) -> None:
-    (example,) = read_examples(write_json(tmp_path / "official_language.unfiltered_test.json", PARACONFLICT))
+def test_a_paraconflict_row_keeps_its_scored_answer_first_and_its_context_apart(
+    tmp_path: Path,
+) -> None:
+    (example,) = read_examples(
+        write_json(tmp_path / "official_language.unfiltered_test.json", PARACONFLICT)
+    )
     assert example.parametric_answer == ("Arabic", "French")
     assert example.context_answer == ("Welsh",)
     assert example.relation == "official_language"
@@ -79,17 +95,24 @@ def test_a_paraconflict_row_keeps_its_scored_answer_first_and_its_context_apart(
     assert example.match == "contains"
 
 
-def test_a_paraconflict_context_is_left_out_when_the_prompt_does_not_end_with_the_question(tmp_path: Path) -> None:
+def test_a_paraconflict_context_is_left_out_when_the_prompt_does_not_end_with_the_question(
+    tmp_path: Path,
+) -> None:
     row = {**PARACONFLICT, "Substitution Conflict": "Welsh is the language of Chad, they say"}
     (example,) = read_examples(write_json(tmp_path / "a.json", row))
     assert (example.context, example.question) == (None, None)
 
 
-def test_rows_without_a_conflict_are_left_out_with_one_warning_for_all_files(tmp_path: Path) -> None:
+def test_rows_without_a_conflict_are_left_out_with_one_warning_for_all_files(
+    tmp_path: Path,
+) -> None:
     same = {**PARACONFLICT, "Subject": "Mali", "Distracted Token": "french"}
     write_json(tmp_path / "a.json", PARACONFLICT, same)
     write_json(tmp_path / "b.json", same)
-    with pytest.warns(UserWarning, match="2 rows are left out; first: .*row 2: the context answer 'french' of 'Mali'") as caught:
+    with pytest.warns(
+        UserWarning,
+        match="2 rows are left out; first: .*row 2: the context answer 'french' of 'Mali'",
+    ) as caught:
         assert [e.subject for e in read_examples(tmp_path)] == ["Chad"]
     assert len(caught) == 1
 
@@ -128,24 +151,37 @@ def test_a_memotrap_question_of_several_lines_is_split_after_its_first(tmp_path:
         ({"prompt": " "}, "prompt is"),
     ],
 )
-def test_a_malformed_memotrap_row_is_named_with_its_field(tmp_path: Path, changes: dict, named: str) -> None:
+def test_a_malformed_memotrap_row_is_named_with_its_field(
+    tmp_path: Path, changes: dict, named: str
+) -> None:
     with pytest.raises(ExampleError, match=named) as caught:
-        read_examples(write_csv(tmp_path / "1-proverb-ending.csv", MEMOTRAP, {**MEMOTRAP, **changes}))
+        read_examples(
+            write_csv(tmp_path / "1-proverb-ending.csv", MEMOTRAP, {**MEMOTRAP, **changes})
+        )
     assert "1-proverb-ending.csv:3" in str(caught.value)
 
 
 def test_an_nqswap_row_asks_after_the_swapped_passage(tmp_path: Path) -> None:
-    (example,) = read_examples(write_json(tmp_path / "nq.json", {**NQSWAP, "question": "who painted the ceiling ?"}))
+    (example,) = read_examples(
+        write_json(tmp_path / "nq.json", {**NQSWAP, "question": "who painted the ceiling ?"})
+    )
     assert example.parametric_answer == ("Rosa", "Rosa Bell")
     assert example.context_answer == ("Hugo",)
     assert example.context == "Hugo painted it ."
-    assert example.prompts["clean"] == example.question == "Question: who painted the ceiling? Answer:"
-    assert example.prompts["substitution"] == "Hugo painted it . Question: who painted the ceiling? Answer:"
+    assert (
+        example.prompts["clean"] == example.question == "Question: who painted the ceiling? Answer:"
+    )
+    assert (
+        example.prompts["substitution"]
+        == "Hugo painted it . Question: who painted the ceiling? Answer:"
+    )
     assert example.relation == "nq_swap"
 
 
 def test_tags_are_dropped_and_comparisons_kept() -> None:
-    assert without_tags('<Table><Th_colspan="2"> a </Th> 3 < 4 and 5 > 4</P>') == "a 3 < 4 and 5 > 4"
+    assert (
+        without_tags('<Table><Th_colspan="2"> a </Th> 3 < 4 and 5 > 4</P>') == "a 3 < 4 and 5 > 4"
+    )
 
 
 @pytest.mark.parametrize("question", ["who", "who?", "who ??", " who ? "])
@@ -153,10 +189,18 @@ def test_a_question_ends_with_one_mark(question: str) -> None:
     assert question_prompt(question) == "Question: who? Answer:"
 
 
-@pytest.mark.parametrize(("split", "expected"), [("test", ["Chad", "Togo"]), ("validation", ["Mali"]), ("identification", ["Benin"])])
-def test_a_split_picks_the_files_of_a_folder_by_their_names(tmp_path: Path, split: Any, expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [("test", ["Chad", "Togo"]), ("validation", ["Mali"]), ("identification", ["Benin"])],
+)
+def test_a_split_picks_the_files_of_a_folder_by_their_names(
+    tmp_path: Path, split: Any, expected: list[str]
+) -> None:
     names = {"Chad": "book_author.unfiltered_test", "Togo": "world_capital.unfiltered_test"}
-    names |= {"Mali": "book_author.filtered_validation", "Benin": "book_author.head_finding_set_size_4"}
+    names |= {
+        "Mali": "book_author.filtered_validation",
+        "Benin": "book_author.head_finding_set_size_4",
+    }
     for subject, name in names.items():
         write_json(tmp_path / f"{name}.json", {**PARACONFLICT, "Subject": subject})
     (tmp_path / "README.md").write_text("not data")
@@ -167,7 +211,11 @@ def test_a_folder_without_splits_is_read_whole_in_any_formats(tmp_path: Path) ->
     write_json(tmp_path / "a.json", PARACONFLICT)
     (tmp_path / "b.jsonl").write_text(json.dumps(OURS))
     write_csv(tmp_path / "c.csv", MEMOTRAP)
-    assert [e.subject for e in read_examples(tmp_path, split="validation")] == ["Chad", "Peru", "The river runs to the"]
+    assert [e.subject for e in read_examples(tmp_path, split="validation")] == [
+        "Chad",
+        "Peru",
+        "The river runs to the",
+    ]
 
 
 def test_a_downloaded_data_set_may_have_its_files_in_data(tmp_path: Path) -> None:
@@ -184,19 +232,27 @@ def test_a_folder_without_data_says_what_it_looked_for(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_file_of_the_split_says_what_it_has(tmp_path: Path) -> None:
     write_json(tmp_path / "a.unfiltered_test.json", PARACONFLICT)
-    with pytest.raises(ExampleError, match=r"no file of the validation split .*a\.unfiltered_test\.json"):
+    with pytest.raises(
+        ExampleError, match=r"no file of the validation split .*a\.unfiltered_test\.json"
+    ):
         read_examples(tmp_path, split="validation")
 
 
 def test_the_hub_lists_all_accepted_answers_and_names_the_domain(hub: dict) -> None:
-    row = {key: value for key, value in PARACONFLICT.items() if key != "Answer_ns"} | {"Answer": ["Arabic", "French"]}
+    row = {key: value for key, value in PARACONFLICT.items() if key != "Answer_ns"} | {
+        "Answer": ["Arabic", "French"]
+    }
     hub["gaotang/ParaConfilct"] = [
         {**row, "Category": "Official Language"},
         {**row, "Category": "company_headquarters"},
         {**row, "Category": "world-capital"},
     ]
     every = read_examples("paraconflict")
-    assert [e.relation for e in every] == ["official_language", "company_headquarter", "world_capital"]
+    assert [e.relation for e in every] == [
+        "official_language",
+        "company_headquarter",
+        "world_capital",
+    ]
     assert every[0].parametric_answer == ("Arabic", "French")
     assert [e.relation for e in read_examples("paraconflict:world_capital")] == ["world_capital"]
     with pytest.raises(ExampleError, match="no row of the domain book_author"):
@@ -218,7 +274,9 @@ def test_a_hub_set_of_several_splits_gives_the_one_named_or_the_first_preferred(
 
 def test_a_table_fills_what_a_row_lacks_and_the_reader_takes_it_out_again(tmp_path: Path) -> None:
     rows = [OURS, {**OURS, "subject": "Chad", "prompts": {"coherent": "x"}, "popularity": 2.0}]
-    rows = [{**row, "parametric_answer": ["Lima"], "popularity": row.get("popularity")} for row in rows]
+    rows = [
+        {**row, "parametric_answer": ["Lima"], "popularity": row.get("popularity")} for row in rows
+    ]
     datasets.Dataset.from_list(rows, features=FEATURES).save_to_disk(str(tmp_path))
     first, second = read_examples(tmp_path)
     assert set(first.prompts) == {"clean"}
@@ -227,7 +285,9 @@ def test_a_table_fills_what_a_row_lacks_and_the_reader_takes_it_out_again(tmp_pa
 
 
 @pytest.mark.parametrize("how", ["saved", "saved_with_splits", "parquet"])
-def test_a_data_set_in_a_folder_is_read_without_a_network(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_in_a_folder_is_read_without_a_network(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     data, folder = datasets.Dataset.from_list([NQSWAP]), tmp_path / "set"
     if how == "saved":
@@ -240,16 +300,22 @@ def test_a_data_set_in_a_folder_is_read_without_a_network(tmp_path: Path, how: s
     assert [e.parametric_answer for e in read_examples(folder)] == [("Rosa", "Rosa Bell")]
 
 
-def test_without_a_network_the_error_says_how_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_says_how_to_do_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unreachable(name: str) -> None:
         raise ConnectionError(f"Couldn't reach {name!r} on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ExampleError, match=r"Couldn't reach .*hf download pminervini/NQ-Swap .*HF_HUB_CACHE"):
+    with pytest.raises(
+        ExampleError, match=r"Couldn't reach .*hf download pminervini/NQ-Swap .*HF_HUB_CACHE"
+    ):
         read_examples("nq-swap")
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ExampleError, match=r"pip install 'juice-steering\[eval\]'"):
         read_examples("hub:us/ours")
@@ -258,7 +324,13 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("source", "named"),
     [
-        ("paraconflict:rivers", "athlete_sport, book_author, company_founder, company_headquarter, official_language, world_capital"),
+        (
+            "paraconflict:rivers",
+            (
+                "athlete_sport, book_author, company_founder, company_headquarter,"
+                " official_language, world_capital"
+            ),
+        ),
         ("paraconflict:", "is no domain"),
         ("memotrap", "folder"),
         ("hub:", "hub:owner/name"),
@@ -302,13 +374,17 @@ def test_a_name_that_is_no_source_says_what_is(source: str, named: str) -> None:
         ("a.json", json.dumps([{**NQSWAP, "sub_answer": "Rosa"}]).encode(), "no example that can be used; first: .*'Rosa'"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_read_is_one_clear_error(tmp_path: Path, name: str, content: bytes, named: str) -> None:
+def test_a_file_that_cannot_be_read_is_one_clear_error(
+    tmp_path: Path, name: str, content: bytes, named: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ExampleError, match=named):
         read_examples(tmp_path / name)
 
 
-def test_a_file_too_large_to_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_too_large_to_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("juice.data.readers.rows.MAX_BYTES", 10)
     with pytest.raises(ExampleError, match="more than"):
         read_examples(write_json(tmp_path / "a.json", OURS))
@@ -316,7 +392,9 @@ def test_a_file_too_large_to_hold_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_a_byte_order_mark_and_windows_line_ends_change_nothing(tmp_path: Path) -> None:
     plain, marked = tmp_path / "plain.jsonl", tmp_path / "marked.jsonl"
-    lines = [json.dumps({**OURS, "subject": subject}, ensure_ascii=False) for subject in ("Perú", "Chad")]
+    lines = [
+        json.dumps({**OURS, "subject": subject}, ensure_ascii=False) for subject in ("Perú", "Chad")
+    ]
     plain.write_bytes("\n".join(lines).encode())
     marked.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
     assert read_examples(marked) == read_examples(plain)
@@ -329,16 +407,25 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert read_examples(tmp_path / "again.jsonl") == read
 
 
-@pytest.mark.skipif("JUICE_TEST_DATA" not in os.environ, reason="JUICE_TEST_DATA names no folder with paraconflict/ and memo_trap/")
+@pytest.mark.skipif(
+    "JUICE_TEST_DATA" not in os.environ,
+    reason="JUICE_TEST_DATA names no folder with paraconflict/ and memo_trap/",
+)
 def test_every_row_of_the_published_files_is_read() -> None:
     folder = Path(os.environ["JUICE_TEST_DATA"])
-    for split, part in (("test", "unfiltered_test"), ("validation", "filtered_validation"), ("identification", "head_finding")):
+    for split, part in (
+        ("test", "unfiltered_test"),
+        ("validation", "filtered_validation"),
+        ("identification", "head_finding"),
+    ):
         files = sorted((folder / "paraconflict").glob(f"*.{part}*.json"))
         raw = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             examples = read_examples(folder / "paraconflict", split=split)
-        assert [e.subject for e in examples] == [row["Subject"] for row in raw if row["Distracted Token"] not in row["Answer_ns"]]
+        assert [e.subject for e in examples] == [
+            row["Subject"] for row in raw if row["Distracted Token"] not in row["Answer_ns"]
+        ]
         assert all(e.context and e.question for e in examples)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

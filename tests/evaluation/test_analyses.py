@@ -47,73 +47,131 @@ def capitals() -> list[ConflictExample]:
     return [e for e in juice.read_examples("mini") if e.relation == "world_capital"][:24]
 
 
-def context(model: juice.SteeredModel, capitals: list[ConflictExample], target: Target, **options: Any) -> analyses.Context:
+def context(
+    model: juice.SteeredModel, capitals: list[ConflictExample], target: Target, **options: Any
+) -> analyses.Context:
     splits = Splits({target: capitals[:4]}, capitals[4:8], capitals[8:14], capitals[14:20])
     head_set = model.head_sets.get(target)
     preparer = Preparer(model=model, splits=splits, head_sets={target: head_set})
-    return AnalysisInputs(model=model, splits=splits, target=target, head_set=head_set, preparer=preparer, options=IdentificationOptions(), **options)
+    return AnalysisInputs(
+        model=model,
+        splits=splits,
+        target=target,
+        head_set=head_set,
+        preparer=preparer,
+        options=IdentificationOptions(),
+        **options,
+    )
 
 
-def p_after(model: juice.SteeredModel, prompt: str, answer: str, heads: dict, method: str = "juice") -> float:
+def p_after(
+    model: juice.SteeredModel, prompt: str, answer: str, heads: dict, method: str = "juice"
+) -> float:
     """Return p of an answer's first token by the oracle's two uncached runs."""
-    logits = oracle.steered_logits(model.loaded.model, list(model.tokenize(prompt)), heads, method=method)[-1]
+    logits = oracle.steered_logits(
+        model.loaded.model, list(model.tokenize(prompt)), heads, method=method
+    )[-1]
     return float(logits.softmax(-1)[model.first_token(prompt, answer)])
 
 
-def test_a_head_score_is_the_mean_change_over_examples_and_alphas(model: juice.SteeredModel, capitals: list[ConflictExample]) -> None:
+def test_a_head_score_is_the_mean_change_over_examples_and_alphas(
+    model: juice.SteeredModel, capitals: list[ConflictExample]
+) -> None:
     result = analyses.run("heads", context(model, capitals, "parametric"))
     layer, head = result["chosen"]["minus"][0]
     j = result["conflict_types"].index("coherent")
     prompts = [e.prompts["coherent"] for e in capitals[:4]]
-    tokens = [model.first_token(p, e.answer("parametric")) for p, e in zip(prompts, capitals, strict=False)]
+    tokens = [
+        model.first_token(p, e.answer("parametric"))
+        for p, e in zip(prompts, capitals, strict=False)
+    ]
     found = model.head_sets.get("parametric").identification
     expected = naive_scores.mean_changes(
-        model.loaded.model, [model.tokenize(p) for p in prompts], tokens, found.alphas_minus, [(layer, head)]
+        model.loaded.model,
+        [model.tokenize(p) for p in prompts],
+        tokens,
+        found.alphas_minus,
+        [(layer, head)],
     )
-    assert result["minus"][j][layer][head] == pytest.approx(float(expected[layer, head]), abs=TOLERANCE)
+    assert result["minus"][j][layer][head] == pytest.approx(
+        float(expected[layer, head]), abs=TOLERANCE
+    )
 
 
-def test_a_reversal_is_what_removing_the_head_does(model: juice.SteeredModel, capitals: list[ConflictExample]) -> None:
+def test_a_reversal_is_what_removing_the_head_does(
+    model: juice.SteeredModel, capitals: list[ConflictExample]
+) -> None:
     result = analyses.run("reversals", context(model, capitals, "parametric"))
     row = result["rows"][1]
     for conflict_type in ("substitution", "coherent"):
         for answer in ("context", "parametric"):
             changes = [
-                p_after(model, e.prompts[conflict_type], e.answer(answer), {tuple(row["head"]): -1.0}, "june")
+                p_after(
+                    model,
+                    e.prompts[conflict_type],
+                    e.answer(answer),
+                    {tuple(row["head"]): -1.0},
+                    "june",
+                )
                 - p_after(model, e.prompts[conflict_type], e.answer(answer), {})
                 for e in capitals[14:20]
             ]
             assert row[conflict_type][answer] == pytest.approx(sum(changes) / 6, abs=TOLERANCE)
     substitution = [r["substitution"]["context"] for r in result["rows"]]
     assert substitution == sorted(substitution, reverse=True)
-    turned = [any(r["substitution"][a] * r["coherent"][a] < 0 for a in ("context", "parametric")) for r in result["rows"]]
+    turned = [
+        any(r["substitution"][a] * r["coherent"][a] < 0 for a in ("context", "parametric"))
+        for r in result["rows"]
+    ]
     assert [r["is_reversed"] for r in result["rows"]] == turned
 
 
-def test_heads_removed_together_in_one_run_and_in_two(model: juice.SteeredModel, capitals: list[ConflictExample]) -> None:
-    result = analyses.run("running_once", context(model, capitals, "parametric"))["by_type"]["coherent"]
+def test_heads_removed_together_in_one_run_and_in_two(
+    model: juice.SteeredModel, capitals: list[ConflictExample]
+) -> None:
+    result = analyses.run("running_once", context(model, capitals, "parametric"))["by_type"][
+        "coherent"
+    ]
     heads = {tuple(head): -1.0 for head in result["heads"][:3]}
     for method in ("juice", "june"):
-        values = [p_after(model, e.prompts["coherent"], e.answer("parametric"), heads, method) for e in capitals[14:20]]
+        values = [
+            p_after(model, e.prompts["coherent"], e.answer("parametric"), heads, method)
+            for e in capitals[14:20]
+        ]
         assert result[method][2] == pytest.approx(sum(values) / 6, abs=TOLERANCE)
     assert result["june"] != result["juice"]
-    assert result["juice"][0] == pytest.approx(result["june"][0], abs=TOLERANCE)  # one head: both runs are the same
+    assert result["juice"][0] == pytest.approx(
+        result["june"][0], abs=TOLERANCE
+    )  # one head: both runs are the same
 
 
-def test_a_knocked_out_component_adds_nothing(model: juice.SteeredModel, capitals: list[ConflictExample]) -> None:
+def test_a_knocked_out_component_adds_nothing(
+    model: juice.SteeredModel, capitals: list[ConflictExample]
+) -> None:
     result = analyses.run("knock_outs", context(model, capitals, "parametric"))
     block = model.loaded.model.transformer.h[2]
-    for removed, modules in (("mlp", [block.mlp]), ("attention", [block.attn]), ("both", [block.mlp, block.attn])):
+    for removed, modules in (
+        ("mlp", [block.mlp]),
+        ("attention", [block.attn]),
+        ("both", [block.mlp, block.attn]),
+    ):
         changes = []
         for e in capitals[14:20]:
             before = p_after(model, e.prompts["substitution"], e.answer("parametric"), {})
-            handles = [m.c_proj.register_forward_hook(lambda _m, _a, out: torch.zeros_like(out)) for m in modules]
-            changes.append(p_after(model, e.prompts["substitution"], e.answer("parametric"), {}) - before)
+            handles = [
+                m.c_proj.register_forward_hook(lambda _m, _a, out: torch.zeros_like(out))
+                for m in modules
+            ]
+            changes.append(
+                p_after(model, e.prompts["substitution"], e.answer("parametric"), {}) - before
+            )
             for handle in handles:
                 handle.remove()
         own = result["changes"]["substitution"][removed]
         assert own["mean"][2] == pytest.approx(sum(changes) / 6, abs=TOLERANCE)
-        assert own["std"][2] == pytest.approx(float(torch.tensor(changes).std(correction=0)), abs=TOLERANCE)
+        assert own["std"][2] == pytest.approx(
+            float(torch.tensor(changes).std(correction=0)), abs=TOLERANCE
+        )
 
 
 def test_robustness_is_accuracy_with_other_heads_and_betas(
@@ -128,14 +186,18 @@ def test_robustness_is_accuracy_with_other_heads_and_betas(
     right = 0
     for e in capitals[14:20]:
         for prompt in e.prompts.values():
-            text = model.generate(prompt, steer="parametric", head_set=head_set, max_tokens=15)[0].text
+            text = model.generate(prompt, steer="parametric", head_set=head_set, max_tokens=15)[
+                0
+            ].text
             right += contains_answer(text, e.parametric_answer)
     assert betas["accuracy"][0][i] == pytest.approx(right / 18)
     assert betas["accuracy"][0][0] == pytest.approx(result["unsteered"])
     assert len({row["accuracy"] for row in result["heads"]}) > 1
 
 
-def test_the_scores_of_a_set_are_the_mean_of_its_examples_scores(model: juice.SteeredModel, capitals: list[ConflictExample]) -> None:
+def test_the_scores_of_a_set_are_the_mean_of_its_examples_scores(
+    model: juice.SteeredModel, capitals: list[ConflictExample]
+) -> None:
     own = context(model, capitals, "parametric")
     pool = pool_of(own, 3)
     together = score_heads(
@@ -161,31 +223,51 @@ def test_stability_is_the_mean_overlap_of_all_pairs(
 
     monkeypatch.setattr(stability, "select_heads", spy)
     result = analyses.run("stability", context(model, capitals, "parametric"))
-    first = [{*(("+", h) for h in plus), *(("-", h) for h in minus)} for plus, minus in chosen[: stability.N_DRAWS]]
+    first = [
+        {*(("+", h) for h in plus), *(("-", h) for h in minus)}
+        for plus, minus in chosen[: stability.N_DRAWS]
+    ]
     overlaps = [len(a & b) / len(a | b) for a, b in combinations(first, 2) if a | b]
     assert result["sizes"]["1"]["overlap"]["both"] == pytest.approx(sum(overlaps) / len(overlaps))
     assert result["sizes"]["4"]["overlap"]["minus"] > result["sizes"]["4"]["by_chance"]
     top = result["sizes"]["1"]["frequency"][0]
-    assert top["share"] == pytest.approx(sum((top["sign"], tuple(top["head"])) in own for own in first) / stability.N_DRAWS)
+    assert top["share"] == pytest.approx(
+        sum((top["sign"], tuple(top["head"])) in own for own in first) / stability.N_DRAWS
+    )
 
 
-def test_paraphrased_prompts_are_other_words_for_the_same_fact(model: juice.SteeredModel, capitals: list[ConflictExample]) -> None:
+def test_paraphrased_prompts_are_other_words_for_the_same_fact(
+    model: juice.SteeredModel, capitals: list[ConflictExample]
+) -> None:
     betas = {"juice": {"world_capital": {"beta_plus": 0.0, "beta_minus": -2.0}}}
-    result = analyses.run("paraphrases", context(model, capitals, "parametric", templates=TEMPLATES, choices=betas))
+    result = analyses.run(
+        "paraphrases", context(model, capitals, "parametric", templates=TEMPLATES, choices=betas)
+    )
     right = 0
     for e in capitals[14:20]:
-        prompt = f"{e.subject} chose {e.context_answer[0]}. Question: Which? Answer: The capital of {e.subject} is"
+        prompt = (
+            f"{e.subject} chose {e.context_answer[0]}. Question: Which? Answer: The capital of"
+            f" {e.subject} is"
+        )
         right += contains_answer(model.generate(prompt, max_tokens=15)[0].text, e.parametric_answer)
-    assert result["methods"]["original"]["average"]["coherent"]["accuracy"] == pytest.approx(right / 6)
+    assert result["methods"]["original"]["average"]["coherent"]["accuracy"] == pytest.approx(
+        right / 6
+    )
     first = paraphrased(capitals[:1], TEMPLATES, seed=0)[0]
     stem = f"The capital of {first.subject} is"
     assert first.prompts["substitution"] == f"{stem} {first.context_answer[0]}. {stem}"
-    assert "unavailable" in analyses.run("paraphrases", context(model, capitals, "parametric", templates={}))
+    assert "unavailable" in analyses.run(
+        "paraphrases", context(model, capitals, "parametric", templates={})
+    )
 
 
 @pytest.mark.parametrize(
     ("templates", "named"),
-    [([], "expected an object"), ({"r": {}}, "r.stems"), ({"r": {**TEMPLATES["world_capital"], "stems": ["{object} is"]}}, "other fields")],
+    [
+        ([], "expected an object"),
+        ({"r": {}}, "r.stems"),
+        ({"r": {**TEMPLATES["world_capital"], "stems": ["{object} is"]}}, "other fields"),
+    ],
 )
 def test_templates_that_cannot_be_used_are_refused(templates: Any, named: str) -> None:
     with pytest.raises(juice.JuiceError, match=named):
@@ -194,18 +276,25 @@ def test_templates_that_cannot_be_used_are_refused(templates: Any, named: str) -
 
 def test_attention_mass_is_that_of_the_tokens_within_a_span() -> None:
     model = juice.load("mini", attn_implementation="eager")
-    told, asked = "The name of the capital city of Peru is Oslo.", " The name of the capital city of Peru is"
+    told, asked = (
+        "The name of the capital city of Peru is Oslo.",
+        " The name of the capital city of Peru is",
+    )
     ids = torch.tensor([model.tokenize(told + asked)])
     with torch.no_grad():
         layers = model.loaded.model(ids, output_attentions=True).attentions
     n_told = len(model.tokenize(told))
     expected = torch.stack([layer[0, :, -1, :n_told].sum(-1).mean() for layer in layers]).mean()
-    context, rest = attention_mass(model.loaded, told + asked, [(0, len(told)), (len(told), len(told + asked))])
+    context, rest = attention_mass(
+        model.loaded, told + asked, [(0, len(told)), (len(told), len(told + asked))]
+    )
     assert context == pytest.approx(float(expected), abs=1e-5)
     assert context + rest == pytest.approx(1.0, abs=1e-5)
 
 
-def test_checkpoints_are_measured_in_the_order_of_their_numbers_and_resumed(tmp_path: Path, capitals: list[ConflictExample]) -> None:
+def test_checkpoints_are_measured_in_the_order_of_their_numbers_and_resumed(
+    tmp_path: Path, capitals: list[ConflictExample]
+) -> None:
     for step in (10, 9):
         (tmp_path / "series" / f"step-{step}").mkdir(parents=True)
         for file in MINI.iterdir():
@@ -218,7 +307,10 @@ def test_checkpoints_are_measured_in_the_order_of_their_numbers_and_resumed(tmp_
     model, reliance = juice.load("mini"), []
     for e in capitals[:6]:
         for conflict_type in ("substitution", "coherent"):
-            told, known = (p_after(model, e.prompts[conflict_type], e.answer(t), {}) for t in ("context", "parametric"))
+            told, known = (
+                p_after(model, e.prompts[conflict_type], e.answer(t), {})
+                for t in ("context", "parametric")
+            )
             reliance.append(told / (told + known))
     assert first["context_reliance"] == pytest.approx(sum(reliance) / 12, abs=TOLERANCE)
     again = measure_checkpoints(found, capitals[:6], tmp_path / "out", seed=1)

@@ -12,7 +12,14 @@ from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from juice.data.critical import perplexity
 from juice.data.example import ConflictExample
 from juice.evaluation.answers import Answer
-from juice.evaluation.metrics import context_reliance, interval, interval_of_groups, mean, overlap, repetition
+from juice.evaluation.metrics import (
+    context_reliance,
+    interval,
+    interval_of_groups,
+    mean,
+    overlap,
+    repetition,
+)
 from juice.evaluation.tables import by_popularity, cell, table
 
 
@@ -20,7 +27,9 @@ def test_accuracy_is_scikit_learns() -> None:
     rng = Random(0)
     right = [rng.random() < 0.7 for _ in range(200)]
     answers = [Answer("text", r, 0.2, 0.3) for r in right]
-    assert cell(answers, seed=0)["accuracy"] == pytest.approx(accuracy_score([True] * 200, right), abs=1e-12)
+    assert cell(answers, seed=0)["accuracy"] == pytest.approx(
+        accuracy_score([True] * 200, right), abs=1e-12
+    )
 
 
 def test_overlap_is_scikit_learns_jaccard_score() -> None:
@@ -48,20 +57,30 @@ def test_the_interval_is_that_of_a_bootstrap_by_hand() -> None:
     found = interval(values, seed=7)
     rng = np.random.default_rng(8)
     means = sorted(np.mean(rng.choice(values, size=60)) for _ in range(4000))
-    # The error of a 2.5 % quantile from 1,000 resamples; the odds of a false alarm are below one in a thousand.
+    # The error of a 2.5 % quantile from 1,000 resamples; the odds of a false alarm are below one in
+    # a thousand.
     assert found == pytest.approx((means[100], means[3900]), abs=0.03)
     assert found == interval(values, seed=7)
     assert found.low < mean(values) < found.high
 
 
-@pytest.mark.parametrize(("values", "expected"), [([], None), ([1.0], None), ([1.0, 1.0, 1.0], (1.0, 1.0))])
-def test_an_interval_of_few_or_equal_values_says_so(values: list[float], expected: tuple[float, float] | None) -> None:
+@pytest.mark.parametrize(
+    ("values", "expected"), [([], None), ([1.0], None), ([1.0, 1.0, 1.0], (1.0, 1.0))]
+)
+def test_an_interval_of_few_or_equal_values_says_so(
+    values: list[float], expected: tuple[float, float] | None
+) -> None:
     assert interval(values, seed=0) == expected
 
 
 def test_the_interval_of_an_average_over_domains_is_around_it() -> None:
-    examples = [*(example(f"s{i}", "large") for i in range(100)), *(example(f"t{i}", "small") for i in range(5))]
-    answers = [Answer("", is_correct=i >= 98, p_parametric=None, p_context=None) for i in range(105)]
+    examples = [
+        *(example(f"s{i}", "large") for i in range(100)),
+        *(example(f"t{i}", "small") for i in range(5)),
+    ]
+    answers = [
+        Answer("", is_correct=i >= 98, p_parametric=None, p_context=None) for i in range(105)
+    ]
     average = table(examples, {"clean": answers}, seed=0)["average"]["clean"]
     assert average["accuracy"] == pytest.approx((0.02 + 1) / 2)
     assert average["interval"].low <= average["accuracy"] <= average["interval"].high
@@ -84,14 +103,26 @@ def test_context_reliance_is_the_contexts_share() -> None:
 def example(subject: str, relation: str, popularity: float | None = None) -> ConflictExample:
     prompts = {"clean": f"{subject} is", "substitution": f"{subject} is b. {subject} is"}
     return ConflictExample(
-        subject=subject, relation=relation, parametric_answer="a", context_answer="b", prompts=prompts, popularity=popularity
+        subject=subject,
+        relation=relation,
+        parametric_answer="a",
+        context_answer="b",
+        prompts=prompts,
+        popularity=popularity,
     )
 
 
 def test_a_table_averages_over_domains_not_over_facts() -> None:
     examples = [example("s", "one"), example("t", "one"), example("u", "one"), example("v", "two")]
-    right, wrong = Answer("a", is_correct=True, p_parametric=0.8, p_context=0.2), Answer("b", False, 0.1, 0.3)
-    made = table(examples, {"clean": [right, right, wrong, wrong], "substitution": [None, right, wrong, right]}, seed=0)
+    right, wrong = (
+        Answer("a", is_correct=True, p_parametric=0.8, p_context=0.2),
+        Answer("b", False, 0.1, 0.3),
+    )
+    made = table(
+        examples,
+        {"clean": [right, right, wrong, wrong], "substitution": [None, right, wrong, right]},
+        seed=0,
+    )
     assert made["one"]["clean"]["accuracy"] == pytest.approx(2 / 3)
     assert made["two"]["clean"]["accuracy"] == 0
     assert made["average"]["clean"]["accuracy"] == pytest.approx(1 / 3)  # not 2 of 4
@@ -102,8 +133,13 @@ def test_a_table_averages_over_domains_not_over_facts() -> None:
 
 
 def test_accuracy_by_popularity_has_terciles_least_popular_first() -> None:
-    examples = [example(f"s{i}", "one", popularity=float(p)) for i, p in enumerate([50, 1, 3, 2, 40, 60])]
-    answers = [Answer("", is_correct=p > 30, p_parametric=None, p_context=None) for p in (50, 1, 3, 2, 40, 60)]
+    examples = [
+        example(f"s{i}", "one", popularity=float(p)) for i, p in enumerate([50, 1, 3, 2, 40, 60])
+    ]
+    answers = [
+        Answer("", is_correct=p > 30, p_parametric=None, p_context=None)
+        for p in (50, 1, 3, 2, 40, 60)
+    ]
     bins = by_popularity([*examples, example("nobody", "one")], {"clean": [*answers, None]}, seed=0)
     assert [(b["from"], b["to"], b["n"]) for b in bins] == [(1, 2, 2), (3, 40, 2), (50, 60, 2)]
     assert [b["cells"]["clean"]["accuracy"] for b in bins] == [0, 0.5, 1]

@@ -35,7 +35,7 @@ def naive_scores(network, made: list[Patch]) -> torch.Tensor:
                 columns = slice(head * d_head, (head + 1) * d_head)
                 frozen = [own.clone() for own in z]
                 frozen[layer][-1, columns] = other[layer][-1, columns]
-                change = {i: (lambda _z, own=own: own[None]) for i, own in enumerate(frozen)}
+                change = {i: lambda _z, own=own: own[None] for i, own in enumerate(frozen)}
                 patched, _ = oracle.forward(network, list(patch.ids), change)
                 total[layer, head] += log_odds(patched, patch) - log_odds(clean_logits, patch)
     return total / len(made)
@@ -46,7 +46,10 @@ def test_scores_equal_path_patching_written_out(shape: str) -> None:
     """Kills: the neighbour's head patched, x and x' swapped, attention that recomputes, the log odds turned round."""
     network = tiny.tiny_model(shape)
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
-    made = [Patch((5, 9, 40, 7, 8), (5, 9, 41, 7, 8), 30, 31), Patch((1, 2, 3), (11, 12, 13, 14, 15, 16, 3), 50, 12)]
+    made = [
+        Patch((5, 9, 40, 7, 8), (5, 9, 41, 7, 8), 30, 31),
+        Patch((1, 2, 3), (11, 12, 13, 14, 15, 16, 3), 50, 12),
+    ]
     scores = patching_scores(model, made)
     expected = naive_scores(network, made)
     torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
@@ -56,16 +59,24 @@ def test_scores_equal_path_patching_written_out(shape: str) -> None:
 
 def test_a_counterpart_is_about_another_subject_and_answer() -> None:
     peru = juice.ConflictExample(
-        subject="Peru", parametric_answer="Lima", context_answer="Oslo", prompts={"substitution": "Oslo rules Peru. Peruvian Peru is"}
+        subject="Peru",
+        parametric_answer="Lima",
+        context_answer="Oslo",
+        prompts={"substitution": "Oslo rules Peru. Peruvian Peru is"},
     )
-    mali = juice.ConflictExample(subject="Mali", parametric_answer="Bamako", context_answer="Rome", prompts={"clean": "x"})
+    mali = juice.ConflictExample(
+        subject="Mali", parametric_answer="Bamako", context_answer="Rome", prompts={"clean": "x"}
+    )
     assert counterpart(peru, mali, "substitution") == "Rome rules Mali. Peruvian Mali is"
 
 
 def test_patches_pair_examples_of_one_relation() -> None:
     model = juice.load("mini")
     pool = juice.read_examples("mini")
-    examples = [*[e for e in pool if e.relation == "world_capital"][:3], *[e for e in pool if e.relation == "book_author"][:3]]
+    examples = [
+        *[e for e in pool if e.relation == "world_capital"][:3],
+        *[e for e in pool if e.relation == "book_author"][:3],
+    ]
     made = patches(model, examples, "substitution", seed=0)
     assert len(made) == 6
     capitals = {t for e in examples[:3] for t in model.tokenize(f" {e.subject}")}
@@ -79,9 +90,13 @@ def test_pruned_heads_add_nothing_to_the_stream() -> None:
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     ids = [9, 8, 7, 6]
     steering = pruning(model, [Head(1, 2), Head(3, 0)], "context")
-    watched = model.engine.generate([model.request(ids, max_tokens=1, watch=tuple(range(tiny.VOCAB_SIZE))).with_steering(steering)])[
-        0
-    ].watched
+    watched = model.engine.generate(
+        [
+            model.request(ids, max_tokens=1, watch=tuple(range(tiny.VOCAB_SIZE))).with_steering(
+                steering
+            )
+        ]
+    )[0].watched
 
     def without(head: int):
         def cut(z: torch.Tensor) -> torch.Tensor:

@@ -14,13 +14,27 @@ from juice.evaluation.store import Store, read_results
 
 
 def cell(accuracy: float) -> dict:
-    return {"n": 40, "accuracy": accuracy, "interval": [0.1, 0.9], "p_parametric": 0.5, "p_context": 0.25, "context_reliance": None}
+    return {
+        "n": 40,
+        "accuracy": accuracy,
+        "interval": [0.1, 0.9],
+        "p_parametric": 0.5,
+        "p_context": 0.25,
+        "context_reliance": None,
+    }
 
 
 def method(accuracies: dict[str, float]) -> dict:
     table = {domain: {"substitution": cell(a)} for domain, a in accuracies.items()}
     going_on = {"n": 2, "mean_tokens": 3.0, "ended": 1.0, "repetition": 0.0}
-    return {"choice": {}, "table": table, "collateral": {}, "continuations": going_on, "perplexity": None, "by_popularity": None}
+    return {
+        "choice": {},
+        "table": table,
+        "collateral": {},
+        "continuations": going_on,
+        "perplexity": None,
+        "by_popularity": None,
+    }
 
 
 def results(model: str = "mini", **methods: dict[str, float]) -> dict:
@@ -28,12 +42,24 @@ def results(model: str = "mini", **methods: dict[str, float]) -> dict:
         "model": {"id": model, "architecture": "GPT2LMHeadModel", "n_layers": 6, "n_heads": 8, "fingerprint": None},
         "dtype": "float32", "limit": None, "seed": 0, "versions": {"juice": "1"},
     }  # fmt: skip
-    data = {"test": [{}, {}], "n_validation": 3, "n_large": 0, "identification": {"parametric": ["Peru"]}, "left_out": {"too long": 2}}
+    data = {
+        "test": [{}, {}],
+        "n_validation": 3,
+        "n_large": 0,
+        "identification": {"parametric": ["Peru"]},
+        "left_out": {"too long": 2},
+    }
     own = {
         "methods": {name: method(accuracies) for name, accuracies in methods.items()},
         "analyses": {"heads": {"unavailable": "no heads"}},
     }
-    return {"format": "juice.evaluation/1", "identity": identity, "data": data, "targets": {"parametric": own}, "notes": ["one <note>"]}
+    return {
+        "format": "juice.evaluation/1",
+        "identity": identity,
+        "data": data,
+        "targets": {"parametric": own},
+        "notes": ["one <note>"],
+    }
 
 
 def test_the_verdict_says_where_juice_is_not_best() -> None:
@@ -71,8 +97,12 @@ class Links(HTMLParser):
             self.cells.append(data)
 
 
-def test_the_page_is_one_file_that_loads_nothing_and_says_what_markdown_says(tmp_path: Path) -> None:
-    made = sections(results(original={"a": 0.25, "average": 0.25}, juice={"a": 0.75, "average": 0.75}))
+def test_the_page_is_one_file_that_loads_nothing_and_says_what_markdown_says(
+    tmp_path: Path,
+) -> None:
+    made = sections(
+        results(original={"a": 0.25, "average": 0.25}, juice={"a": 0.75, "average": 0.75})
+    )
     write_report(tmp_path, made)
     html, markdown = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
     page = Links()
@@ -92,9 +122,17 @@ def test_the_page_is_one_file_that_loads_nothing_and_says_what_markdown_says(tmp
 def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
-        write_report(folder, sections(results(original={"a": 0.25, "average": 0.25}, juice={"a": 0.75, "average": 0.75})))
+        write_report(
+            folder,
+            sections(
+                results(original={"a": 0.25, "average": 0.25}, juice={"a": 0.75, "average": 0.75})
+            ),
+        )
     names = ("report.md", "report.html", "figures/parametric-methods.png")
-    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+    assert all(
+        (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        for name in names
+    )
 
 
 def test_published_numbers_stand_beside_those_of_the_papers_models() -> None:
@@ -102,9 +140,14 @@ def test_published_numbers_stand_beside_those_of_the_papers_models() -> None:
     assert published("/models/gemma-2-2b", "context")["cad"]["average"] > 0
     assert published("mini", "parametric") == {}
     made = sections(results("google/gemma-2-2b", juice={"world_capital": 0.5, "average": 0.5}))
-    table: Table = next(section for section in made if section.title == "Toward the parametric answer").tables[0]
+    table: Table = next(
+        section for section in made if section.title == "Toward the parametric answer"
+    ).tables[0]
     printed = next(row for row in table.rows if row[0] == "juice (published)")
-    assert printed[1] == f"{published('google/gemma-2-2b', 'parametric')['juice']['world_capital']['substitution']:.1f}"
+    assert (
+        printed[1]
+        == f"{published('google/gemma-2-2b', 'parametric')['juice']['world_capital']['substitution']:.1f}"
+    )
     said = next(section for section in made if section.title == "Toward the parametric answer").text
     assert any("ICML 2025" in sentence for sentence in said)
 

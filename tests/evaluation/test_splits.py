@@ -15,7 +15,8 @@ from juice.identification import IdentificationOptions
 from juice.identification.scored_prompt import with_scored_answers
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(tune the betas|choose betas|cannot be scored|is left out|no validation example|no head raises|not recognised).*:UserWarning"
+    "ignore:.*(tune the betas|choose betas|cannot be scored|is left out|no validation example|no"
+    " head raises|not recognised).*:UserWarning"
 )
 
 
@@ -27,30 +28,49 @@ def model() -> juice.SteeredModel:
 @pytest.fixture(scope="module")
 def pool() -> list[ConflictExample]:
     every = juice.read_examples("mini")
-    return [e for relation in ("world_capital", "book_author") for e in [e for e in every if e.relation == relation][:60]]
+    return [
+        e
+        for relation in ("world_capital", "book_author")
+        for e in [e for e in every if e.relation == relation][:60]
+    ]
 
 
 def test_the_large_set_is_larger_than_the_small_one_where_the_small_one_has_its_own_file(
     model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
-    made = split(model, Data(pool[10:], identification=pool[:4]), {}, IdentificationOptions(), n_large=30, limit=None)
+    made = split(
+        model,
+        Data(pool[10:], identification=pool[:4]),
+        {},
+        IdentificationOptions(),
+        n_large=30,
+        limit=None,
+    )
     assert len(made.large) == 30
     assert {e.subject for e in made.identification["context"]} == {e.subject for e in pool[:4]}
-    assert not {e.subject for e in made.large} & {e.subject for e in [*pool[:4], *made.test, *made.validation]}
+    assert not {e.subject for e in made.large} & {
+        e.subject for e in [*pool[:4], *made.test, *made.validation]
+    }
 
 
 def test_an_instruction_has_no_subject_to_replace(pool: list[ConflictExample]) -> None:
     trap = pool[0].model_copy(update={"match": "begins"})
-    asked = pool[0].model_copy(update={"subject": "Who rules", "question": "Question: Who rules Albania?"})
+    asked = pool[0].model_copy(
+        update={"subject": "Who rules", "question": "Question: Who rules Albania?"}
+    )
     assert true_contexts([trap]) == unknown_subjects([trap, asked], 0) == []
 
 
-def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(model: juice.SteeredModel) -> None:
+def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(
+    model: juice.SteeredModel,
+) -> None:
     every = juice.read_examples("mini")
     head_sets = {t: model.head_sets.get(t) for t in ("parametric", "context")}
     made = split(model, Data(every), head_sets, IdentificationOptions(), n_large=200, limit=60)
     for target, head_set in head_sets.items():
-        assert examples_sha256(made.identification[target]) == head_set.identification.examples_sha256
+        assert (
+            examples_sha256(made.identification[target]) == head_set.identification.examples_sha256
+        )
     groups = [*made.identification.values(), made.large, made.validation, made.test]
     keys = [{(e.relation, e.subject) for e in group} for group in groups]
     assert not any(a & b for i, a in enumerate(keys[1:], 1) for b in keys[i + 1 :])
@@ -58,14 +78,33 @@ def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(mode
     assert len(made.large) == 200
     assert [sum(domain_of(e) == d for e in made.test) for d in made.domains] == [10] * 6
     known = model.generate([e.prompts["clean"] for e in made.validation], max_tokens=15)
-    assert all(contains_answer(c.text, e.parametric_answer) for c, e in zip(known, made.validation, strict=True))
+    assert all(
+        contains_answer(c.text, e.parametric_answer)
+        for c, e in zip(known, made.validation, strict=True)
+    )
 
 
-def test_what_cannot_be_used_is_left_out_and_counted(model: juice.SteeredModel, pool: list[ConflictExample]) -> None:
-    long = pool[0].model_copy(update={"subject": "long", "prompts": {**pool[0].prompts, "coherent": "word " * 600}})
-    right = pool[1].model_copy(update={"subject": "right", "context_answer": ("somewhere", pool[1].parametric_answer[0].upper())})
-    same = pool[2].model_copy(update={"subject": "same", "context_answer": (pool[2].parametric_answer[0].split()[0] + " x",)})
-    made = split(model, Data([long, right, same, *pool]), {}, IdentificationOptions(), n_large=0, limit=None)
+def test_what_cannot_be_used_is_left_out_and_counted(
+    model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    long = pool[0].model_copy(
+        update={"subject": "long", "prompts": {**pool[0].prompts, "coherent": "word " * 600}}
+    )
+    right = pool[1].model_copy(
+        update={
+            "subject": "right",
+            "context_answer": ("somewhere", pool[1].parametric_answer[0].upper()),
+        }
+    )
+    same = pool[2].model_copy(
+        update={
+            "subject": "same",
+            "context_answer": (pool[2].parametric_answer[0].split()[0] + " x",),
+        }
+    )
+    made = split(
+        model, Data([long, right, same, *pool]), {}, IdentificationOptions(), n_large=0, limit=None
+    )
     counted = {reason: n for reason, n in made.left_out.items() if "validation" not in reason}
     assert counted["prompts that are too long for the model"] == 1
     assert counted["context answers that are a right answer"] == 1
@@ -73,27 +112,42 @@ def test_what_cannot_be_used_is_left_out_and_counted(model: juice.SteeredModel, 
     assert not {"long", "right", "same"} & {e.subject for e in made.test}
 
 
-def test_a_limit_spreads_over_the_domains_and_uses_up_the_small_ones(pool: list[ConflictExample]) -> None:
+def test_a_limit_spreads_over_the_domains_and_uses_up_the_small_ones(
+    pool: list[ConflictExample],
+) -> None:
     few = [*pool[:30], *pool[60:63]]
     kept = limited(few, 11, seed=0)
-    assert [sum(domain_of(e) == d for e in kept) for d in ("world_capital", "book_author")] == [8, 3]
+    assert [sum(domain_of(e) == d for e in kept) for d in ("world_capital", "book_author")] == [
+        8,
+        3,
+    ]
     assert kept == [e for e in few if e in kept]
 
 
-def test_the_answer_that_the_model_finds_likeliest_is_scored_where_the_data_leaves_it_open(model: juice.SteeredModel) -> None:
+def test_the_answer_that_the_model_finds_likeliest_is_scored_where_the_data_leaves_it_open(
+    model: juice.SteeredModel,
+) -> None:
     fact = {
         "subject": "Peru", "parametric_answer": ["Zurich", "Lima"], "context_answer": "Oslo",
         "prompts": {"clean": "The name of the capital city of Peru is"},
     }  # fmt: skip
-    given, left_open = juice.ConflictExample(**fact), juice.ConflictExample(**fact, scored="likeliest")
-    assert [e.parametric_answer[0] for e in with_scored_answers(model, [given, left_open])] == ["Zurich", "Lima"]
+    given, left_open = (
+        juice.ConflictExample(**fact),
+        juice.ConflictExample(**fact, scored="likeliest"),
+    )
+    assert [e.parametric_answer[0] for e in with_scored_answers(model, [given, left_open])] == [
+        "Zurich",
+        "Lima",
+    ]
 
 
 def test_situations_tell_the_truth_or_of_nobody(pool: list[ConflictExample]) -> None:
     e = pool[0]
     truth, nobody = true_contexts([e])[0], unknown_subjects([e], seed=0)[0]
     assert e.context_answer[0] not in truth.prompts["coherent"]
-    assert truth.prompts["coherent"].count(e.parametric_answer[0]) == e.prompts["coherent"].count(e.context_answer[0])
+    assert truth.prompts["coherent"].count(e.parametric_answer[0]) == e.prompts["coherent"].count(
+        e.context_answer[0]
+    )
     assert truth.prompts["clean"] == e.prompts["clean"]
     assert all(e.subject not in prompt for prompt in nobody.prompts.values())
     assert e.context_answer[0] in nobody.prompts["substitution"]
@@ -103,9 +157,15 @@ def test_situations_tell_the_truth_or_of_nobody(pool: list[ConflictExample]) -> 
 def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample]) -> None:
     e = pool[0]
     assert without_context(e, "substitution") == e.prompts["clean"]
-    assert without_context(e, "coherent") == e.prompts["coherent"][e.prompts["coherent"].index("Question:") :]
+    assert (
+        without_context(e, "coherent")
+        == e.prompts["coherent"][e.prompts["coherent"].index("Question:") :]
+    )
     assert context_end(e, "coherent") == e.prompts["coherent"].index("Question:")
     given = e.model_copy(update={"question": "Say:", "prompts": {"substitution": "Told. Say:"}})
     assert without_context(given, "substitution") == "Say:"
-    assert context_end(e.model_copy(update={"prompts": {"substitution": "No seam"}}), "substitution") is None
+    assert (
+        context_end(e.model_copy(update={"prompts": {"substitution": "No seam"}}), "substitution")
+        is None
+    )
     assert methods_for("parametric", ("original", "cad", "juice")) == ("original", "juice")

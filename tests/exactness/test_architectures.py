@@ -1,6 +1,7 @@
 """Every decoder that people run is steered as the two runs of the definition have it, or refused with its reason.
 
-`docs/models.md` is what these tests found: `pytest tests/test_architectures.py --write-docs` writes it, otherwise it must agree.
+`docs/models.md` is what these tests found: `pytest tests/test_architectures.py --write-docs` writes
+it, otherwise it must agree.
 """
 
 from __future__ import annotations
@@ -31,35 +32,56 @@ def by_name(architecture: Architecture) -> str:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=by_name)
-def test_steered_as_the_two_runs_of_the_definition(architecture: Architecture, caplog: pytest.LogCaptureFixture) -> None:
+def test_steered_as_the_two_runs_of_the_definition(
+    architecture: Architecture, caplog: pytest.LogCaptureFixture
+) -> None:
     """Joins and leaves, prompts in chunks, sequences longer than the window and on both sides of a switch of positions; companions
     in their windows and as full rows, masks of ours and the model's own.
     """
     network, requests = architecture.build(), mixed_requests(seed=3, n=8)
-    expected = [oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=m) for r, heads, m in requests]
+    expected = [
+        oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=m)
+        for r, heads, m in requests
+    ]
     plain = [oracle.forward(network, list(r.prompt_ids))[0][-1] for r, _, _ in requests]
     lengths = [len(r.prompt_ids) + r.max_tokens for r, _, _ in requests]
     assert sum(length > WINDOW for length in lengths) > 4
-    assert any(len(r.prompt_ids) <= SWITCH < length for (r, _, _), length in zip(requests, lengths, strict=True))
-    moved = [float((logits[0] - p).abs().max()) for (_, heads, _), (_, logits), p in zip(requests, expected, plain, strict=True) if heads]
+    assert any(
+        len(r.prompt_ids) <= SWITCH < length
+        for (r, _, _), length in zip(requests, lengths, strict=True)
+    )
+    moved = [
+        float((logits[0] - p).abs().max())
+        for (_, heads, _), (_, logits), p in zip(requests, expected, plain, strict=True)
+        if heads
+    ]
     assert min(moved) > 100 * TOLERANCE, "steering must matter for the test to see it"
 
     loaded = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     found = loaded.engine.mode
     assert not found.full_rows
     caplog.clear()  # loading tries modes that fail
-    few, chunks = Limits(max_batch=3, max_prefill_tokens=60), Limits(max_batch=5, max_prefill_tokens=7)
+    few, chunks = (
+        Limits(max_batch=3, max_prefill_tokens=60),
+        Limits(max_batch=5, max_prefill_tokens=7),
+    )
     runs = [(found, few), (replace(found, full_rows=True), chunks)]
     if loaded.loaded.rope_switch is None:
         runs.append((Mode(own_masks=True), chunks))
     for mode, limits in runs:
-        completions = BatchingEngine(loaded.loaded, limits, mode).generate([r for r, _, _ in requests])
+        completions = BatchingEngine(loaded.loaded, limits, mode).generate(
+            [r for r, _, _ in requests]
+        )
         for completion, (tokens, logits) in zip(completions, expected, strict=True):
             assert list(completion.token_ids) == tokens
             logprobs = logits.log_softmax(-1)
-            torch.testing.assert_close(torch.tensor(completion.watched), logprobs[0], rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(
+                torch.tensor(completion.watched), logprobs[0], rtol=0, atol=TOLERANCE
+            )
             chosen = logprobs[torch.arange(len(tokens)), tokens]
-            torch.testing.assert_close(torch.tensor(completion.logprobs), chosen, rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(
+                torch.tensor(completion.logprobs), chosen, rtol=0, atol=TOLERANCE
+            )
     assert not caplog.records, "a batch failed, and its rows were run alone"
     _check_probes(loaded, network)
     FOUND[architecture.name] = _row(architecture, loaded)
@@ -84,19 +106,26 @@ def _check_probes(model: juice.SteeredModel, network: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=by_name)
-def test_a_layer_without_its_attention_and_mlp_passes_on_what_it_got(architecture: Architecture) -> None:
+def test_a_layer_without_its_attention_and_mlp_passes_on_what_it_got(
+    architecture: Architecture,
+) -> None:
     """What the analysis of evaluation knocks out is found by structure too; some architectures add the residual within."""
     network = architecture.build()
     for name, parameter in network.named_parameters():
         if "norm" in name or "ln_" in name:
-            parameter.data = torch.zeros_like(parameter) if name.endswith("bias") else torch.ones_like(parameter)
+            parameter.data = (
+                torch.zeros_like(parameter) if name.endswith("bias") else torch.ones_like(parameter)
+            )
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     layer = model.loaded.layout.layers[1]
     seen: list[torch.Tensor] = []
     layer.layer.register_forward_pre_hook(
-        lambda _m, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        lambda _m, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]),
+        with_kwargs=True,
     )
-    layer.layer.register_forward_hook(lambda _m, _args, output: seen.append(output[0] if isinstance(output, tuple) else output))
+    layer.layer.register_forward_hook(
+        lambda _m, _args, output: seen.append(output[0] if isinstance(output, tuple) else output)
+    )
     with torch.no_grad(), knocked_out(layer, ["attention", "mlp"]):
         network(torch.arange(1, 9)[None])
     torch.testing.assert_close(seen[0], seen[1])
@@ -110,7 +139,9 @@ def test_refused_with_the_reason(architecture: Architecture) -> None:
     with pytest.raises(UnsupportedModelError, match=architecture.refusal) as refusal:
         juice.load(architecture.build(), tokenizer=tiny.tiny_tokenizer())
     reason = str(refusal.value).replace("|", "/")
-    FOUND[architecture.name] = f"| {architecture.name} | `{architecture.model_type}` | refused | | | {reason} |"
+    FOUND[architecture.name] = (
+        f"| {architecture.name} | `{architecture.model_type}` | refused | | | {reason} |"
+    )
 
 
 def test_the_page_of_models_says_what_was_found(request: pytest.FixtureRequest) -> None:
@@ -127,7 +158,9 @@ def test_the_page_of_models_says_what_was_found(request: pytest.FixtureRequest) 
     written = f"{before}{BEGIN}\n{table}\n{END}{after}"
     if request.config.getoption("--write-docs"):
         PAGE.write_text(written, encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == written, "docs/models.md is out of date; run this file with --write-docs"
+    assert PAGE.read_text(encoding="utf-8") == written, (
+        "docs/models.md is out of date; run this file with --write-docs"
+    )
 
 
 def _row(architecture: Architecture, model: juice.SteeredModel) -> str:
@@ -135,7 +168,11 @@ def _row(architecture: Architecture, model: juice.SteeredModel) -> str:
     group = loaded.layout.n_heads // model.engine.n_kv_heads
     notes = [f"{group} query heads a KV head"] if group > 1 else []
     notes = ["one latent for all heads"] if "deepseek" in architecture.model_type else notes
-    windows = [window for window in (loaded.mask_pattern.sliding_windows.values() if loaded.mask_pattern else ()) if window]
+    windows = [
+        window
+        for window in (loaded.mask_pattern.sliding_windows.values() if loaded.mask_pattern else ())
+        if window
+    ]
     notes += ["sliding window"] if windows else []
     notes += ["read again where its positions change"] if loaded.rope_switch else []
     return "| {} | `{}` | exactly | {} | {} | {} |".format(

@@ -30,11 +30,16 @@ def test_the_bundled_model_is_steered_exactly_and_the_table_says_what_it_costs()
     assert done.stdout.count("\nok ") == 3
     heads = json.loads(Path("head_sets/mini/parametric/head_set.json").read_text())["heads"]
     layers = [layer for layer, _ in (*heads["plus"], *heads["minus"])]
-    assert f"layers {min(layers)}-{max(layers)}, {(max(layers) - min(layers) + 1) / 6:.0%} of a second row" in done.stdout
+    assert (
+        f"layers {min(layers)}-{max(layers)}, {(max(layers) - min(layers) + 1) / 6:.0%} of a"
+        " second row" in done.stdout
+    )
 
 
 def test_a_model_that_is_refused_says_why_and_ends_with_1(tmp_path: Path) -> None:
-    MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, state_size=4)).save_pretrained(tmp_path)
+    MambaForCausalLM(
+        MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, state_size=4)
+    ).save_pretrained(tmp_path)
     tiny.tiny_tokenizer().save_pretrained(tmp_path)
     done = run("doctor", "--model", str(tmp_path), "--json")
     assert done.returncode == 1
@@ -54,7 +59,15 @@ def test_a_model_that_does_not_exist_is_the_users_mistake() -> None:
 @pytest.mark.parametrize(
     ("name", "facts"),
     [
-        ("Mistral", {"sliding_window": 8, "n_kv_heads": 2, "kv_bytes_per_token": 4 * 2 * 2 * 8 * 4, "own_masks": False}),
+        (
+            "Mistral",
+            {
+                "sliding_window": 8,
+                "n_kv_heads": 2,
+                "kv_bytes_per_token": 4 * 2 * 2 * 8 * 4,
+                "own_masks": False,
+            },
+        ),
         ("Falcon (RW, ALiBi)", {"own_masks": True, "n_kv_heads": 4, "rope_switch": None}),
         ("Phi-3 (longrope)", {"rope_switch": SWITCH, "sliding_window": None, "context": 128}),
         ("DeepSeek-V3", {"d_head": [6], "n_layers": 4, "n_heads": 4, "latent_cache": True}),
@@ -96,7 +109,9 @@ def test_an_engine_that_is_not_exact_is_seen() -> None:
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "Gemma 2", "DeepSeek-V3", "Phi-3 (longrope)"])
-def test_deep_finds_z_where_transformer_lens_does_and_looks_beyond_windows_and_switches(name: str) -> None:
+def test_deep_finds_z_where_transformer_lens_does_and_looks_beyond_windows_and_switches(
+    name: str,
+) -> None:
     network = next(a for a in ARCHITECTURES if a.name == name).build()
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     found = diagnose(model.engine, model.head_sets, deep=True)
@@ -121,6 +136,8 @@ def test_transformer_lens_sees_heads_that_are_not_where_we_take_them_to_be() -> 
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
     ids = torch.arange(1, 9)[None]
     layers = list(model.loaded.layout.layers)
-    wrong = AttentionLayer(1, layers[1].layer, layers[1].attention, layers[1].attention.q_proj, tiny.N_HEADS, 8)
+    wrong = AttentionLayer(
+        1, layers[1].layer, layers[1].attention, layers[1].attention.q_proj, tiny.N_HEADS, 8
+    )
     object.__setattr__(model.loaded.layout, "layers", (layers[0], wrong, *layers[2:]))
     assert (z_difference(model.loaded, ids) or 0) > 0.1

@@ -35,12 +35,17 @@ def load(network: PreTrainedModel) -> juice.SteeredModel:
 def test_heads_read_from_the_wrong_dimension(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """z as [d_head, n_heads]: a sum over heads would not notice."""
 
-    def interleaved(z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor, n_heads: int) -> torch.Tensor:
+    def interleaved(
+        z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor, n_heads: int
+    ) -> torch.Tensor:
         by_head = z.view(*z.shape[:-1], -1, n_heads)
         return (by_head + coefficient.to(z.dtype)[:, None, None, :] * by_head[source]).flatten(-2)
 
     monkeypatch.setattr(steering, "add_scaled", interleaved)
-    with pytest.raises(UnsupportedModelError, match="steering a head of layer 0 is not what its attention does twice"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match="steering a head of layer 0 is not what its attention does twice",
+    ):
         load(build(name))
 
 
@@ -59,12 +64,17 @@ def test_the_bias_scaled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             if self._plan is None or layer.index not in self._plan.coefficients:
                 return output
             self._fired.add(layer.index)
-            coefficient, source = self._plan.coefficients[layer.index], self._plan.sources[layer.index]
+            coefficient, source = (
+                self._plan.coefficients[layer.index],
+                self._plan.sources[layer.index],
+            )
             by_head = args[0].view(*args[0].shape[:-1], layer.n_heads, -1)[source]
             for head in range(layer.n_heads):
                 alone = torch.zeros_like(by_head)
                 alone[:, :, head] = by_head[:, :, head]
-                output = output + coefficient[:, head, None, None] * module.forward(alone.flatten(-2))
+                output = output + coefficient[:, head, None, None] * module.forward(
+                    alone.flatten(-2)
+                )
             return output
 
         return add
@@ -77,7 +87,9 @@ def test_the_bias_scaled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", GROUPED)
 def test_kv_heads_counted_as_heads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_n_heads", lambda *_: 2)
-    with pytest.raises(UnsupportedModelError, match=r"reads with the shape .* expected \[rows, 2 heads"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"reads with the shape .* expected \[rows, 2 heads"
+    ):
         load(build(name))
 
 
@@ -99,7 +111,9 @@ def test_a_projection_that_runs_twice() -> None:
     network = build("Llama")
     projection = network.model.layers[1].self_attn.o_proj
     twice = projection.forward
-    projection.forward = lambda z: twice(z) + 0 * projection.__class__.__call__(projection, z) if again() else twice(z)
+    projection.forward = lambda z: (
+        twice(z) + 0 * projection.__class__.__call__(projection, z) if again() else twice(z)
+    )
     left = [False]
 
     def again() -> bool:
@@ -112,7 +126,9 @@ def test_a_projection_that_runs_twice() -> None:
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "Cohere 2", "GPT-OSS"])
 @pytest.mark.parametrize("change", [-1, 1, None])
-def test_a_wrong_sliding_window_is_seen_however_long_it_is(name: str, change: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_sliding_window_is_seen_however_long_it_is(
+    name: str, change: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No prompt of the check is as long as the windows of real models: the check gives the model a short one."""
     network = build(name)
     network.config.sliding_window = 4096
@@ -122,7 +138,10 @@ def test_a_wrong_sliding_window_is_seen_however_long_it_is(name: str, change: in
     right = masks.AttentionPattern.masks
 
     def wrong(self: masks.AttentionPattern, *args: Any) -> Any:
-        windows = {kind: w and (None if change is None else w + change) for kind, w in self.sliding_windows.items()}
+        windows = {
+            kind: w and (None if change is None else w + change)
+            for kind, w in self.sliding_windows.items()
+        }
         return right(masks.AttentionPattern(windows, self.by_name), *args)
 
     monkeypatch.setattr(masks.AttentionPattern, "masks", wrong)
@@ -138,10 +157,17 @@ def test_a_model_whose_windows_nothing_says_keeps_its_own_masks() -> None:
     def local(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         mask, hidden = kwargs["attention_mask"], kwargs["hidden_states"]
         n = hidden.shape[1]
-        cached = kwargs["past_key_values"].get_seq_length() if kwargs.get("past_key_values") is not None else 0
+        cached = (
+            kwargs["past_key_values"].get_seq_length()
+            if kwargs.get("past_key_values") is not None
+            else 0
+        )
         distance = torch.arange(cached, cached + n)[:, None] - torch.arange(cached + n)
         own = torch.zeros(1, 1, n, cached + n).masked_fill((distance < 0) | (distance > 1), -1e9)
-        return args, {**kwargs, "attention_mask": own if mask is None or mask.dtype == torch.bool else own + mask}
+        return args, {
+            **kwargs,
+            "attention_mask": own if mask is None or mask.dtype == torch.bool else own + mask,
+        }
 
     network.model.layers[2].self_attn.register_forward_pre_hook(local, with_kwargs=True)
     model = load(network)
@@ -180,14 +206,18 @@ def test_what_the_check_of_heads_changes_is_put_back() -> None:
     prepare(network, tiny.tiny_tokenizer())
     assert network.config._attn_implementation == was
     assert torch.equal(network(ids).logits, before)
-    assert all(len(m._forward_pre_hooks) <= 1 and len(m._forward_hooks) <= 1 for m in network.modules())
+    assert all(
+        len(m._forward_pre_hooks) <= 1 and len(m._forward_hooks) <= 1 for m in network.modules()
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_the_heads_that_are_checked_lie_within_the_layer_and_differ(n: int) -> None:
     for n_heads in (1, 2, 4, 32):
         if n <= n_heads:
-            layer = layout.AttentionLayer(0, nn.Identity(), nn.Identity(), nn.Identity(), n_heads, 8)
+            layer = layout.AttentionLayer(
+                0, nn.Identity(), nn.Identity(), nn.Identity(), n_heads, 8
+            )
             heads = _heads_of(layer, n)
             assert len(set(heads)) == n
             assert set(heads) <= set(range(n_heads))

@@ -45,7 +45,9 @@ def test_nothing_is_overwritten_unless_asked_and_then_in_one_step(tmp_path: Path
     scored().save(folder)
     with pytest.raises(OutputError, match="--force"):
         scored().save(folder)
-    changed = scored().model_copy(update={"source": "elsewhere", "scores": None, "scores_sha256": None})
+    changed = scored().model_copy(
+        update={"source": "elsewhere", "scores": None, "scores_sha256": None}
+    )
     changed.save(folder, overwrite=True)
     assert HeadSet.load(folder).source == "elsewhere"
     assert names_in(tmp_path) == ["context"]
@@ -59,7 +61,9 @@ def test_a_folder_that_is_no_head_set_is_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_a_failing_write_leaves_the_old_set_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_write_leaves_the_old_set_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scored().save(tmp_path / "context")
 
     def full_disk(_descriptor: int) -> None:
@@ -76,7 +80,10 @@ def test_a_failing_write_leaves_the_old_set_and_no_litter(tmp_path: Path, monkey
     ("changes", "named"),
     [
         ({"format": "juice.head_set/2"}, "format is 'juice.head_set/2'"),
-        ({"heads": {"plus": [[3, 0]], "minus": []}}, "head L3H0 is out of range: some/model has 3 layers"),
+        (
+            {"heads": {"plus": [[3, 0]], "minus": []}},
+            "head L3H0 is out of range: some/model has 3 layers",
+        ),
         ({"heads": {"plus": [[0, -1]], "minus": []}}, "L0H-1 is out of range"),
         ({"heads": {"plus": [[0, 1], [0, 1]], "minus": []}}, "twice"),
         ({"heads": {"plus": [], "minus": []}}, "no heads"),
@@ -86,16 +93,31 @@ def test_a_failing_write_leaves_the_old_set_and_no_litter(tmp_path: Path, monkey
         ({"target": "both"}, "target"),
         ({"name": "../escape"}, "name"),
         ({"model": {**MODEL.model_dump(), "id": "two\nlines"}}, "model.id"),
-        ({"metrics": {"validation_juice": {"n_examples": 4, "accuracy": {"clean": 1.0}, "accuracy_unsteered": {}}}}, "metrics"),
+        (
+            {
+                "metrics": {
+                    "validation_juice": {
+                        "n_examples": 4,
+                        "accuracy": {"clean": 1.0},
+                        "accuracy_unsteered": {},
+                    }
+                }
+            },
+            "metrics",
+        ),
         ({"surprise": 1}, "surprise"),
     ],
 )
-def test_content_that_is_wrong_is_refused_by_field(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+def test_content_that_is_wrong_is_refused_by_field(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
     with pytest.raises(HeadSetError, match=named):
         HeadSet.load(write(tmp_path / "set", json.dumps(content(**changes))))
 
 
-@pytest.mark.parametrize("text", ["", "{", json.dumps(content())[:200], "[" * 100_000, "null", "[1]"])
+@pytest.mark.parametrize(
+    "text", ["", "{", json.dumps(content())[:200], "[" * 100_000, "null", "[1]"]
+)
 def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(HeadSetError, match=r"JSON|holds a|nested"):
         HeadSet.load(write(tmp_path / "set", text))
@@ -108,7 +130,9 @@ def test_not_a_number_is_refused_wherever_it_stands(tmp_path: Path) -> None:
     with pytest.raises(HeadSetError, match=r"beta\.juice\.plus"):
         HeadSet.load(write(tmp_path / "betas", text))
     with pytest.raises(HeadSetError, match="metrics"):
-        HeadSet.load(write(tmp_path / "metrics", json.dumps(content(metrics={"x": {"y": float("nan")}}))))
+        HeadSet.load(
+            write(tmp_path / "metrics", json.dumps(content(metrics={"x": {"y": float("nan")}})))
+        )
     broken = scored()
     broken.scores.plus[0, 0, 0] = float("nan")
     broken.save(tmp_path / "scores")
@@ -131,9 +155,10 @@ def test_scores_that_changed_or_are_gone_are_refused(tmp_path: Path) -> None:
 
 def test_the_library_serves_what_fits_and_lists_the_rest_with_reasons(tmp_path: Path) -> None:
     HeadSet.parse(content(), "x").save(tmp_path / "a" / "context")
-    HeadSet.parse(content(name="other", model={**MODEL.model_dump(), "fingerprint": "sha256:" + "b" * 64}), "x").save(
-        tmp_path / "b" / "other"
-    )
+    HeadSet.parse(
+        content(name="other", model={**MODEL.model_dump(), "fingerprint": "sha256:" + "b" * 64}),
+        "x",
+    ).save(tmp_path / "b" / "other")
     write(tmp_path / "c" / "broken", "{")
     library = HeadSetLibrary.scan(tmp_path, MODEL)
     assert list(library.by_name) == ["context"]
@@ -153,7 +178,9 @@ def test_two_fitting_sets_of_one_name_are_an_error_at_start(tmp_path: Path) -> N
 
 
 def test_without_a_fingerprint_shape_and_architecture_decide_with_a_warning(tmp_path: Path) -> None:
-    HeadSet.parse(content(model={**MODEL.model_dump(), "fingerprint": None}), "x").save(tmp_path / "a" / "context")
+    HeadSet.parse(content(model={**MODEL.model_dump(), "fingerprint": None}), "x").save(
+        tmp_path / "a" / "context"
+    )
     with pytest.warns(UserWarning, match="architecture and shape alone"):
         assert HeadSetLibrary.scan(tmp_path, MODEL).by_name
     assert "n_layers" in MODEL.difference(MODEL.model_copy(update={"n_layers": 99}))
@@ -162,8 +189,12 @@ def test_without_a_fingerprint_shape_and_architecture_decide_with_a_warning(tmp_
         assert f"its {field} is" in next(iter(HeadSetLibrary.scan(tmp_path, other).unfit.values()))
 
 
-def test_a_set_with_the_models_fingerprint_goes_before_one_without_of_the_same_name(tmp_path: Path) -> None:
-    HeadSet.parse(content(source="unsure", model={**MODEL.model_dump(), "fingerprint": None}), "x").save(tmp_path / "a" / "context")
+def test_a_set_with_the_models_fingerprint_goes_before_one_without_of_the_same_name(
+    tmp_path: Path,
+) -> None:
+    HeadSet.parse(
+        content(source="unsure", model={**MODEL.model_dump(), "fingerprint": None}), "x"
+    ).save(tmp_path / "a" / "context")
     HeadSet.parse(content(source="sure"), "x").save(tmp_path / "b" / "context")
     library = HeadSetLibrary.scan(tmp_path, MODEL)
     assert library.get("context").source == "sure"
@@ -172,14 +203,18 @@ def test_a_set_with_the_models_fingerprint_goes_before_one_without_of_the_same_n
 
 def test_only_targets_with_betas_are_offered(tmp_path: Path) -> None:
     HeadSet.parse(content(), "x").save(tmp_path / "m" / "context")
-    HeadSet.parse(content(name="parametric", target="parametric", beta=None), "x").save(tmp_path / "m" / "parametric")
+    HeadSet.parse(content(name="parametric", target="parametric", beta=None), "x").save(
+        tmp_path / "m" / "parametric"
+    )
     library = HeadSetLibrary.scan(tmp_path, MODEL)
     assert sorted(library.by_name) == ["context", "parametric"]
     assert library.targets() == ["context"]
     assert library.targets("june") == []
 
 
-def test_the_search_order_is_argument_environment_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_order_is_argument_environment_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for place in ("argument", "environment", "head_sets"):
         HeadSet.parse(content(source=place), "x").save(tmp_path / place / "m" / "context")
     monkeypatch.chdir(tmp_path)

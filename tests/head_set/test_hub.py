@@ -54,26 +54,41 @@ def holding(hub: fake_hub.Hub, name: str, files: dict[str, bytes], **kind: bool)
 
 def test_a_folder_is_loaded_as_load_does(tmp_path: Path) -> None:
     scored().save(tmp_path / "deep" / "context")
-    for place, subfolder in ((tmp_path / "deep" / "context", None), (tmp_path, "deep/context"), (str(tmp_path), "deep/context")):
-        assert HeadSet.from_pretrained(place, subfolder=subfolder).model_dump() == HeadSet.load(tmp_path / "deep" / "context").model_dump()
+    for place, subfolder in (
+        (tmp_path / "deep" / "context", None),
+        (tmp_path, "deep/context"),
+        (str(tmp_path), "deep/context"),
+    ):
+        assert (
+            HeadSet.from_pretrained(place, subfolder=subfolder).model_dump()
+            == HeadSet.load(tmp_path / "deep" / "context").model_dump()
+        )
     with pytest.raises(HeadSetNotFoundError, match="no folder"):
         HeadSet.from_pretrained(tmp_path / "nowhere")
 
 
 def test_what_is_pushed_is_pulled_byte_for_byte(hub: fake_hub.Hub, tmp_path: Path) -> None:
-    url = HeadSet.load(SHIPPED).push_to_hub("me/context", token="writer", commit_message="A first try")
+    url = HeadSet.load(SHIPPED).push_to_hub(
+        "me/context", token="writer", commit_message="A first try"
+    )
     repo = hub.repos["me/context"]
     assert url == f"{hub.url}/me/context/commit/{repo.branches['main']}"
     assert repo.messages == ["initial commit", "A first try"]
     assert repo.files.keys() == {"README.md", *names_in(SHIPPED)}
     pulled = HeadSet.from_pretrained("me/context")
     pulled.save(tmp_path / "context")
-    assert files_in(tmp_path / "context") == files_in(SHIPPED) == {name: repo.files[name] for name in names_in(SHIPPED)}
+    assert (
+        files_in(tmp_path / "context")
+        == files_in(SHIPPED)
+        == {name: repo.files[name] for name in names_in(SHIPPED)}
+    )
 
 
 def test_where_a_model_lies_on_this_machine_is_not_published(hub: fake_hub.Hub) -> None:
     own = HeadSet.load(SHIPPED)
-    moved = own.model_copy(update={"model": own.model.model_copy(update={"id": "/home/alice/private/my-model"})})
+    moved = own.model_copy(
+        update={"model": own.model.model_copy(update={"id": "/home/alice/private/my-model"})}
+    )
     moved.push_to_hub("me/context", token="writer")
     repo = hub.repos["me/context"]
     assert not any(b"alice" in content for content in repo.files.values())
@@ -83,7 +98,9 @@ def test_where_a_model_lies_on_this_machine_is_not_published(hub: fake_hub.Hub) 
 
 def test_scores_that_a_newer_set_has_not_are_removed_in_the_same_commit(hub: fake_hub.Hub) -> None:
     scored().push_to_hub("me/set", token="writer")
-    scored().model_copy(update={"scores": None, "scores_sha256": None}).push_to_hub("me/set", token="writer")
+    scored().model_copy(update={"scores": None, "scores_sha256": None}).push_to_hub(
+        "me/set", token="writer"
+    )
     assert hub.repos["me/set"].files.keys() == {"README.md", "head_set.json"}
     assert len(hub.repos["me/set"].commits) == 3
     assert HeadSet.from_pretrained("me/set").scores is None
@@ -101,7 +118,9 @@ def test_a_revision_and_a_subfolder_are_what_is_pulled(hub: fake_hub.Hub) -> Non
     def named(source: str) -> bytes:
         return json.dumps(content(source=source)).encode()
 
-    repo = holding(hub, "me/many", {"head_set.json": named("old"), "sub/one/head_set.json": named("below")})
+    repo = holding(
+        hub, "me/many", {"head_set.json": named("old"), "sub/one/head_set.json": named("below")}
+    )
     old = repo.branches["main"]
     repo.commit({"head_set.json": named("new")})
     assert HeadSet.from_pretrained("me/many").source == "new"
@@ -109,7 +128,9 @@ def test_a_revision_and_a_subfolder_are_what_is_pulled(hub: fake_hub.Hub) -> Non
     assert HeadSet.from_pretrained("me/many", revision=old, subfolder="sub/one/").source == "below"
 
 
-def test_what_was_pulled_once_is_there_without_a_network(hub: fake_hub.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_pulled_once_is_there_without_a_network(
+    hub: fake_hub.Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     holding(hub, "me/set", {"head_set.json": json.dumps(content()).encode()})
     HeadSet.from_pretrained("me/set")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -125,15 +146,35 @@ def test_what_was_pulled_once_is_there_without_a_network(hub: fake_hub.Hub, monk
 # What is pulled, with which token, and what the error says.
 REFUSALS: dict[str, tuple[str, dict[str, Any], type[JuiceError], str]] = {
     "missing": ("me/none", {}, HeadSetNotFoundError, "no repository me/none, or it is private"),
-    "missing_for_a_user": ("me/none", {"token": "reader"}, HeadSetNotFoundError, "no repository me/none"),
+    "missing_for_a_user": (
+        "me/none",
+        {"token": "reader"},
+        HeadSetNotFoundError,
+        "no repository me/none",
+    ),
     "private": ("me/private", {}, HeadSetNotFoundError, "or it is private"),
     "gated": ("me/gated", {}, HeadSetNotFoundError, "is gated: ask for access.*HF_TOKEN"),
-    "gated_for_a_user": ("me/gated", {"token": "reader"}, HeadSetNotFoundError, "is gated: ask for access"),
+    "gated_for_a_user": (
+        "me/gated",
+        {"token": "reader"},
+        HeadSetNotFoundError,
+        "is gated: ask for access",
+    ),
     "wrong_token": ("me/none", {"token": "forged"}, HeadSetNotFoundError, "valid token"),
-    "no_token_where_one_is_asked_for": ("me/none", {"token": True}, HeadSetNotFoundError, "valid token"),
+    "no_token_where_one_is_asked_for": (
+        "me/none",
+        {"token": True},
+        HeadSetNotFoundError,
+        "valid token",
+    ),
     "no_revision": ("me/empty", {"revision": "v9"}, HeadSetNotFoundError, "no revision 'v9'"),
     "no_head_set": ("me/empty", {}, HeadSetNotFoundError, r"me/empty has no head_set\.json"),
-    "no_subfolder": ("me/good", {"subfolder": "sub"}, HeadSetNotFoundError, r"me/good has no sub/head_set\.json"),
+    "no_subfolder": (
+        "me/good",
+        {"subfolder": "sub"},
+        HeadSetNotFoundError,
+        r"me/good has no sub/head_set\.json",
+    ),
     "no_id": ("a/b/c", {}, HeadSetNotFoundError, "owner/name"),
     "no_json": ("me/cut", {}, HeadSetError, "me/cut cannot be used.*not JSON"),
     "out_of_range": ("me/wild", {}, HeadSetError, "L3H0 is out of range"),
@@ -150,12 +191,20 @@ def test_what_cannot_be_pulled_is_refused_with_what_to_do(hub: fake_hub.Hub, nam
     holding(hub, "me/empty", {"config.json": b"{}"})
     holding(hub, "me/good", {"head_set.json": good})
     holding(hub, "me/cut", {"head_set.json": good[:100]})
-    holding(hub, "me/wild", {"head_set.json": json.dumps(content(heads={"plus": [[3, 0]], "minus": []})).encode()})
+    holding(
+        hub,
+        "me/wild",
+        {"head_set.json": json.dumps(content(heads={"plus": [[3, 0]], "minus": []})).encode()},
+    )
     scores = scored().scores
     assert scores is not None
     hashed = json.dumps(content(scores_sha256=scores.sha256())).encode()
     holding(hub, "me/lost", {"head_set.json": hashed})
-    holding(hub, "me/changed", {"head_set.json": hashed, "scores.safetensors": scores.to_bytes()[:-1] + b"\0"})
+    holding(
+        hub,
+        "me/changed",
+        {"head_set.json": hashed, "scores.safetensors": scores.to_bytes()[:-1] + b"\0"},
+    )
     repo_id, options, kind, said = REFUSALS[name]
     with pytest.raises(kind, match=said) as raised:
         HeadSet.from_pretrained(repo_id, **options)
@@ -178,7 +227,9 @@ def push_of(repo_id: str, **options: Any) -> Callable[[], str]:
         (push_of("a/b/c", token="writer"), "owner/name"),
     ],
 )
-def test_what_cannot_be_pushed_is_refused_and_changes_nothing(hub: fake_hub.Hub, push: Callable[[], str], said: str) -> None:
+def test_what_cannot_be_pushed_is_refused_and_changes_nothing(
+    hub: fake_hub.Hub, push: Callable[[], str], said: str
+) -> None:
     repo = holding(hub, "me/there", {"head_set.json": b"old"})
     with pytest.raises(OutputError, match=said):
         push()
@@ -213,7 +264,15 @@ def test_the_card_tells_what_the_set_is_and_how_to_use_it(hub: fake_hub.Hub) -> 
     assert {"head-set", "context"} <= set(tuned.data.tags)
     own = HeadSet.load(SHIPPED)
     accuracy = own.metrics["validation_juice"]["accuracy"]["substitution"]
-    wanted = (*map(str, own.heads.plus), own.model.fingerprint, "+1 -1", "seed 2", f"{accuracy:.3f}", 'from_pretrained("me/tuned")', "curl")
+    wanted = (
+        *map(str, own.heads.plus),
+        own.model.fingerprint,
+        "+1 -1",
+        "seed 2",
+        f"{accuracy:.3f}",
+        'from_pretrained("me/tuned")',
+        "curl",
+    )
     assert [part for part in wanted if part not in tuned.text] == []
     HeadSet.load(UNTUNED).push_to_hub("me/untuned", token="writer")
     untuned = ModelCard(hub.repos["me/untuned"].files["README.md"].decode())
@@ -224,12 +283,30 @@ def test_the_card_tells_what_the_set_is_and_how_to_use_it(hub: fake_hub.Hub) -> 
 
 def test_the_commands_push_and_pull(tmp_path: Path) -> None:
     with fake_hub.hub() as hub:
-        places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-        done = juice("push", str(SHIPPED.resolve()), "me/context", "--private", HF_TOKEN="writer", **places)
+        places = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        done = juice(
+            "push", str(SHIPPED.resolve()), "me/context", "--private", HF_TOKEN="writer", **places
+        )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == f"{hub.url}/me/context/commit/{hub.repos['me/context'].branches['main']}"
+        assert (
+            done.stdout.strip()
+            == f"{hub.url}/me/context/commit/{hub.repos['me/context'].branches['main']}"
+        )
         assert hub.repos["me/context"].private
-        done = juice("pull", "me/context", "--out", str(tmp_path / "sets"), "--json", HF_TOKEN="writer", **places)
+        done = juice(
+            "pull",
+            "me/context",
+            "--out",
+            str(tmp_path / "sets"),
+            "--json",
+            HF_TOKEN="writer",
+            **places,
+        )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["path"] == str(tmp_path / "sets" / "mini" / "context")
         assert done.stderr == ""

@@ -29,7 +29,9 @@ def set_of(model: juice.SteeredModel, **betas: float) -> HeadSet:
     return model.make_head_set(name="mine", target="context", plus=PLUS, minus=MINUS, **betas)
 
 
-def scaled(beta_plus: float, beta_minus: float, strength: float = 1.0) -> dict[tuple[int, int], float]:
+def scaled(
+    beta_plus: float, beta_minus: float, strength: float = 1.0
+) -> dict[tuple[int, int], float]:
     heads = dict.fromkeys(PLUS, strength * beta_plus)
     for head in MINUS:
         heads[head] = heads.get(head, 0.0) + strength * beta_minus
@@ -44,11 +46,17 @@ def run(bridge: Any, ids: list[int], hooks: list[Any]) -> torch.Tensor:
 @pytest.fixture(scope="module", params=tiny.SHAPES)
 def pair(request: pytest.FixtureRequest) -> tuple[str, juice.SteeredModel, Any]:
     shape = request.param
-    return shape, juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer()), bridge_of(shape)
+    return (
+        shape,
+        juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer()),
+        bridge_of(shape),
+    )
 
 
 @pytest.mark.parametrize("method", ["juice", "june"])
-def test_the_steered_run_is_the_two_run_definition_and_the_engines(pair: tuple[str, juice.SteeredModel, Any], method: str) -> None:
+def test_the_steered_run_is_the_two_run_definition_and_the_engines(
+    pair: tuple[str, juice.SteeredModel, Any], method: str
+) -> None:
     """Kills: coefficients of the wrong sign, head or layer; a record of the steered run; scaling the steered z instead of the clean."""
     shape, model, bridge = pair
     head_set = set_of(model)
@@ -60,26 +68,41 @@ def test_the_steered_run_is_the_two_run_definition_and_the_engines(pair: tuple[s
     torch.testing.assert_close(clean, oracle.forward(plain, IDS)[0], atol=FP32, rtol=0)
     torch.testing.assert_close(steered, expected, atol=FP32, rtol=0)
     assert (steered - clean).abs().max() > 0.1
-    asked = juice.Steer(target="context", beta_plus=2.0, beta_minus=-1.0, strength=0.7, method=method)
+    asked = juice.Steer(
+        target="context", beta_plus=2.0, beta_minus=-1.0, strength=0.7, method=method
+    )
     every = tuple(range(tiny.VOCAB_SIZE))
-    completion = model.engine.generate([model.request(IDS, steer=asked, head_set=head_set, max_tokens=1, watch=every)])[0]
-    torch.testing.assert_close(steered[-1].log_softmax(-1), torch.tensor(completion.watched), atol=FP32, rtol=0)
+    completion = model.engine.generate(
+        [model.request(IDS, steer=asked, head_set=head_set, max_tokens=1, watch=every)]
+    )[0]
+    torch.testing.assert_close(
+        steered[-1].log_softmax(-1), torch.tensor(completion.watched), atol=FP32, rtol=0
+    )
 
 
-def test_the_tuned_betas_are_the_default_and_without_any_the_error_is_the_engines(pair: tuple[str, juice.SteeredModel, Any]) -> None:
+def test_the_tuned_betas_are_the_default_and_without_any_the_error_is_the_engines(
+    pair: tuple[str, juice.SteeredModel, Any],
+) -> None:
     _, model, bridge = pair
     tuned = set_of(model, beta_plus=1.0, beta_minus=-2.0).to_lens_hooks()
     given = set_of(model).to_lens_hooks(beta_plus=1.0, beta_minus=-2.0)
-    logits = [(run(bridge, IDS, hooks.record), run(bridge, IDS, hooks.steer))[1] for hooks in (tuned, given)]
+    logits = [
+        (run(bridge, IDS, hooks.record), run(bridge, IDS, hooks.steer))[1]
+        for hooks in (tuned, given)
+    ]
     assert torch.equal(*logits)
     with pytest.raises(RequestError) as by_hooks:
         set_of(model).to_lens_hooks(beta_plus=1.0)
     with pytest.raises(RequestError) as by_engine:
-        model.request("a", steer=juice.Steer(target="context", beta_plus=1.0), head_set=set_of(model))
+        model.request(
+            "a", steer=juice.Steer(target="context", beta_plus=1.0), head_set=set_of(model)
+        )
     assert str(by_hooks.value) == str(by_engine.value)
 
 
-def test_a_batch_of_prompts_is_steered_row_by_row(pair: tuple[str, juice.SteeredModel, Any]) -> None:
+def test_a_batch_of_prompts_is_steered_row_by_row(
+    pair: tuple[str, juice.SteeredModel, Any],
+) -> None:
     shape, model, bridge = pair
     hooks = set_of(model, beta_plus=1.0, beta_minus=-2.0).to_lens_hooks()
     rows = [IDS, IDS[::-1]]
@@ -92,12 +115,17 @@ def test_a_batch_of_prompts_is_steered_row_by_row(pair: tuple[str, juice.Steered
 
 
 def test_a_steered_run_without_a_clean_run_of_its_shape_is_refused() -> None:
-    bridge, model = bridge_of("gpt2"), juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    bridge, model = (
+        bridge_of("gpt2"),
+        juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer()),
+    )
     hooks = set_of(model, beta_plus=1.0, beta_minus=-2.0).to_lens_hooks()
     with pytest.raises(UsageError, match="no clean run at layer 1"):
         run(bridge, IDS, hooks.steer)
     run(bridge, IDS, hooks.record)
-    with pytest.raises(UsageError, match=r"\[1, 5, 4, 8\] at layer 1, the recorded clean run \[1, 12, 4, 8\]"):
+    with pytest.raises(
+        UsageError, match=r"\[1, 5, 4, 8\] at layer 1, the recorded clean run \[1, 12, 4, 8\]"
+    ):
         run(bridge, IDS[:5], hooks.steer)
     run(bridge, IDS[:5], hooks.record)
     run(bridge, IDS[:5], hooks.steer)

@@ -1,6 +1,7 @@
 """The heads that the paper's authors published for Gemma-2-2b: no betas, no fingerprint, on a random model of that shape.
 
-Whatever asks without betas is told to give or tune them; what gives them is steered by those heads; `juice tune` sets them.
+Whatever asks without betas is told to give or tune them; what gives them is steered by those heads;
+`juice tune` sets them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tests.support import oracle, tiny
 from tests.support.serving import serving
 
 FOLDER = Path("head_sets/google--gemma-2-2b/parametric")
-# As in the authors' files, (layer, head), both from 0: they index `model.model.layers` and slices of d_head by them.
+# As in the authors' files, (layer, head), both from 0: they index `model.model.layers` and slices
+# of d_head by them.
 PLUS = [(12, 5), (14, 3), (12, 6), (10, 0), (8, 7)]
 MINUS = [(10, 1), (7, 7), (13, 1), (16, 6), (12, 4)]
 PROMPT = "The capital of Peru is"
@@ -69,23 +71,44 @@ def test_the_set_is_what_the_authors_published() -> None:
     assert (own.heads.plus, own.heads.minus) == (tuple(PLUS), tuple(MINUS))
     assert own.source is not None
     assert "github.com/GaotangLi/JUICE" in own.source
-    assert own.betas("juice") is own.betas("june") is own.identification is own.scores is own.model.fingerprint is None
+    assert (
+        own.betas("juice")
+        is own.betas("june")
+        is own.identification
+        is own.scores
+        is own.model.fingerprint
+        is None
+    )
 
 
 def test_the_library_asks_for_betas_and_steers_by_these_heads_when_it_has_them() -> None:
     model = juice.load(gemma_shaped(), tokenizer=tiny.tiny_tokenizer())
     for missing, given in (("beta_plus", {}), ("beta_minus", {"beta_plus": 1.0})):
-        with pytest.warns(UserWarning, match=UNSURE), pytest.raises(RequestError, match=r"has no betas.*juice tune") as raised:
-            model.generate(PROMPT, steer=juice.Steer(target="parametric", **given), head_set=HeadSet.load(FOLDER))
+        with (
+            pytest.warns(UserWarning, match=UNSURE),
+            pytest.raises(RequestError, match=r"has no betas.*juice tune") as raised,
+        ):
+            model.generate(
+                PROMPT,
+                steer=juice.Steer(target="parametric", **given),
+                head_set=HeadSet.load(FOLDER),
+            )
         assert raised.value.param == f"steer.{missing}"
     every = tuple(range(tiny.VOCAB_SIZE))
     asked = juice.Steer(target="parametric", beta_plus=2.0, beta_minus=-1.0)
     with pytest.warns(UserWarning, match=UNSURE):
-        completion = model.engine.generate([model.request(PROMPT, steer=asked, max_tokens=1, watch=every)])[0]
+        completion = model.engine.generate(
+            [model.request(PROMPT, steer=asked, max_tokens=1, watch=every)]
+        )[0]
     heads = {**dict.fromkeys(PLUS, 2.0), **dict.fromkeys(MINUS, -1.0)}
     ids = tiny.tiny_tokenizer()(PROMPT)["input_ids"]
-    plain, steered = oracle.forward(gemma_shaped(), ids)[0][-1], oracle.steered_logits(gemma_shaped(), ids, heads)[-1]
-    torch.testing.assert_close(torch.tensor(completion.watched), steered.log_softmax(-1), atol=1e-4, rtol=0)
+    plain, steered = (
+        oracle.forward(gemma_shaped(), ids)[0][-1],
+        oracle.steered_logits(gemma_shaped(), ids, heads)[-1],
+    )
+    torch.testing.assert_close(
+        torch.tensor(completion.watched), steered.log_softmax(-1), atol=1e-4, rtol=0
+    )
     assert (steered.log_softmax(-1) - plain.log_softmax(-1)).abs().max() > 0.05
     assert completion.steering.n_heads == 10
 
@@ -95,10 +118,23 @@ def test_the_commands_ask_for_betas_and_tune_sets_them(folder: Path, tmp_path: P
     shutil.copytree(FOLDER, own)
     facts = tmp_path / "facts.jsonl"
     facts.write_text("\n".join(map(json.dumps, FACTS)))
-    asked = ("generate", PROMPT, "--model", folder, "--head-sets", tmp_path / "sets", "--max-tokens", "2", "--json")
+    asked = (
+        "generate",
+        PROMPT,
+        "--model",
+        folder,
+        "--head-sets",
+        tmp_path / "sets",
+        "--max-tokens",
+        "2",
+        "--json",
+    )
     code, _, errors = run(*asked, "--steer", "parametric")
     assert code == 2
-    assert "has no betas for method 'juice'; give beta_plus and beta_minus (--beta-plus, --beta-minus)" in errors
+    assert (
+        "has no betas for method 'juice'; give beta_plus and beta_minus (--beta-plus, --beta-minus)"
+        in errors
+    )
     code, output, _ = run(*asked, "--steer", "parametric", "--beta-plus", "1", "--beta-minus", "-1")
     assert (code, json.loads(output)["steering"]["applied"]) == (0, True)
     code, _, errors = run(*asked, "--compare")
@@ -111,24 +147,34 @@ def test_the_commands_ask_for_betas_and_tune_sets_them(folder: Path, tmp_path: P
     assert tuned.heads == HeadSet.load(FOLDER).heads
     # Its betas are those of these weights, and so is the set: it is known for sure from now on.
     assert tuned.model.fingerprint == juice.load(folder).loaded.identity.fingerprint
-    done = CliRunner().invoke(app, [str(argument) for argument in (*asked, "--steer", "parametric")])
+    done = CliRunner().invoke(
+        app, [str(argument) for argument in (*asked, "--steer", "parametric")]
+    )
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["steering"]["beta_minus"] == tuned.betas().minus
 
 
 def test_the_server_asks_for_betas_and_offers_nothing_that_it_would_refuse(folder: Path) -> None:
-    with serving("--model", str(folder), "--served-model-name", "gemma") as running, httpx.Client(base_url=running.url) as client:
+    with (
+        serving("--model", str(folder), "--served-model-name", "gemma") as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
         assert UNSURE in running.errors()
         example = next(line for line in running.errors().splitlines() if line.startswith("curl"))
         listed = client.get("/v1/head_sets").json()
-        assert [(own["name"], own["beta"], own["window"]) for own in listed["data"]] == [("parametric", None, None)]
+        assert [(own["name"], own["beta"], own["window"]) for own in listed["data"]] == [
+            ("parametric", None, None)
+        ]
         assert {entry["path"] for entry in listed["unfit"]} == {"mini/context", "mini/parametric"}
         assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == ["gemma"]
         refused = client.post("/generate", json={"prompt": PROMPT, "steer": "parametric"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "steer.beta_plus")
         assert "juice tune" in refused.json()["error"]["message"]
         nothing = client.post("/compare", json={"prompt": PROMPT})
-        assert (nothing.status_code, "juice tune" in nothing.json()["error"]["message"]) == (404, True)
+        assert (nothing.status_code, "juice tune" in nothing.json()["error"]["message"]) == (
+            404,
+            True,
+        )
         shown = client.post("/generate", json=json.loads(example.split("-d '")[1].rstrip("'")))
         assert shown.status_code == 200, shown.text
         assert shown.json()["steering"]["n_heads"] == 10

@@ -64,10 +64,14 @@ def test_scores_equal_a_forward_for_every_head_and_alpha(shape: str) -> None:
 def test_probes_that_share_the_clean_run_equal_whole_forwards(shape: str) -> None:
     model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
     with torch.inference_mode():
-        prober = Prober(model.loaded, CleanRun(model.loaded, [(1, 2, 3), tuple(range(4, 20)), (7,)]))
+        prober = Prober(
+            model.loaded, CleanRun(model.loaded, [(1, 2, 3), tuple(range(4, 20)), (7,)])
+        )
         assert prober.shares_clean_run
         for layer in range(tiny.N_LAYERS):
-            factors = 1 + torch.randn(5, tiny.N_HEADS, generator=torch.Generator().manual_seed(layer))
+            factors = 1 + torch.randn(
+                5, tiny.N_HEADS, generator=torch.Generator().manual_seed(layer)
+            )
             shared = prober.logits(layer, factors)
             prober.shares_clean_run = False
             whole = prober.logits(layer, factors)
@@ -109,7 +113,12 @@ def test_selection_equals_a_slow_enumeration(top_k: int, seed: int) -> None:
 
 
 def test_no_head_of_either_sign_says_what_to_try() -> None:
-    empty = HeadScores(target="context", conflict_types=("substitution",), plus=torch.zeros(1, 2, 2), minus=torch.zeros(1, 2, 2))
+    empty = HeadScores(
+        target="context",
+        conflict_types=("substitution",),
+        plus=torch.zeros(1, 2, 2),
+        minus=torch.zeros(1, 2, 2),
+    )
     with pytest.raises(NoConsistentHeadError, match=r"gentler alphas .* more examples"):
         chosen_heads(empty, 5)
 
@@ -123,7 +132,9 @@ def test_no_head_of_either_sign_says_what_to_try() -> None:
         ({"alphas_plus": ()}, "alphas_plus"),
     ],
 )
-def test_settings_of_the_wrong_sign_or_size_are_refused(wrong: dict[str, object], named: str) -> None:
+def test_settings_of_the_wrong_sign_or_size_are_refused(
+    wrong: dict[str, object], named: str
+) -> None:
     with pytest.raises(UsageError, match=named):
         IdentificationOptions(**wrong)
 
@@ -133,10 +144,15 @@ def test_examples_that_cannot_be_scored_are_skipped_and_counted() -> None:
     pool = examples()
     same_start = pool[0].model_copy(update={"context_answer": ("Prague",)})
     with pytest.warns(UserWarning, match="1 examples cannot be scored"):
-        drawn, rest = usable_examples(model, [same_start, *pool], IdentificationOptions(n_examples=4))
+        drawn, rest = usable_examples(
+            model, [same_start, *pool], IdentificationOptions(n_examples=4)
+        )
     assert drawn == pool
     assert rest == [same_start]
-    with pytest.warns(UserWarning, match="not drawn"), pytest.raises(ExampleError, match="5 examples are asked for, 4 can be used"):
+    with (
+        pytest.warns(UserWarning, match="not drawn"),
+        pytest.raises(ExampleError, match="5 examples are asked for, 4 can be used"),
+    ):
         usable_examples(model, [same_start, *pool], IdentificationOptions(n_examples=5))
 
 
@@ -164,23 +180,32 @@ def test_an_example_without_a_prompt_that_others_have_is_not_drawn() -> None:
         juice.identify(model, [partial], target="parametric", n_examples=1)
 
 
-def test_a_target_without_heads_does_not_take_the_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_without_heads_does_not_take_the_other_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def scored(*_args: object, **_options: object) -> dict[str, HeadScores]:
         table = torch.zeros(2, tiny.N_LAYERS, tiny.N_HEADS)
         good = table.clone()
         good[:, 1, 2] = 0.5
         types = ("substitution", "coherent")
-        return {t: HeadScores(target=t, conflict_types=types, plus=p, minus=table) for t, p in (("parametric", table), ("context", good))}
+        return {
+            t: HeadScores(target=t, conflict_types=types, plus=p, minus=table)
+            for t, p in (("parametric", table), ("context", good))
+        }
 
     monkeypatch.setattr(run, "score_heads", scored)
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     names = {"parametric": "parametric", "context": "context"}
     with pytest.warns(UserWarning, match="no head raises the probability of the parametric answer"):
-        found = run.identify_targets(model, examples(), ["parametric", "context"], IdentificationOptions(), names=names)
+        found = run.identify_targets(
+            model, examples(), ["parametric", "context"], IdentificationOptions(), names=names
+        )
     assert list(found) == ["context"]
     assert found["context"].heads.plus == (juice.Head(1, 2),)
     with pytest.raises(NoConsistentHeadError):
-        run.identify_targets(model, examples(), ["parametric"], IdentificationOptions(), names=names)
+        run.identify_targets(
+            model, examples(), ["parametric"], IdentificationOptions(), names=names
+        )
 
 
 def test_scores_that_overflow_are_an_error_not_a_head_set() -> None:
@@ -191,8 +216,15 @@ def test_scores_that_overflow_are_an_error_not_a_head_set() -> None:
 
 def test_identification_is_the_same_for_the_same_seed_and_differs_for_another() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
-    options = {"target": "context", "n_examples": 2, "alphas_plus": ALPHAS_PLUS, "alphas_minus": ALPHAS_MINUS}
-    first, again, other = (juice.identify(model, examples(), seed=seed, **options) for seed in (0, 0, 3))
+    options = {
+        "target": "context",
+        "n_examples": 2,
+        "alphas_plus": ALPHAS_PLUS,
+        "alphas_minus": ALPHAS_MINUS,
+    }
+    first, again, other = (
+        juice.identify(model, examples(), seed=seed, **options) for seed in (0, 0, 3)
+    )
     assert first.model_dump() == again.model_dump()
     assert first.identification.examples_sha256 != other.identification.examples_sha256
 
@@ -204,10 +236,17 @@ def test_tuning_takes_the_best_pair_of_the_whole_grid() -> None:
     prompts = [p for e in examples() for p in e.prompts.values()]
     wanted = [
         c.text
-        for c in model.generate(prompts, steer=juice.Steer(target="context", beta_plus=3, beta_minus=-2), head_set=head_set, max_tokens=15)
+        for c in model.generate(
+            prompts,
+            steer=juice.Steer(target="context", beta_plus=3, beta_minus=-2),
+            head_set=head_set,
+            max_tokens=15,
+        )
     ]
     validation = [
-        ConflictExample(subject="x", parametric_answer="~", context_answer=text, prompts={"substitution": p})
+        ConflictExample(
+            subject="x", parametric_answer="~", context_answer=text, prompts={"substitution": p}
+        )
         for p, text in zip(prompts, wanted, strict=True)
         if text.split() and juice.data.judging.normalise(text)
     ]
@@ -217,7 +256,13 @@ def test_tuning_takes_the_best_pair_of_the_whole_grid() -> None:
     for plus in GRID_PLUS:
         for minus in GRID_MINUS:
             steer = juice.Steer(target="context", beta_plus=plus, beta_minus=minus)
-            answers = answer(model, validation, ["substitution"], "context", model.resolve(replace(steer, head_set=head_set)))
+            answers = answer(
+                model,
+                validation,
+                ["substitution"],
+                "context",
+                model.resolve(replace(steer, head_set=head_set)),
+            )
             sums[plus, minus] = outcome(validation, answers, "context")
     best = tuned.betas()
     assert sums[best.plus, best.minus].rank == max(o.rank for o in sums.values())
@@ -226,7 +271,12 @@ def test_tuning_takes_the_best_pair_of_the_whole_grid() -> None:
 
 
 def test_every_example_is_judged_by_its_own_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    fact = {"subject": "x", "parametric_answer": "sea", "context_answer": "sand", "prompts": {"clean": "the river runs to"}}
+    fact = {
+        "subject": "x",
+        "parametric_answer": "sea",
+        "context_answer": "sand",
+        "prompts": {"clean": "the river runs to"},
+    }
     pair = [ConflictExample(**fact, match=match) for match in ("contains", "begins")]
     said = {"clean": [SimpleNamespace(text=" the sea", watched=())] * 2}
     assert outcome(pair, said, "parametric").accuracy == {"clean": 0.5}

@@ -20,26 +20,44 @@ from tests.support.mixed import TOLERANCE
 def everything_on_disk(shape: str) -> dict[str, str]:
     base, layers = ("transformer", "h") if shape == "gpt2" else ("model", "layers")
     outside = ["wte", "wpe", "ln_f"] if shape == "gpt2" else ["embed_tokens", "norm", "rotary_emb"]
-    return dict.fromkeys([*(f"{base}.{n}" for n in outside), *(f"{base}.{layers}.{i}" for i in range(tiny.N_LAYERS)), "lm_head"], "disk")
+    return dict.fromkeys(
+        [
+            *(f"{base}.{n}" for n in outside),
+            *(f"{base}.{layers}.{i}" for i in range(tiny.N_LAYERS)),
+            "lm_head",
+        ],
+        "disk",
+    )
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
 def test_weights_on_disk_steer_as_the_naive_two_runs(shape: str, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="a device map needs accelerate, which is not installed")
+    pytest.importorskip(
+        "accelerate", reason="a device map needs accelerate, which is not installed"
+    )
     folder = precise.saved(tmp_path / "model", tiny.tiny_model(shape))
-    model = juice.load(folder, device_map=everything_on_disk(shape), offload_folder=tmp_path / "offload")
+    model = juice.load(
+        folder, device_map=everything_on_disk(shape), offload_folder=tmp_path / "offload"
+    )
     model.engine.stop()
     assert {parameter.device.type for parameter in model.loaded.model.parameters()} == {"meta"}
     assert model.loaded.device.type == "cpu"
-    assert model.loaded.identity.fingerprint == load_model(folder, LoadOptions(device="cpu")).identity.fingerprint
+    assert (
+        model.loaded.identity.fingerprint
+        == load_model(folder, LoadOptions(device="cpu")).identity.fingerprint
+    )
     assert precise.worst_difference(model.loaded) < TOLERANCE
 
 
 def test_a_model_that_the_user_placed_is_steered(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="a device map needs accelerate, which is not installed")
+    pytest.importorskip(
+        "accelerate", reason="a device map needs accelerate, which is not installed"
+    )
     folder = precise.saved(tmp_path / "model", tiny.tiny_model("llama"))
     places = {**everything_on_disk("llama"), "model.embed_tokens": "cpu", "model.layers.1": "cpu"}
-    network = AutoModelForCausalLM.from_pretrained(folder, device_map=places, offload_folder=tmp_path / "offload")
+    network = AutoModelForCausalLM.from_pretrained(
+        folder, device_map=places, offload_folder=tmp_path / "offload"
+    )
     assert precise.worst_difference(prepare(network, tiny.tiny_tokenizer())) < TOLERANCE
 
 
@@ -64,13 +82,17 @@ def forwards(network: PreTrainedModel) -> None:
     network.forward = torch.compile(network.forward, backend=backend)
 
 
-def uncompiled_naive(_network: PreTrainedModel, ids: list[int], heads: oracle.Heads, *, method: str) -> torch.Tensor:
+def uncompiled_naive(
+    _network: PreTrainedModel, ids: list[int], heads: oracle.Heads, *, method: str
+) -> torch.Tensor:
     return oracle.steered_logits(tiny.tiny_model("llama"), ids, heads, method=method)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("compiled", [whole, layers, forwards])
-def test_a_compiled_model_steers_as_the_uncompiled_one(compiled: Callable[[PreTrainedModel], None], when: str) -> None:
+def test_a_compiled_model_steers_as_the_uncompiled_one(
+    compiled: Callable[[PreTrainedModel], None], when: str
+) -> None:
     """A graph that was traced before our hooks came ignores them silently."""
     network = tiny.tiny_model("llama")
     if when == "before":
@@ -88,7 +110,9 @@ def test_a_compiled_model_steers_as_the_uncompiled_one(compiled: Callable[[PreTr
     assert not TRACED, "something was compiled"
     names = ("_compiled_call_impl", "forward")
     after = [module.__dict__ for module in loaded.modules]
-    assert all(a.get(n) is b.get(n) for a, b in zip(after, before, strict=True) for n in names), "the user's compilation is lost"
+    assert all(a.get(n) is b.get(n) for a, b in zip(after, before, strict=True) for n in names), (
+        "the user's compilation is lost"
+    )
 
 
 def test_a_compiled_wrapper_is_taken_for_the_model_in_it() -> None:

@@ -25,16 +25,20 @@ from tests.support.architectures import ARCHITECTURES
 from tests.support.serving import serving
 
 CPU = torch.device("cpu")
-# Log-probabilities; measured are 3e-6, 0.06 and 0.007: half precision rounds the sum of two z, and every layer behind it.
+# Log-probabilities; measured are 3e-6, 0.06 and 0.007: half precision rounds the sum of two z, and
+# every layer behind it.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}
-# On a CPU bitsandbytes' products are bfloat16, whatever is asked for; measured are 0.009, 0.054 and 0.03.
+# On a CPU bitsandbytes' products are bfloat16, whatever is asked for; measured are 0.009, 0.054 and
+# 0.03.
 TOLERANCES_4BIT = {"float32": 0.02, "bfloat16": 0.1, "float16": 0.06}
 
 
 def needs(quantization: str) -> None:
     """Skip, with the package that is missing."""
     for package in ("accelerate", {"bnb": "bitsandbytes", "tor": "torchao"}[quantization[:3]]):
-        pytest.importorskip(package, reason=f"{quantization} needs {package}, which is not installed")
+        pytest.importorskip(
+            package, reason=f"{quantization} needs {package}, which is not installed"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +46,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return precise.saved(tmp_path_factory.mktemp("model") / "wide", precise.wide_model())
 
 
-def doubled(network: PreTrainedModel, ids: list[int], heads: oracle.Heads, *, method: str) -> torch.Tensor:
-    return oracle.steered_logits(network, ids, {head: 2 * beta for head, beta in heads.items()}, method=method)
+def doubled(
+    network: PreTrainedModel, ids: list[int], heads: oracle.Heads, *, method: str
+) -> torch.Tensor:
+    return oracle.steered_logits(
+        network, ids, {head: 2 * beta for head, beta in heads.items()}, method=method
+    )
 
 
-def neighbours(network: PreTrainedModel, ids: list[int], heads: oracle.Heads, *, method: str) -> torch.Tensor:
+def neighbours(
+    network: PreTrainedModel, ids: list[int], heads: oracle.Heads, *, method: str
+) -> torch.Tensor:
     moved = {(layer, (head + 1) % tiny.N_HEADS): beta for (layer, head), beta in heads.items()}
     return oracle.steered_logits(network, ids, moved, method=method)
 
@@ -75,10 +85,18 @@ def wrongly(change: Callable[[SteeringPlan], SteeringPlan]) -> Callable[..., Ste
 
 
 MISTAKES = {
-    "beta doubled": lambda plan: SteeringPlan(plan.sources, {i: 2 * c for i, c in plan.coefficients.items()}),
-    "the next head": lambda plan: SteeringPlan(plan.sources, {i: c.roll(1, 1) for i, c in plan.coefficients.items()}),
-    "its own z": lambda plan: SteeringPlan({i: torch.arange(len(c)) for i, c in plan.coefficients.items()}, plan.coefficients),
-    "nothing": lambda plan: SteeringPlan(plan.sources, {i: 0 * c for i, c in plan.coefficients.items()}),
+    "beta doubled": lambda plan: SteeringPlan(
+        plan.sources, {i: 2 * c for i, c in plan.coefficients.items()}
+    ),
+    "the next head": lambda plan: SteeringPlan(
+        plan.sources, {i: c.roll(1, 1) for i, c in plan.coefficients.items()}
+    ),
+    "its own z": lambda plan: SteeringPlan(
+        {i: torch.arange(len(c)) for i, c in plan.coefficients.items()}, plan.coefficients
+    ),
+    "nothing": lambda plan: SteeringPlan(
+        plan.sources, {i: 0 * c for i, c in plan.coefficients.items()}
+    ),
 }
 
 
@@ -96,24 +114,35 @@ def test_an_engine_that_steers_wrongly_in_half_precision_is_refused_at_load(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("quantization", ["bnb-4bit", "torchao-int8"])
-def test_quantised_weights_steer_as_the_same_models_naive_two_runs(folder: Path, quantization: str, dtype: str) -> None:
+def test_quantised_weights_steer_as_the_same_models_naive_two_runs(
+    folder: Path, quantization: str, dtype: str
+) -> None:
     needs(quantization)
     model = juice.load(folder, device="cpu", quantization=quantization, dtype=dtype)
     model.engine.stop()
     assert model.loaded.exact
-    assert model.loaded.identity.fingerprint == load_model(folder, LoadOptions(device="cpu")).identity.fingerprint
+    assert (
+        model.loaded.identity.fingerprint
+        == load_model(folder, LoadOptions(device="cpu")).identity.fingerprint
+    )
     tolerance = (TOLERANCES_4BIT if quantization == "bnb-4bit" else TOLERANCES)[dtype]
     assert precise.worst_difference(model.loaded) < tolerance
     assert precise.worst_difference(model.loaded, forward=doubled) > 10 * tolerance
     plain = load_model(folder, LoadOptions(device="cpu", dtype=dtype)).model
     ids = list(range(1, 20))
-    assert (oracle.forward(model.loaded.model, ids)[0] - oracle.forward(plain, ids)[0]).abs().max() > 0.05, "nothing was quantised"
+    assert (
+        oracle.forward(model.loaded.model, ids)[0] - oracle.forward(plain, ids)[0]
+    ).abs().max() > 0.05, "nothing was quantised"
 
 
 def test_a_model_that_the_user_quantised_is_steered(folder: Path) -> None:
     needs("bnb-4bit")
-    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="fp4", bnb_4bit_compute_dtype=torch.float32)
-    network = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, dtype=torch.float32, device_map={"": "cpu"})
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="fp4", bnb_4bit_compute_dtype=torch.float32
+    )
+    network = AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=config, dtype=torch.float32, device_map={"": "cpu"}
+    )
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     model.engine.stop()
     assert model.loaded.identity.fingerprint is None
@@ -130,7 +159,9 @@ def test_a_folder_saved_quantised_has_no_fingerprint_and_head_sets_fit_it_with_a
     tiny.tiny_tokenizer().save_pretrained(tmp_path)
     again = juice.load(tmp_path, device="cpu")
     assert again.loaded.quantization is not None
-    head_set = juice.load(folder, device="cpu").make_head_set(name="own", target="context", plus=[(1, 2), (3, 0)], beta_plus=2.0)
+    head_set = juice.load(folder, device="cpu").make_head_set(
+        name="own", target="context", plus=[(1, 2), (3, 0)], beta_plus=2.0
+    )
     assert head_set.model.fingerprint
     assert again.loaded.identity.fingerprint is None
     options = {"steer": "context", "max_tokens": 6, "ignore_eos": True}
@@ -142,7 +173,10 @@ def test_a_folder_saved_quantised_has_no_fingerprint_and_head_sets_fit_it_with_a
 
 
 def test_the_fingerprint_is_that_of_the_stored_weights_in_every_dtype(folder: Path) -> None:
-    prints = {load_model(folder, LoadOptions(device="cpu", dtype=dtype)).identity.fingerprint for dtype in TOLERANCES}
+    prints = {
+        load_model(folder, LoadOptions(device="cpu", dtype=dtype)).identity.fingerprint
+        for dtype in TOLERANCES
+    }
     assert len(prints) == 1
     assert None not in prints
 
@@ -153,7 +187,9 @@ class Rounded(nn.Linear):
     a_row = False
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
-        step = (z.abs().amax(-1, keepdim=True) if self.a_row else z.abs().max()).clamp(min=1e-4) / 127
+        step = (z.abs().amax(-1, keepdim=True) if self.a_row else z.abs().max()).clamp(
+            min=1e-4
+        ) / 127
         return super().forward((z / step).round() * step)
 
 
@@ -180,25 +216,35 @@ def with_one(network: PreTrainedModel, name: str, kind: type[nn.Linear]) -> PreT
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [Rounded, RoundedARow, Float8])
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.o_proj", "model.layers.3.mlp.down_proj", "lm_head"])
-def test_one_projection_with_quantised_activations_is_found(name: str, kind: type[nn.Linear], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.o_proj", "model.layers.3.mlp.down_proj", "lm_head"]
+)
+def test_one_projection_with_quantised_activations_is_found(
+    name: str, kind: type[nn.Linear], dtype: torch.dtype
+) -> None:
     network = with_one(precise.wide_model().to(dtype), name, kind)
     assert why_not_linear(network, resolve(network), CPU).startswith(name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_linear_projections_pass_by_a_wide_margin_whatever_they_are_called(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_projections_pass_by_a_wide_margin_whatever_they_are_called(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("juice.exactness.linearity.TOLERANCE", TOLERANCE / 2)
     for network in (precise.wide_model(), *map(tiny.tiny_model, tiny.SHAPES)):
         assert why_not_linear(network.to(dtype), resolve(network), CPU) is None
-    renamed = with_one(precise.wide_model().to(dtype), "model.layers.1.self_attn.o_proj", Int8DynamicLinear)
+    renamed = with_one(
+        precise.wide_model().to(dtype), "model.layers.1.self_attn.o_proj", Int8DynamicLinear
+    )
     assert why_not_linear(renamed, resolve(renamed), CPU) is None
 
 
 def quantized_dynamically() -> PreTrainedModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch deprecates it
-        return torch.ao.quantization.quantize_dynamic(precise.wide_model(), {nn.Linear}, dtype=torch.qint8)
+        return torch.ao.quantization.quantize_dynamic(
+            precise.wide_model(), {nn.Linear}, dtype=torch.qint8
+        )
 
 
 def int8_activations() -> PreTrainedModel:
@@ -212,14 +258,22 @@ def int8_activations() -> PreTrainedModel:
 
 @pytest.mark.filterwarnings("ignore:head set")
 @pytest.mark.parametrize("make", [quantized_dynamically, int8_activations])
-def test_quantised_activations_are_refused_unless_approximate_steering_is_allowed(make: Callable[[], PreTrainedModel]) -> None:
+def test_quantised_activations_are_refused_unless_approximate_steering_is_allowed(
+    make: Callable[[], PreTrainedModel],
+) -> None:
     network = make()
     with pytest.raises(UnsupportedModelError, match="allow_approximate"):
         juice.load(network, tokenizer=tiny.tiny_tokenizer())
     with pytest.warns(UserWarning, match="cannot be steered exactly"):
         model = juice.load(network, tokenizer=tiny.tiny_tokenizer(), allow_approximate=True)
-    head_set = model.make_head_set(name="own", target="context", plus=[(1, 2), (3, 0)], beta_plus=2.0)
-    for options in ({}, {"steer": "context", "head_set": head_set}, {"steer": juice.Steer(target="context", method="cad"), "context": "c"}):
+    head_set = model.make_head_set(
+        name="own", target="context", plus=[(1, 2), (3, 0)], beta_plus=2.0
+    )
+    for options in (
+        {},
+        {"steer": "context", "head_set": head_set},
+        {"steer": juice.Steer(target="context", method="cad"), "context": "c"},
+    ):
         completion = model.generate("abc", max_tokens=3, **options)[0]
         assert completion.steering.exact is False
         assert completion.to_dict()["steering"]["exact"] is False
@@ -227,24 +281,38 @@ def test_quantised_activations_are_refused_unless_approximate_steering_is_allowe
 
 
 def test_an_exact_model_says_so() -> None:
-    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer(), allow_approximate=True)
+    model = juice.load(
+        tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer(), allow_approximate=True
+    )
     assert model.generate("abc", max_tokens=1)[0].steering.exact is True
 
 
-def test_eight_bits_of_bitsandbytes_are_served_only_when_allowed_and_every_route_says_approximate(folder: Path) -> None:
+def test_eight_bits_of_bitsandbytes_are_served_only_when_allowed_and_every_route_says_approximate(
+    folder: Path,
+) -> None:
     needs("bnb-8bit")
     with pytest.raises(UnsupportedModelError, match="quantised"):
         juice.load(folder, device="cpu", quantization="bnb-8bit")
     environment = {"JUICE_QUANTIZATION": "bnb-8bit", "JUICE_ALLOW_APPROXIMATE": "1"}
-    with serving("--model", str(folder), "--device", "cpu", environment=environment) as server, httpx.Client(base_url=server.url) as client:
+    with (
+        serving("--model", str(folder), "--device", "cpu", environment=environment) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
         assert "cannot be steered exactly" in server.errors()
         info = client.get("/info").json()
         assert info["steering"]["exact"] is False
         assert info["model"]["quantization"] == "bitsandbytes-8bit"
         body = {"prompt": "abc", "max_tokens": 2}
         assert client.post("/generate", json=body).json()["steering"]["exact"] is False
-        assert client.post("/v1/completions", json={"model": str(folder), **body}).json()["steering"]["exact"] is False
-        assert '"exact":false' in client.post("/generate", json={**body, "stream": True}).text.replace(" ", "")
+        assert (
+            client.post("/v1/completions", json={"model": str(folder), **body}).json()["steering"][
+                "exact"
+            ]
+            is False
+        )
+        assert '"exact":false' in client.post(
+            "/generate", json={**body, "stream": True}
+        ).text.replace(" ", "")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +342,9 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
 
 def test_a_model_object_takes_no_placement() -> None:
     with pytest.raises(UsageError, match="from_pretrained"):
-        juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), quantization="bnb-4bit")
+        juice.load(
+            tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), quantization="bnb-4bit"
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -304,7 +374,15 @@ def test_a_model_that_could_not_be_looked_at_is_not_called_exact() -> None:
         juice.load(network, tokenizer=tiny.tiny_tokenizer())
 
 
-@pytest.mark.parametrize("option", [{"device": "cpu"}, {"dtype": "float16"}, {"revision": "main"}, {"attn_implementation": "eager"}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"device": "cpu"},
+        {"dtype": "float16"},
+        {"revision": "main"},
+        {"attn_implementation": "eager"},
+    ],
+)
 def test_options_that_a_model_object_cannot_follow_are_refused(option: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="a model object stays where and as it is"):
         juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), **option)

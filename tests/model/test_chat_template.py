@@ -42,7 +42,13 @@ LINES = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for m in messages %}" + END
     + "{{ m['role'] }}\n\n{{ m['content'] | trim }}{% endfor %}{% if add_generation_prompt %}" + END + "assistant\n\n{% endif %}"
 )  # fmt: skip
-MARKED = "{% for m in messages %}" + END + "{{ m['content'] | trim }}{% endfor %}{% if add_generation_prompt %}" + END + "{% endif %}"
+MARKED = (
+    "{% for m in messages %}"
+    + END
+    + "{{ m['content'] | trim }}{% endfor %}{% if add_generation_prompt %}"
+    + END
+    + "{% endif %}"
+)
 HM = "{% if m['role'] == 'assistant' %}Hm.{% endif %}"
 THINKING = LINES.replace("{{ m['content']", HM + "{{ m['content']")
 # What each template makes of a prompt, written out, and what stands between that and the answer.
@@ -60,8 +66,12 @@ def tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     made = tiny.tiny_tokenizer()
     state = json.loads(made.backend_tokenizer.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
-    made.backend_tokenizer.model = models.BPE(vocab={**state["vocab"], "ĊĊ": tiny.VOCAB_SIZE - 1}, merges=[*merges, ("Ċ", "Ċ")])
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
+    made.backend_tokenizer.model = models.BPE(
+        vocab={**state["vocab"], "ĊĊ": tiny.VOCAB_SIZE - 1}, merges=[*merges, ("Ċ", "Ċ")]
+    )
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END} $A", special_tokens=[(END, 0)]
+    )
     made.chat_template = template
     return made
 
@@ -74,13 +84,17 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def made_set(model: SteeredModel, name: str, found_through: str | None, target: str = "context") -> HeadSet:
+def made_set(
+    model: SteeredModel, name: str, found_through: str | None, target: str = "context"
+) -> HeadSet:
     """Return a set that says that it was found through a template, or on prompts as they are."""
     provenance = Identification(
         alphas_plus=(1.0,), alphas_minus=(-1.0,), n_examples=1, seed=0, examples_sha256="", conflict_types=TYPES, top_k=1, versions={},
         chat_template_sha256=None if found_through is None else sha256(found_through),
     )  # fmt: skip
-    by_hand = model.make_head_set(name=name, target=target, plus=[(1, 2)], minus=[(2, 0)], beta_plus=2.0, beta_minus=-1.0)
+    by_hand = model.make_head_set(
+        name=name, target=target, plus=[(1, 2)], minus=[(2, 0)], beta_plus=2.0, beta_minus=-1.0
+    )
     return by_hand.model_copy(update={"identification": provenance})
 
 
@@ -93,7 +107,9 @@ def test_the_tokenizer_of_these_tests_has_the_traps() -> None:
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_scores_through_a_template_equal_a_forward_for_every_head_and_alpha_over_the_rendered_tokens(name: str) -> None:
+def test_scores_through_a_template_equal_a_forward_for_every_head_and_alpha_over_the_rendered_tokens(
+    name: str,
+) -> None:
     """Kills: a second start token, a space where the turn has none, the first token of a merge that the model never read."""
     template, turn, glue = TURNS[name]
     network, own = tiny.tiny_model("llama"), tokenizer()
@@ -102,8 +118,14 @@ def test_scores_through_a_template_equal_a_forward_for_every_head_and_alpha_over
             [
                 naive_scores.mean_changes(
                     network,
-                    [own(turn.format(e.prompts[t]), add_special_tokens=False)["input_ids"] for e in examples()],
-                    [own(glue + e.answer(target), add_special_tokens=False)["input_ids"][0] for e in examples()],
+                    [
+                        own(turn.format(e.prompts[t]), add_special_tokens=False)["input_ids"]
+                        for e in examples()
+                    ],
+                    [
+                        own(glue + e.answer(target), add_special_tokens=False)["input_ids"][0]
+                        for e in examples()
+                    ],
                     alphas,
                 )
                 for t in TYPES
@@ -142,10 +164,15 @@ def test_prompts_as_they_are_keep_their_own_start_token_and_a_space_before_the_a
     scored = scored_prompt(model, examples()[0], "clean")
     assert scored.ids == tuple(tokenizer()(examples()[0].prompts["clean"])["input_ids"])
     assert scored.ids[0] == 0
-    assert scored.answer_tokens["parametric"] == tokenizer()(" Paris", add_special_tokens=False)["input_ids"][0]
+    assert (
+        scored.answer_tokens["parametric"]
+        == tokenizer()(" Paris", add_special_tokens=False)["input_ids"][0]
+    )
 
 
-def test_a_file_takes_the_place_of_the_tokenizers_template_and_is_hashed_as_it_is(tmp_path: Path) -> None:
+def test_a_file_takes_the_place_of_the_tokenizers_template_and_is_hashed_as_it_is(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "chat.jinja"
     file.write_bytes((LINES + "\r\n").encode())
     model = loaded(PLAIN)
@@ -185,7 +212,10 @@ def test_a_path_that_is_text_is_a_file_not_a_template_of_one_word(tmp_path: Path
 def test_betas_are_tuned_in_the_form_in_which_the_heads_were_found() -> None:
     model = loaded(PLAIN)
     chat_set = made_set(model, "t", PLAIN)
-    pool = [e.model_copy(update={"prompts": {"substitution": e.prompts["substitution"]}}) for e in examples()]
+    pool = [
+        e.model_copy(update={"prompts": {"substitution": e.prompts["substitution"]}})
+        for e in examples()
+    ]
     with warnings.catch_warnings(category=UserWarning, action="ignore"):  # of so few examples
         tuned = tune(model, chat_set, pool)
         inside = tune(model.with_chat_template(), chat_set, pool)
@@ -197,7 +227,9 @@ def test_betas_are_tuned_in_the_form_in_which_the_heads_were_found() -> None:
     assert as_they_are.chat_template_sha256 is None
     assert model.in_form_of(chat_set).prompts.sha256 == sha256(PLAIN)
     assert model.in_form_of(model.make_head_set(name="h", target="context", plus=[(0, 0)])) is model
-    with pytest.raises(UsageError, match=r"the tokenizer's own is [0-9a-f]{12}….*--chat-template FILE"):
+    with pytest.raises(
+        UsageError, match=r"the tokenizer's own is [0-9a-f]{12}….*--chat-template FILE"
+    ):
         tune(model, made_set(model, "t", LINES), pool)
     with pytest.raises(UsageError, match="the tokenizer's own is none"):
         tune(loaded(), chat_set, pool)
@@ -208,14 +240,31 @@ def test_betas_are_tuned_in_the_form_in_which_the_heads_were_found() -> None:
 
 
 def test_an_evaluation_reads_plain_text_as_it_is_and_keeps_the_forms_apart(tmp_path: Path) -> None:
-    model, chat_set, steer = loaded(PLAIN), made_set(loaded(PLAIN), "context", PLAIN), juice.Steer(target="context")
+    model, chat_set, steer = (
+        loaded(PLAIN),
+        made_set(loaded(PLAIN), "context", PLAIN),
+        juice.Steer(target="context"),
+    )
     chat = model.with_chat_template()
     measured = [
-        plain_text_perplexity(own, ["Lima lies by the sea."], {"all": Treatment(target="context", steering=own.resolve(replace(steer, head_set=chat_set)))})
+        plain_text_perplexity(
+            own,
+            ["Lima lies by the sea."],
+            {
+                "all": Treatment(
+                    target="context", steering=own.resolve(replace(steer, head_set=chat_set))
+                )
+            },
+        )
         for own in (model, chat)
     ]
     assert measured[0] == measured[1]
-    settings = evaluation.EvaluationOptions(targets=("context",), methods=("original",), n_large=0, identification=IdentificationOptions(n_examples=1))
+    settings = evaluation.EvaluationOptions(
+        targets=("context",),
+        methods=("original",),
+        n_large=0,
+        identification=IdentificationOptions(n_examples=1),
+    )
     chat_set.save(tmp_path / "sets" / "m" / "context")
     network = tiny.tiny_model("llama")
     network.config.max_position_embeddings = 512  # instructions are long in bytes
@@ -225,7 +274,9 @@ def test_an_evaluation_reads_plain_text_as_it_is_and_keeps_the_forms_apart(tmp_p
         with warnings.catch_warnings(category=UserWarning, action="ignore"):  # of so few examples
             store = evaluation.run(own, Data(examples()), settings, out)
         assert any("did not go through one" in note for note in store.results["notes"]) is warned
-        assert store.results["identity"]["chat_template_sha256"] == (None if warned else sha256(PLAIN))
+        assert store.results["identity"]["chat_template_sha256"] == (
+            None if warned else sha256(PLAIN)
+        )
     with pytest.raises(OutputError, match="chat_template_sha256"):
         evaluation.run(served, Data(examples()), settings, out)
 
@@ -233,20 +284,33 @@ def test_an_evaluation_reads_plain_text_as_it_is_and_keeps_the_forms_apart(tmp_p
 def test_a_request_in_another_form_than_the_sets_carries_a_warning() -> None:
     model = loaded(PLAIN)
     raw, chat = made_set(model, "raw", None), made_set(model, "chat", PLAIN)
-    forms = {"as it is": model, "chat": model.with_chat_template(), "other": model.with_chat_template(LINES)}
+    forms = {
+        "as it is": model,
+        "chat": model.with_chat_template(),
+        "other": model.with_chat_template(LINES),
+    }
 
     def warned(form: str, head_set: HeadSet, **steer: object) -> tuple[str, ...]:
         spec = juice.Steer(target="context", **steer)
-        return forms[form].generate("Hi", steer=spec, head_set=head_set, max_tokens=1)[0].steering.warnings
+        return (
+            forms[form]
+            .generate("Hi", steer=spec, head_set=head_set, max_tokens=1)[0]
+            .steering.warnings
+        )
 
     assert warned("as it is", raw) == warned("chat", chat) == ()
-    assert "'raw' was found on prompts as they are, this prompt went through a chat template" in warned("chat", raw)[0]
+    assert (
+        "'raw' was found on prompts as they are, this prompt went through a chat template"
+        in warned("chat", raw)[0]
+    )
     assert "'chat' was found through the chat template" in warned("as it is", chat)[0]
     assert "did not go through one" in warned("as it is", chat)[0]
     assert f"went through {sha256(LINES)[:12]}" in warned("other", chat)[0]
     assert warned("chat", raw, strength=0) == (), "nothing is applied"
     by_hand = raw.model_copy(update={"identification": None})
-    assert warned("chat", by_hand) == warned("as it is", by_hand) == (), "nobody knows in which form these heads work"
+    assert warned("chat", by_hand) == warned("as it is", by_hand) == (), (
+        "nobody knows in which form these heads work"
+    )
     assert model.with_chat_template().generate("Hi", max_tokens=1)[0].steering.warnings == ()
 
 
@@ -254,31 +318,66 @@ def test_a_set_of_another_template_is_warned_of_when_the_sets_are_scanned(tmp_pa
     made_set(loaded(), "context", PLAIN).save(tmp_path / "m" / "context")
     assert loaded(PLAIN, tmp_path).head_sets.by_name, "the same template: nothing to say"
     for template, own in ((LINES, sha256(LINES)[:12]), (None, "none")):
-        with pytest.warns(UserWarning, match=f"through the chat template {sha256(PLAIN)[:12]}….* is {own}"):
+        with pytest.warns(
+            UserWarning, match=f"through the chat template {sha256(PLAIN)[:12]}….* is {own}"
+        ):
             assert loaded(template, tmp_path).head_sets.by_name
     assert loaded(LINES, tmp_path).with_chat_template(PLAIN).head_sets.by_name
 
 
-def test_the_command_line_finds_tunes_shows_and_uses_a_set_through_a_template(tmp_path: Path) -> None:
+def test_the_command_line_finds_tunes_shows_and_uses_a_set_through_a_template(
+    tmp_path: Path,
+) -> None:
     save_model(tmp_path / "tiny", PLAIN)
     pool = tmp_path / "pool.jsonl"
     pool.write_text("".join(map(to_json_line, examples())))
     common = ("--model", str(tmp_path / "tiny"))
 
     def run(*arguments: str) -> str:
-        done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        done = CliRunner().invoke(
+            app, [str(argument) for argument in arguments], catch_exceptions=False
+        )
         assert done.exit_code == 0, done.stderr
         return done.stdout
 
     sets, folder = tmp_path / "sets", tmp_path / "sets" / "tiny" / "context"
-    run("identify", *common, "--examples", str(pool), "--target", "context", "--no-tune", "--chat-template", "default", "--out", str(sets))
+    run(
+        "identify",
+        *common,
+        "--examples",
+        str(pool),
+        "--target",
+        "context",
+        "--no-tune",
+        "--chat-template",
+        "default",
+        "--out",
+        str(sets),
+    )
     assert sha256(PLAIN) in run("inspect", str(folder))
-    asked = ("--head-sets", str(sets), "--steer", "context", "--beta-plus", "2", "--beta-minus", "-2", "--max-tokens", "3", "--json")
+    asked = (
+        "--head-sets",
+        str(sets),
+        "--steer",
+        "context",
+        "--beta-plus",
+        "2",
+        "--beta-minus",
+        "-2",
+        "--max-tokens",
+        "3",
+        "--json",
+    )
     through = json.loads(run("generate", "Hi", *common, *asked, "--chat-template", "default"))
     assert through["steering"]["applied"] is True
     assert through["steering"]["warnings"] == []
-    assert through["n_prompt_tokens"] == len(tokenizer()(TURNS["plain"][1].format("Hi"), add_special_tokens=False)["input_ids"])
-    assert "did not go through one" in json.loads(run("generate", "Hi", *common, *asked))["steering"]["warnings"][0]
+    assert through["n_prompt_tokens"] == len(
+        tokenizer()(TURNS["plain"][1].format("Hi"), add_special_tokens=False)["input_ids"]
+    )
+    assert (
+        "did not go through one"
+        in json.loads(run("generate", "Hi", *common, *asked))["steering"]["warnings"][0]
+    )
 
 
 def save_model(folder: Path, template: str | None) -> Path:
@@ -295,8 +394,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     model = juice.load(folder)
     for name, found_through in (("raw", None), ("chat", PLAIN), ("other", LINES)):
         made_set(model, name, found_through).save(folder / "sets" / "m" / name)
-    arguments = ("--model", str(folder), "--head-sets", str(folder / "sets"), "--chat-template", str(folder / "plain.jinja"))
-    with serving(*arguments, "--served-model-name", "tiny") as running, httpx.Client(base_url=running.url, timeout=60) as client:
+    arguments = (
+        "--model",
+        str(folder),
+        "--head-sets",
+        str(folder / "sets"),
+        "--chat-template",
+        str(folder / "plain.jinja"),
+    )
+    with (
+        serving(*arguments, "--served-model-name", "tiny") as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
         client.said = running.errors  # type: ignore[attr-defined]
         yield client
 
@@ -313,9 +422,18 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize(("route", "name"), WARNINGS)
-def test_every_answer_says_whether_its_set_was_found_in_another_form(server: httpx.Client, route: str, name: str) -> None:
-    asked = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in route else {"prompt": "Hi"}
-    body = {**asked, "steer": {"target": "context", "head_set": name}, "max_tokens": 2, "temperature": 0}
+def test_every_answer_says_whether_its_set_was_found_in_another_form(
+    server: httpx.Client, route: str, name: str
+) -> None:
+    asked = (
+        {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in route else {"prompt": "Hi"}
+    )
+    body = {
+        **asked,
+        "steer": {"target": "context", "head_set": name},
+        "max_tokens": 2,
+        "temperature": 0,
+    }
     plain = server.post(route, json={**asked, "max_tokens": 2}).json()["steering"]
     assert (plain["applied"], plain["warnings"]) == (False, [])
     steering = server.post(route, json=body).json()["steering"]
@@ -324,17 +442,26 @@ def test_every_answer_says_whether_its_set_was_found_in_another_form(server: htt
     assert len(steering["warnings"]) == (expected is not None)
     assert (expected or "") in "".join(steering["warnings"])
     with server.stream("POST", route, json={**body, "stream": True}) as response:
-        assert next(event["steering"] for event in reversed(events(response)) if "steering" in event) == steering
+        assert (
+            next(event["steering"] for event in reversed(events(response)) if "steering" in event)
+            == steering
+        )
 
 
-def test_a_chat_over_http_is_steered_as_in_the_library_through_the_same_template(server: httpx.Client) -> None:
+def test_a_chat_over_http_is_steered_as_in_the_library_through_the_same_template(
+    server: httpx.Client,
+) -> None:
     model = loaded(PLAIN)
     chat = model.with_chat_template()
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "temperature": 0}
     texts = {}
     for steer in ({"target": "context", "head_set": "chat"}, "none"):
         answer = server.post("/v1/chat/completions", json={**body, "steer": steer}).json()
-        asked = {} if steer == "none" else {"steer": "context", "head_set": made_set(model, "chat", PLAIN)}
+        asked = (
+            {}
+            if steer == "none"
+            else {"steer": "context", "head_set": made_set(model, "chat", PLAIN)}
+        )
         own = chat.generate("Hi", max_tokens=12, **asked)[0]
         assert answer["choices"][0]["message"]["content"] == own.text
         assert answer["usage"]["prompt_tokens"] == own.n_prompt_tokens
@@ -342,11 +469,18 @@ def test_a_chat_over_http_is_steered_as_in_the_library_through_the_same_template
     assert len(set(texts.values())) == 2
 
 
-def test_the_server_shows_the_hashes_and_says_at_the_start_what_does_not_match(server: httpx.Client) -> None:
-    listed = {own["name"]: own["chat_template_sha256"] for own in server.get("/v1/head_sets").json()["data"]}
+def test_the_server_shows_the_hashes_and_says_at_the_start_what_does_not_match(
+    server: httpx.Client,
+) -> None:
+    listed = {
+        own["name"]: own["chat_template_sha256"]
+        for own in server.get("/v1/head_sets").json()["data"]
+    }
     assert listed == {"raw": None, "chat": sha256(PLAIN), "other": sha256(LINES)}
     about = server.get("/info").json()["model"]
     assert (about["has_chat_template"], about["chat_template_sha256"]) == (True, sha256(PLAIN))
-    warned = [line for line in server.said().splitlines() if "warning" in line and "chat template" in line]  # type: ignore[attr-defined]
+    warned = [
+        line for line in server.said().splitlines() if "warning" in line and "chat template" in line
+    ]  # type: ignore[attr-defined]
     assert len(warned) == 1, "the set of the served template needs no warning"
     assert "'other'" in warned[0]

@@ -30,7 +30,9 @@ def test_the_resolver_finds_the_projections_and_their_heads(shape: str) -> None:
     network = tiny.tiny_model(shape)
     layout = resolve(network)
     assert [layer.projection for layer in layout.layers] == oracle.projections(network)
-    assert {(layer.n_heads, layer.d_head) for layer in layout.layers} == {(tiny.N_HEADS, 12 if shape == "gemma2" else 8)}
+    assert {(layer.n_heads, layer.d_head) for layer in layout.layers} == {
+        (tiny.N_HEADS, 12 if shape == "gemma2" else 8)
+    }
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
@@ -87,9 +89,14 @@ def test_a_projection_that_bypasses_its_hook_is_an_error_not_silence() -> None:
 
     skipped, attention.c_proj = attention.c_proj, Bypass()
     plan = SteeringPlan({1: torch.tensor([0])}, {1: torch.ones(1, tiny.N_HEADS)})
-    with pytest.raises(RuntimeError, match="did not reach layers"), loaded.steering_hooks.apply(plan):
+    with (
+        pytest.raises(RuntimeError, match="did not reach layers"),
+        loaded.steering_hooks.apply(plan),
+    ):
         network(torch.tensor([[1, 2, 3]]))
-    with loaded.steering_hooks.apply(SteeringPlan({2: torch.tensor([0])}, {2: torch.ones(1, tiny.N_HEADS)})):
+    with loaded.steering_hooks.apply(
+        SteeringPlan({2: torch.tensor([0])}, {2: torch.ones(1, tiny.N_HEADS)})
+    ):
         network(torch.tensor([[1, 2, 3]]))
 
 
@@ -100,29 +107,44 @@ def test_a_model_object_is_hooked_once() -> None:
         juice.load(network, tokenizer=tiny.tiny_tokenizer())
 
 
-def saved(folder: Path, shape: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **options) -> Path:
+def saved(
+    folder: Path, shape: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **options
+) -> Path:
     tiny.tiny_model(shape, seed).to(dtype).save_pretrained(folder, **options)
     tiny.tiny_tokenizer().save_pretrained(folder)
     return folder
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
-def test_a_folder_loads_and_generates_as_the_model_that_was_saved(tmp_path: Path, shape: str) -> None:
+def test_a_folder_loads_and_generates_as_the_model_that_was_saved(
+    tmp_path: Path, shape: str
+) -> None:
     network = tiny.tiny_model(shape)
     model = juice.load(saved(tmp_path, shape), device="cpu")
     completion = model.generate("abc", max_tokens=5, ignore_eos=True)[0]
-    assert list(completion.token_ids) == oracle.generate(network, list(model.tokenize("abc")), {}, 5)[0]
+    assert (
+        list(completion.token_ids)
+        == oracle.generate(network, list(model.tokenize("abc")), {}, 5)[0]
+    )
     assert model.loaded.model.dtype == torch.float32
     assert model.loaded.identity.fingerprint
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX", "Gemma 3 (multimodal)", "Mixtral", "DeepSeek-V3"])
-def test_the_fingerprint_is_that_of_the_modules_whatever_a_checkpoint_calls_its_tensors(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["GPT-2", "GPT-NeoX", "Gemma 3 (multimodal)", "Mixtral", "DeepSeek-V3"]
+)
+def test_the_fingerprint_is_that_of_the_modules_whatever_a_checkpoint_calls_its_tensors(
+    name: str, tmp_path: Path
+) -> None:
     network = next(a for a in ARCHITECTURES if a.name == name).build()
     network.save_pretrained(tmp_path)
     if name == "GPT-2":  # as the original repository has it
         weights = load_file(tmp_path / "model.safetensors")
-        save_file({k.removeprefix("transformer."): v for k, v in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+        save_file(
+            {k.removeprefix("transformer."): v for k, v in weights.items()},
+            tmp_path / "model.safetensors",
+            {"format": "pt"},
+        )
     tiny.tiny_tokenizer().save_pretrained(tmp_path)
     stored = load_model(tmp_path).identity.fingerprint
     assert stored == prepare(network, tiny.tiny_tokenizer()).identity.fingerprint is not None
@@ -130,16 +152,23 @@ def test_the_fingerprint_is_that_of_the_modules_whatever_a_checkpoint_calls_its_
 
 def test_the_fingerprint_knows_the_weights_not_their_place_dtype_or_files(tmp_path: Path) -> None:
     first = load_model(saved(tmp_path / "a", dtype=torch.float16)).identity
-    same = load_model(saved(tmp_path / "b", dtype=torch.float16, max_shard_size="20kB"), LoadOptions(dtype="bfloat16")).identity
+    same = load_model(
+        saved(tmp_path / "b", dtype=torch.float16, max_shard_size="20kB"),
+        LoadOptions(dtype="bfloat16"),
+    ).identity
     other = load_model(saved(tmp_path / "c", seed=1, dtype=torch.float16)).identity
     in_memory = prepare(tiny.tiny_model("llama").half().float(), tiny.tiny_tokenizer()).identity
     assert len(list((tmp_path / "b").glob("*.safetensors"))) > 1
     assert first.fingerprint == same.fingerprint == in_memory.fingerprint
     assert first.fingerprint != other.fingerprint
-    assert prepare(tiny.tiny_model("llama").half(), tiny.tiny_tokenizer()).identity.fingerprint is None
+    assert (
+        prepare(tiny.tiny_model("llama").half(), tiny.tiny_tokenizer()).identity.fingerprint is None
+    )
 
 
-@pytest.mark.parametrize("name", ["h.3.attn.c_proj", "h.0.attn.c_attn", "h.2.mlp.c_fc", "h.1.mlp.c_proj", "wte"])
+@pytest.mark.parametrize(
+    "name", ["h.3.attn.c_proj", "h.0.attn.c_attn", "h.2.mlp.c_fc", "h.1.mlp.c_proj", "wte"]
+)
 def test_one_changed_weight_changes_the_fingerprint(name: str) -> None:
     before = prepare(tiny.tiny_model("gpt2"), tiny.tiny_tokenizer()).identity.fingerprint
     changed = tiny.tiny_model("gpt2")
@@ -200,9 +229,17 @@ def test_a_nonsensical_configuration_is_one_clear_error(tmp_path: Path, config: 
 
 
 def test_a_window_that_the_models_code_never_reads_is_not_folded_in() -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     torch.manual_seed(0)
-    network = LlamaForCausalLM(LlamaConfig(vocab_size=tiny.VOCAB_SIZE, sliding_window=4, **sizes)).eval()
+    network = LlamaForCausalLM(
+        LlamaConfig(vocab_size=tiny.VOCAB_SIZE, sliding_window=4, **sizes)
+    ).eval()
     ids = list(range(1, 30))
     expected = oracle.generate(network, ids, {}, 5)[0]
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())

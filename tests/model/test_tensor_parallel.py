@@ -34,9 +34,21 @@ HEADS = {(0, 1): 2.0, (1, 3): -1.0, (3, 0): 2.0}
 @pytest.mark.parametrize(
     ("config", "n_ranks", "reason"),
     [
-        (LlamaConfig(**SIZES, num_attention_heads=3, num_key_value_heads=3), 2, "3 query heads in layer 0, which 2 ranks"),
-        (LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1), 2, "1 key-value heads"),
-        (LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2), 4, "2 key-value heads in layer 0, which 4 ranks"),
+        (
+            LlamaConfig(**SIZES, num_attention_heads=3, num_key_value_heads=3),
+            2,
+            "3 query heads in layer 0, which 2 ranks",
+        ),
+        (
+            LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1),
+            2,
+            "1 key-value heads",
+        ),
+        (
+            LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2),
+            4,
+            "2 key-value heads in layer 0, which 4 ranks",
+        ),
         (tiny.tiny_model("gpt2").config, 2, "no tensor parallel plan"),
     ],
 )
@@ -49,11 +61,15 @@ def test_a_model_that_cannot_be_sharded_is_refused_before_its_weights_are_read(
 
 
 def test_heads_need_not_divide_where_attention_is_whole_on_every_rank(tmp_path: Path) -> None:
-    DeepseekV3Config(**SIZES, num_attention_heads=3, num_key_value_heads=3, n_routed_experts=8).save_pretrained(tmp_path)
+    DeepseekV3Config(
+        **SIZES, num_attention_heads=3, num_key_value_heads=3, n_routed_experts=8
+    ).save_pretrained(tmp_path)
     check_shardable(tmp_path, 2)
 
 
-def test_what_would_run_on_one_rank_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_run_on_one_rank_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_tiny(tmp_path)
     with pytest.raises(RequestError, match="give its folder"):
         juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), tp=2)
@@ -75,7 +91,9 @@ def test_a_load_that_is_refused_leaves_no_rank_behind(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, juice.SteeredModel]]:
+def sharded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, juice.SteeredModel]]:
     """Load the tiny model of a shape over two ranks, as rarely as can be; the other one must be gone afterwards."""
     folder = save_tiny(tmp_path_factory.mktemp(request.param), shape=request.param)
     model = juice.load(folder, tp=2, limits=Limits(max_batch=3, max_prefill_tokens=20))
@@ -90,27 +108,38 @@ def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_sharded_model_is_steered_exactly(sharded: tuple[str, juice.SteeredModel]) -> None:
     """Kills: coefficients that are not sliced, or by the wrong rank; a slot moved on one rank alone; a plan that did not travel.
 
-    With three at a time requests join as others leave, with 20 tokens a chunk prompts go through in several; phi3's ranks all see
-    the whole z, the others' their own heads.
+    With three at a time requests join as others leave, with 20 tokens a chunk prompts go through in
+    several; phi3's ranks all see the whole z, the others' their own heads.
     """
     shape, model = sharded
     network = tiny.tiny_model(shape)
     made = mixed_requests(seed=1)
     without = Contrast(prompt_ids=(5, 6, 7), weight=1.0)
-    contrasted = GenerationRequest(prompt_ids=(9, 8, 5, 6, 7), contrast=without, max_tokens=6, ignore_eos=True)
+    contrasted = GenerationRequest(
+        prompt_ids=(9, 8, 5, 6, 7), contrast=without, max_tokens=6, ignore_eos=True
+    )
     requests = [*(request for request, _, _ in made), contrasted]
-    expected = [oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=method) for r, heads, method in made]
+    expected = [
+        oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=method)
+        for r, heads, method in made
+    ]
     expected.append(oracle.generate_contrasted(network, [9, 8, 5, 6, 7], [5, 6, 7], 1.0, 6))
-    alone = juice.load(network, tokenizer=tiny.tiny_tokenizer(), limits=Limits(max_batch=3, max_prefill_tokens=20))
+    alone = juice.load(
+        network, tokenizer=tiny.tiny_tokenizer(), limits=Limits(max_batch=3, max_prefill_tokens=20)
+    )
     assert model.loaded.n_ranks == 2
     assert model.loaded.identity.fingerprint == alone.loaded.identity.fingerprint is not None
     per_token = alone.engine.n_kv_bytes_per_token
     assert model.engine.n_kv_bytes_per_token == (per_token if shape == "phi3" else per_token // 2)
     completions = model.engine.generate(requests)
-    for completion, whole, (tokens, logits) in zip(completions, alone.engine.generate(requests), expected, strict=True):
+    for completion, whole, (tokens, logits) in zip(
+        completions, alone.engine.generate(requests), expected, strict=True
+    ):
         assert list(completion.token_ids) == tokens == list(whole.token_ids)
         logprobs = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens]
-        torch.testing.assert_close(torch.tensor(completion.logprobs), logprobs, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs), logprobs, rtol=0, atol=TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("sharded", ["llama"], indirect=True)
@@ -118,8 +147,12 @@ def test_ranks_keep_in_step_when_one_has_no_memory_and_end_when_one_fails(
     sharded: tuple[str, juice.SteeredModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kills: a resize that is not taken back on the other rank, whose slots then lie elsewhere than rank 0 says."""
-    long = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=60, ignore_eos=True, steering=steering(HEADS))
-    short = GenerationRequest(prompt_ids=(4, 5), max_tokens=3, ignore_eos=True, steering=steering(HEADS))
+    long = GenerationRequest(
+        prompt_ids=(1, 2, 3), max_tokens=60, ignore_eos=True, steering=steering(HEADS)
+    )
+    short = GenerationRequest(
+        prompt_ids=(4, 5), max_tokens=3, ignore_eos=True, steering=steering(HEADS)
+    )
     expected = oracle.generate(tiny.tiny_model("llama"), [1, 2, 3], HEADS, 60)[0]
     _, model = sharded
     cache = model.engine.runner.cache
@@ -158,7 +191,9 @@ def test_ranks_keep_in_step_when_one_has_no_memory_and_end_when_one_fails(
         model.engine.generate([short])
 
 
-def test_a_forward_that_waits_for_a_lost_rank_does_not_hold_up_its_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_that_waits_for_a_lost_rank_does_not_hold_up_its_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On a GPU the collective of a lost rank may never return: here a forward that only the end of the test lets go on."""
     model, let_go, entered = loaded(), threading.Event(), threading.Event()
 
@@ -172,7 +207,12 @@ def test_a_forward_that_waits_for_a_lost_rank_does_not_hold_up_its_callers(monke
     collector = Collector()
     model.engine.submit([GenerationRequest(prompt_ids=(1,), max_tokens=3)], collector)
     entered.wait()
-    _give_up(model.engine._inbox, model.engine._thread, model.engine._loop, RankLostError("rank 1 is gone"))
+    _give_up(
+        model.engine._inbox,
+        model.engine._thread,
+        model.engine._loop,
+        RankLostError("rank 1 is gone"),
+    )
     assert "rank 1 is gone" in str(collector.error())
     with pytest.raises(juice.JuiceError, match="rank 1 is gone"):
         model.engine.generate([GenerationRequest(prompt_ids=(1,), max_tokens=3)])
@@ -183,19 +223,37 @@ def test_a_forward_that_waits_for_a_lost_rank_does_not_hold_up_its_callers(monke
 def test_a_served_model_is_sharded_and_ends_with_all_its_ranks(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model")
     alone = juice.load(folder)
-    made = alone.make_head_set(name="parametric", target="parametric", plus=[(0, 1), (3, 0)], minus=[(1, 3)], beta_plus=2, beta_minus=-1)
+    made = alone.make_head_set(
+        name="parametric",
+        target="parametric",
+        plus=[(0, 1), (3, 0)],
+        minus=[(1, 3)],
+        beta_plus=2,
+        beta_minus=-1,
+    )
     made.save(tmp_path / "head_sets" / "tiny" / "parametric")
     arguments = ("--model", str(folder), "--head-sets", str(tmp_path / "head_sets"), "--tp", "2")
-    body = {"prompt": "The capital of France is", "max_tokens": 12, "ignore_eos": True, "steer": "parametric"}
-    expected = alone.generate(body["prompt"], max_tokens=12, ignore_eos=True, steer="parametric", head_set=made)[0].text
+    body = {
+        "prompt": "The capital of France is",
+        "max_tokens": 12,
+        "ignore_eos": True,
+        "steer": "parametric",
+    }
+    expected = alone.generate(
+        body["prompt"], max_tokens=12, ignore_eos=True, steer="parametric", head_set=made
+    )[0].text
     with serving(*arguments) as server:
         answer = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
         assert answer["text"] == expected
         assert answer["steering"]["applied"] is True
         assert httpx.get(f"{server.url}/info").json()["model"]["tp"] == 2
         (other,) = children(server)
-        os.kill(other, signal.SIGTERM)  # as a supervisor that ends every process of a group: rank 0 decides
-        assert httpx.post(f"{server.url}/generate", json=body, timeout=60).json()["text"] == expected
+        os.kill(
+            other, signal.SIGTERM
+        )  # as a supervisor that ends every process of a group: rank 0 decides
+        assert (
+            httpx.post(f"{server.url}/generate", json=body, timeout=60).json()["text"] == expected
+        )
     assert not Path(f"/proc/{other}").exists()
 
 

@@ -36,30 +36,62 @@ def test_cad_over_http_is_the_librarys(server: httpx.Client, expected: juice.Com
     assert answer["logprobs"][0]["logprob"] == pytest.approx(expected.logprobs[0], abs=1e-4)
     assert answer["usage"]["prompt_tokens"] == expected.n_prompt_tokens
     streamed = events(server.post("/generate", json={**body, "stream": True}))
-    assert "".join(event.get("text", "") for event in streamed if isinstance(event, dict)) == expected.text
+    assert (
+        "".join(event.get("text", "") for event in streamed if isinstance(event, dict))
+        == expected.text
+    )
     completion = server.post("/v1/completions", json={**body, "temperature": 0}).json()
     assert completion["choices"][0]["text"] == expected.text
     assert completion["steering"]["method"] == "cad"
 
 
-def test_the_probability_of_the_context_answer_grows_with_the_strength(server: httpx.Client) -> None:
+def test_the_probability_of_the_context_answer_grows_with_the_strength(
+    server: httpx.Client,
+) -> None:
     said = []
     for strength in (0, 0.5, 2):
-        body = {"prompt": QUESTION, "context": CONTEXT, "steer": {**CAD, "strength": strength}, "max_tokens": 1, "logprobs": 5}
+        body = {
+            "prompt": QUESTION,
+            "context": CONTEXT,
+            "steer": {**CAD, "strength": strength},
+            "max_tokens": 1,
+            "logprobs": 5,
+        }
         answer = server.post("/generate", json=body).json()
         assert answer["steering"]["applied"] == (strength > 0)
-        said.append(max(token["logprob"] for token in answer["logprobs"][0]["top"] if token["token"].startswith(" O")))
+        said.append(
+            max(
+                token["logprob"]
+                for token in answer["logprobs"][0]["top"]
+                if token["token"].startswith(" O")
+            )
+        )
     assert said == sorted(said)
     assert said[0] < said[-1]
 
 
-def test_a_context_is_for_all_prompts_or_one_each_and_for_every_method(server: httpx.Client) -> None:
+def test_a_context_is_for_all_prompts_or_one_each_and_for_every_method(
+    server: httpx.Client,
+) -> None:
     joined = f"{CONTEXT} {QUESTION}"
     for steer in ("none", "parametric"):
-        whole = server.post("/generate", json={"prompt": joined, "steer": steer, "max_tokens": 4}).json()["text"]
-        apart = server.post("/generate", json={"prompt": [QUESTION, QUESTION], "context": CONTEXT, "steer": steer, "max_tokens": 4})
+        whole = server.post(
+            "/generate", json={"prompt": joined, "steer": steer, "max_tokens": 4}
+        ).json()["text"]
+        apart = server.post(
+            "/generate",
+            json={
+                "prompt": [QUESTION, QUESTION],
+                "context": CONTEXT,
+                "steer": steer,
+                "max_tokens": 4,
+            },
+        )
         assert [choice["text"] for choice in apart.json()["choices"]] == [whole, whole]
-    each = server.post("/generate", json={"prompt": [QUESTION, QUESTION], "context": [CONTEXT, ""], "max_tokens": 4}).json()
+    each = server.post(
+        "/generate",
+        json={"prompt": [QUESTION, QUESTION], "context": [CONTEXT, ""], "max_tokens": 4},
+    ).json()
     alone = server.post("/generate", json={"prompt": QUESTION, "max_tokens": 4}).json()["text"]
     assert each["choices"][1]["text"] == alone
 
@@ -72,14 +104,32 @@ def test_a_context_is_for_all_prompts_or_one_each_and_for_every_method(server: h
         ("/v1/completions", {"prompt": [[1, 2]], "steer": CAD, "context": "c"}, "context"),
         ("/v1/completions", {"prompt": "a", "context": "c", "echo": True}, None),
         ("/generate", {"prompt": "a", "context": ["b", "c"]}, "context"),
-        ("/generate", {"prompt": "a", "context": "c", "steer": {"target": "parametric", "method": "cad"}}, "steer.method"),
-        ("/generate", {"prompt": "a", "context": "c", "steer": {**CAD, "head_set": "context"}}, "steer.head_set"),
-        ("/generate", {"prompt": "a", "context": "c", "steer": {**CAD, "beta_plus": 1}}, "steer.beta_plus"),
+        (
+            "/generate",
+            {"prompt": "a", "context": "c", "steer": {"target": "parametric", "method": "cad"}},
+            "steer.method",
+        ),
+        (
+            "/generate",
+            {"prompt": "a", "context": "c", "steer": {**CAD, "head_set": "context"}},
+            "steer.head_set",
+        ),
+        (
+            "/generate",
+            {"prompt": "a", "context": "c", "steer": {**CAD, "beta_plus": 1}},
+            "steer.beta_plus",
+        ),
         ("/generate", {"prompt": "a", "context": 3}, "context"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "context": "c"}, None),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "context": "c"},
+            None,
+        ),
     ],
 )
-def test_a_context_that_cannot_be_used_is_refused(server: httpx.Client, route: str, body: dict, param: str | None) -> None:
+def test_a_context_that_cannot_be_used_is_refused(
+    server: httpx.Client, route: str, body: dict, param: str | None
+) -> None:
     answer = server.post(route, json={"max_tokens": 2, **body})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]

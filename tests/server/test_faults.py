@@ -59,7 +59,10 @@ def test_a_kept_connection_is_not_cut_between_requests(server: Server) -> None:
 
 def test_half_a_body_is_a_400_and_the_end_of_the_connection(server: Server) -> None:
     with server.connect() as connection:
-        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
+        connection.sendall(
+            b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type:"
+            b" application/json\r\ncontent-length: 100\r\n\r\n{"
+        )
         answer = all_of(connection)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"body_timeout" in answer
@@ -67,11 +70,18 @@ def test_half_a_body_is_a_400_and_the_end_of_the_connection(server: Server) -> N
 
 def test_a_body_over_the_limit_is_a_413_declared_or_chunked(server: Server) -> None:
     declared = httpx.post(f"{server.url}/generate", json={"prompt": "x" * 30_000})
-    chunked = httpx.post(f"{server.url}/generate", content=iter([b"x" * 10_000] * 4), headers={"content-type": "application/json"})
+    chunked = httpx.post(
+        f"{server.url}/generate",
+        content=iter([b"x" * 10_000] * 4),
+        headers={"content-type": "application/json"},
+    )
     for answer in (declared, chunked):
         assert answer.status_code == 413
         assert answer.json()["error"]["code"] == "body_too_large"
-    assert httpx.post(f"{server.url}/generate", json={"prompt": "x" * 19_000}).json()["error"]["code"] == "context_length_exceeded"
+    assert (
+        httpx.post(f"{server.url}/generate", json={"prompt": "x" * 19_000}).json()["error"]["code"]
+        == "context_length_exceeded"
+    )
 
 
 @pytest.mark.parametrize("request_lines", [
@@ -89,7 +99,9 @@ def test_a_body_over_the_limit_is_a_413_declared_or_chunked(server: Server) -> N
     b"GET /readyz HTTP/1.1\r\nhost: a\r\nx-big: " + b"a" * 100_000 + b"\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01",  # the start of TLS
 ])  # fmt: skip
-def test_malformed_requests_and_odd_hosts_never_fail_the_server(server: Server, request_lines: bytes) -> None:
+def test_malformed_requests_and_odd_hosts_never_fail_the_server(
+    server: Server, request_lines: bytes
+) -> None:
     with server.connect() as connection:
         connection.sendall(request_lines)
         try:
@@ -111,7 +123,9 @@ def test_a_client_that_does_not_read_is_cut_and_its_rows_are_free(server: Server
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
-        connection.sendall(raw_post({**LONG, "prompt": ["x"] * 4, "n": 8, "stream": True, "logprobs": 20}))
+        connection.sendall(
+            raw_post({**LONG, "prompt": ["x"] * 4, "n": 8, "stream": True, "logprobs": 20})
+        )
         within(20, lambda: gauge(server.url, "requests_running") > 0, "the generations run")
         within(30, lambda: is_idle(server), "the generations end without a reader")
     assert gauge(server.url, "cancelled_total") > cancelled, "they were cut, not finished"
@@ -122,7 +136,8 @@ def test_a_client_that_reads_slowly_gets_everything() -> None:
     """One answer that takes several stall limits to go through: the client is cut only where it reads nothing."""
     body = json.dumps({"text": "ÿ" * 300_000}, ensure_ascii=False).encode()
     head = (
-        f"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        "POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type:"
+        f" application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     with serving("--write-stall", "0.5") as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
@@ -138,7 +153,12 @@ def test_a_client_that_reads_slowly_gets_everything() -> None:
 
 
 def test_connections_are_fewer_where_the_system_allows_less_files() -> None:
-    assert [_max_connections(1000, n) for n in (4096, 256, 10, resource.RLIM_INFINITY)] == [1000, 192, 1, 1000]
+    assert [_max_connections(1000, n) for n in (4096, 256, 10, resource.RLIM_INFINITY)] == [
+        1000,
+        192,
+        1,
+        1000,
+    ]
 
 
 def test_connections_beyond_the_bound_are_closed_and_the_others_served() -> None:
@@ -160,13 +180,23 @@ def test_connections_beyond_the_bound_are_closed_and_the_others_served() -> None
 def test_a_client_that_leaves_in_prefill_frees_its_rows(server: Server, stream: bool) -> None:
     cancelled = gauge(server.url, "cancelled_total")
     with server.connect() as connection:
-        connection.sendall(raw_post({"prompt": "The capital city of Peru is " * 60, "max_tokens": 10, "stream": stream}))
+        connection.sendall(
+            raw_post(
+                {"prompt": "The capital city of Peru is " * 60, "max_tokens": 10, "stream": stream}
+            )
+        )
         within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
     within(10, lambda: is_idle(server), "its rows are free")
     assert gauge(server.url, "cancelled_total") == cancelled + 1, "it did not run to its end"
     if not stream:
-        counted = 'juice_requests_total{code="client_gone",route="/generate",status="499",steer="none"}'
-        within(20, lambda: counted in httpx.get(f"{server.url}/metrics").text, "it is counted as gone, not as our failure")
+        counted = (
+            'juice_requests_total{code="client_gone",route="/generate",status="499",steer="none"}'
+        )
+        within(
+            20,
+            lambda: counted in httpx.get(f"{server.url}/metrics").text,
+            "it is counted as gone, not as our failure",
+        )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -198,11 +228,21 @@ def test_a_client_that_leaves_the_queue_makes_room_in_it(server: Server) -> None
 def test_200_clients_that_leave_one_after_the_other_leave_nothing(server: Server) -> None:
     for i in range(200):
         with server.connect() as connection:
-            connection.sendall(raw_post({**LONG, "steer": ("none", "context", "parametric")[i % 3], "stream": i % 2 == 0}))
+            connection.sendall(
+                raw_post(
+                    {
+                        **LONG,
+                        "steer": ("none", "context", "parametric")[i % 3],
+                        "stream": i % 2 == 0,
+                    }
+                )
+            )
             time.sleep(0.01 * (i % 3))
     within(20, lambda: is_idle(server), "all rows are free")
     assert gauge(server.url, "kv_cache_occupancy_ratio") == 0
-    answer = httpx.post(f"{server.url}/generate", json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 4})
+    answer = httpx.post(
+        f"{server.url}/generate", json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 4}
+    )
     assert answer.json()["text"].startswith(" Lima")
 
 
@@ -211,11 +251,18 @@ def test_a_full_queue_is_a_429_with_retry_after_and_the_probes_answer(server: Se
         running.sendall(raw_post({**LONG, "n": 8, "prompt": [CONFLICT] * 5}))
         within(20, lambda: gauge(server.url, "requests_running") == 8, "the batch is full")
         for stream in (False, True):
-            answer = httpx.post(f"{server.url}/generate", json={**LONG, "n": 9 - 1, "prompt": ["x"] * 2, "stream": stream})
+            answer = httpx.post(
+                f"{server.url}/generate",
+                json={**LONG, "n": 9 - 1, "prompt": ["x"] * 2, "stream": stream},
+            )
             assert answer.status_code == 429
             assert int(answer.headers["retry-after"]) >= 1
             assert answer.json()["error"]["code"] == "queue_full"
-        assert httpx.get(f"{server.url}/healthz").status_code == httpx.get(f"{server.url}/readyz").status_code == 200
+        assert (
+            httpx.get(f"{server.url}/healthz").status_code
+            == httpx.get(f"{server.url}/readyz").status_code
+            == 200
+        )
 
     within(20, lambda: is_idle(server), "all rows are free")
 
@@ -224,7 +271,9 @@ def test_500_clients_at_once_are_all_answered() -> None:
     """Its own server: on a busy machine 500 clients need more than the second that the others' limits leave them."""
 
     async def crowd(url: str) -> Counter[int]:
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+        async with httpx.AsyncClient(
+            base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)
+        ) as client:
 
             async def one(i: int) -> int:
                 body = {
@@ -239,7 +288,9 @@ def test_500_clients_at_once_are_all_answered() -> None:
 
             return Counter(await asyncio.gather(*(one(i) for i in range(500))))
 
-    with serving("--max-batch", "8", "--max-queue", "40", "--header-timeout", "60", "--body-timeout", "60") as server:
+    with serving(
+        "--max-batch", "8", "--max-queue", "40", "--header-timeout", "60", "--body-timeout", "60"
+    ) as server:
         statuses = asyncio.run(crowd(server.url))
         assert statuses.total() == 500
         assert set(statuses) <= {200, 429, 503}
@@ -253,7 +304,9 @@ def test_a_request_that_takes_too_long_is_a_503_or_an_event_and_frees_its_rows()
         answer = httpx.post(f"{server.url}/generate", json=body)
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "timeout"
-        with httpx.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}) as response:
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={**body, "stream": True}
+        ) as response:
             assert response.status_code == 200
             assert events(response)[-1]["error"]["code"] == "timeout"
         within(20, lambda: is_idle(server), "its rows are free")

@@ -31,7 +31,9 @@ def server() -> Iterator[httpx.Client]:
 def test_each_request_is_steered_as_it_asks(server: httpx.Client) -> None:
     texts = {}
     for steer in ("none", "context", "parametric"):
-        answer = server.post("/generate", json={"prompt": CONFLICT, "steer": steer, "max_tokens": 4}).json()
+        answer = server.post(
+            "/generate", json={"prompt": CONFLICT, "steer": steer, "max_tokens": 4}
+        ).json()
         assert answer["steering"]["applied"] == (steer != "none")
         assert answer["steering"]["target"] == steer
         texts[steer] = answer["text"]
@@ -44,16 +46,33 @@ def test_compare_shows_all_three_and_that_they_disagree(server: httpx.Client) ->
     assert list(answer["answers"]) == ["none", "context", "parametric"]
     assert answer["disagree"] is True
     for steer, own in answer["answers"].items():
-        alone = server.post("/generate", json={"prompt": CONFLICT, "steer": steer, "max_tokens": 4, "logprobs": 3}).json()
+        alone = server.post(
+            "/generate", json={"prompt": CONFLICT, "steer": steer, "max_tokens": 4, "logprobs": 3}
+        ).json()
         assert own["text"] == alone["text"]
-        assert [token["id"] for token in own["first_token"]] == [token["id"] for token in alone["logprobs"][0]["top"]]
+        assert [token["id"] for token in own["first_token"]] == [
+            token["id"] for token in alone["logprobs"][0]["top"]
+        ]
 
 
 def test_the_server_answers_what_the_library_generates(server: httpx.Client) -> None:
     model = juice.load("mini")
-    prompts = [CONFLICT, "The official language of Brazil is", "Question: Who wrote the book Emma? Answer:"]
-    options = {"max_tokens": 12, "temperature": 0.8, "seed": 3, "min_p": 0.01, "repetition_penalty": 1.1}
-    answer = server.post("/generate", json={"prompt": prompts, "steer": {"target": "parametric", "strength": 0.5}, **options}).json()
+    prompts = [
+        CONFLICT,
+        "The official language of Brazil is",
+        "Question: Who wrote the book Emma? Answer:",
+    ]
+    options = {
+        "max_tokens": 12,
+        "temperature": 0.8,
+        "seed": 3,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+    }
+    answer = server.post(
+        "/generate",
+        json={"prompt": prompts, "steer": {"target": "parametric", "strength": 0.5}, **options},
+    ).json()
     completions = model.generate(prompts, steer="parametric", strength=0.5, **options)
     assert [choice["text"] for choice in answer["choices"]] == [c.text for c in completions]
     assert answer["usage"]["prompt_tokens"] == sum(c.n_prompt_tokens for c in completions)
@@ -61,12 +80,19 @@ def test_the_server_answers_what_the_library_generates(server: httpx.Client) -> 
 
 
 def test_choice_i_of_n_has_the_seed_plus_i(server: httpx.Client) -> None:
-    body = {"prompt": [CONFLICT, "The official language of Brazil is"], "max_tokens": 10, "temperature": 1.5, "seed": 20}
+    body = {
+        "prompt": [CONFLICT, "The official language of Brazil is"],
+        "max_tokens": 10,
+        "temperature": 1.5,
+        "seed": 20,
+    }
     together = server.post("/generate", json={**body, "n": 3}).json()["choices"]
     assert [choice["index"] for choice in together] == list(range(6))
     for i in range(3):
         alone = server.post("/generate", json={**body, "seed": 20 + i}).json()["choices"]
-        assert [together[i]["text"], together[3 + i]["text"]] == [choice["text"] for choice in alone]
+        assert [together[i]["text"], together[3 + i]["text"]] == [
+            choice["text"] for choice in alone
+        ]
     assert len({choice["text"] for choice in together}) > 2
 
 
@@ -81,12 +107,16 @@ def test_a_stream_says_what_the_answer_says(server: httpx.Client, options: dict)
     with server.stream("POST", "/generate", json={**body, "stream": True}) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         *pieces, last = events(response)
-    expected = whole.get("choices", [{"index": 0, "text": whole["text"], "logprobs": whole.get("logprobs")}])
+    expected = whole.get(
+        "choices", [{"index": 0, "text": whole["text"], "logprobs": whole.get("logprobs")}]
+    )
     for choice in expected:
         own = [piece for piece in pieces if piece["index"] == choice["index"]]
         assert "".join(piece["text"] for piece in own) == choice["text"]
         if "logprobs" in options:
-            assert [score["id"] for piece in own for score in piece["logprobs"]] == [score["id"] for score in choice["logprobs"]]
+            assert [score["id"] for piece in own for score in piece["logprobs"]] == [
+                score["id"] for score in choice["logprobs"]
+            ]
     assert last["usage"] == whole["usage"]
     assert last["steering"] == whole["steering"]
     assert last["finish_reason"] == whole["finish_reason"]
@@ -94,16 +124,26 @@ def test_a_stream_says_what_the_answer_says(server: httpx.Client, options: dict)
 
 def test_strength_zero_is_not_applied_and_equals_no_steering(server: httpx.Client) -> None:
     plain = server.post("/generate", json={"prompt": CONFLICT, "max_tokens": 8}).json()
-    zero = server.post("/generate", json={"prompt": CONFLICT, "max_tokens": 8, "steer": {"target": "context", "strength": 0}}).json()
+    zero = server.post(
+        "/generate",
+        json={"prompt": CONFLICT, "max_tokens": 8, "steer": {"target": "context", "strength": 0}},
+    ).json()
     assert zero["steering"]["applied"] is False
     assert zero["text"] == plain["text"]
 
 
-def test_logprobs_are_those_of_the_library_and_alternatives_are_the_likeliest(server: httpx.Client) -> None:
-    answer = server.post("/generate", json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 3, "logprobs": 4}).json()
+def test_logprobs_are_those_of_the_library_and_alternatives_are_the_likeliest(
+    server: httpx.Client,
+) -> None:
+    answer = server.post(
+        "/generate",
+        json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 3, "logprobs": 4},
+    ).json()
     model = juice.load("mini")
     completion = model.generate(CONFLICT, steer="parametric", max_tokens=3)[0]
-    assert [score["logprob"] for score in answer["logprobs"]] == pytest.approx(completion.logprobs, abs=1e-5)
+    assert [score["logprob"] for score in answer["logprobs"]] == pytest.approx(
+        completion.logprobs, abs=1e-5
+    )
     best = model.next_token(CONFLICT, steer="parametric", top=4)
     assert [top["token"] for top in answer["logprobs"][0]["top"]] == [token for token, _ in best]
 
@@ -120,12 +160,18 @@ def test_info_tells_the_model_its_limits_and_what_steers_it(server: httpx.Client
     info = server.get("/info").json()
     assert info["model"]["name"] == "mini"
     assert info["limits"]["max_model_len"] == 512
-    assert info["limits"]["kv_bytes_per_token"] == 6 * 2 * 192 * 4  # layers, keys and values, width, bytes
+    assert (
+        info["limits"]["kv_bytes_per_token"] == 6 * 2 * 192 * 4
+    )  # layers, keys and values, width, bytes
     windows = {own["name"]: own["window"] for own in server.get("/v1/head_sets").json()["data"]}
     assert windows == {own["name"]: own["window"] for own in info["steering"]["head_sets"]}
     heads = juice.HeadSet.load("head_sets/mini/parametric").heads.minus
     assert windows["parametric"] == [min(h.layer for h in heads), max(h.layer for h in heads)]
-    assert [entry["id"] for entry in server.get("/v1/models").json()["data"]] == ["mini", "mini:context", "mini:parametric"]
+    assert [entry["id"] for entry in server.get("/v1/models").json()["data"]] == [
+        "mini",
+        "mini:context",
+        "mini:parametric",
+    ]
 
 
 def test_the_single_run_is_served_beside_the_dual_one(server: httpx.Client) -> None:
@@ -133,20 +179,30 @@ def test_the_single_run_is_served_beside_the_dual_one(server: httpx.Client) -> N
     for method in ("juice", "june"):
         steer = juice.Steer(target="parametric", method=method, beta_minus=-1.5)
         body = {"prompt": CONFLICT, "max_tokens": 8, "logprobs": 0}
-        answer = server.post("/generate", json={**body, "steer": {"target": "parametric", "method": method, "beta_minus": -1.5}}).json()
+        answer = server.post(
+            "/generate",
+            json={**body, "steer": {"target": "parametric", "method": method, "beta_minus": -1.5}},
+        ).json()
         assert answer["steering"]["method"] == method
         assert answer["steering"]["beta_minus"] == -1.5
         completion = model.generate(CONFLICT, steer=steer, max_tokens=8)[0]
-        assert [score["logprob"] for score in answer["logprobs"]] == pytest.approx(completion.logprobs, abs=1e-5)
+        assert [score["logprob"] for score in answer["logprobs"]] == pytest.approx(
+            completion.logprobs, abs=1e-5
+        )
 
 
-def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(tmp_path: Path) -> None:
+def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(
+    tmp_path: Path,
+) -> None:
     shutil.copytree("head_sets/mini", tmp_path / "mini")
     other = tmp_path / "mini/context/head_set.json"
     content = json.loads(other.read_text())
     content["model"]["fingerprint"] = "sha256:" + "0" * 64
     other.write_text(json.dumps(content))
-    with serving("--head-sets", str(tmp_path), "--default-steer", "parametric") as running, httpx.Client(base_url=running.url) as client:
+    with (
+        serving("--head-sets", str(tmp_path), "--default-steer", "parametric") as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
         body = {"prompt": CONFLICT, "max_tokens": 4}
         for steer in ("context", {"target": "context", "head_set": "context"}):
             refused = client.post("/generate", json={**body, "steer": steer})
@@ -155,13 +211,28 @@ def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(
         listed = client.get("/v1/head_sets").json()
         assert [own["name"] for own in listed["data"]] == ["parametric"]
         assert "fingerprint" in listed["unfit"][0]["reason"]
-        assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == ["mini", "mini:none", "mini:parametric"]
+        assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == [
+            "mini",
+            "mini:none",
+            "mini:parametric",
+        ]
         by_default = client.post("/generate", json=body).json()
         assert by_default["text"].startswith(" Lima")
         assert by_default["steering"]["target"] == "parametric"
-        assert client.post("/generate", json={**body, "steer": "none"}).json()["steering"]["applied"] is False
-        assert client.post("/v1/completions", json={**body, "model": "mini:context"}).status_code == 422
-        assert client.post("/v1/completions", json={**body, "model": "mini:none"}).json()["steering"]["applied"] is False
+        assert (
+            client.post("/generate", json={**body, "steer": "none"}).json()["steering"]["applied"]
+            is False
+        )
+        assert (
+            client.post("/v1/completions", json={**body, "model": "mini:context"}).status_code
+            == 422
+        )
+        assert (
+            client.post("/v1/completions", json={**body, "model": "mini:none"}).json()["steering"][
+                "applied"
+            ]
+            is False
+        )
         compared = client.post("/compare", json=body).json()
         assert list(compared["answers"]) == ["none", "parametric"]
         assert compared["disagree"] is None
@@ -175,13 +246,37 @@ WRONG = {
     "prompt_number": ({"prompt": 7}, 400, "prompt"),
     "too_many_prompts": ({"prompt": ["x"] * 33}, 400, "prompt"),
     "steer_unknown": ({"prompt": "x", "steer": "truth"}, 400, "steer.target"),
-    "steer_key_unknown": ({"prompt": "x", "steer": {"target": "context", "stength": 2}}, 400, "steer.stength"),
+    "steer_key_unknown": (
+        {"prompt": "x", "steer": {"target": "context", "stength": 2}},
+        400,
+        "steer.stength",
+    ),
     "field_unknown": ({"prompt": "x", "steerr": "context"}, 400, "steerr"),
-    "beta_absurd": ({"prompt": "x", "steer": {"target": "context", "beta_plus": 1e9}}, 400, "steer.beta_plus"),
-    "beta_wrong_sign": ({"prompt": "x", "steer": {"target": "context", "beta_minus": 1}}, 400, "steer.beta_minus"),
-    "beta_without_target": ({"prompt": "x", "steer": {"target": "none", "beta_plus": 1}}, 400, "steer.target"),
-    "head_set_unknown": ({"prompt": "x", "steer": {"target": "context", "head_set": "nothing"}}, 404, "steer.head_set"),
-    "head_set_other_target": ({"prompt": "x", "steer": {"target": "context", "head_set": "parametric"}}, 400, "steer.head_set"),
+    "beta_absurd": (
+        {"prompt": "x", "steer": {"target": "context", "beta_plus": 1e9}},
+        400,
+        "steer.beta_plus",
+    ),
+    "beta_wrong_sign": (
+        {"prompt": "x", "steer": {"target": "context", "beta_minus": 1}},
+        400,
+        "steer.beta_minus",
+    ),
+    "beta_without_target": (
+        {"prompt": "x", "steer": {"target": "none", "beta_plus": 1}},
+        400,
+        "steer.target",
+    ),
+    "head_set_unknown": (
+        {"prompt": "x", "steer": {"target": "context", "head_set": "nothing"}},
+        404,
+        "steer.head_set",
+    ),
+    "head_set_other_target": (
+        {"prompt": "x", "steer": {"target": "context", "head_set": "parametric"}},
+        400,
+        "steer.head_set",
+    ),
     "context_exceeded": ({"prompt": "word " * 1000}, 400, "prompt"),
     "max_tokens_exceeded": ({"prompt": "x", "max_tokens": 600}, 400, "max_tokens"),
     "max_tokens_zero": ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
@@ -223,8 +318,20 @@ def test_a_prompt_over_the_context_has_openais_code(server: httpx.Client) -> Non
     [b"{", b"\xff\xfe", b'{"prompt": "\\ud800"}', b'{"prompt": "x", "\\ud800": 1}', b'{"prompt": "x", "temperature": NaN}', b"[" * 5000,
      b'{"prompt": "x", "steer": {"target": "context", "strength": Infinity}}', b'{"prompt":' * 20000, b"", b"null", b"[]", b'"x"'],
 )  # fmt: skip
-@pytest.mark.parametrize("route", ["/generate", "/compare", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-def test_a_body_that_is_no_json_request_is_a_400(server: httpx.Client, raw: bytes, route: str) -> None:
+@pytest.mark.parametrize(
+    "route",
+    [
+        "/generate",
+        "/compare",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/tokenize",
+        "/detokenize",
+    ],
+)
+def test_a_body_that_is_no_json_request_is_a_400(
+    server: httpx.Client, raw: bytes, route: str
+) -> None:
     answer = server.post(route, content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert "message" in answer.json()["error"]
@@ -243,7 +350,9 @@ BAD_ITEMS = ["a", *[1] * 50_000]
     (DetokenizeRequest, {"tokens": ["a"] * 50_000}), (ChatRequest, {"messages": [1] * 50_000}),
     (ChatRequest, {"messages": [{"role": "user", "content": [1] * 50_000}]}),
 ], ids=range(13))  # fmt: skip
-def test_a_large_wrong_body_costs_a_few_errors_not_one_an_item(schema: type[BaseModel], body: dict) -> None:
+def test_a_large_wrong_body_costs_a_few_errors_not_one_an_item(
+    schema: type[BaseModel], body: dict
+) -> None:
     """A million of them once kept the event loop for 25 seconds."""
     with pytest.raises(ValidationError) as caught:
         schema.model_validate(body)
@@ -261,9 +370,19 @@ def test_what_is_no_http_gets_the_envelope_too(server: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 400_000, "🏔\u200d" * 100_000, "\u0301" * 300_000, " " * 500_000, "<|endoftext|>" * 50_000, "\0" * 1000]
+    "text",
+    [
+        "a" * 400_000,
+        "🏔\u200d" * 100_000,
+        "\u0301" * 300_000,
+        " " * 500_000,
+        "<|endoftext|>" * 50_000,
+        "\0" * 1000,
+    ],
 )
-def test_a_pathological_text_is_answered_and_the_probes_stay_fast(server: httpx.Client, text: str) -> None:
+def test_a_pathological_text_is_answered_and_the_probes_stay_fast(
+    server: httpx.Client, text: str
+) -> None:
     answer = server.post("/generate", json={"prompt": text})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
@@ -285,7 +404,10 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line(tmp_path: P
 
 
 def test_a_head_sets_folder_that_is_wrong_ends_the_server_with_one_line(tmp_path: Path) -> None:
-    for folder, message in ((tmp_path / "nowhere", "does not exist"), (Path("head_sets/mini"), "give the folder above")):
+    for folder, message in (
+        (tmp_path / "nowhere", "does not exist"),
+        (Path("head_sets/mini"), "give the folder above"),
+    ):
         server = Server("--head-sets", str(folder))
         assert server.process.wait(timeout=120) == 2
         assert message in server.errors()
@@ -301,7 +423,9 @@ def test_a_default_that_nothing_steers_ends_the_server_with_one_line(tmp_path: P
     (("--max-batch", "0"), "JUICE_MAX_BATCH"), (("--kv-memory", "much"), "JUICE_KV_MEMORY"), (("--api-keys-file", "/nowhere"), "/nowhere"),
     (("--default-steer", "truth"), "--default-steer"), (("--max-model-len", "513"), "context of 512"),
 ])  # fmt: skip
-def test_a_wrong_setting_ends_the_server_with_one_line(arguments: tuple[str, ...], message: str) -> None:
+def test_a_wrong_setting_ends_the_server_with_one_line(
+    arguments: tuple[str, ...], message: str
+) -> None:
     server = Server(*arguments)
     assert server.process.wait(timeout=120) == 2
     assert message in server.errors()
@@ -314,7 +438,9 @@ def test_a_port_that_is_taken_ends_the_server_with_one_line() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "juice.cli.main", "serve", "--port", str(port)]
-        done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, env=dict(os.environ), capture_output=True, text=True, timeout=120, check=False
+        )
     assert done.returncode == 2
     assert "already in use" in done.stderr.lower()
     assert "--port" in done.stderr

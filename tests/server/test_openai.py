@@ -15,9 +15,10 @@ from tests.support import oracle, tiny
 from tests.support.serving import CONFLICT, events, save_tiny, serving
 
 TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('unknown role ' + message['role']) }}{% endif %}<|endoftext|>{{ message['role'] }}: {{ message['content'] }}\n"
-    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% for message in messages %}{% if message['role'] not in ['system', 'user', 'assistant'] %}{{"
+    " raise_exception('unknown role ' + message['role']) }}{% endif %}<|endoftext|>{{"
+    " message['role'] }}: {{ message['content'] }}\n{% endfor %}{% if add_generation_prompt"
+    " %}assistant:{% endif %}"
 )
 
 
@@ -47,19 +48,29 @@ def chat_client(chat_folder: Path) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_a_completion_is_steered_by_the_extra_field_or_by_the_models_name(client: openai.OpenAI) -> None:
+def test_a_completion_is_steered_by_the_extra_field_or_by_the_models_name(
+    client: openai.OpenAI,
+) -> None:
     options = {"prompt": CONFLICT, "max_tokens": 4, "temperature": 0}
     plain = client.completions.create(model="mini", **options)
     assert plain.model_extra["steering"]["applied"] is False
-    by_field = client.completions.create(model="mini", extra_body={"steer": "parametric"}, **options)
+    by_field = client.completions.create(
+        model="mini", extra_body={"steer": "parametric"}, **options
+    )
     by_name = client.completions.create(model="mini:parametric", **options)
     assert by_field.choices[0].text == by_name.choices[0].text
     assert by_name.choices[0].text.startswith(" Lima")
     assert by_name.model_extra["steering"]["head_set"] == "parametric"
-    half = client.completions.create(model="mini:parametric", extra_body={"steer": {"target": "parametric", "strength": 0.5}}, **options)
+    half = client.completions.create(
+        model="mini:parametric",
+        extra_body={"steer": {"target": "parametric", "strength": 0.5}},
+        **options,
+    )
     assert half.model_extra["steering"]["strength"] == 0.5
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="mini:parametric", extra_body={"steer": "context"}, **options)
+        client.completions.create(
+            model="mini:parametric", extra_body={"steer": "context"}, **options
+        )
     assert caught.value.param == "steer"
 
 
@@ -79,23 +90,40 @@ def test_generate_equals_completions(url: str, options: dict) -> None:
 
 
 def test_a_streamed_completion_equals_the_whole_one(client: openai.OpenAI) -> None:
-    options = {"model": "mini", "prompt": [CONFLICT, "Tokyo"], "max_tokens": 12, "temperature": 1.2, "seed": 3, "n": 2, "logprobs": 2}
+    options = {
+        "model": "mini",
+        "prompt": [CONFLICT, "Tokyo"],
+        "max_tokens": 12,
+        "temperature": 1.2,
+        "seed": 3,
+        "n": 2,
+        "logprobs": 2,
+    }
     whole = client.completions.create(**options)
-    chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    )
     assert chunks[-1].usage == whole.usage
     assert chunks[-1].choices == []
     for choice in whole.choices:
         own = [chunk.choices[0] for chunk in chunks[:-1] if chunk.choices[0].index == choice.index]
         assert "".join(part.text for part in own) == choice.text
         assert own[-1].finish_reason == choice.finish_reason
-        assert [token for part in own if part.logprobs for token in part.logprobs.tokens] == choice.logprobs.tokens
-        assert [offset for part in own if part.logprobs for offset in part.logprobs.text_offset] == choice.logprobs.text_offset
+        assert [
+            token for part in own if part.logprobs for token in part.logprobs.tokens
+        ] == choice.logprobs.tokens
+        assert [
+            offset for part in own if part.logprobs for offset in part.logprobs.text_offset
+        ] == choice.logprobs.text_offset
 
 
 def test_token_prompts_equal_the_text_they_spell(client: openai.OpenAI, url: str) -> None:
     ids = httpx.post(f"{url}/tokenize", json={"text": CONFLICT}).json()["tokens"]
     options = {"model": "mini", "max_tokens": 5, "temperature": 0}
-    texts = [client.completions.create(prompt=prompt, **options).choices[0].text for prompt in (CONFLICT, ids, [ids], [CONFLICT])]
+    texts = [
+        client.completions.create(prompt=prompt, **options).choices[0].text
+        for prompt in (CONFLICT, ids, [ids], [CONFLICT])
+    ]
     assert len(set(texts)) == 1
 
 
@@ -105,36 +133,66 @@ def test_echo_scores_the_prompt_as_the_model_alone_does(client: openai.OpenAI) -
     ids = list(model.tokenize(CONFLICT))
     for steer in ("none", "parametric"):
         coefficients = model.resolve(juice.Steer(target=steer)).coefficients
-        heads = {(layer, h): float(b) for layer, row in coefficients.items() for h, b in enumerate(row.tolist()) if b}
+        heads = {
+            (layer, h): float(b)
+            for layer, row in coefficients.items()
+            for h, b in enumerate(row.tolist())
+            if b
+        }
         expected = oracle.steered_logits(model.loaded.model, ids, heads).log_softmax(-1)
         answer = client.completions.create(
-            model="mini", prompt=CONFLICT, echo=True, logprobs=2, max_tokens=3, temperature=0, extra_body={"steer": steer}
+            model="mini",
+            prompt=CONFLICT,
+            echo=True,
+            logprobs=2,
+            max_tokens=3,
+            temperature=0,
+            extra_body={"steer": steer},
         )
         choice = answer.choices[0]
         scores = choice.logprobs.token_logprobs
         assert choice.text.startswith(CONFLICT)
         assert scores[0] is None
         own = [expected[i, token].item() for i, token in enumerate(ids[1:])]
-        torch.testing.assert_close(torch.tensor(scores[1 : len(ids)]), torch.tensor(own), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            torch.tensor(scores[1 : len(ids)]), torch.tensor(own), rtol=0, atol=1e-4
+        )
         assert len(scores) == len(ids) + answer.usage.completion_tokens
         only = client.completions.create(
-            model="mini", prompt=CONFLICT, echo=True, logprobs=0, max_tokens=0, temperature=0, extra_body={"steer": steer}
+            model="mini",
+            prompt=CONFLICT,
+            echo=True,
+            logprobs=0,
+            max_tokens=0,
+            temperature=0,
+            extra_body={"steer": steer},
         )
-        assert only.choices[0].logprobs.token_logprobs == pytest.approx(scores[: len(ids)], abs=1e-5)
+        assert only.choices[0].logprobs.token_logprobs == pytest.approx(
+            scores[: len(ids)], abs=1e-5
+        )
         assert only.usage.completion_tokens == 0
 
 
 def test_echo_repeats_the_prompt_of_each_choice(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="mini", prompt=["Tokyo", "Paris"], echo=True, max_tokens=2, n=2, temperature=0)
+    answer = client.completions.create(
+        model="mini", prompt=["Tokyo", "Paris"], echo=True, max_tokens=2, n=2, temperature=0
+    )
     assert [choice.text[:5] for choice in answer.choices] == ["Tokyo", "Tokyo", "Paris", "Paris"]
-    chunks = client.completions.create(model="mini", prompt="Tokyo", echo=True, max_tokens=2, temperature=0, stream=True)
+    chunks = client.completions.create(
+        model="mini", prompt="Tokyo", echo=True, max_tokens=2, temperature=0, stream=True
+    )
     assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
 
 
 def test_openais_defaults_are_theirs(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="mini", prompt="The", temperature=0, extra_body={"ignore_eos": True})
+    answer = client.completions.create(
+        model="mini", prompt="The", temperature=0, extra_body={"ignore_eos": True}
+    )
     assert answer.usage.completion_tokens == 16
-    drawn = {client.completions.create(model="mini", prompt="The", max_tokens=12).choices[0].text for _ in range(6)}
+    drawn = {
+        client.completions.create(model="mini", prompt="The", max_tokens=12).choices[0].text
+        for _ in range(6)
+    }
     assert len(drawn) > 1, "the temperature is 1 by default"
 
 
@@ -144,7 +202,9 @@ def test_openais_defaults_are_theirs(client: openai.OpenAI) -> None:
     ("ster", "context"), ("steering", "context"), ("extra_body", {"steer": "context"}),
     ("head_set", "context"), ("strength", 2.0),
 ])  # fmt: skip
-def test_fields_that_would_change_the_meaning_are_refused_by_name(client: openai.OpenAI, field: str, value: object) -> None:
+def test_fields_that_would_change_the_meaning_are_refused_by_name(
+    client: openai.OpenAI, field: str, value: object
+) -> None:
     with pytest.raises(openai.BadRequestError, match=field) as caught:
         client.completions.create(model="mini", prompt="x", extra_body={field: value})
     assert caught.value.param == field
@@ -161,7 +221,9 @@ def test_fields_that_change_nothing_are_tolerated(client: openai.OpenAI) -> None
         "seed": None,
         "stop": None,
     }
-    assert client.completions.create(model="mini", prompt="x", max_tokens=1, extra_body=harmless).choices
+    assert client.completions.create(
+        model="mini", prompt="x", max_tokens=1, extra_body=harmless
+    ).choices
 
 
 @pytest.mark.parametrize(("options", "error", "param"), [
@@ -205,10 +267,15 @@ def test_a_model_without_a_template_refuses_to_chat(client: openai.OpenAI) -> No
 
 def test_a_chat_is_the_completion_of_its_template(chat_client: openai.OpenAI) -> None:
     """The template writes the start token itself: the tokenizer must not add a second one."""
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
     prompt = "<|endoftext|>system: Be brief.\n<|endoftext|>user: Hi\nassistant:"
     options = {"model": "tiny-chat", "max_tokens": 20, "temperature": 0}
-    chat = chat_client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=3, **options)
+    chat = chat_client.chat.completions.create(
+        messages=messages, logprobs=True, top_logprobs=3, **options
+    )
     completion = chat_client.completions.create(prompt=prompt, **options)
     assert chat.choices[0].message.content == completion.choices[0].text
     assert chat.usage == completion.usage
@@ -222,10 +289,18 @@ def test_a_streamed_chat_equals_the_whole_one(chat_client: openai.OpenAI) -> Non
     options = {"model": "tiny-chat", "messages": [{"role": "user", "content": "Hi"}], "temperature": 1.5, "seed": 3, "n": 2,
                "max_completion_tokens": 25, "stop": ["e"]}  # fmt: skip
     whole = chat_client.chat.completions.create(**options)
-    chunks = list(chat_client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        chat_client.chat.completions.create(
+            **options, stream=True, stream_options={"include_usage": True}
+        )
+    )
     assert chunks[-1].usage == whole.usage
     for choice in whole.choices:
-        own = [chunk.choices[0] for chunk in chunks if chunk.choices and chunk.choices[0].index == choice.index]
+        own = [
+            chunk.choices[0]
+            for chunk in chunks
+            if chunk.choices and chunk.choices[0].index == choice.index
+        ]
         assert own[0].delta.role == "assistant"
         assert "".join(part.delta.content or "" for part in own) == choice.message.content
         assert own[-1].finish_reason == choice.finish_reason
@@ -233,7 +308,10 @@ def test_a_streamed_chat_equals_the_whole_one(chat_client: openai.OpenAI) -> Non
 
 def test_a_chat_without_max_tokens_gets_what_the_context_leaves(chat_client: openai.OpenAI) -> None:
     answer = chat_client.chat.completions.create(
-        model="tiny-chat", messages=[{"role": "user", "content": "Hi"}], temperature=0, extra_body={"ignore_eos": True}
+        model="tiny-chat",
+        messages=[{"role": "user", "content": "Hi"}],
+        temperature=0,
+        extra_body={"ignore_eos": True},
     )
     assert answer.usage.total_tokens == 128, "the model's context"
 
@@ -248,9 +326,13 @@ def test_a_chat_without_max_tokens_gets_what_the_context_leaves(chat_client: ope
     ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, None),
     ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
 ])  # fmt: skip
-def test_a_wrong_chat_is_refused_with_the_field(chat_client: openai.OpenAI, body: dict, param: str | None) -> None:
+def test_a_wrong_chat_is_refused_with_the_field(
+    chat_client: openai.OpenAI, body: dict, param: str | None
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        chat_client.post("/chat/completions", body={"model": "tiny-chat", **body}, cast_to=httpx.Response)
+        chat_client.post(
+            "/chat/completions", body={"model": "tiny-chat", **body}, cast_to=httpx.Response
+        )
     if param is not None:
         assert str(caught.value.param).startswith(param)
 

@@ -27,7 +27,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"# clients\n{KEYS[1]}\n", encoding="utf-8")
     with serving(
-        "--api-keys-file", str(keys), environment={"JUICE_API_KEYS": KEYS[0], "JUICE_CORS_ORIGINS": "https://a.example"}
+        "--api-keys-file",
+        str(keys),
+        environment={"JUICE_API_KEYS": KEYS[0], "JUICE_CORS_ORIGINS": "https://a.example"},
     ) as running:
         yield running
 
@@ -35,14 +37,28 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def routes_of(server: Server) -> list[tuple[str, str]]:
     """Return every route, discovered: those of the document, and the document's own."""
     document = httpx.get(f"{server.url}/openapi.json", headers=BEARER).json()
-    described = [(method.upper(), path) for path, own in document["paths"].items() for method in own]
-    return [*described, ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/openapi.json"), ("GET", "/nothing"), ("OPTIONS", "/generate")]
+    described = [
+        (method.upper(), path) for path, own in document["paths"].items() for method in own
+    ]
+    return [
+        *described,
+        ("GET", "/docs"),
+        ("GET", "/redoc"),
+        ("GET", "/openapi.json"),
+        ("GET", "/nothing"),
+        ("OPTIONS", "/generate"),
+    ]
 
 
 def test_the_keys_are_compared_whole() -> None:
     """An empty key can't be configured; were it, a request without one still would not pass."""
     check = KeyCheck(lambda *_: None, ["", "k"])
-    assert [check._is_known(sent) for sent in (b"k", b"", b"kk", b"K")] == [True, False, False, False]
+    assert [check._is_known(sent) for sent in (b"k", b"", b"kk", b"K")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("header", [
@@ -66,7 +82,9 @@ def test_every_route_but_the_probes_needs_a_key(server: Server, header: str | No
 
 def test_each_key_is_accepted_and_none_is_told(server: Server) -> None:
     for key in KEYS:
-        answer = httpx.get(f"{server.url}/info", headers={"authorization": f"Bearer {key}".encode()})
+        answer = httpx.get(
+            f"{server.url}/info", headers={"authorization": f"Bearer {key}".encode()}
+        )
         assert answer.status_code == 200
         assert not any(secret in answer.text for secret in KEYS)
     assert not any(key in server.errors() for key in KEYS)
@@ -76,15 +94,22 @@ def test_each_key_is_accepted_and_none_is_told(server: Server) -> None:
     ({"JUICE_API_KEYS": ""}, ()), ({"JUICE_API_KEYS": " , "}, ()), ({}, ("--api-key", "")), ({}, ("--api-key", " k")),
     ({"JUICE_API_KEY": "singular"}, ()),
 ])  # fmt: skip
-def test_a_key_setting_that_is_empty_or_misspelt_does_not_open_the_server(environment: dict, arguments: tuple[str, ...]) -> None:
+def test_a_key_setting_that_is_empty_or_misspelt_does_not_open_the_server(
+    environment: dict, arguments: tuple[str, ...]
+) -> None:
     server = Server(*arguments, environment=environment)
     assert server.process.wait(timeout=60) == 2
     assert "JUICE_API_KEYS" in server.errors()
 
 
 def test_a_body_that_drips_in_after_its_refusal_is_cut() -> None:
-    with serving("--api-key", "k", "--header-timeout", "1", "--body-timeout", "1") as server, server.connect() as connection:
-        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    with (
+        serving("--api-key", "k", "--header-timeout", "1", "--body-timeout", "1") as server,
+        server.connect() as connection,
+    ):
+        connection.sendall(
+            b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         assert connection.recv(4096).startswith(b"HTTP/1.1 401")
         for _ in range(40):
             try:
@@ -97,28 +122,43 @@ def test_a_body_that_drips_in_after_its_refusal_is_cut() -> None:
 
 
 def test_pages_of_other_origins_may_not_ask_unless_named(server: Server) -> None:
-    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    named = httpx.options(f"{server.url}/generate", headers={"origin": "https://a.example", **preflight})
+    preflight = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    named = httpx.options(
+        f"{server.url}/generate", headers={"origin": "https://a.example", **preflight}
+    )
     assert named.headers["access-control-allow-origin"] == "https://a.example"
-    other = httpx.options(f"{server.url}/generate", headers={"origin": "https://b.example", **preflight})
+    other = httpx.options(
+        f"{server.url}/generate", headers={"origin": "https://b.example", **preflight}
+    )
     assert "access-control-allow-origin" not in other.headers
 
 
 def test_a_request_id_is_taken_when_it_is_sound_and_made_when_not(server: Server) -> None:
     def answered(sent: str) -> str:
-        return httpx.get(f"{server.url}/healthz", headers={"x-request-id": sent}).headers["x-request-id"]
+        return httpx.get(f"{server.url}/healthz", headers={"x-request-id": sent}).headers[
+            "x-request-id"
+        ]
 
     assert answered("abc-123:4") == "abc-123:4"
     for unsound in ("", "a b", "x" * 200, '{"a":1}'):
         assert answered(unsound).startswith("req-")
-    assert httpx.get(f"{server.url}/info").headers["x-request-id"].startswith("req-"), "a refusal has one too"
+    assert httpx.get(f"{server.url}/info").headers["x-request-id"].startswith("req-"), (
+        "a refusal has one too"
+    )
 
 
 def test_a_request_is_one_json_line_without_its_prompt(server: Server) -> None:
     text = "what nobody else should read"
     sent = {"prompt": text, "steer": "context", "max_tokens": 3, "ignore_eos": True}
     httpx.post(f"{server.url}/generate", json=sent, headers={**BEARER, "x-request-id": "one-line"})
-    httpx.post(f"{server.url}/generate", json={**sent, "temperature": 9}, headers={**BEARER, "x-request-id": "refused"})
+    httpx.post(
+        f"{server.url}/generate",
+        json={**sent, "temperature": 9},
+        headers={**BEARER, "x-request-id": "refused"},
+    )
     time.sleep(0.2)
     lines = {line["id"]: line for line in server.log() if "id" in line}
     assert lines["one-line"].items() >= {
@@ -136,7 +176,11 @@ def test_the_metrics_count_what_happened(server: Server) -> None:
 
     before = {name: value(name) for name in ("prompt_tokens_total", "generated_tokens_total", "queue_time_seconds_count",
               "time_to_first_token_seconds_count", "inter_token_latency_seconds_count")}  # fmt: skip
-    answer = httpx.post(f"{server.url}/generate", json={"prompt": CONFLICT, "max_tokens": 7, "ignore_eos": True, "n": 2}, headers=BEARER)
+    answer = httpx.post(
+        f"{server.url}/generate",
+        json={"prompt": CONFLICT, "max_tokens": 7, "ignore_eos": True, "n": 2},
+        headers=BEARER,
+    )
     usage = answer.json()["usage"]
     after = {name: value(name) - count for name, count in before.items()}
     assert after == {
@@ -145,14 +189,21 @@ def test_the_metrics_count_what_happened(server: Server) -> None:
     }  # fmt: skip
     assert value("engine_up") == 1
     assert value("engine_heartbeat_age_seconds") < 5
-    assert value("requests_running") == value("requests_waiting") == value("kv_cache_occupancy_ratio") == 0
+    assert (
+        value("requests_running")
+        == value("requests_waiting")
+        == value("kv_cache_occupancy_ratio")
+        == 0
+    )
 
 
 def test_labels_come_from_closed_sets_whatever_clients_send(server: Server) -> None:
     for i in range(5):
         httpx.get(f"{server.url}/made-up-{i}", headers=BEARER)
         httpx.get(f"{server.url}/v1/models/made-up-{i}", headers=BEARER)
-        httpx.post(f"{server.url}/generate", json={"prompt": "x", "steer": f"made-up-{i}"}, headers=BEARER)
+        httpx.post(
+            f"{server.url}/generate", json={"prompt": "x", "steer": f"made-up-{i}"}, headers=BEARER
+        )
     text = httpx.get(f"{server.url}/metrics", headers=BEARER).text
     assert "made-up" not in text
     assert 'juice_requests_total{code="not_found",route="unmatched",status="404",steer=""}' in text
@@ -170,7 +221,9 @@ def test_schemathesis_finds_no_5xx(tmp_path: Path) -> None:
     with serving("--max-tokens", "20") as server:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error",
                    "--max-examples", "40", "--seed", "1", "--workers", "2", "--suppress-health-check", "all", "--no-color"]  # fmt: skip
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
+        )
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
         n_cases, n_passed = re.search(r"(\d+) generated, (\d+) passed", done.stdout).groups()
         assert n_cases == n_passed

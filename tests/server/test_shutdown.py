@@ -33,7 +33,12 @@ def test_sigterm_finishes_what_runs_and_exits_0() -> None:
     whole = httpx.post(f"{server.url}/generate", json={**LONG, "max_tokens": 300}).json()
 
     def stream() -> str:
-        with httpx.stream("POST", f"{server.url}/generate", json={**LONG, "max_tokens": 300, "stream": True}, timeout=60) as response:
+        with httpx.stream(
+            "POST",
+            f"{server.url}/generate",
+            json={**LONG, "max_tokens": 300, "stream": True},
+            timeout=60,
+        ) as response:
             return "".join(event.get("text", "") for event in events(response))
 
     thread, texts = in_thread(stream)
@@ -109,7 +114,10 @@ def test_a_killed_server_starts_again_on_its_port() -> None:
     again = Server("--port", str(server.port))
     again.port, again.url = server.port, server.url
     again.wait_until_ready()
-    assert httpx.post(f"{again.url}/generate", json={"prompt": CONFLICT, "max_tokens": 2}).status_code == 200
+    assert (
+        httpx.post(f"{again.url}/generate", json={"prompt": CONFLICT, "max_tokens": 2}).status_code
+        == 200
+    )
     assert again.stop() == 0
 
 
@@ -131,7 +139,9 @@ main()
 """
     server = Server(program=program)
     server.wait_until_ready()
-    thread, answers = in_thread(lambda: httpx.post(f"{server.url}/generate", json={**LONG, "n": 8}, timeout=60))
+    thread, answers = in_thread(
+        lambda: httpx.post(f"{server.url}/generate", json={**LONG, "n": 8}, timeout=60)
+    )
     within(20, lambda: gauge(server.url, "requests_running") == 8, "they run")
     flag.touch()
     within(5, lambda: httpx.get(f"{server.url}/readyz").status_code == 503, "it is not ready")

@@ -10,7 +10,12 @@ TYPES = ("clean", "substitution", "coherent")
 
 
 def examples() -> list[ConflictExample]:
-    facts = [("France", "Paris", "Rome"), ("Peru", "Lima", "Oslo"), ("Chad", "N'Djamena", "Bern"), ("Fiji", "Suva", "Kyiv")]
+    facts = [
+        ("France", "Paris", "Rome"),
+        ("Peru", "Lima", "Oslo"),
+        ("Chad", "N'Djamena", "Bern"),
+        ("Fiji", "Suva", "Kyiv"),
+    ]
     return [
         ConflictExample(
             subject=s,

@@ -1,7 +1,8 @@
 """A hub on loopback: the endpoints that huggingface_hub's client calls to make, fill, list and read a model repository.
 
-Safetensors files go through the large file storage (batch, upload, redirect), as on the hub; all others lie in the commits. Tokens:
-`writer` may do everything, `reader` may read what is open; without one, private and missing repositories look alike.
+Safetensors files go through the large file storage (batch, upload, redirect), as on the hub; all
+others lie in the commits. Tokens: `writer` may do everything, `reader` may read what is open;
+without one, private and missing repositories look alike.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Repo:
     messages: list[str] = field(default_factory=list)
 
     def commit(self, files: dict[str, bytes], message: str = "", branch: str = "main") -> str:
-        sha = hashlib.sha1(f"{len(self.commits)} {message}".encode(), usedforsecurity=False).hexdigest()
+        sha = hashlib.sha1(
+            f"{len(self.commits)} {message}".encode(), usedforsecurity=False
+        ).hexdigest()
         self.commits[sha] = files
         self.branches[branch] = sha
         self.messages.append(message)
@@ -52,7 +55,8 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        # Of another host, as on the hub: the client takes what it needs of a redirect's headers, and does not follow it to its own.
+        # Of another host, as on the hub: the client takes what it needs of a redirect's headers,
+        # and does not follow it to its own.
         self.large_url = f"http://localhost:{self.server_port}/large"
         self.repos: dict[str, Repo] = {}
         self.large: dict[str, bytes] = {}
@@ -84,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815  # named by http.server
+    do_HEAD = do_POST = do_PUT = do_GET  # named by http.server  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -99,8 +103,13 @@ class Handler(BaseHTTPRequestHandler):
                     return answer(self, **found.groupdict())
             raise RefusedError(404, f"the fake hub has no {self.command} {path}")
         except RefusedError as refused:
-            headers = {"X-Error-Message": refused.message, **({"X-Error-Code": refused.code} if refused.code else {})}
-            self._send(json.dumps({"error": refused.message}).encode(), status=refused.status, **headers)
+            headers = {
+                "X-Error-Message": refused.message,
+                **({"X-Error-Code": refused.code} if refused.code else {}),
+            }
+            self._send(
+                json.dumps({"error": refused.message}).encode(), status=refused.status, **headers
+            )
 
     def _send(self, data: bytes, *, status: int = 200, **headers: str) -> None:
         self.send_response(status)
@@ -111,7 +120,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _json(self, document: Any, *, status: int = 200) -> None:
-        self._send(json.dumps(document).encode(), status=status, **{"Content-Type": "application/json"})
+        self._send(
+            json.dumps(document).encode(), status=status, **{"Content-Type": "application/json"}
+        )
 
     def _token(self) -> str:
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -128,7 +139,9 @@ class Handler(BaseHTTPRequestHandler):
     def _repo(self, name: str) -> Repo:
         repo = self.server.repos.get(name)
         if repo is None or (repo.private and self._token() != "writer"):
-            raise RefusedError(404 if self._token() else 401, "Repository not found", "RepoNotFound")
+            raise RefusedError(
+                404 if self._token() else 401, "Repository not found", "RepoNotFound"
+            )
         return repo
 
     def _commit_of(self, repo: Repo, revision: str) -> str:
@@ -145,7 +158,9 @@ class Handler(BaseHTTPRequestHandler):
         if not exists:
             self.server.repos[name] = Repo(private=asked.get("visibility") == "private")
             self.server.repos[name].commit({}, "initial commit")
-        self._json({"url": f"{self.server.url}/{name}", "name": name}, status=409 if exists else 200)
+        self._json(
+            {"url": f"{self.server.url}/{name}", "name": name}, status=409 if exists else 200
+        )
 
     def check_card(self) -> None:
         assert json.loads(self.body)["content"].startswith("---\n")
@@ -156,12 +171,23 @@ class Handler(BaseHTTPRequestHandler):
         self._may_write()
         names = [file["path"] for file in json.loads(self.body)["files"]]
         modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}
-        self._json({"files": [{"path": name, "uploadMode": modes[name], "shouldIgnore": False} for name in names]})
+        self._json(
+            {
+                "files": [
+                    {"path": name, "uploadMode": modes[name], "shouldIgnore": False}
+                    for name in names
+                ]
+            }
+        )
 
     def lfs_batch(self, **_: str) -> None:
         self._may_write()
         upload = [
-            {"oid": o["oid"], "size": o["size"], "actions": {"upload": {"href": f"{self.server.large_url}/{o['oid']}"}}}
+            {
+                "oid": o["oid"],
+                "size": o["size"],
+                "actions": {"upload": {"href": f"{self.server.large_url}/{o['oid']}"}},
+            }
             for o in json.loads(self.body)["objects"]
         ]
         self._json({"transfer": "basic", "objects": upload})
@@ -193,18 +219,32 @@ class Handler(BaseHTTPRequestHandler):
 
     def info(self, repo: str, revision: str = "main") -> None:
         own = self._repo(repo)
-        self._json({"id": repo, "sha": self._commit_of(own, revision), "private": own.private, "gated": "manual" if own.gated else False})
+        self._json(
+            {
+                "id": repo,
+                "sha": self._commit_of(own, revision),
+                "private": own.private,
+                "gated": "manual" if own.gated else False,
+            }
+        )
 
     def tree(self, repo: str, revision: str) -> None:
         own = self._repo(repo)
         files = own.commits[self._commit_of(own, revision)]
-        self._json([{"type": "file", "path": name, "size": len(data), "oid": oid_of(data)} for name, data in files.items()])
+        self._json(
+            [
+                {"type": "file", "path": name, "size": len(data), "oid": oid_of(data)}
+                for name, data in files.items()
+            ]
+        )
 
     def resolve(self, repo: str, revision: str, name: str) -> None:
         own = self._repo(repo)
         sha = self._commit_of(own, revision)
         if own.gated and self._token() != "writer":
-            raise RefusedError(403 if self._token() else 401, "Access to this model is restricted", "GatedRepo")
+            raise RefusedError(
+                403 if self._token() else 401, "Access to this model is restricted", "GatedRepo"
+            )
         data = own.commits[sha].get(name)
         if data is None:
             raise RefusedError(404, "Entry not found", "EntryNotFound")
@@ -213,7 +253,11 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(data, **headers)
         oid = hashlib.sha256(data).hexdigest()
         self.server.large[oid] = data
-        linked = {"X-Linked-ETag": f'"{oid}"', "X-Linked-Size": str(len(data)), "Location": f"{self.server.large_url}/{oid}"}
+        linked = {
+            "X-Linked-ETag": f'"{oid}"',
+            "X-Linked-Size": str(len(data)),
+            "Location": f"{self.server.large_url}/{oid}",
+        }
         return self._send(b"", status=302, **headers, **linked)
 
 

@@ -1,7 +1,8 @@
 """Processes of the command line, forked from one that has imported the libraries: that alone takes each five seconds otherwise.
 
-All else is as in a process of its own: arguments, folder, environment, signals, what it prints, how it ends. What the libraries
-read from the environment when they are imported is the forking process's, which is offline.
+All else is as in a process of its own: arguments, folder, environment, signals, what it prints, how
+it ends. What the libraries read from the environment when they are imported is the forking
+process's, which is offline.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ PRELOADED = (
 class Forked:
     """A process of `juice`, with the interface of subprocess.Popen as far as tests use it."""
 
-    def __init__(self, arguments: tuple[str, ...], *, output: Path, errors: Path, environment: dict[str, str], folder: Path | None) -> None:
+    def __init__(
+        self,
+        arguments: tuple[str, ...],
+        *,
+        output: Path,
+        errors: Path,
+        environment: dict[str, str],
+        folder: Path | None,
+    ) -> None:
         self._ended = threading.Event()
         self.returncode: int | None = None
         self.pid = _forker().start(self, {
@@ -64,7 +73,9 @@ class _Forker:
     def __init__(self) -> None:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "tests.support.forking"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
         self._turn, self._numbers = threading.Lock(), count()
         self._running: dict[int, Forked] = {}
         self._pids: dict[int, int] = {}
@@ -80,7 +91,9 @@ class _Forker:
             self._process.stdin.write(json.dumps({**job, "number": number}) + "\n")
             self._process.stdin.flush()
         with self._heard:
-            assert self._heard.wait_for(lambda: number in self._pids, 120), "the forking process did not answer"
+            assert self._heard.wait_for(lambda: number in self._pids, 120), (
+                "the forking process did not answer"
+            )
             return self._pids.pop(number)
 
     def _listen(self) -> None:
@@ -154,7 +167,10 @@ def main() -> NoReturn:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
-    files = [os.open(os.devnull, os.O_RDONLY), *(os.open(job[name], os.O_WRONLY | os.O_APPEND) for name in ("output", "errors"))]
+    files = [
+        os.open(os.devnull, os.O_RDONLY),
+        *(os.open(job[name], os.O_WRONLY | os.O_APPEND) for name in ("output", "errors")),
+    ]
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)

@@ -21,18 +21,29 @@ CONFIG = {
     "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
     "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": VOCAB_SIZE,
 }  # fmt: skip
-GENERATION_CONFIG = {"_from_model_config": True, "bos_token_id": 50256, "eos_token_id": 50256, "transformers_version": "4.26.0.dev0"}
+GENERATION_CONFIG = {
+    "_from_model_config": True,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+    "transformers_version": "4.26.0.dev0",
+}
 # Larger than a new model's 0.02: the heads of a random model must matter.
 SCALE = 0.06
 
 
 def write(folder: Path, words: Iterable[str]) -> Path:
     """Write the checkpoint, half a gigabyte; every one of the words is a token of its own, with the space before it."""
-    for name, content in (("config", CONFIG), ("generation_config", GENERATION_CONFIG), ("tokenizer_config", {"model_max_length": 1024})):
+    for name, content in (
+        ("config", CONFIG),
+        ("generation_config", GENERATION_CONFIG),
+        ("tokenizer_config", {"model_max_length": 1024}),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(content))
     vocabulary, merges = _vocabulary(words)
     (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, merges), ""]), encoding="utf-8")
+    (folder / "merges.txt").write_text(
+        "\n".join(["#version: 0.2", *map(" ".join, merges), ""]), encoding="utf-8"
+    )
     save_file(_tensors(), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -63,11 +74,22 @@ def _tensors() -> dict[str, torch.Tensor]:
     def norm(name: str) -> dict[str, torch.Tensor]:
         return {f"{name}.weight": 1 + weights(width), f"{name}.bias": weights(width)}
 
-    tensors = {"wte.weight": weights(VOCAB_SIZE, width), "wpe.weight": weights(n_positions, width), **norm("ln_f")}
+    tensors = {
+        "wte.weight": weights(VOCAB_SIZE, width),
+        "wpe.weight": weights(n_positions, width),
+        **norm("ln_f"),
+    }
     for layer in range(CONFIG["n_layer"]):
         tensors |= norm(f"h.{layer}.ln_1") | norm(f"h.{layer}.ln_2")
-        tensors[f"h.{layer}.attn.bias"] = torch.tril(torch.ones(n_positions, n_positions)).view(1, 1, n_positions, n_positions)
-        for name, n_in, n_out in (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1), ("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1)):
+        tensors[f"h.{layer}.attn.bias"] = torch.tril(torch.ones(n_positions, n_positions)).view(
+            1, 1, n_positions, n_positions
+        )
+        for name, n_in, n_out in (
+            ("attn.c_attn", 1, 3),
+            ("attn.c_proj", 1, 1),
+            ("mlp.c_fc", 1, 4),
+            ("mlp.c_proj", 4, 1),
+        ):
             tensors[f"h.{layer}.{name}.weight"] = weights(n_in * width, n_out * width)
             tensors[f"h.{layer}.{name}.bias"] = weights(n_out * width)
     return tensors

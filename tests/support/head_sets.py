@@ -9,7 +9,13 @@ import torch
 
 from juice.head_set import HeadScores, HeadSet, ModelIdentity
 
-MODEL = ModelIdentity(id="some/model", architecture="GPT2LMHeadModel", n_layers=3, n_heads=4, fingerprint="sha256:" + "a" * 64)
+MODEL = ModelIdentity(
+    id="some/model",
+    architecture="GPT2LMHeadModel",
+    n_layers=3,
+    n_heads=4,
+    fingerprint="sha256:" + "a" * 64,
+)
 
 
 def content(**changes: Any) -> dict[str, Any]:
@@ -29,7 +35,9 @@ def scored() -> HeadSet:
         plus=torch.randn(2, 3, 4, generator=generator),
         minus=torch.randn(2, 3, 4, generator=generator),
     )
-    return HeadSet.parse(content(), "test").model_copy(update={"scores": scores, "scores_sha256": scores.sha256()})
+    return HeadSet.parse(content(), "test").model_copy(
+        update={"scores": scores, "scores_sha256": scores.sha256()}
+    )
 
 
 def names_in(folder: Path) -> list[str]:

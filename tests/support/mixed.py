@@ -19,22 +19,40 @@ def steering(heads: Mapping[tuple[int, int], float], method: str = "juice") -> S
     for (layer, head), beta in heads.items():
         coefficients.setdefault(layer, torch.zeros(tiny.N_HEADS))[head] = beta
     report = SteeringReport(
-        applied=True, target="context", head_set="test", beta_plus=0, beta_minus=0, strength=1, method=method, n_heads=len(heads)
+        applied=True,
+        target="context",
+        head_set="test",
+        beta_plus=0,
+        beta_minus=0,
+        strength=1,
+        method=method,
+        n_heads=len(heads),
     )
     return Steering(coefficients=coefficients, report=report)
 
 
-def mixed_requests(seed: int, n: int = 12) -> list[tuple[GenerationRequest, dict[tuple[int, int], float], str]]:
+def mixed_requests(
+    seed: int, n: int = 12
+) -> list[tuple[GenerationRequest, dict[tuple[int, int], float], str]]:
     """Prompts of different lengths, each with other heads, betas and methods, some unsteered; all logits are watched."""
     rng, made = Random(seed), []
     for i in range(n):
         method = ("juice", "june", "none", "juice")[i % 4]
         n_heads = rng.randint(1, 5) if method != "none" else 0
-        heads = {(rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): rng.choice([-3, -1, 0.5, 2]) for _ in range(n_heads)}
+        heads = {
+            (rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): rng.choice(
+                [-3, -1, 0.5, 2]
+            )
+            for _ in range(n_heads)
+        }
         ids = tuple(rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 2, 5, 13, 27])))
         steered = {} if method == "none" else {"steering": steering(heads, method)}
         request = GenerationRequest(
-            prompt_ids=ids, max_tokens=rng.choice([1, 4, 12]), ignore_eos=True, watch=tuple(range(tiny.VOCAB_SIZE)), **steered
+            prompt_ids=ids,
+            max_tokens=rng.choice([1, 4, 12]),
+            ignore_eos=True,
+            watch=tuple(range(tiny.VOCAB_SIZE)),
+            **steered,
         )
         made.append((request, heads, "juice" if method == "none" else method))
     return made

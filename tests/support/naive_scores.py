@@ -21,7 +21,8 @@ def mean_changes(
 ) -> torch.Tensor:
     """Return the mean over prompts and alphas of p_y(scaled) - p_y, [n_layers, n_heads]; only `heads`, where given.
 
-    The prompts are one right-padded batch, the logits are computed at each prompt's last position alone.
+    The prompts are one right-padded batch, the logits are computed at each prompt's last position
+    alone.
     """
     n_layers, n_heads = model.config.num_hidden_layers, model.config.num_attention_heads
     width = max(map(len, prompts))
@@ -31,7 +32,9 @@ def mean_changes(
 
     def p_y() -> torch.Tensor:
         on_forward(ids.numel())
-        gather = head_of.register_forward_pre_hook(lambda _m, args: (args[0][rows, last].unsqueeze(1),))
+        gather = head_of.register_forward_pre_hook(
+            lambda _m, args: (args[0][rows, last].unsqueeze(1),)
+        )
         logits = model(ids, use_cache=False).logits[:, 0]
         gather.remove()
         return logits.softmax(-1)[rows, torch.tensor(answers)]

@@ -1,7 +1,8 @@
 """The two-run definition of method.md, slow and obvious: what every fast path is judged by.
 
-No cache, no batch, no code of `juice.model` or `juice.engine`: for each token, run 1 unmodified keeping z, run 2 with
-`z_h <- z_h + beta * z_h(run 1)`, take the likeliest token of run 2. Heads are {(layer, head): beta}.
+No cache, no batch, no code of `juice.model` or `juice.engine`: for each token, run 1 unmodified
+keeping z, run 2 with `z_h <- z_h + beta * z_h(run 1)`, take the likeliest token of run 2. Heads are
+{(layer, head): beta}.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ PROJECTIONS = {
 def projections(model: PreTrainedModel) -> list[nn.Module]:
     """Return the attention output projections, named one architecture at a time."""
     path = PROJECTIONS.get(model.config.model_type, "model.layers.{}.self_attn.o_proj")
-    return [model.get_submodule(path.format(i)) for i in range(model.config.get_text_config().num_hidden_layers)]
+    return [
+        model.get_submodule(path.format(i))
+        for i in range(model.config.get_text_config().num_hidden_layers)
+    ]
 
 
-def forward(model: PreTrainedModel, ids: list[int], change: Mapping[int, object] | None = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def forward(
+    model: PreTrainedModel, ids: list[int], change: Mapping[int, object] | None = None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Run one prompt without a cache; return logits [pos, vocabulary] and z a layer, [pos, n_heads * d_head] before `change`."""
     recorded: list[torch.Tensor] = []
     handles = []
@@ -62,7 +68,9 @@ def forward(model: PreTrainedModel, ids: list[int], change: Mapping[int, object]
     return logits, recorded
 
 
-def steered_logits(model: PreTrainedModel, ids: list[int], heads: Heads, *, method: str = "juice") -> torch.Tensor:
+def steered_logits(
+    model: PreTrainedModel, ids: list[int], heads: Heads, *, method: str = "juice"
+) -> torch.Tensor:
     """Return the logits [pos, vocabulary] of the steered run over these tokens."""
     n_heads = model.config.get_text_config().num_attention_heads
     clean = forward(model, ids)[1]

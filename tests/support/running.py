@@ -14,18 +14,27 @@ from tests.support import tiny
 from tests.support.mixed import steering
 
 
-def loaded(shape: str = "llama", *, dtype: torch.dtype = torch.float32, limits: Limits | None = None) -> SteeredModel:
-    return juice.load(tiny.tiny_model(shape).to(dtype), tokenizer=tiny.tiny_tokenizer(), limits=limits)
+def loaded(
+    shape: str = "llama", *, dtype: torch.dtype = torch.float32, limits: Limits | None = None
+) -> SteeredModel:
+    return juice.load(
+        tiny.tiny_model(shape).to(dtype), tokenizer=tiny.tiny_tokenizer(), limits=limits
+    )
 
 
 def random_request(rng: Random) -> GenerationRequest:
     """Any length, target, strength, heads and sampling."""
     heads = {
-        (rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): rng.choice([-3, -1, 0.5, 2]) * rng.choice([0.5, 1, 2])
+        (rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): (
+            rng.choice([-3, -1, 0.5, 2]) * rng.choice([0.5, 1, 2])
+        )
         for _ in range(rng.choice([0, 1, 2, 3, 5]))
     }
     sampling = SamplingOptions(
-        temperature=rng.choice([0, 0, 0.7, 1.5]), top_k=rng.choice([0, 20]), top_p=rng.choice([1, 0.8]), seed=rng.randrange(99)
+        temperature=rng.choice([0, 0, 0.7, 1.5]),
+        top_k=rng.choice([0, 20]),
+        top_p=rng.choice([1, 0.8]),
+        seed=rng.randrange(99),
     )
     contrast = None
     if not heads and rng.random() < 0.5:
@@ -57,7 +66,9 @@ class Collector:
 
     def wait(self, n_last: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.n_last >= n_last, 120), f"{self.n_last} of {n_last} requests ended"
+            assert self.changed.wait_for(lambda: self.n_last >= n_last, 120), (
+                f"{self.n_last} of {n_last} requests ended"
+            )
 
     def completion(self, index: int = 0) -> Completion:
         last = self.updates[index][-1]

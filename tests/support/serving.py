@@ -49,11 +49,23 @@ class Server:
         options = ("--port", str(self.port), *arguments)
         self.process: Forked | subprocess.Popen[bytes]
         if command is None and program is None:
-            self.process = Forked(("serve", *options), output=Path(os.devnull), errors=self._said, environment=environment, folder=folder)
+            self.process = Forked(
+                ("serve", *options),
+                output=Path(os.devnull),
+                errors=self._said,
+                environment=environment,
+                folder=folder,
+            )
             return
         start = command or [sys.executable, "-c", str(program), "serve"]
         with self._said.open("w") as said:
-            self.process = subprocess.Popen([*start, *options], stdout=subprocess.DEVNULL, stderr=said, env=environment, cwd=folder)
+            self.process = subprocess.Popen(
+                [*start, *options],
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                env=environment,
+                cwd=folder,
+            )
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 120
@@ -112,7 +124,9 @@ def events(response: httpx.Response) -> list[Any]:
 def gauge(url: str, name: str, **headers: str) -> float:
     """Return a metric without labels."""
     text = httpx.get(f"{url}/metrics", headers=headers).text
-    return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"juice_{name} ")))
+    return float(
+        next(line.split()[-1] for line in text.splitlines() if line.startswith(f"juice_{name} "))
+    )
 
 
 def save_tiny(folder: Path, *, shape: str = "llama", chat_template: str | None = None) -> Path:
@@ -135,4 +149,8 @@ def within(seconds: float, is_so: Callable[[], bool], what: str) -> None:
 
 def raw_post(body: dict, path: str = "/generate") -> bytes:
     content = json.dumps(body).encode()
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length:"
+        f" {len(content)}\r\n\r\n".encode()
+        + content
+    )

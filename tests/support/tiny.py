@@ -32,7 +32,14 @@ def tiny_model(shape: str, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     if shape == "gpt2":
         model = GPT2LMHeadModel(
-            GPT2Config(vocab_size=VOCAB_SIZE, n_positions=128, n_embd=32, n_layer=N_LAYERS, n_head=N_HEADS, eos_token_id=0)
+            GPT2Config(
+                vocab_size=VOCAB_SIZE,
+                n_positions=128,
+                n_embd=32,
+                n_layer=N_LAYERS,
+                n_head=N_HEADS,
+                eos_token_id=0,
+            )
         )
     else:
         sizes = {
@@ -66,7 +73,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer: ids 1-256 are bytes, 257-282 a space and a capital letter, 0 ends a text."""
     merges = [("Ġ", letter) for letter in ascii_uppercase]
     tokens = [END, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)

@@ -22,7 +22,11 @@ class Format:
     read_row: Callable[[dict[str, Any], str, str], ConflictExample | str]
 
 
-OURS = Format("JuICE", ("subject", "parametric_answer", "context_answer", "prompts"), lambda row, where, _name: parse_example(row, where))
+OURS = Format(
+    "JuICE",
+    ("subject", "parametric_answer", "context_answer", "prompts"),
+    lambda row, where, _name: parse_example(row, where),
+)
 FORMATS = (
     OURS,
     Format("ParaConflict", paraconflict.COLUMNS, paraconflict.read_row),
@@ -41,22 +45,26 @@ def format_of(row: Row) -> Format:
         return OURS  # which then says what is missing
     expected = "; ".join(f"{known.name} ({', '.join(known.columns)})" for known in FORMATS)
     raise ExampleError(
-        f"{row.where}: the columns {', '.join(map(str, found)) or 'none'} are of no known format; expected those of one of {expected}"
+        f"{row.where}: the columns {', '.join(map(str, found)) or 'none'} are of no known format;"
+        f" expected those of one of {expected}"
     )
 
 
 def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[ConflictExample]:
     """Make examples of the rows of named files, each in the format of its first row.
 
-    Warns once of rows that hold no conflict, which are left out. Raises ExampleError for a row that is malformed and when
-    nothing is left.
+    Warns once of rows that hold no conflict, which are left out. Raises ExampleError for a row that
+    is malformed and when nothing is left.
     """
     examples, reasons = [], []
     for name, rows in files:
         known = format_of(rows[0])
         for where, values in rows:
             if lacking := set(known.columns) - values.keys() if known is not OURS else None:
-                raise ExampleError(f"{where}: {min(lacking)} is missing; expected the columns of {known.name}: {', '.join(known.columns)}")
+                raise ExampleError(
+                    f"{where}: {min(lacking)} is missing; expected the columns of {known.name}:"
+                    f" {', '.join(known.columns)}"
+                )
             example = known.read_row(values, where, name)
             if isinstance(example, str):
                 reasons.append(f"{where}: {example}")
@@ -65,5 +73,7 @@ def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[Con
     if not examples:
         raise ExampleError(f"{source} holds no example that can be used; first: {reasons[0]}")
     if reasons:
-        warnings.warn(f"{source}: {len(reasons)} rows are left out; first: {reasons[0]}", stacklevel=3)
+        warnings.warn(
+            f"{source}: {len(reasons)} rows are left out; first: {reasons[0]}", stacklevel=3
+        )
     return examples

@@ -1,6 +1,7 @@
 """The rows of a data set: from the hub, or from a folder that `datasets` saved or that holds parquet files.
 
-`datasets` is imported when it is needed; it comes with the extra `eval`. A data set's own code is never run.
+`datasets` is imported when it is needed; it comes with the extra `eval`. A data set's own code is
+never run.
 """
 
 from __future__ import annotations
@@ -25,27 +26,37 @@ def rows_of_hub(name: str, split: str | None = None) -> list[Row]:
     datasets = _datasets()
     try:
         data = datasets.load_dataset(name)
-    except Exception as error:  # whatever the network, the hub or a damaged cache makes the libraries raise
+    except (
+        Exception
+    ) as error:  # whatever the network, the hub or a damaged cache makes the libraries raise
         raise ExampleError(
-            f"cannot load the data set {name!r}: {_reason(error)}; where the hub cannot be reached, fetch it once where it can "
-            f"(`hf download {name} --repo-type dataset --local-dir FOLDER`) and give FOLDER, or let HF_HOME or HF_HUB_CACHE name "
-            "a cache that holds it"
+            f"cannot load the data set {name!r}: {_reason(error)}; where the hub cannot be reached,"
+            f" fetch it once where it can (`hf download {name} --repo-type dataset --local-dir"
+            " FOLDER`) and give FOLDER, or let HF_HOME or HF_HUB_CACHE name a cache that holds it"
         ) from error
     return _rows(data, split, name)
 
 
 def is_data_folder(folder: Path) -> bool:
     """Tell whether a folder holds a data set: one saved by `datasets`, or parquet files."""
-    return _is_saved(folder) or any(next(folder.glob(pattern), None) for pattern in ("*.parquet", "*/*.parquet"))
+    return _is_saved(folder) or any(
+        next(folder.glob(pattern), None) for pattern in ("*.parquet", "*/*.parquet")
+    )
 
 
 def rows_of_data_folder(folder: Path) -> list[Row]:
     """Return the rows of a folder that holds a data set; raises ExampleError when it is damaged."""
     datasets = _datasets()
     try:
-        data = datasets.load_from_disk(str(folder)) if _is_saved(folder) else datasets.load_dataset(str(folder))
+        data = (
+            datasets.load_from_disk(str(folder))
+            if _is_saved(folder)
+            else datasets.load_dataset(str(folder))
+        )
     except Exception as error:  # as above
-        raise ExampleError(f"cannot read the data set in {folder}: {_reason(error)}; save or download it again") from error
+        raise ExampleError(
+            f"cannot read the data set in {folder}: {_reason(error)}; save or download it again"
+        ) from error
     return _rows(data, None, str(folder))
 
 
@@ -57,7 +68,9 @@ def _datasets() -> ModuleType:
     try:
         import datasets
     except ImportError as error:
-        raise ExampleError("data sets need the package `datasets`: pip install 'juice-steering[eval]'") from error
+        raise ExampleError(
+            "data sets need the package `datasets`: pip install 'juice-steering[eval]'"
+        ) from error
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     return datasets  # type: ignore[no-any-return]
@@ -65,11 +78,21 @@ def _datasets() -> ModuleType:
 
 def _rows(data: Any, split: str | None, name: str) -> list[Row]:
     if isinstance(data, dict):
-        chosen = split or (next(iter(data)) if len(data) == 1 else next((s for s in PREFERRED_SPLITS if s in data), None))
+        chosen = split or (
+            next(iter(data))
+            if len(data) == 1
+            else next((s for s in PREFERRED_SPLITS if s in data), None)
+        )
         if chosen not in data:
-            raise ExampleError(f"the data set {name} has no split {chosen or '/'.join(PREFERRED_SPLITS)}; name one of: {', '.join(data)}")
+            raise ExampleError(
+                f"the data set {name} has no split {chosen or '/'.join(PREFERRED_SPLITS)}; name one"
+                f" of: {', '.join(data)}"
+            )
         data = data[chosen]
-    rows = [Row(f"{name}, row {number}", _without_nulls(values)) for number, values in enumerate(data, 1)]
+    rows = [
+        Row(f"{name}, row {number}", _without_nulls(values))
+        for number, values in enumerate(data, 1)
+    ]
     if not rows:
         raise ExampleError(f"the data set {name} is empty; expected one example a row")
     return rows
@@ -78,7 +101,10 @@ def _rows(data: Any, split: str | None, name: str) -> list[Row]:
 def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
     """Drop what a row does not have: its table fills it with nulls."""
     kept = {name: value for name, value in values.items() if value is not None}
-    return {name: _without_nulls(value) if isinstance(value, dict) else value for name, value in kept.items()}
+    return {
+        name: _without_nulls(value) if isinstance(value, dict) else value
+        for name, value in kept.items()
+    }
 
 
 def _reason(error: Exception) -> str:

@@ -1,9 +1,11 @@
 """MemoTrap (Liu and Liu, 2023): an instruction that asks for another ending than the one everybody knows by heart.
 
-    prompt, classes (a list of endings, as text), answer_index (which of them the instruction asks for)
+    prompt, classes (a list of endings, as text), answer_index (which of them the instruction asks
+    for)
 
-The context answer is the ending that is asked for, the parametric answers are the others, both without final punctuation; an
-output is right when it begins with the ending. There is only a substitution prompt: nothing to ask without the instruction.
+The context answer is the ending that is asked for, the parametric answers are the others, both
+without final punctuation; an output is right when it begins with the ending. There is only a
+substitution prompt: nothing to ask without the instruction.
 """
 
 from __future__ import annotations
@@ -49,15 +51,27 @@ def _classes(value: Any, where: str) -> list[str]:
         try:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-            raise ExampleError(f"{where}: classes is {value[:40]!r}; expected a list of endings, such as [' one.', ' other.']") from error
-    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(ending, str) for ending in value):
-        raise ExampleError(f"{where}: classes holds no list of two or more texts; expected the endings, such as [' one.', ' other.']")
+            raise ExampleError(
+                f"{where}: classes is {value[:40]!r}; expected a list of endings, such as [' one.',"
+                " ' other.']"
+            ) from error
+    if (
+        not isinstance(value, list)
+        or len(value) < 2
+        or not all(isinstance(ending, str) for ending in value)
+    ):
+        raise ExampleError(
+            f"{where}: classes holds no list of two or more texts; expected the endings, such as ['"
+            " one.', ' other.']"
+        )
     return value
 
 
 def _index(value: Any, n: int, where: str) -> int:
     if not re.fullmatch(r"\d{1,4}", str(value)) or int(value) >= n:
-        raise ExampleError(f"{where}: answer_index is {value!r}; expected a number from 0 to {n - 1}")
+        raise ExampleError(
+            f"{where}: answer_index is {value!r}; expected a number from 0 to {n - 1}"
+        )
     return int(value)
 
 

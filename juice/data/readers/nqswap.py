@@ -2,7 +2,8 @@
 
     question, org_context, org_answer, sub_context, sub_answer (answers are text or lists of texts)
 
-The swapped answer is the context answer. Passages keep marks of their pages (`<P>`, `<Td>`), which are dropped.
+The swapped answer is the context answer. Passages keep marks of their pages (`<P>`, `<Td>`), which
+are dropped.
 """
 
 from __future__ import annotations
@@ -19,14 +20,23 @@ COLUMNS = ("question", "org_context", "org_answer", "sub_context", "sub_answer")
 TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 
 
-def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | str:  # noqa: ARG001 (as of every format)
+def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | str:  # noqa: ARG001 -- as of every format
     """Make an example of a row, or say why it holds no conflict."""
-    question, passage, answers, told = (row[column] for column in ("question", "sub_context", "org_answer", "sub_answer"))
+    question, passage, answers, told = (
+        row[column] for column in ("question", "sub_context", "org_answer", "sub_answer")
+    )
     if not isinstance(question, str) or not isinstance(passage, str) or not question.strip():
-        raise ExampleError(f"{where}: question or sub_context is not text; expected a question and a passage")
+        raise ExampleError(
+            f"{where}: question or sub_context is not text; expected a question and a passage"
+        )
     accepted, swapped = (a if isinstance(a, list) else [a] for a in (answers, told))
-    if all(isinstance(a, str) for a in (*accepted, *swapped)) and any(is_among(a, accepted) for a in swapped):
-        return f"{question!r} has the same answer in both contexts, {swapped[0]!r}: there is no conflict"
+    if all(isinstance(a, str) for a in (*accepted, *swapped)) and any(
+        is_among(a, accepted) for a in swapped
+    ):
+        return (
+            f"{question!r} has the same answer in both contexts, {swapped[0]!r}: there is no"
+            " conflict"
+        )
     context, asked = without_tags(passage), question_prompt(question)
     example = {
         "subject": question.strip(),

@@ -1,10 +1,11 @@
 """ParaConflict (the data of "Taming Knowledge Conflicts in Language Models"): facts of six domains and their conflict prompts.
 
-    Subject, Answer, Distracted Token (the context answer), Clean Prompt, Substitution Conflict, Coherent Conflict,
-    Answer_ns? (accepted answers; files only), Category? (the domain; hub only)
+    Subject, Answer, Distracted Token (the context answer), Clean Prompt, Substitution Conflict,
+    Coherent Conflict, Answer_ns? (accepted answers; files only), Category? (the domain; hub only)
 
-On the hub (`gaotang/ParaConfilct`, sic) `Answer` lists all accepted answers and there is no `Answer_ns`. The first of them
-stands first here as well, and the examples say that the scored one is the one the model finds likeliest.
+On the hub (`gaotang/ParaConfilct`, sic) `Answer` lists all accepted answers and there is no
+`Answer_ns`. The first of them stands first here as well, and the examples say that the scored one
+is the one the model finds likeliest.
 """
 
 from __future__ import annotations
@@ -18,19 +19,31 @@ from juice.errors import ExampleError
 HUB_ID = "gaotang/ParaConfilct"
 PROMPTS = ("Clean Prompt", "Substitution Conflict", "Coherent Conflict")
 COLUMNS = ("Subject", "Answer", "Distracted Token", *PROMPTS)
-DOMAINS = ("athlete_sport", "book_author", "company_founder", "company_headquarter", "official_language", "world_capital")
+DOMAINS = (
+    "athlete_sport",
+    "book_author",
+    "company_founder",
+    "company_headquarter",
+    "official_language",
+    "world_capital",
+)
 
 
 def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | str:
     """Make an example of a row, or say why it holds no conflict; `name` is the file's, up to its first dot."""
     prompts = [row[column] for column in PROMPTS]
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise ExampleError(f"{where}: {', '.join(PROMPTS)} are not all text; expected a prompt in each")
+        raise ExampleError(
+            f"{where}: {', '.join(PROMPTS)} are not all text; expected a prompt in each"
+        )
     clean, substitution, coherent = (str(prompt).rstrip() for prompt in prompts)
     given = [*_listed(row["Answer"]), *_listed(row.get("Answer_ns"))]
     accepted, told = [a for i, a in enumerate(given) if a not in given[:i]], row["Distracted Token"]
     if isinstance(told, str) and is_among(told, (a for a in accepted if isinstance(a, str))):
-        return f"the context answer {told!r} of {row['Subject']!r} is an accepted answer as well: there is no conflict"
+        return (
+            f"the context answer {told!r} of {row['Subject']!r} is an accepted answer as well:"
+            " there is no conflict"
+        )
     apart = substitution.endswith(clean) and substitution != clean
     example = {
         "subject": row["Subject"],
@@ -40,7 +53,11 @@ def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | st
         "context": substitution.removesuffix(clean).strip() if apart else None,
         "question": clean if apart else None,
         "relation": domain_of(str(row.get("Category") or name)),
-        "scored": "likeliest" if isinstance(row["Answer"], list) and row.get("Answer_ns") is None else "first",
+        "scored": (
+            "likeliest"
+            if isinstance(row["Answer"], list) and row.get("Answer_ns") is None
+            else "first"
+        ),
     }
     return parse_example(example, where)
 

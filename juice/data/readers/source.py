@@ -27,7 +27,11 @@ from juice.files import MINI
 
 Split = Literal["test", "validation", "identification"]
 MINI_EXAMPLES = MINI / "examples.jsonl"
-SPLIT_PARTS: dict[Split, str] = {"test": ".unfiltered_test", "validation": ".filtered_validation", "identification": ".head_finding"}
+SPLIT_PARTS: dict[Split, str] = {
+    "test": ".unfiltered_test",
+    "validation": ".filtered_validation",
+    "identification": ".head_finding",
+}
 HUB_IDS = {"paraconflict": paraconflict.HUB_ID, "nq-swap": nqswap.HUB_ID}
 ENDINGS = (".jsonl", ".json", ".csv")
 
@@ -35,23 +39,33 @@ ENDINGS = (".jsonl", ".json", ".csv")
 def read_examples(source: str | Path, *, split: Split = "test") -> list[ConflictExample]:
     """Read the examples of a source, in its order.
 
-    Raises ExampleError for a source that cannot be read, for the first row that is malformed, naming it, and for columns
-    of no known format. Warns of rows without a conflict, which are left out, and of duplicate subjects (within a
-    relation), which are kept.
+    Raises ExampleError for a source that cannot be read, for the first row that is malformed,
+    naming it, and for columns of no known format. Warns of rows without a conflict, which are left
+    out, and of duplicate subjects (within a relation), which are kept.
     """
     name, domain = str(source), _domain(str(source))
     examples = [e for e in examples_of(_files(source, split), name) if domain in (None, e.relation)]
     if not examples:
-        raise ExampleError(f"{paraconflict.HUB_ID} has no row of the domain {domain}; expected the column Category to name it")
+        raise ExampleError(
+            f"{paraconflict.HUB_ID} has no row of the domain {domain}; expected the column Category"
+            " to name it"
+        )
     counts = Counter((e.relation, e.subject) for e in examples)
     repeated = [subject for (_, subject), count in counts.items() if count > 1]
     if repeated:
-        warnings.warn(f"{name}: {len(repeated)} subjects appear more than once ({repeated[0]!r} first); all are kept", stacklevel=2)
+        warnings.warn(
+            f"{name}: {len(repeated)} subjects appear more than once ({repeated[0]!r} first); all"
+            " are kept",
+            stacklevel=2,
+        )
     return examples
 
 
 def read_rows(source: str | Path) -> list[Row]:
-    """Read the rows of a file, a folder or `hub:owner/name[:split]`, whatever their columns; raises ExampleError."""
+    """Read the rows of a file, a folder or `hub:owner/name[:split]`, whatever their columns.
+
+    Raises ExampleError.
+    """
     return [row for _, rows in _files(source, None) for row in rows]
 
 
@@ -61,7 +75,10 @@ def _domain(name: str) -> str | None:
     if source != "paraconflict" or not colon:
         return None
     if domain not in paraconflict.DOMAINS:
-        raise ExampleError(f"{domain!r} is no domain of ParaConflict; expected one of {', '.join(paraconflict.DOMAINS)}")
+        raise ExampleError(
+            f"{domain!r} is no domain of ParaConflict; expected one of"
+            f" {', '.join(paraconflict.DOMAINS)}"
+        )
     return domain
 
 
@@ -69,13 +86,18 @@ def _files(source: str | Path, split: Split | None) -> list[tuple[str, list[Row]
     """Return the rows of every file of a source, each file with its name up to the first dot."""
     name = str(source)
     if name == "memotrap":
-        raise ExampleError("memotrap names no hub data set; download its CSV files and give their folder, or one of them")
+        raise ExampleError(
+            "memotrap names no hub data set; download its CSV files and give their folder, or one"
+            " of them"
+        )
     if (known := name.partition(":")[0]) in HUB_IDS:
         return [(known, rows_of_hub(HUB_IDS[known]))]
     if name.startswith("hub:"):
         hub_id, _, hub_split = name.removeprefix("hub:").partition(":")
         if not hub_id:
-            raise ExampleError(f"{name!r} names no data set; expected hub:owner/name or hub:owner/name:split")
+            raise ExampleError(
+                f"{name!r} names no data set; expected hub:owner/name or hub:owner/name:split"
+            )
         return [(hub_id.rsplit("/", 1)[-1], rows_of_hub(hub_id, hub_split or None))]
     path = MINI_EXAMPLES if name == "mini" else Path(source)
     if not path.is_dir():
@@ -87,16 +109,23 @@ def _files(source: str | Path, split: Split | None) -> list[tuple[str, list[Row]
 
 def _data_files(folder: Path, split: Split | None) -> list[Path]:
     # A data set that was downloaded may have its files in `data`.
-    places = [[path for path in sorted(folder.glob(glob)) if path.suffix.lower() in ENDINGS] for glob in ("[!.]*", "data/[!.]*")]
+    places = [
+        [path for path in sorted(folder.glob(glob)) if path.suffix.lower() in ENDINGS]
+        for glob in ("[!.]*", "data/[!.]*")
+    ]
     files = places[0] or places[1]
     if not files:
-        raise ExampleError(f"the folder {folder} holds no {', '.join(ENDINGS)} and no parquet files; give the folder that holds them")
+        raise ExampleError(
+            f"the folder {folder} holds no {', '.join(ENDINGS)} and no parquet files; give the"
+            " folder that holds them"
+        )
     named = [path for path in files if any(part in path.name for part in SPLIT_PARTS.values())]
     if not named or split is None:
         return files
     chosen = [path for path in named if SPLIT_PARTS[split] in path.name]
     if not chosen:
         raise ExampleError(
-            f"the folder {folder} has no file of the {split} split (*{SPLIT_PARTS[split]}*); it has {named[0].name} and the like"
+            f"the folder {folder} has no file of the {split} split (*{SPLIT_PARTS[split]}*); it has"
+            f" {named[0].name} and the like"
         )
     return chosen

@@ -15,7 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 from juice.errors import JuiceError
-from juice.evaluation.analyses import heads, knock_outs, paraphrases, reversals, robustness, running_once, stability
+from juice.evaluation.analyses import (
+    heads,
+    knock_outs,
+    paraphrases,
+    reversals,
+    robustness,
+    running_once,
+    stability,
+)
 from juice.evaluation.analyses.inputs import AnalysisInputs
 
 ANALYSES: dict[str, Callable[[AnalysisInputs], dict[str, Any]]] = {

@@ -23,9 +23,13 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     alphas_plus = found.alphas_plus if found else settings.alphas_plus
     alphas_minus = found.alphas_minus if found else settings.alphas_minus
     scores = score_heads(
-        inputs.model, examples, targets={inputs.target: judged_types(inputs.target, examples)},
-        alphas_plus=alphas_plus, alphas_minus=alphas_minus, progress=inputs.progress,
-    )[inputs.target]  # fmt: skip
+        inputs.model,
+        examples,
+        targets={inputs.target: judged_types(inputs.target, examples)},
+        alphas_plus=alphas_plus,
+        alphas_minus=alphas_minus,
+        progress=inputs.progress,
+    )[inputs.target]
     return {
         "conflict_types": list(scores.conflict_types),
         "plus": scores.plus.tolist(),

@@ -16,7 +16,8 @@ from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 from juice.targets import Target
 
-# Analyses look at so many test examples at most: enough to see, cheap enough to repeat for every setting.
+# Analyses look at so many test examples at most: enough to see, cheap enough to repeat for every
+# setting.
 N_EXAMPLES = 60
 
 

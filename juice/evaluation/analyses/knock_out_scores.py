@@ -16,15 +16,25 @@ N_AT_ONCE = 8
 
 
 def knock_out_scores(
-    model: SteeredModel, examples: Sequence[ConflictExample], conflict_types: tuple[ConflictType, ...], progress: Progress = silent
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    conflict_types: tuple[ConflictType, ...],
+    progress: Progress = silent,
 ) -> dict[Target, torch.Tensor]:
     """Return the mean change of p_y when a head is removed, by the answer y, float32 [conflict types, layers, heads]."""
     total: dict[Target, torch.Tensor] = {}
     for start in range(0, len(examples), N_AT_ONCE):
         chunk = examples[start : start + N_AT_ONCE]
         scores = score_heads(
-            model, chunk, targets=dict.fromkeys(TARGETS, conflict_types), alphas_plus=(1.0,), alphas_minus=(-1.0,), progress=progress
+            model,
+            chunk,
+            targets=dict.fromkeys(TARGETS, conflict_types),
+            alphas_plus=(1.0,),
+            alphas_minus=(-1.0,),
+            progress=progress,
         )
         for target in TARGETS:
-            total[target] = total.get(target, 0) + scores[target].minus * (len(chunk) / len(examples))
+            total[target] = total.get(target, 0) + scores[target].minus * (
+                len(chunk) / len(examples)
+            )
     return total

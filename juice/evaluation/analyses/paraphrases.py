@@ -4,8 +4,9 @@ Templates are data, by relation:
 
     {"<relation>": {"stems": [...], "paragraphs": [...], "questions": [...]}}
 
-with {subject} and {context_answer} in them. A stem ends just before the answer. Clean is a stem; substitution a stem with the
-context answer, then the same stem; coherent a paragraph, a question and a stem.
+with {subject} and {context_answer} in them. A stem ends just before the answer. Clean is a stem;
+substitution a stem with the context answer, then the same stem; coherent a paragraph, a question
+and a stem.
 """
 
 from __future__ import annotations
@@ -29,14 +30,22 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {methods: {method: table}, n_examples, example: the prompts of the first fact}."""
     examples = paraphrased(inputs.splits.test, inputs.templates or {}, inputs.seed)
     if not examples:
-        raise ExampleError("there are no templates for these relations; give a file with --templates")
+        raise ExampleError(
+            "there are no templates for these relations; give a file with --templates"
+        )
     measured = {}
     for name in methods_for(inputs.target, COMPARED):
         if name == "juice" and inputs.head_set is None:
             continue
         treatments = inputs.preparer.treatments(name, inputs.target, inputs.choice(name))
         answers = ask(
-            inputs.model, examples, inputs.judged_types, treatments, inputs.target, progress=inputs.progress, description="paraphrases"
+            inputs.model,
+            examples,
+            inputs.judged_types,
+            treatments,
+            inputs.target,
+            progress=inputs.progress,
+            description="paraphrases",
         )
         measured[name] = table(examples, answers, inputs.seed)
     return {"methods": measured, "n_examples": len(examples), "example": dict(examples[0].prompts)}
@@ -45,22 +54,34 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
 def check_templates(templates: Any, where: str) -> None:
     """Raise ExampleError unless these are templates by relation."""
     if not isinstance(templates, dict) or not templates:
-        raise ExampleError(f"{where}: expected an object with a relation's templates under its name")
+        raise ExampleError(
+            f"{where}: expected an object with a relation's templates under its name"
+        )
     for relation, own in templates.items():
         for part in PARTS:
             texts = own.get(part) if isinstance(own, dict) else None
-            if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-                raise ExampleError(f"{where}: {relation}.{part} is missing or no list of texts; each relation has {', '.join(PARTS)}")
+            if (
+                not isinstance(texts, list)
+                or not texts
+                or not all(isinstance(text, str) for text in texts)
+            ):
+                raise ExampleError(
+                    f"{where}: {relation}.{part} is missing or no list of texts; each relation has"
+                    f" {', '.join(PARTS)}"
+                )
             for text in texts:
                 try:
                     text.format(subject="", context_answer="")
                 except (KeyError, IndexError, ValueError) as error:
                     raise ExampleError(
-                        f"{where}: {relation}.{part}: {text!r} has other fields than {{subject}} and {{context_answer}}"
+                        f"{where}: {relation}.{part}: {text!r} has other fields than {{subject}}"
+                        " and {context_answer}"
                     ) from error
 
 
-def paraphrased(examples: Sequence[ConflictExample], templates: Mapping[str, Any], seed: int) -> list[ConflictExample]:
+def paraphrased(
+    examples: Sequence[ConflictExample], templates: Mapping[str, Any], seed: int
+) -> list[ConflictExample]:
     """Return the examples whose relation has templates, in other words."""
     rng, made = Random(seed), []
     for example in examples:
@@ -69,12 +90,16 @@ def paraphrased(examples: Sequence[ConflictExample], templates: Mapping[str, Any
             continue
         told = {"subject": example.subject, "context_answer": example.context_answer[0]}
         stems = [rng.choice(own["stems"]).format(**told) for _ in range(3)]
-        paragraph, question = (rng.choice(own[part]).format(**told) for part in ("paragraphs", "questions"))
+        paragraph, question = (
+            rng.choice(own[part]).format(**told) for part in ("paragraphs", "questions")
+        )
         prompts = {
             "clean": stems[0],
             "substitution": f"{stems[1]} {told['context_answer']}. {stems[1]}",
             "coherent": f"{paragraph} Question: {question} Answer: {stems[2]}",
         }
         prompts = {t: prompt for t, prompt in prompts.items() if t in example.prompts}
-        made.append(example.model_copy(update={"prompts": prompts, "context": None, "question": None}))
+        made.append(
+            example.model_copy(update={"prompts": prompts, "context": None, "question": None})
+        )
     return made

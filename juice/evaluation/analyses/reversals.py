@@ -1,8 +1,9 @@
 """Heads that turn into their opposite: removed, they help an answer under substitution and hurt it under coherent conflict.
 
-The paper's table 1: heads ranked by how much removing them raises p of the context answer under substitution, and what
-removing them does under coherent conflict. A head is reversed when its effect on either answer changes sign. And the filter
-of identification seen head by head: how many are consistent under all conflict types, how many under some only.
+The paper's table 1: heads ranked by how much removing them raises p of the context answer under
+substitution, and what removing them does under coherent conflict. A head is reversed when its
+effect on either answer changes sign. And the filter of identification seen head by head: how many
+are consistent under all conflict types, how many under some only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ N_TOP = 10
 def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {rows, n_reversed, n_consistent, n_heads, n_examples, changes}.
 
-    `changes` is {answer: [type][layer][head]}, `rows` the ten heads whose removal helps the target's opposite most.
+    `changes` is {answer: [type][layer][head]}, `rows` the ten heads whose removal helps the
+    target's opposite most.
     """
     examples = inputs.few
     if not set(CONFLICTS) <= set(inputs.conflict_types):
@@ -43,6 +45,12 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
 
 
 def _row(head: tuple[int, int], told: torch.Tensor, known: torch.Tensor) -> dict[str, Any]:
-    values: dict[str, Any] = {t: {"context": float(told[(j, *head)]), "parametric": float(known[(j, *head)])} for j, t in enumerate(CONFLICTS)}
-    turned = any(values["substitution"][answer] * values["coherent"][answer] < 0 for answer in ("context", "parametric"))
+    values: dict[str, Any] = {
+        t: {"context": float(told[(j, *head)]), "parametric": float(known[(j, *head)])}
+        for j, t in enumerate(CONFLICTS)
+    }
+    turned = any(
+        values["substitution"][answer] * values["coherent"][answer] < 0
+        for answer in ("context", "parametric")
+    )
     return {"head": list(head), **values, "is_reversed": turned}

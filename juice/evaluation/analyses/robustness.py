@@ -1,7 +1,8 @@
 """Accuracy over the number of examples |D|, of heads K, and the betas, one varied at a time (the paper's figure 5).
 
-|D| and K change the heads, with the head set's own betas (else those chosen on the validation examples); the grid of betas is
-finer and wider than the one that tuning searches. Accuracy is the mean over the target's conflict types.
+|D| and K change the heads, with the head set's own betas (else those chosen on the validation
+examples); the grid of betas is finer and wider than the one that tuning searches. Accuracy is the
+mean over the target's conflict types.
 """
 
 from __future__ import annotations
@@ -42,12 +43,20 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
         plus, minus = select_heads(scores.plus, scores.minus, top_k=k)
         return accuracy(inputs, few, plus, minus, betas)
 
-    by_size = [{"n": n, "accuracy": accuracy_of(scores_of(scored[:n]), top_k)} for n in SIZES if n <= len(scored)]
+    by_size = [
+        {"n": n, "accuracy": accuracy_of(scores_of(scored[:n]), top_k)}
+        for n in SIZES
+        if n <= len(scored)
+    ]
     by_k = [{"k": k, "accuracy": accuracy_of(scores_of(scored[:n_drawn]), k)} for k in TOP_KS]
     return {
-        "examples": by_size, "heads": by_k, "betas": _grid(inputs, limited(few, N_GRID_EXAMPLES, inputs.seed)),
-        "unsteered": accuracy(inputs, few, [], [], betas), "beta": betas.model_dump(), "n_examples": len(few),
-    }  # fmt: skip
+        "examples": by_size,
+        "heads": by_k,
+        "betas": _grid(inputs, limited(few, N_GRID_EXAMPLES, inputs.seed)),
+        "unsteered": accuracy(inputs, few, [], [], betas),
+        "beta": betas.model_dump(),
+        "n_examples": len(few),
+    }
 
 
 def _betas(inputs: AnalysisInputs) -> Betas:
@@ -68,17 +77,36 @@ def _grid(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> dict[s
         for beta_plus, beta_minus in product(plus, minus):
             if beta_minus == minus[0]:
                 rows.append([])
-            rows[-1].append(accuracy(inputs, examples, heads.plus, heads.minus, Betas(plus=beta_plus, minus=beta_minus)))
+            rows[-1].append(
+                accuracy(
+                    inputs,
+                    examples,
+                    heads.plus,
+                    heads.minus,
+                    Betas(plus=beta_plus, minus=beta_minus),
+                )
+            )
             advance(1)
     return {"plus": list(plus), "minus": list(minus), "accuracy": rows, "n_examples": len(examples)}
 
 
-def accuracy(inputs: AnalysisInputs, examples: Sequence[ConflictExample], plus: Iterable[Head], minus: Iterable[Head], betas: Betas) -> float:
+def accuracy(
+    inputs: AnalysisInputs,
+    examples: Sequence[ConflictExample],
+    plus: Iterable[Head],
+    minus: Iterable[Head],
+    betas: Betas,
+) -> float:
     """Return the mean accuracy over the target's conflict types with these heads and betas."""
     model, target, steering = inputs.model, inputs.target, None
     if (plus := tuple(plus)) or minus:
         head_set = model.make_head_set(
-            name="varied", target=target, plus=plus, minus=tuple(minus), beta_plus=betas.plus, beta_minus=betas.minus
+            name="varied",
+            target=target,
+            plus=plus,
+            minus=tuple(minus),
+            beta_plus=betas.plus,
+            beta_minus=betas.minus,
         )
         steering = model.resolve(Steer(target=target, head_set=head_set))
     treatments = {domain_of(e): Treatment(target=target, steering=steering) for e in examples}

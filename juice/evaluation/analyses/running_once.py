@@ -1,8 +1,9 @@
 """One run against two, over the best 1 to 10 heads (the paper's table 2 and figure 6).
 
-Heads whose removal alone raises p of the target's answer under a conflict type are ranked by how much, on the
-identification and validation examples. On the test examples the best i of them are removed together: in one run
-(z_h <- z_h - z_h, of the stream already changed) and in two (z_h <- z_h - z_h of the clean run).
+Heads whose removal alone raises p of the target's answer under a conflict type are ranked by how
+much, on the identification and validation examples. On the test examples the best i of them are
+removed together: in one run (z_h <- z_h - z_h, of the stream already changed) and in two (z_h <-
+z_h - z_h of the clean run).
 """
 
 from __future__ import annotations
@@ -29,22 +30,39 @@ N_HEADS = 10
 
 def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {conflict type: {heads, none, juice: [p with 1, 2 ... heads], june: [...]}}; p of the target's answer, mean over examples."""
-    finders = limited([*inputs.splits.identification[inputs.target], *inputs.splits.validation], N_EXAMPLES, inputs.seed)
-    measured: dict[str, Any] = {"n_examples": len(inputs.few), "n_finders": len(finders), "by_type": {}}
+    finders = limited(
+        [*inputs.splits.identification[inputs.target], *inputs.splits.validation],
+        N_EXAMPLES,
+        inputs.seed,
+    )
+    measured: dict[str, Any] = {
+        "n_examples": len(inputs.few),
+        "n_finders": len(finders),
+        "by_type": {},
+    }
     for conflict_type in inputs.judged_types:
         if conflict_type == "clean":
             continue
         finding = [e for e in finders if conflict_type in e.prompts]
         if not finding:
             continue
-        changes = knock_out_scores(inputs.model, finding, (conflict_type,), inputs.progress)[inputs.target][0]
+        changes = knock_out_scores(inputs.model, finding, (conflict_type,), inputs.progress)[
+            inputs.target
+        ][0]
         heads = best_heads(changes)
-        own: dict[str, Any] = {"heads": [list(head) for head in heads], "none": mean_p(inputs, conflict_type, [], "juice")}
+        own: dict[str, Any] = {
+            "heads": [list(head) for head in heads],
+            "none": mean_p(inputs, conflict_type, [], "juice"),
+        }
         for method in METHODS:
-            own[method] = [mean_p(inputs, conflict_type, heads[: i + 1], method) for i in range(len(heads))]
+            own[method] = [
+                mean_p(inputs, conflict_type, heads[: i + 1], method) for i in range(len(heads))
+            ]
         measured["by_type"][conflict_type] = own
     if not measured["by_type"]:
-        raise ExampleError("no conflict type is in every test example and in some that heads can be found on")
+        raise ExampleError(
+            "no conflict type is in every test example and in some that heads can be found on"
+        )
     return measured
 
 
@@ -54,11 +72,15 @@ def best_heads(changes: torch.Tensor) -> list[Head]:
     return sorted(heads, key=lambda head: (-float(changes[head]), head))[:N_HEADS]
 
 
-def mean_p(inputs: AnalysisInputs, conflict_type: ConflictType, heads: Sequence[Head], method: Method) -> float:
+def mean_p(
+    inputs: AnalysisInputs, conflict_type: ConflictType, heads: Sequence[Head], method: Method
+) -> float:
     """Return the mean p of the target's answer with these heads removed."""
     model, target, steering = inputs.model, inputs.target, None
     if heads:
-        head_set = model.make_head_set(name="removed", target=target, minus=heads, beta_minus=-1.0, method=method)
+        head_set = model.make_head_set(
+            name="removed", target=target, minus=heads, beta_minus=-1.0, method=method
+        )
         steering = model.resolve(Steer(target=target, head_set=head_set, method=method))
     treatment = Treatment(target=target, steering=steering)
     examples: list[ConflictExample] = inputs.few

@@ -29,19 +29,29 @@ def pool_of(inputs: AnalysisInputs, n: int) -> list[ConflictExample]:
 def score_each(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> list[HeadScores]:
     """Return the scores of every example alone; raises ExampleError for fewer than two examples."""
     if len(examples) < 2:
-        raise ExampleError(f"{len(examples)} examples can be resampled; expected at least 2 that are not tested on")
+        raise ExampleError(
+            f"{len(examples)} examples can be resampled; expected at least 2 that are not tested on"
+        )
     types = judged_types(inputs.target, examples)
     settings = inputs.options
     return [
         score_heads(
-            inputs.model, [example], targets={inputs.target: types},
-            alphas_plus=settings.alphas_plus, alphas_minus=settings.alphas_minus, progress=inputs.progress,
+            inputs.model,
+            [example],
+            targets={inputs.target: types},
+            alphas_plus=settings.alphas_plus,
+            alphas_minus=settings.alphas_minus,
+            progress=inputs.progress,
         )[inputs.target]
         for example in examples
-    ]  # fmt: skip
+    ]
 
 
 def scores_of(scored: Sequence[HeadScores]) -> HeadScores:
     """Return the scores of a set of examples."""
-    plus, minus = (torch.stack([getattr(one, sign) for one in scored]).mean(0) for sign in ("plus", "minus"))
-    return HeadScores(target=scored[0].target, conflict_types=scored[0].conflict_types, plus=plus, minus=minus)
+    plus, minus = (
+        torch.stack([getattr(one, sign) for one in scored]).mean(0) for sign in ("plus", "minus")
+    )
+    return HeadScores(
+        target=scored[0].target, conflict_types=scored[0].conflict_types, plus=plus, minus=minus
+    )

@@ -1,7 +1,8 @@
 """How much the head sets found from resampled examples agree, which the paper does not report.
 
-From a pool of examples many sets of |D| are drawn; each chooses its top K heads a sign. `overlap` is the mean Jaccard index of
-all pairs of sets, `by_chance` that of K heads drawn at random from all, `frequency` how often a head is chosen.
+From a pool of examples many sets of |D| are drawn; each chooses its top K heads a sign. `overlap`
+is the mean Jaccard index of all pairs of sets, `by_chance` that of K heads drawn at random from
+all, `frequency` how often a head is chosen.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {sizes: {|D|: {overlap: {plus, minus, both}, by_chance, n_empty, frequency}}, n_pool, n_draws}."""
     pool = pool_of(inputs, N_POOL)
     if len(pool) < 4:
-        raise ExampleError(f"{len(pool)} examples can be resampled; expected at least 4 that are not tested on")
+        raise ExampleError(
+            f"{len(pool)} examples can be resampled; expected at least 4 that are not tested on"
+        )
     scored, rng = score_each(inputs, pool), Random(inputs.seed)
     layout, sizes = inputs.model.loaded.layout, {}
     n_heads = sum(layer.n_heads for layer in layout.layers)
@@ -35,19 +38,31 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
         if size >= len(pool):
             continue
         drawn = [rng.sample(range(len(pool)), size) for _ in range(N_DRAWS)]
-        chosen = [select_heads(s.plus, s.minus, top_k=inputs.options.top_k) for s in (scores_of([scored[i] for i in d]) for d in drawn)]
+        chosen = [
+            select_heads(s.plus, s.minus, top_k=inputs.options.top_k)
+            for s in (scores_of([scored[i] for i in d]) for d in drawn)
+        ]
         sizes[str(size)] = _agreement(chosen, n_heads, rng)
     return {"sizes": sizes, "n_pool": len(pool), "n_draws": N_DRAWS, "top_k": inputs.options.top_k}
 
 
-def _agreement(chosen: list[tuple[list[Head], list[Head]]], n_heads: int, rng: Random) -> dict[str, Any]:
+def _agreement(
+    chosen: list[tuple[list[Head], list[Head]]], n_heads: int, rng: Random
+) -> dict[str, Any]:
     signed = {
         "plus": [[("+", head) for head in plus] for plus, _ in chosen],
         "minus": [[("-", head) for head in minus] for _, minus in chosen],
     }
-    signed["both"] = [plus + minus for plus, minus in zip(signed["plus"], signed["minus"], strict=True)]
+    signed["both"] = [
+        plus + minus for plus, minus in zip(signed["plus"], signed["minus"], strict=True)
+    ]
     by_chance = [
-        [(sign, i) for sign, own in zip("+-", heads, strict=True) for i in rng.sample(range(n_heads), len(own))] for heads in chosen
+        [
+            (sign, i)
+            for sign, own in zip("+-", heads, strict=True)
+            for i in rng.sample(range(n_heads), len(own))
+        ]
+        for heads in chosen
     ]
     counts = Counter(head for own in signed["both"] for head in own)
     return {
@@ -56,7 +71,9 @@ def _agreement(chosen: list[tuple[list[Head], list[Head]]], n_heads: int, rng: R
         "n_empty": sum(not own for own in signed["both"]),
         "frequency": [
             {"sign": sign, "head": list(head), "share": n / len(chosen)}
-            for (sign, head), n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:N_SHOWN]
+            for (sign, head), n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[
+                :N_SHOWN
+            ]
         ],
     }
 

@@ -28,8 +28,9 @@ def _head(head: Sequence[int]) -> str:
 
 def _heads(result: Mapping[str, Any], target: str) -> Described:
     text = (
-        f"What scaling a head does to p of the {target} answer, mean over {result['n_examples']} examples and the alphas "
-        f"{', '.join(f'{a:g}' for a in result['alphas'])}; dots mark the chosen heads."
+        f"What scaling a head does to p of the {target} answer, mean over {result['n_examples']}"
+        f" examples and the alphas {', '.join(f'{a:g}' for a in result['alphas'])}; dots mark the"
+        " chosen heads."
     )
     return [text], (), []
 
@@ -37,16 +38,33 @@ def _heads(result: Mapping[str, Any], target: str) -> Described:
 def _reversals(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
     n, consistent = result["n_heads"], result["n_consistent"]
     text = [
-        f"The heads whose removal raises p of the context answer most under substitution, on {result['n_examples']} facts. "
-        f"{result['n_reversed']} of the {len(result['rows'])} change the sign of an effect under coherent conflict.",
-        f"Of all {n} heads, {consistent['context']} have an effect of one sign on the context answer under both conflict types, "
-        f"{consistent['parametric']} on the parametric answer.",
+        (
+            "The heads whose removal raises p of the context answer most under substitution, on"
+            f" {result['n_examples']} facts. {result['n_reversed']} of the {len(result['rows'])}"
+            " change the sign of an effect under coherent conflict."
+        ),
+        (
+            f"Of all {n} heads, {consistent['context']} have an effect of one sign on the context"
+            f" answer under both conflict types, {consistent['parametric']} on the parametric"
+            " answer."
+        ),
     ]
-    header = ("head", "substitution: context", "parametric", "coherent: context", "parametric", "turns")
+    header = (
+        "head",
+        "substitution: context",
+        "parametric",
+        "coherent: context",
+        "parametric",
+        "turns",
+    )
     rows = [
         [
             _head(r["head"]),
-            *(f"{r[t][a]:+.3f}" for t in ("substitution", "coherent") for a in ("context", "parametric")),
+            *(
+                f"{r[t][a]:+.3f}"
+                for t in ("substitution", "coherent")
+                for a in ("context", "parametric")
+            ),
             "yes" if r["is_reversed"] else "",
         ]
         for r in result["rows"]
@@ -56,8 +74,10 @@ def _reversals(result: Mapping[str, Any], target: str) -> Described:  # noqa: AR
 
 def _running_once(result: Mapping[str, Any], target: str) -> Described:
     text = [
-        f"Mean p of the {target} answer on {result['n_examples']} facts when the best heads, ranked one by one on {result['n_finders']} "
-        "other facts, are removed together.",
+        (
+            f"Mean p of the {target} answer on {result['n_examples']} facts when the best heads,"
+            f" ranked one by one on {result['n_finders']} other facts, are removed together."
+        ),
     ]
     rows = []
     for conflict_type, own in result["by_type"].items():
@@ -72,8 +92,9 @@ def _knock_outs(result: Mapping[str, Any], target: str) -> Described:  # noqa: A
     n_layers = len(next(iter(result["changes"].values()))["mlp"]["mean"])
     counts = ", ".join(f"{name} {n}" for name, n in result["n_consistent"].items())
     text = (
-        f"The change of p of the parametric answer on {result['n_examples']} facts when a layer's component is removed; the shade is one "
-        f"standard deviation over the facts. Layers of {n_layers} whose removal helps under every conflict type: {counts}."
+        f"The change of p of the parametric answer on {result['n_examples']} facts when a layer's"
+        " component is removed; the shade is one standard deviation over the facts. Layers of"
+        f" {n_layers} whose removal helps under every conflict type: {counts}."
     )
     return [text], (), []
 
@@ -81,38 +102,66 @@ def _knock_outs(result: Mapping[str, Any], target: str) -> Described:  # noqa: A
 def _robustness(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
     beta = result["beta"]
     text = (
-        f"Accuracy averaged over the conflict types, {result['n_examples']} facts ({result['betas']['n_examples']} for the betas), one "
-        f"thing varied at a time; |D| and K with betas {beta['plus']:+g} {beta['minus']:+g}. Unsteered: {100 * result['unsteered']:.1f}."
+        f"Accuracy averaged over the conflict types, {result['n_examples']} facts"
+        f" ({result['betas']['n_examples']} for the betas), one thing varied at a time; |D| and K"
+        f" with betas {beta['plus']:+g} {beta['minus']:+g}. Unsteered:"
+        f" {100 * result['unsteered']:.1f}."
     )
     rows = [
         ["examples |D|", *(f"{r['n']}: {100 * r['accuracy']:.1f}" for r in result["examples"])],
         ["heads K", *(f"{r['k']}: {100 * r['accuracy']:.1f}" for r in result["heads"])],
     ]
     width = max(map(len, rows))
-    return [text], ("varied", *([""] * (width - 1))), [row + [""] * (width - len(row)) for row in rows]
+    return (
+        [text],
+        ("varied", *([""] * (width - 1))),
+        [row + [""] * (width - len(row)) for row in rows],
+    )
 
 
 def _paraphrases(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
     tables = result["methods"]
     domains = list(next(iter(tables.values())))
     example = result["example"].get("substitution", "")
-    text = [f"{result['n_examples']} facts, each prompt in a template drawn at random. For example: “{example}”"]
+    text = [
+        f"{result['n_examples']} facts, each prompt in a template drawn at random. For example:"
+        f" “{example}”"
+    ]
     rows = [
-        [name, *(" / ".join(f"{100 * c['accuracy']:.1f}" for c in table[d].values()) for d in domains)] for name, table in tables.items()
+        [
+            name,
+            *(" / ".join(f"{100 * c['accuracy']:.1f}" for c in table[d].values()) for d in domains),
+        ]
+        for name, table in tables.items()
     ]
     return text, ("method", *(d.replace("_", " ") for d in domains)), rows
 
 
 def _stability(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
     text = [
-        f"Head sets (K = {result['top_k']}) of {result['n_draws']} draws of |D| examples from {result['n_pool']}: the mean overlap of two "
-        "of them, |A and B| / |A or B|, and that of heads drawn at random. Large draws from the same pool share examples, which raises it.",
+        (
+            f"Head sets (K = {result['top_k']}) of {result['n_draws']} draws of |D| examples from"
+            f" {result['n_pool']}: the mean overlap of two of them, |A and B| / |A or B|, and that"
+            " of heads drawn at random. Large draws from the same pool share examples, which"
+            " raises it."
+        ),
     ]
     rows = []
     for size, own in result["sizes"].items():
-        values = [own["overlap"]["plus"], own["overlap"]["minus"], own["overlap"]["both"], own["by_chance"]]
-        rows.append([size, *("–" if v is None else f"{v:.2f}" for v in values), str(own["n_empty"])])
-    return text, ("examples |D|", "+ heads", "- heads", "both", "by chance", "draws without heads"), rows
+        values = [
+            own["overlap"]["plus"],
+            own["overlap"]["minus"],
+            own["overlap"]["both"],
+            own["by_chance"],
+        ]
+        rows.append(
+            [size, *("–" if v is None else f"{v:.2f}" for v in values), str(own["n_empty"])]
+        )
+    return (
+        text,
+        ("examples |D|", "+ heads", "- heads", "both", "by chance", "draws without heads"),
+        rows,
+    )
 
 
 _DESCRIBE: dict[str, Callable[[Mapping[str, Any], str], Described]] = {

@@ -21,7 +21,15 @@ def _axes(n: int, *, width: float = SIZE[0], height: float = SIZE[1], n_rows: in
 def _lines(ax: Any, x: Sequence[Any], series: Mapping[str, Sequence[float | None]]) -> None:
     for i, (name, values) in enumerate(series.items()):
         dash, marker = STYLES[i % len(STYLES)]
-        ax.plot(x, [float("nan") if v is None else v for v in values], dash, marker=marker, color=GREYS[i % 3], label=name, markersize=4)
+        ax.plot(
+            x,
+            [float("nan") if v is None else v for v in values],
+            dash,
+            marker=marker,
+            color=GREYS[i % 3],
+            label=name,
+            markersize=4,
+        )
     ax.grid(visible=True, color="0.9")
 
 
@@ -30,14 +38,38 @@ def heads(result: Mapping[str, Any], target: str) -> Any:
     types = result["conflict_types"]
     figure, axes = _axes(2 * len(types), n_rows=2)
     for i, sign in enumerate(("plus", "minus")):
-        limit = max((abs(v) for table in result[sign] for row in table for v in row), default=0) or 1.0
+        limit = (
+            max((abs(v) for table in result[sign] for row in table for v in row), default=0) or 1.0
+        )
         for j, conflict_type in enumerate(types):
             ax = axes[i * len(types) + j]
-            image = ax.imshow(result[sign][j], cmap="cividis", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
+            image = ax.imshow(
+                result[sign][j],
+                cmap="cividis",
+                vmin=-limit,
+                vmax=limit,
+                aspect="auto",
+                origin="lower",
+            )
             chosen = result["chosen"][sign]
-            ax.plot([h[1] for h in chosen], [h[0] for h in chosen], "o", color="white", markeredgecolor="black", markersize=8)
-            ax.set(title=f"{'+' if sign == 'plus' else '-'} scores, {conflict_type}", xlabel="head", ylabel="layer")
-        figure.colorbar(image, ax=axes[i * len(types) : (i + 1) * len(types)], label=f"mean change of p ({target} answer)")
+            ax.plot(
+                [h[1] for h in chosen],
+                [h[0] for h in chosen],
+                "o",
+                color="white",
+                markeredgecolor="black",
+                markersize=8,
+            )
+            ax.set(
+                title=f"{'+' if sign == 'plus' else '-'} scores, {conflict_type}",
+                xlabel="head",
+                ylabel="layer",
+            )
+        figure.colorbar(
+            image,
+            ax=axes[i * len(types) : (i + 1) * len(types)],
+            label=f"mean change of p ({target} answer)",
+        )
     return figure
 
 
@@ -53,7 +85,11 @@ def reversals(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
             ax.scatter(x, y, marker=marker, color="black" if is_turned else "darkgrey", label=name)
         ax.axhline(0, color="0.7", linewidth=0.8)
         ax.axvline(0, color="0.7", linewidth=0.8)
-        ax.set(title=f"head removed: change of p ({answer} answer)", xlabel="substitution", ylabel="coherent")
+        ax.set(
+            title=f"head removed: change of p ({answer} answer)",
+            xlabel="substitution",
+            ylabel="coherent",
+        )
         ax.legend()
     return figure
 
@@ -64,8 +100,19 @@ def running_once(result: Mapping[str, Any], target: str) -> Any:
     figure, axes = _axes(len(by_type))
     for ax, (conflict_type, own) in zip(axes, by_type.items(), strict=True):
         x = list(range(len(own["heads"]) + 1))
-        _lines(ax, x, {"two runs (juice)": [own["none"], *own["juice"]], "one run (june)": [own["none"], *own["june"]]})
-        ax.set(title=conflict_type, xlabel="best heads removed together", ylabel=f"mean p ({target} answer)")
+        _lines(
+            ax,
+            x,
+            {
+                "two runs (juice)": [own["none"], *own["juice"]],
+                "one run (june)": [own["none"], *own["june"]],
+            },
+        )
+        ax.set(
+            title=conflict_type,
+            xlabel="best heads removed together",
+            ylabel=f"mean p ({target} answer)",
+        )
         ax.legend()
     return figure
 
@@ -78,10 +125,15 @@ def knock_outs(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
         layers = list(range(len(own["mlp"]["mean"])))
         _lines(ax, layers, {name: values["mean"] for name, values in own.items()})
         for i, values in enumerate(own.values()):
-            low, high = zip(*((m - s, m + s) for m, s in zip(values["mean"], values["std"], strict=True)), strict=True)
+            low, high = zip(
+                *((m - s, m + s) for m, s in zip(values["mean"], values["std"], strict=True)),
+                strict=True,
+            )
             ax.fill_between(layers, low, high, color=GREYS[i % 3], alpha=0.12)
         ax.axhline(0, color="0.5", linewidth=0.8)
-        ax.set(title=conflict_type, xlabel="layer removed", ylabel="change of p (parametric answer)")
+        ax.set(
+            title=conflict_type, xlabel="layer removed", ylabel="change of p (parametric answer)"
+        )
         ax.legend()
     return figure
 
@@ -89,7 +141,10 @@ def knock_outs(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
 def robustness(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
     """Accuracy over |D|, over K, and over the grid of betas."""
     figure, axes = _axes(3)
-    for ax, name, x, label in ((axes[0], "examples", "n", "examples |D|"), (axes[1], "heads", "k", "heads of each sign K")):
+    for ax, name, x, label in (
+        (axes[0], "examples", "n", "examples |D|"),
+        (axes[1], "heads", "k", "heads of each sign K"),
+    ):
         own = result[name]
         _lines(ax, [row[x] for row in own], {"steered": [row["accuracy"] for row in own]})
         ax.axhline(result["unsteered"], color="0.5", linestyle=":", label="unsteered")
@@ -97,15 +152,32 @@ def robustness(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
         ax.legend()
     betas = result["betas"]
     if len(betas["plus"]) > 1 and len(betas["minus"]) > 1:
-        extent = (betas["minus"][0] + 0.25, betas["minus"][-1] - 0.25, betas["plus"][0] - 0.25, betas["plus"][-1] + 0.25)
-        image = axes[2].imshow(betas["accuracy"], cmap="Greys_r", vmin=0, vmax=1, aspect="auto", origin="lower", extent=extent)
+        extent = (
+            betas["minus"][0] + 0.25,
+            betas["minus"][-1] - 0.25,
+            betas["plus"][0] - 0.25,
+            betas["plus"][-1] + 0.25,
+        )
+        image = axes[2].imshow(
+            betas["accuracy"],
+            cmap="Greys_r",
+            vmin=0,
+            vmax=1,
+            aspect="auto",
+            origin="lower",
+            extent=extent,
+        )
         axes[2].set(xlabel="beta of the - heads", ylabel="beta of the + heads")
         figure.colorbar(image, ax=axes[2], label="mean accuracy")
     else:
         sign = "minus" if len(betas["minus"]) > 1 else "plus"
         values = betas["accuracy"][0] if sign == "minus" else [row[0] for row in betas["accuracy"]]
         _lines(axes[2], betas[sign], {"steered": values})
-        axes[2].set(xlabel=f"beta of the {'-' if sign == 'minus' else '+'} heads", ylabel="mean accuracy", ylim=(0, 1.02))
+        axes[2].set(
+            xlabel=f"beta of the {'-' if sign == 'minus' else '+'} heads",
+            ylabel="mean accuracy",
+            ylim=(0, 1.02),
+        )
     return figure
 
 
@@ -114,9 +186,10 @@ def stability(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
     figure, axes = _axes(2)
     sizes = result["sizes"]
     series = {
-        "+ heads": [own["overlap"]["plus"] for own in sizes.values()], "- heads": [own["overlap"]["minus"] for own in sizes.values()],
+        "+ heads": [own["overlap"]["plus"] for own in sizes.values()],
+        "- heads": [own["overlap"]["minus"] for own in sizes.values()],
         "by chance": [own["by_chance"] for own in sizes.values()],
-    }  # fmt: skip
+    }
     _lines(axes[0], list(sizes), series)
     axes[0].set(xlabel="examples |D|", ylabel="mean overlap (Jaccard)", ylim=(0, 1.02))
     axes[0].legend()
@@ -124,7 +197,10 @@ def stability(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
     often = sizes[size]["frequency"][:12][::-1]
     names = [f"{row['sign']} L{row['head'][0]}H{row['head'][1]}" for row in often]
     axes[1].barh(
-        names, [row["share"] for row in often], color=["dimgrey" if row["sign"] == "+" else "silver" for row in often], edgecolor="k"
+        names,
+        [row["share"] for row in often],
+        color=["dimgrey" if row["sign"] == "+" else "silver" for row in often],
+        edgecolor="k",
     )
     axes[1].set(xlabel=f"share of draws of {size} examples that choose it", xlim=(0, 1))
     return figure
@@ -139,7 +215,15 @@ def methods(tables: Mapping[str, Any], target: str) -> Any:
         cells = [table["average"].get(conflict_type) for table in tables.values()]
         x = [i + (j - (len(types) - 1) / 2) * width for i in range(len(cells))]
         values = [c["accuracy"] if c else 0.0 for c in cells]
-        axes[0].bar(x, values, width, label=conflict_type, color=str(0.25 + 0.3 * j), edgecolor="black", linewidth=0.5)
+        axes[0].bar(
+            x,
+            values,
+            width,
+            label=conflict_type,
+            color=str(0.25 + 0.3 * j),
+            edgecolor="black",
+            linewidth=0.5,
+        )
         for at, c in zip(x, cells, strict=True):
             if c and c["interval"]:
                 axes[0].plot([at, at], c["interval"], color="black", linewidth=1)
@@ -154,9 +238,17 @@ def checkpoints(result: Mapping[str, Any]) -> Any:
     rows = result["checkpoints"]
     figure, axes = _axes(3)
     x = list(range(len(rows)))
-    accuracies = {"counterfactual (context)": "counterfactual_accuracy", "parametric": "parametric_accuracy", "clean": "clean_accuracy"}
+    accuracies = {
+        "counterfactual (context)": "counterfactual_accuracy",
+        "parametric": "parametric_accuracy",
+        "clean": "clean_accuracy",
+    }
     attended = {"on the context": "attention_context", "on the subject": "attention_subject"}
-    shown = (accuracies, "accuracy"), ({"M_C": "context_reliance"}, "context reliance M_C"), (attended, "attention mass of the last token")
+    shown = (
+        (accuracies, "accuracy"),
+        ({"M_C": "context_reliance"}, "context reliance M_C"),
+        (attended, "attention mass of the last token"),
+    )
     for ax, (columns, label) in zip(axes, shown, strict=True):
         _lines(ax, x, {name: [row[column] for row in rows] for name, column in columns.items()})
         ax.set(xlabel="checkpoint", ylabel=label)

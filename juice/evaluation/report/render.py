@@ -20,7 +20,8 @@ NEEDED = "reports need matplotlib and jinja2; install them with: pip install 'ju
 def write_report(folder: Path, made: Sequence[Section]) -> None:
     """Write report.md, report.html and the pictures.
 
-    Raises UsageError without matplotlib or jinja2, and OutputError where the folder cannot be written.
+    Raises UsageError without matplotlib or jinja2, and OutputError where the folder cannot be
+    written.
     """
     pictures = _pictures(made)
     try:
@@ -28,7 +29,9 @@ def write_report(folder: Path, made: Sequence[Section]) -> None:
         for name, content in pictures.items():
             (folder / "figures" / f"{name}.png").write_bytes(content)
     except OSError as error:
-        raise OutputError(f"cannot write the pictures in {folder}: {error}; give another --out") from error
+        raise OutputError(
+            f"cannot write the pictures in {folder}: {error}; give another --out"
+        ) from error
     write_lines(folder / "report.md", [_markdown(made)], overwrite=True)
     write_lines(folder / "report.html", [_html(made, pictures)], overwrite=True)
 
@@ -62,7 +65,10 @@ def _markdown(made: Sequence[Section]) -> str:
 
 def _rows(table: Table) -> list[str]:
     rows = [table.header, ["---"] * len(table.header), *table.rows]
-    return ["| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows]
+    return [
+        "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
+        for row in rows
+    ]
 
 
 def _html(made: Sequence[Section], pictures: dict[str, bytes]) -> str:
@@ -75,9 +81,11 @@ def _html(made: Sequence[Section], pictures: dict[str, bytes]) -> str:
     def inline(text: str) -> Markup:
         """Show the little Markdown that sentences have: code and bold."""
         safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
-        return Markup(re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", safe))  # noqa: S704  # escaped above
+        return Markup(re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", safe))  # escaped above  # noqa: S704
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["inline"] = inline
     encoded = {name: base64.b64encode(content).decode() for name, content in pictures.items()}
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(sections=made, pictures=encoded)
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        sections=made, pictures=encoded
+    )

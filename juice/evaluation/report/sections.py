@@ -57,9 +57,17 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
     made = [_setting(results)]
     for target, own in results.get("targets", {}).items():
         methods: dict[str, Any] = own.get("methods", {})
-        tables: dict[str, Any] = {name: methods[name]["table"] for name in METHODS if "table" in methods.get(name, {})}
+        tables: dict[str, Any] = {
+            name: methods[name]["table"] for name in METHODS if "table" in methods.get(name, {})
+        }
         if tables:
-            made += [_accuracy(results, target, tables), _averages(target, tables), *_popularity(own), _chosen(own), _side_effects(own)]
+            made += [
+                _accuracy(results, target, tables),
+                _averages(target, tables),
+                *_popularity(own),
+                _chosen(own),
+                _side_effects(own),
+            ]
         for name, result in own.get("analyses", {}).items():
             made.append(_analysis(name, target, result))
     return made
@@ -69,11 +77,28 @@ def _setting(results: Mapping[str, Any]) -> Section:
     identity, data = results["identity"], results.get("data", {})
     model, versions = identity["model"], identity["versions"]
     rows = [
-        ("model", f"{model['id']} ({model['architecture']}, {model['n_layers']} layers of {model['n_heads']} heads), {identity['dtype']}"),
+        (
+            "model",
+            (
+                f"{model['id']} ({model['architecture']}, {model['n_layers']} layers of"
+                f" {model['n_heads']} heads), {identity['dtype']}"
+            ),
+        ),
         ("fingerprint", str(model["fingerprint"])),
-        *([("chat template", f"sha256 {template}")] if (template := identity.get("chat_template_sha256")) else []),
-        ("test facts", f"{len(data.get('test', []))}" + (f", limited to {identity['limit']}" if identity["limit"] else "")),
-        ("validation facts", f"{data.get('n_validation', 0)} that the model answers right on the clean prompt"),
+        *(
+            [("chat template", f"sha256 {template}")]
+            if (template := identity.get("chat_template_sha256"))
+            else []
+        ),
+        (
+            "test facts",
+            f"{len(data.get('test', []))}"
+            + (f", limited to {identity['limit']}" if identity["limit"] else ""),
+        ),
+        (
+            "validation facts",
+            f"{data.get('n_validation', 0)} that the model answers right on the clean prompt",
+        ),
         *_finders(results),
         ("`ph3_large` found on", f"{data.get('n_large', 0)} facts"),
         *((f"left out: {reason}", str(n)) for reason, n in data.get("left_out", {}).items()),
@@ -88,7 +113,14 @@ def _finders(results: Mapping[str, Any]) -> list[Row]:
     """Say what the heads were found on, or what is set aside where that is not known."""
     data = results.get("data", {})
     return [
-        (f"heads toward {target} found on" if data.get("finders_are_known", {}).get(target) else f"set aside, {target}", ", ".join(names))
+        (
+            (
+                f"heads toward {target} found on"
+                if data.get("finders_are_known", {}).get(target)
+                else f"set aside, {target}"
+            ),
+            ", ".join(names),
+        )
         for target, names in data.get("identification", {}).items()
         if target in results.get("targets", {})
     ]
@@ -98,23 +130,39 @@ def _accuracy(results: Mapping[str, Any], target: str, tables: Mapping[str, Any]
     domains = [d for d in next(iter(tables.values())) if d != AVERAGE]
     types = list(next(iter(tables.values()))[AVERAGE])
     header = ["method", *(d.replace("_", " ") for d in domains), AVERAGE]
-    rows = [[name.replace("_", " "), *(_cells(table[d], types) for d in [*domains, AVERAGE])] for name, table in tables.items()]
+    rows = [
+        [name.replace("_", " "), *(_cells(table[d], types) for d in [*domains, AVERAGE])]
+        for name, table in tables.items()
+    ]
     printed = published(results["identity"]["model"]["id"], target)  # type: ignore[arg-type]
     rows += [
-        [f"{name.replace('_', ' ')} (published)", *(_printed(own.get(d), types) for d in [*domains, AVERAGE])]
+        [
+            f"{name.replace('_', ' ')} (published)",
+            *(_printed(own.get(d), types) for d in [*domains, AVERAGE]),
+        ]
         for name, own in printed.items()
     ]
     text = [
-        f"Accuracy in percent: how often the answer is {ARTICLES[target]}. Each cell: {' / '.join(types)}.",
+        (
+            f"Accuracy in percent: how often the answer is {ARTICLES[target]}. Each cell:"
+            f" {' / '.join(types)}."
+        ),
         *verdict(tables, types),
         *_beyond_chance(results, target, tables, types),
     ]
     if printed:
-        text.append(f"Published numbers: {source()}. The test facts, the heads and the validation split differ from the authors'.")
+        text.append(
+            f"Published numbers: {source()}. The test facts, the heads and the validation split"
+            " differ from the authors'."
+        )
     picture = Picture(
-        f"{target}-methods", f"Average accuracy by method toward the {target} answer", lambda: figures.methods(tables, target)
+        f"{target}-methods",
+        f"Average accuracy by method toward the {target} answer",
+        lambda: figures.methods(tables, target),
     )
-    return Section(f"Toward the {target} answer", text=text, tables=[Table(header, rows)], pictures=[picture])
+    return Section(
+        f"Toward the {target} answer", text=text, tables=[Table(header, rows)], pictures=[picture]
+    )
 
 
 def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
@@ -137,18 +185,27 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
         second = max(others, key=lambda name: others[name])
         name = second.replace("_", " ")
         is_tie = others[second] == average["juice"]
-        said += f", as has {name}: a tie for the best." if is_tie else f" and is best; next comes {name} with {percent(others[second])}."
+        said += (
+            f", as has {name}: a tie for the best."
+            if is_tie
+            else f" and is best; next comes {name} with {percent(others[second])}."
+        )
     else:
         said += f" and is **not** best: {best.replace('_', ' ')} has {percent(average[best])}."
     behind = []
     for domain in (d for d in tables["juice"] if d != AVERAGE):
         for j in types:
-            cells = {name: t[domain][j]["accuracy"] for name, t in tables.items() if j in t.get(domain, {})}
+            cells = {
+                name: t[domain][j]["accuracy"]
+                for name, t in tables.items()
+                if j in t.get(domain, {})
+            }
             top = max(cells.values(), default=0.0)
             if cells.get("juice", 0.0) < top:
                 first = next(name for name in cells if cells[name] == top)
                 behind.append(
-                    f"{domain.replace('_', ' ')} {j} ({first.replace('_', ' ')} {percent(top)}, juice {percent(cells.get('juice'))})"
+                    f"{domain.replace('_', ' ')} {j} ({first.replace('_', ' ')} {percent(top)},"
+                    f" juice {percent(cells.get('juice'))})"
                 )
     return (
         [said, f"Another method is ahead in {len(behind)} cells: {'; '.join(behind)}."]
@@ -157,13 +214,21 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
     )
 
 
-def _beyond_chance(results: Mapping[str, Any], target: str, tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
+def _beyond_chance(
+    results: Mapping[str, Any], target: str, tables: Mapping[str, Any], types: Sequence[str]
+) -> list[str]:
     """Say whether JuICE and the best of the others differ by more than chance: the interval of the difference, fact by fact."""
     methods, test = results["targets"][target]["methods"], results["data"]["test"]
     if "juice" not in tables or len(tables) < 2 or len(test) < FEW:
         return []
-    right = {name: [_right(methods[name].get("answers", {}), types, i) for i in range(len(test))] for name in tables}
-    best = max((name for name in right if name != "juice"), key=lambda name: sum(v for v in right[name] if v is not None))
+    right = {
+        name: [_right(methods[name].get("answers", {}), types, i) for i in range(len(test))]
+        for name in tables
+    }
+    best = max(
+        (name for name in right if name != "juice"),
+        key=lambda name: sum(v for v in right[name] if v is not None),
+    )
     groups: dict[str, list[float]] = {}
     for fact, a, b in zip(test, right["juice"], right[best], strict=True):
         if a is not None and b is not None:
@@ -174,8 +239,14 @@ def _beyond_chance(results: Mapping[str, Any], target: str, tables: Mapping[str,
     low, high = (100 * bound for bound in span)
     name = best.replace("_", " ")
     if low <= 0 <= high:
-        return [f"Against {name}, fact by fact, the difference is within chance: {low:+.1f} to {high:+.1f} points (95 %)."]
-    return [f"Against {name}, fact by fact, JuICE is {'ahead' if low > 0 else 'behind'}: {low:+.1f} to {high:+.1f} points (95 %)."]
+        return [
+            f"Against {name}, fact by fact, the difference is within chance: {low:+.1f} to"
+            f" {high:+.1f} points (95 %)."
+        ]
+    return [
+        f"Against {name}, fact by fact, JuICE is {'ahead' if low > 0 else 'behind'}: {low:+.1f} to"
+        f" {high:+.1f} points (95 %)."
+    ]
 
 
 def _right(answers: Mapping[str, Any], types: Sequence[str], i: int) -> float | None:
@@ -191,30 +262,68 @@ def _cells(row: Mapping[str, Any], types: Sequence[str]) -> str:
 def _printed(own: Any, types: Sequence[str]) -> str:
     if own is None:
         return "–"
-    return " / ".join(f"{own[t]:.1f}" if t in own else "–" for t in types) if isinstance(own, dict) else f"{own:.1f}"
+    return (
+        " / ".join(f"{own[t]:.1f}" if t in own else "–" for t in types)
+        if isinstance(own, dict)
+        else f"{own:.1f}"
+    )
 
 
 def _averages(target: str, tables: Mapping[str, Any]) -> Section:
     rows = []
     for name, table in tables.items():
         for conflict_type, c in table[AVERAGE].items():
-            span = f"{percent(c['interval'][0])}–{percent(c['interval'][1])}" if c["interval"] else "–"
-            numbers = [percent(c["accuracy"]), span, *(_number(c[k]) for k in ("p_parametric", "p_context", "context_reliance"))]
+            span = (
+                f"{percent(c['interval'][0])}–{percent(c['interval'][1])}" if c["interval"] else "–"
+            )
+            numbers = [
+                percent(c["accuracy"]),
+                span,
+                *(_number(c[k]) for k in ("p_parametric", "p_context", "context_reliance")),
+            ]
             rows.append([name.replace("_", " "), conflict_type, str(c["n"]), *numbers])
-    header = ("method", "conflict", "n", "accuracy", "95 % interval", "p parametric", "p context", "M_C")
+    header = (
+        "method",
+        "conflict",
+        "n",
+        "accuracy",
+        "95 % interval",
+        "p parametric",
+        "p context",
+        "M_C",
+    )
     text = [
-        "p is the probability of the first token of an answer at the prompt's end, M_C = p context / (p context + p parametric), means "
-        "over the domains. The interval is that of this mean (bootstrap within the domains, 1,000 resamples).",
+        (
+            "p is the probability of the first token of an answer at the prompt's end, M_C = p"
+            " context / (p context + p parametric), means over the domains. The interval is that of"
+            " this mean (bootstrap within the domains, 1,000 resamples)."
+        ),
     ]
     return Section(f"Averages, {target}", level=3, text=text, tables=[Table(header, rows)])
 
 
 def _popularity(own: Mapping[str, Any]) -> list[Section]:
     rows = [
-        [name.replace("_", " "), f"{b['from']:g}–{b['to']:g}", str(b["n"]), " / ".join(percent(c["accuracy"]) for c in b["cells"].values())]
-        for name, method in own["methods"].items() for b in method.get("by_popularity") or []
-    ]  # fmt: skip
-    return [Section("By popularity", level=3, tables=[Table(("method", "popularity", "n", "accuracy"), rows)])] if rows else []
+        [
+            name.replace("_", " "),
+            f"{b['from']:g}–{b['to']:g}",
+            str(b["n"]),
+            " / ".join(percent(c["accuracy"]) for c in b["cells"].values()),
+        ]
+        for name, method in own["methods"].items()
+        for b in method.get("by_popularity") or []
+    ]
+    return (
+        [
+            Section(
+                "By popularity",
+                level=3,
+                tables=[Table(("method", "popularity", "n", "accuracy"), rows)],
+            )
+        ]
+        if rows
+        else []
+    )
 
 
 def _chosen(own: Mapping[str, Any]) -> Section:
@@ -224,27 +333,60 @@ def _chosen(own: Mapping[str, Any]) -> Section:
             if "beta_plus" in choice:
                 said = f"betas {choice['beta_plus']:+g} {choice['beta_minus']:+g}"
             elif "heads" in choice:
-                said = f"{len(choice['heads'])} heads: {' '.join(f'L{h[0]}H{h[1]}' for h in choice['heads'])}"
+                said = (
+                    f"{len(choice['heads'])} heads:"
+                    f" {' '.join(f'L{h[0]}H{h[1]}' for h in choice['heads'])}"
+                )
             else:
                 continue
             tuned = choice["tuned_on"] or "nothing: the head set's own"
-            rows.append([name.replace("_", " "), domain.replace("_", " "), said, f"{tuned.replace('_', ' ')} ({choice['n_validation']})"])
+            rows.append(
+                [
+                    name.replace("_", " "),
+                    domain.replace("_", " "),
+                    said,
+                    f"{tuned.replace('_', ' ')} ({choice['n_validation']})",
+                ]
+            )
     head_set = own.get("head_set")
     text = []
     if head_set:
         heads = head_set["heads"]
-        plus, minus = (" ".join(f"L{h[0]}H{h[1]}" for h in heads[sign]) or "none" for sign in ("plus", "minus"))
-        text = [f"Head set `{head_set['name']}`: + {plus}; - {minus}; scores {head_set['scores_sha256']}."]
+        plus, minus = (
+            " ".join(f"L{h[0]}H{h[1]}" for h in heads[sign]) or "none" for sign in ("plus", "minus")
+        )
+        text = [
+            f"Head set `{head_set['name']}`: + {plus}; - {minus}; scores"
+            f" {head_set['scores_sha256']}."
+        ]
     return Section(
-        "What validation chose", level=3, text=text, tables=[Table(("method", "domain", "choice", "tuned on"), rows)] if rows else []
+        "What validation chose",
+        level=3,
+        text=text,
+        tables=[Table(("method", "domain", "choice", "tuned on"), rows)] if rows else [],
     )
 
 
 def _side_effects(own: Mapping[str, Any]) -> Section:
     header = (
-        "method", "clean", "change", "true context", "unknown subject", "perplexity", "tokens", "ended", "repetition",
-    )  # fmt: skip
-    original = own["methods"].get("original", {}).get("collateral", {}).get("clean", {}).get("clean", {}).get("accuracy")
+        "method",
+        "clean",
+        "change",
+        "true context",
+        "unknown subject",
+        "perplexity",
+        "tokens",
+        "ended",
+        "repetition",
+    )
+    original = (
+        own["methods"]
+        .get("original", {})
+        .get("collateral", {})
+        .get("clean", {})
+        .get("clean", {})
+        .get("accuracy")
+    )
     rows = []
     for name, method in own["methods"].items():
         if "continuations" not in method:
@@ -253,15 +395,32 @@ def _side_effects(own: Mapping[str, Any]) -> Section:
         clean = situations.get("clean", {}).get("clean", {}).get("accuracy")
         change = "–" if clean is None or original is None else f"{100 * (clean - original):+.1f}"
         told = (
-            " / ".join(percent(c["accuracy"]) for c in situations.get(s, {}).values()) or "–" for s in ("true_context", "unknown_subject")
+            " / ".join(percent(c["accuracy"]) for c in situations.get(s, {}).values()) or "–"
+            for s in ("true_context", "unknown_subject")
         )
-        numbers = (_number(method.get("perplexity"), 2), _number(going_on["mean_tokens"], 1), percent(going_on["ended"]))
-        rows.append([name.replace("_", " "), percent(clean), change, *told, *numbers, percent(going_on["repetition"])])
+        numbers = (
+            _number(method.get("perplexity"), 2),
+            _number(going_on["mean_tokens"], 1),
+            percent(going_on["ended"]),
+        )
+        rows.append(
+            [
+                name.replace("_", " "),
+                percent(clean),
+                change,
+                *told,
+                *numbers,
+                percent(going_on["repetition"]),
+            ]
+        )
     text = [
-        "Where steering is not needed. `clean`: the parametric answer without a context, and its change against the original; `true "
-        "context`: the context tells the truth; `unknown subject`: the subject is invented, the context is all there is (substitution / "
-        "coherent each). Perplexity is of plain text; tokens, answers that end by themselves and repeated 3-grams (percent) are of "
-        "answers of up to 64 tokens to conflict prompts.",
+        (
+            "Where steering is not needed. `clean`: the parametric answer without a context, and"
+            " its change against the original; `true context`: the context tells the truth;"
+            " `unknown subject`: the subject is invented, the context is all there is (substitution"
+            " / coherent each). Perplexity is of plain text; tokens, answers that end by themselves"
+            " and repeated 3-grams (percent) are of answers of up to 64 tokens to conflict prompts."
+        ),
     ]
     return Section("Side effects", level=3, text=text, tables=[Table(header, rows)])
 
@@ -272,24 +431,57 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 def _checkpoints(results: Mapping[str, Any]) -> Section:
     columns = (
-        "clean_accuracy", "counterfactual_accuracy", "parametric_accuracy", "context_reliance", "attention_context", "attention_subject",
-    )  # fmt: skip
-    header = ("checkpoint", "clean", "counterfactual", "parametric", "M_C", "attention on context", "on subject")
-    rows = [[row["name"], *(_number(row[column]) for column in columns)] for row in results["checkpoints"]]
+        "clean_accuracy",
+        "counterfactual_accuracy",
+        "parametric_accuracy",
+        "context_reliance",
+        "attention_context",
+        "attention_subject",
+    )
+    header = (
+        "checkpoint",
+        "clean",
+        "counterfactual",
+        "parametric",
+        "M_C",
+        "attention on context",
+        "on subject",
+    )
+    rows = [
+        [row["name"], *(_number(row[column]) for column in columns)]
+        for row in results["checkpoints"]
+    ]
     reliance = [row["context_reliance"] or 0.0 for row in results["checkpoints"]]
     peak = max(range(len(reliance)), key=lambda i: reliance[i])
     name = results["checkpoints"][peak]["name"]
     if 0 < peak < len(reliance) - 1:
-        said = f"Context reliance rises from {reliance[0]:.2f} to {reliance[peak]:.2f} at {name}, then falls to {reliance[-1]:.2f}."
+        said = (
+            f"Context reliance rises from {reliance[0]:.2f} to {reliance[peak]:.2f} at {name}, then"
+            f" falls to {reliance[-1]:.2f}."
+        )
     else:
-        said = f"Context reliance is highest at the {'first' if peak == 0 else 'last'} checkpoint ({reliance[peak]:.2f}): no inversion."
+        said = (
+            f"Context reliance is highest at the {'first' if peak == 0 else 'last'} checkpoint"
+            f" ({reliance[peak]:.2f}): no inversion."
+        )
     text = [
-        f"{results['checkpoints'][0]['n']} conflict prompts, unsteered. Counterfactual: the context answer; parametric: the model's own; "
-        "M_C = p context / (p context + p parametric), mean over the prompts; attention of the last token, mean over layers and heads.",
+        (
+            f"{results['checkpoints'][0]['n']} conflict prompts, unsteered. Counterfactual: the"
+            " context answer; parametric: the model's own; M_C = p context / (p context + p"
+            " parametric), mean over the prompts; attention of the last token, mean over layers"
+            " and heads."
+        ),
         said,
     ]
-    picture = Picture("checkpoints", "Context reliance over checkpoints", lambda: figures.checkpoints(results))
-    return Section("Context reliance over checkpoints", text=text, tables=[Table(header, rows)], pictures=[picture])
+    picture = Picture(
+        "checkpoints", "Context reliance over checkpoints", lambda: figures.checkpoints(results)
+    )
+    return Section(
+        "Context reliance over checkpoints",
+        text=text,
+        tables=[Table(header, rows)],
+        pictures=[picture],
+    )
 
 
 def _analysis(name: str, target: str, result: Mapping[str, Any]) -> Section:
@@ -299,6 +491,14 @@ def _analysis(name: str, target: str, result: Mapping[str, Any]) -> Section:
     text, header, rows = analysis_tables.describe(name, result, target)
     draw = getattr(figures, name, None)
     pictures: Iterable[Picture] = (
-        [Picture(f"{target}-{name.replace('_', '-')}", title, lambda: draw(result, target))] if draw is not None else []
+        [Picture(f"{target}-{name.replace('_', '-')}", title, lambda: draw(result, target))]
+        if draw is not None
+        else []
     )
-    return Section(title, level=3, text=text, tables=[Table(header, rows)] if rows else [], pictures=list(pictures))
+    return Section(
+        title,
+        level=3,
+        text=text,
+        tables=[Table(header, rows)] if rows else [],
+        pictures=list(pictures),
+    )

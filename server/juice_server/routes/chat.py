@@ -24,11 +24,15 @@ router = APIRouter()
 
 
 @router.post("/v1/chat/completions", response_model=dict[str, Any])
-async def chat(body: ChatRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
+async def chat(
+    body: ChatRequest, request: Request, service: Annotated[Service, Depends(service_of)]
+) -> Response:
     """Answer a chat."""
     trace = trace_of(request.scope)
     prompt = await service.translator.off_loop(lambda: _prompt(body, service))
-    requests = await service.translator.requests([prompt], body, trace, alias=body.model, is_chat=True, top_logprobs=body.top_logprobs or 0)
+    requests = await service.translator.requests(
+        [prompt], body, trace, alias=body.model, is_chat=True, top_logprobs=body.top_logprobs or 0
+    )
     answer = _Answer(service, body, trace)
     if body.stream:
         return await stream(service, request, requests, answer)
@@ -37,10 +41,17 @@ async def chat(body: ChatRequest, request: Request, service: Annotated[Service, 
 
 
 def _prompt(body: ChatRequest, service: Service) -> str:
-    """Return the chat as one text; raises RequestError where there is no template, or it refuses the messages."""
+    """Return the chat as one text.
+
+    Raises RequestError where there is no template, or it refuses the messages.
+    """
     prompts = service.translator.chat_model.prompts
     if prompts.chat_template is None:
-        raise RequestError(f"{service.translator.model_name} has no chat template; use /v1/completions or /generate", param="messages")
+        raise RequestError(
+            f"{service.translator.model_name} has no chat template; use /v1/completions or"
+            " /generate",
+            param="messages",
+        )
     return prompts.rendered([message.plain() for message in body.messages])
 
 
@@ -64,14 +75,21 @@ class _Answer:
             for i, c in enumerate(completions)
         ]
         head = self._head("chat.completion")
-        return {**head, "choices": choices, "usage": self._usage(), "steering": completions[0].steering.to_dict()}
+        return {
+            **head,
+            "choices": choices,
+            "usage": self._usage(),
+            "steering": completions[0].steering.to_dict(),
+        }
 
     def events(self, update: Update) -> Iterable[Event]:
         if update.index not in self._begun:
             self._begun.add(update.index)
             yield self._chunk(update.index, {"role": "assistant", "content": ""})
         if update.text or (self._body.logprobs and update.tokens):
-            yield self._chunk(update.index, {"content": update.text}, logprobs=self._logprobs(update.tokens))
+            yield self._chunk(
+                update.index, {"content": update.text}, logprobs=self._logprobs(update.tokens)
+            )
         if update.completion is not None:
             done = self._chunk(update.index, {}, finish_reason=update.completion.finish_reason)
             yield {**done, "steering": update.completion.steering.to_dict()}
@@ -80,9 +98,21 @@ class _Answer:
         if self._body.include_usage:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}
 
-    def _chunk(self, index: int, delta: Event, *, finish_reason: str | None = None, logprobs: Event | None = None) -> Event:
+    def _chunk(
+        self,
+        index: int,
+        delta: Event,
+        *,
+        finish_reason: str | None = None,
+        logprobs: Event | None = None,
+    ) -> Event:
         usage = {"usage": None} if self._body.include_usage else {}
-        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
+        choice = {
+            "index": index,
+            "delta": delta,
+            "finish_reason": finish_reason,
+            "logprobs": logprobs,
+        }
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
 
     def _head(self, kind: str) -> Event:

@@ -20,7 +20,9 @@ router = APIRouter()
 
 
 @router.post("/compare")
-async def compare(body: CompareRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> CompareResponse:
+async def compare(
+    body: CompareRequest, request: Request, service: Annotated[Service, Depends(service_of)]
+) -> CompareResponse:
     """Show what context and memory each would say."""
     trace = trace_of(request.scope)
     requests = await service.translator.off_loop(lambda: _requests(body, service))
@@ -51,8 +53,17 @@ def _requests(body: CompareRequest, service: Service) -> list[GenerationRequest]
     served = service.model.head_sets.targets()
     if not served:
         raise HeadSetNotFoundError(
-            "there is nothing to compare: no head set named context or parametric has betas; see /v1/head_sets and `juice tune`"
+            "there is nothing to compare: no head set named context or parametric has betas; see"
+            " /v1/head_sets and `juice tune`"
         )
-    steers = [Steer(target="none"), *(Steer(target=target, strength=body.strength) for target in served)]
-    options: dict[str, Any] = {"max_tokens": body.max_tokens, "temperature": body.temperature, "seed": body.seed, "top_logprobs": body.top}
+    steers = [
+        Steer(target="none"),
+        *(Steer(target=target, strength=body.strength) for target in served),
+    ]
+    options: dict[str, Any] = {
+        "max_tokens": body.max_tokens,
+        "temperature": body.temperature,
+        "seed": body.seed,
+        "top_logprobs": body.top,
+    }
     return [service.model.request(ids, steer=steer, **options) for steer in steers]

@@ -23,7 +23,9 @@ router = APIRouter()
 
 
 @router.post("/v1/completions", response_model=dict[str, Any])
-async def completions(body: CompletionRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
+async def completions(
+    body: CompletionRequest, request: Request, service: Annotated[Service, Depends(service_of)]
+) -> Response:
     """Continue one or more prompts."""
     trace = trace_of(request.scope)
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
@@ -59,8 +61,20 @@ class _Answer:
         for i, c in enumerate(completions):
             text = self._echoed(i) + c.text
             tokens = (*c.prompt_tokens, *c.tokens)
-            choices.append({"index": i, "text": text, "finish_reason": c.finish_reason, "logprobs": self._logprobs(i, tokens)})
-        return {**self._head(), "choices": choices, "usage": self._usage(), "steering": completions[0].steering.to_dict()}
+            choices.append(
+                {
+                    "index": i,
+                    "text": text,
+                    "finish_reason": c.finish_reason,
+                    "logprobs": self._logprobs(i, tokens),
+                }
+            )
+        return {
+            **self._head(),
+            "choices": choices,
+            "usage": self._usage(),
+            "steering": completions[0].steering.to_dict(),
+        }
 
     def events(self, update: Update) -> Iterable[Event]:
         i = update.index
@@ -70,16 +84,28 @@ class _Answer:
         if not (text or done or (self._body.logprobs is not None and update.tokens)):
             return
         choice = {
-            "index": i, "text": text, "finish_reason": done.finish_reason if done else None, "logprobs": self._logprobs(i, update.tokens)
-        }  # fmt: skip
-        yield {**self._chunk_head(), "choices": [choice], **({"steering": done.steering.to_dict()} if done else {})}
+            "index": i,
+            "text": text,
+            "finish_reason": done.finish_reason if done else None,
+            "logprobs": self._logprobs(i, update.tokens),
+        }
+        yield {
+            **self._chunk_head(),
+            "choices": [choice],
+            **({"steering": done.steering.to_dict()} if done else {}),
+        }
 
     def closing(self) -> Iterable[Event]:
         if self._body.include_usage:
             yield {**self._head(), "choices": [], "usage": self._usage()}
 
     def _head(self) -> Event:
-        return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._model_name}
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model_name,
+        }
 
     def _chunk_head(self) -> Event:
         return {**self._head(), "usage": None} if self._body.include_usage else self._head()

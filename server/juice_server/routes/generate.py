@@ -21,15 +21,21 @@ router = APIRouter()
 
 
 @router.post("/generate", response_model=GenerateResponse)
-async def generate(body: GenerateRequest, request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
+async def generate(
+    body: GenerateRequest, request: Request, service: Annotated[Service, Depends(service_of)]
+) -> Response:
     """Continue one or more prompts; with `stream`, events {"text", "index"}, a last one with the rest, and [DONE]."""
     trace = trace_of(request.scope)
-    requests = await service.translator.requests(body.prompt, body, trace, contexts=body.context, top_logprobs=body.logprobs or 0)
+    requests = await service.translator.requests(
+        body.prompt, body, trace, contexts=body.context, top_logprobs=body.logprobs or 0
+    )
     answer = _Answer(service, body, trace)
     if body.stream:
         return await stream(service, request, requests, _Stream(answer))
     completions = await service.complete(request, requests)
-    return await asyncio.to_thread(lambda: JSONResponse(answer.of(completions).model_dump(exclude_unset=True)))
+    return await asyncio.to_thread(
+        lambda: JSONResponse(answer.of(completions).model_dump(exclude_unset=True))
+    )
 
 
 class _Answer:
@@ -44,7 +50,10 @@ class _Answer:
 
     def of(self, completions: list[Completion]) -> GenerateResponse:
         first = completions[0]
-        choices = [Choice(index=i, text=c.text, finish_reason=c.finish_reason, **self.scored(c.tokens)) for i, c in enumerate(completions)]
+        choices = [
+            Choice(index=i, text=c.text, finish_reason=c.finish_reason, **self.scored(c.tokens))
+            for i, c in enumerate(completions)
+        ]
         return GenerateResponse(
             id=self.id,
             model=self.model_name,
@@ -84,7 +93,8 @@ class _Stream:
     def closing(self) -> Iterable[Event]:
         ordered = [self._completions[i] for i in sorted(self._completions)]
         rest = self._answer.of(ordered).model_dump(
-            exclude={"text": True, "logprobs": True, "choices": {"__all__": {"text", "logprobs"}}}, exclude_unset=True
+            exclude={"text": True, "logprobs": True, "choices": {"__all__": {"text", "logprobs"}}},
+            exclude_unset=True,
         )
         yield rest
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 import juice
+from juice import HeadSet
 from juice.engine import Capability, Steer
 from juice.engine.steering import STEER_METHODS, STEER_TARGETS
 from juice.errors import RequestError
-from juice import HeadSet
 from juice_server.errors import UnknownModelError
 from juice_server.service import Service, service_of
 
@@ -24,7 +24,10 @@ async def models(service: ServiceOf) -> dict[str, Any]:
     served: list[str] = list(service.model.head_sets.targets())
     if service.settings.default_steer != "none":
         served.insert(0, "none")
-    names = [service.translator.model_name, *(f"{service.translator.model_name}:{target}" for target in served)]
+    names = [
+        service.translator.model_name,
+        *(f"{service.translator.model_name}:{target}" for target in served),
+    ]
     return {"object": "list", "data": [_model(name) for name in names]}
 
 
@@ -41,7 +44,11 @@ async def head_sets(service: ServiceOf) -> dict[str, Any]:
     """List the head sets that serve, and those that do not, with the reason."""
     library = service.model.head_sets
     served = [_head_set(service, head_set) for _, head_set in sorted(library.by_name.items())]
-    return {"object": "list", "data": served, "unfit": [{"path": path, "reason": reason} for path, reason in library.unfit.items()]}
+    return {
+        "object": "list",
+        "data": served,
+        "unfit": [{"path": path, "reason": reason} for path, reason in library.unfit.items()],
+    }
 
 
 @router.get("/info")
@@ -84,8 +91,13 @@ async def info(service: ServiceOf) -> dict[str, Any]:
             "exact": own.exact,
             "default": settings.default_steer,
             "targets": list(STEER_TARGETS),
-            "methods": [m for m in STEER_METHODS if m != "cad" or Capability.CONTRAST in engine.capabilities],
-            "head_sets": [_head_set(service, head_set) for _, head_set in sorted(service.model.head_sets.by_name.items())],
+            "methods": [
+                m for m in STEER_METHODS if m != "cad" or Capability.CONTRAST in engine.capabilities
+            ],
+            "head_sets": [
+                _head_set(service, head_set)
+                for _, head_set in sorted(service.model.head_sets.by_name.items())
+            ],
         },
     }
 
@@ -109,4 +121,8 @@ def _head_set(service: Service, head_set: HeadSet) -> dict[str, Any]:
         return {**described, "window": None, "extra_rows": None}
     window = service.model.engine.companion_layers(steering)
     n_layers = service.model.description.n_layers
-    return {**described, "window": [window[0], window[-1]] if window else None, "extra_rows": round(len(window) / n_layers, 3)}
+    return {
+        **described,
+        "window": [window[0], window[-1]] if window else None,
+        "extra_rows": round(len(window) / n_layers, 3),
+    }

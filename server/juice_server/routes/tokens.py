@@ -8,7 +8,12 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
 
 from juice.errors import RequestError
-from juice_server.schemas.about import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from juice_server.schemas.about import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from juice_server.service import Service, service_of
 
 router = APIRouter()
@@ -20,9 +25,20 @@ async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
     """Return a text's tokens, as a prompt's would be."""
 
     def work() -> Response:
-        ids = service.translator.tokens(body.text, add_special_tokens=body.add_special_tokens, param="text") if body.text else ()
+        ids = (
+            service.translator.tokens(
+                body.text, add_special_tokens=body.add_special_tokens, param="text"
+            )
+            if body.text
+            else ()
+        )
         texts = [service.translator.texts[token] for token in ids]
-        answer = TokenizeResponse(tokens=list(ids), texts=texts, count=len(ids), max_model_len=service.translator.max_model_len)
+        answer = TokenizeResponse(
+            tokens=list(ids),
+            texts=texts,
+            count=len(ids),
+            max_model_len=service.translator.max_model_len,
+        )
         return JSONResponse(answer.model_dump())
 
     return await service.translator.off_loop(work)
@@ -33,7 +49,12 @@ async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> DetokenizeR
     """Return the text of tokens."""
     n = service.model.description.vocabulary_size
     if body.tokens and max(body.tokens) >= n:
-        raise RequestError(f"tokens names token {max(body.tokens)}; the model has tokens 0 to {n - 1}", param="tokens")
+        raise RequestError(
+            f"tokens names token {max(body.tokens)}; the model has tokens 0 to {n - 1}",
+            param="tokens",
+        )
     tokenizer = service.model.description.tokenizer
-    text = await service.translator.off_loop(lambda: tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False))
+    text = await service.translator.off_loop(
+        lambda: tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)
+    )
     return DetokenizeResponse(text=str(text))

@@ -24,10 +24,13 @@ from juice_server.schemas.generation import (
 class GenerateRequest(GenerationFields):
     """The body of POST /generate; `logprobs` is how many alternatives are reported for every token.
 
-    `context` is read before the prompt: one for all prompts, or one each; the method `cad` needs it apart.
+    `context` is read before the prompt: one for all prompts, or one each; the method `cad` needs it
+    apart.
     """
 
-    prompt: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1), at_most(MAX_PROMPTS)]
+    prompt: Annotated[
+        list[str], BeforeValidator(as_list), Field(min_length=1), at_most(MAX_PROMPTS)
+    ]
     context: Contexts = None
     logprobs: int | None = TOP_LOGPROBS
 

@@ -26,7 +26,9 @@ def at_most(n: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > n:
-            raise PydanticCustomError("too_long", "expected at most {n} entries, got {got}", {"n": n, "got": len(value)})
+            raise PydanticCustomError(
+                "too_long", "expected at most {n} entries, got {got}", {"n": n, "got": len(value)}
+            )
         return value
 
     return BeforeValidator(check)
@@ -41,7 +43,11 @@ class Body(BaseModel):
     @classmethod
     def _bound_keys(cls, body: Any) -> Any:
         if isinstance(body, dict) and len(body) > MAX_KEYS:
-            raise PydanticCustomError("too_long", "expected at most {n} fields, got {got}", {"n": MAX_KEYS, "got": len(body)})
+            raise PydanticCustomError(
+                "too_long",
+                "expected at most {n} fields, got {got}",
+                {"n": MAX_KEYS, "got": len(body)},
+            )
         return body
 
 
@@ -66,7 +72,11 @@ class GenerationFields(SamplingOptions, Body):
     min_tokens: int = Field(default=0, ge=0, le=MAX_TOKENS)
     logit_bias: Annotated[dict[TokenKey, Bias] | None, at_most(MAX_BIASES)] = None  # type: ignore[assignment]
     seed: int | None = SEED
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(as_list), at_most(MAX_STOPS)] = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]] | None,
+        BeforeValidator(as_list),
+        at_most(MAX_STOPS),
+    ] = None
     stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOPS)] = []
     ignore_eos: bool = False
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
@@ -83,7 +93,9 @@ class GenerationFields(SamplingOptions, Body):
         }
 
 
-NEARLY_STEER = frozenset({"extra_body", "steering", "target", "head_set", "strength", "beta_plus", "beta_minus"})
+NEARLY_STEER = frozenset(
+    {"extra_body", "steering", "target", "head_set", "strength", "beta_plus", "beta_minus"}
+)
 
 
 class StreamOptions(BaseModel):
@@ -110,11 +122,21 @@ class OpenAIFields(GenerationFields):
             return body  # refused as it is, before every one of its names is looked at
         for name, harmless in cls.not_served.items():
             if body.get(name) is not None and body[name] not in harmless:
-                raise PydanticCustomError("not_served", "the field {name} is not served here; leave it out", {"name": name})
+                raise PydanticCustomError(
+                    "not_served",
+                    "the field {name} is not served here; leave it out",
+                    {"name": name},
+                )
         for name in body:
-            if name != "steer" and (name in NEARLY_STEER or get_close_matches(name.casefold(), ["steer"], cutoff=0.8)):
+            if name != "steer" and (
+                name in NEARLY_STEER or get_close_matches(name.casefold(), ["steer"], cutoff=0.8)
+            ):
                 # Tolerated as unknown, it would pass unsteered.
-                raise PydanticCustomError("not_served", "the field {name} does not steer; say steer, at the top level", {"name": name})
+                raise PydanticCustomError(
+                    "not_served",
+                    "the field {name} does not steer; say steer, at the top level",
+                    {"name": name},
+                )
         return {name: value for name, value in body.items() if value is not None}
 
     @property
@@ -133,7 +155,11 @@ class Usage(BaseModel):
 
 def usage_of(n_prompt_tokens: int, n_new_tokens: int) -> Usage:
     """Return the usage of one HTTP request."""
-    return Usage(prompt_tokens=n_prompt_tokens, completion_tokens=n_new_tokens, total_tokens=n_prompt_tokens + n_new_tokens)
+    return Usage(
+        prompt_tokens=n_prompt_tokens,
+        completion_tokens=n_new_tokens,
+        total_tokens=n_prompt_tokens + n_new_tokens,
+    )
 
 
 Contexts = Annotated[list[str] | None, BeforeValidator(as_list), at_most(MAX_PROMPTS)]

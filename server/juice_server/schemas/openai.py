@@ -6,15 +6,33 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from juice_server.schemas.generation import MAX_PROMPTS, TOP_LOGPROBS, Contexts, OpenAIFields, TokenId, as_list, at_most
+from juice_server.schemas.generation import (
+    MAX_PROMPTS,
+    TOP_LOGPROBS,
+    Contexts,
+    OpenAIFields,
+    TokenId,
+    as_list,
+    at_most,
+)
 
 TEXT_FORMAT = {"type": "text"}
 # What other servers offer beside OpenAI's fields, and what would not be heard here.
 ELSEWHERE: dict[str, tuple[Any, ...]] = {
-    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (), "use_beam_search": (False,),
-    "prompt_logprobs": (0,), "tools": ([],), "functions": ([],), "response_format": (TEXT_FORMAT,), "best_of": (1,),
-    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
-}  # fmt: skip
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (0,),
+    "tools": ([],),
+    "functions": ([],),
+    "response_format": (TEXT_FORMAT,),
+    "best_of": (1,),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+}
 
 
 def _as_prompts(value: Any) -> Any:
@@ -43,9 +61,13 @@ class CompletionRequest(OpenAIFields):
     @model_validator(mode="after")
     def _check_echo(self) -> CompletionRequest:
         if self.echo and self.stream and self.logprobs is not None:
-            raise ValueError("echo with logprobs is not served as a stream; drop stream, echo or logprobs")
+            raise ValueError(
+                "echo with logprobs is not served as a stream; drop stream, echo or logprobs"
+            )
         if self.echo and self.context is not None:
-            raise ValueError("echo with a context apart is not served; put the context into the prompt")
+            raise ValueError(
+                "echo with a context apart is not served; put the context into the prompt"
+            )
         return self
 
 
@@ -68,7 +90,11 @@ class Message(BaseModel):
 
     def plain(self) -> dict[str, str]:
         """Return the turn as templates take it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content)
+        )
         return {"role": self.role, "content": text}
 
 
@@ -77,9 +103,13 @@ class ChatRequest(OpenAIFields):
 
     default_max_tokens: ClassVar[int] = 512
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **ELSEWHERE, "audio": (), "modalities": (["text"],), "web_search_options": (), "prediction": (),
+        **ELSEWHERE,
+        "audio": (),
+        "modalities": (["text"],),
+        "web_search_options": (),
+        "prediction": (),
         "context": (),
-    }  # fmt: skip
+    }
 
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
