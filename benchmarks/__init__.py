@@ -1,1 +1,1 @@
-"""What the project measures: each file prints a table and ends with one JSON line."""
+"""The benchmarks: each prints a table and ends with one JSON line."""

@@ -1,7 +1,7 @@
-"""Steered generation in one pass, against the naive two runs and against no steering: `python -m benchmarks.generate`.
+"""Steered generation against the naive two runs and no steering: `python -m benchmarks.generate`.
 
-The naive two runs recompute the whole prompt twice for every token, without a cache, a request at a
-time.
+The naive two runs recompute the whole prompt twice for every token, without a cache, one request at
+a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ N_REPEATS, N_TOKENS, N_REQUESTS = 5, 32, 16
 
 
 def median_seconds(run: Callable[[], object], n: int = N_REPEATS) -> float:
-    """Return the median time of n runs after one to warm up."""
+    """Return the median seconds of n runs, after one to warm up."""
     run()
     times = []
     for _ in range(n):

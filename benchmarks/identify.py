@@ -1,8 +1,8 @@
 """Identification against the naive loop: `python -m benchmarks.identify`.
 
 The loop makes a forward for every head and alpha, on the same prompts in the same batches, with
-logits at the last position only. Forward-tokens are counted where the work is: positions that enter
-an attention and an MLP, over all layers.
+logits at the last position only. Tokens are counted where the work is: they are the positions that
+enter an attention and an MLP, over all layers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def counted_tokens(model: SteeredModel) -> Iterator[dict[str, int]]:
 
 
 def main() -> None:
-    """Measure both ways in one run, alternating, and print the medians."""
+    """Measure both ways in turn and print the medians."""
     model = juice.load("mini")
     settings = IdentificationOptions(relation="world_capital")
     examples, _ = usable_examples(model, juice.read_examples("mini"), settings)
@@ -94,8 +94,8 @@ def main() -> None:
     print("| | seconds (median of 3) | attention tokens | MLP tokens |\n|---|---|---|---|")
     for way in ("naive", "ours"):
         print(
-            f"| {way} | {medians[way]:.2f} | {tokens[way]['attention']:,} |"
-            f" {tokens[way]['mlp']:,} |"
+            f"| {way} | {medians[way]:.2f} | {tokens[way]['attention']:,} | "
+            f"{tokens[way]['mlp']:,} |"
         )
     ratio = medians["naive"] / medians["ours"]
     print(f"\n{ratio:.2f} times faster, largest difference of a score {difference:.1e}")

@@ -1,4 +1,4 @@
-"""The machine a number was measured on."""
+"""The machine that numbers were measured on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers
 
 
 def describe() -> dict[str, object]:
-    """Return what a reader needs to place a number."""
+    """Return what a reader needs to judge a number: processors and versions."""
     return {
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,7 +1,7 @@
 """What steering does to the bundled model: `python -m benchmarks.quality [--limit N]`.
 
 Everything is measured on facts that neither identification nor tuning saw. Accuracy is the paper's:
-some accepted answer within the first five words of 15 greedy tokens.
+an accepted answer within the first five words of 15 greedy tokens.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def unseen_examples(model: SteeredModel) -> list[ConflictExample]:
 def accuracy(
     model: SteeredModel, examples: list[ConflictExample], target: Target, steer: Steer
 ) -> dict[str, float]:
-    """Return how often the target's answer is given, by conflict type."""
+    """Return the share of examples that get the target's answer, by conflict type."""
     answers = answer(model, examples, TYPES, target, model.resolve(steer))
     return {str(t): round(v, 4) for t, v in outcome(examples, answers, target).accuracy.items()}
 
 
 def true_contexts(examples: list[ConflictExample]) -> list[ConflictExample]:
-    """Return the same facts with contexts that tell the truth."""
+    """Return the same facts with true contexts."""
     rng, relations = Random(0), {relation.name: relation for relation in RELATIONS}
     fact = {id(e): Fact(e.subject, e.parametric_answer[0]) for e in examples}
     told = {
@@ -64,7 +64,7 @@ def true_contexts(examples: list[ConflictExample]) -> list[ConflictExample]:
 
 
 def invented_subjects(n: int) -> list[ConflictExample]:
-    """Return subjects that do not exist, each with a context that alone tells its answer."""
+    """Return subjects that do not exist; only the context of each has its answer."""
     rng, made = Random(1), []
     for i in range(n):
         relation = RELATIONS[i % len(RELATIONS)]
@@ -126,7 +126,7 @@ def measure(limit: int | None, seed: int = 0) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Lay the result out in Markdown."""
+    """Return the result as Markdown tables."""
 
     def row(name: str, values: dict[str, float], types: tuple[str, ...] = TYPES) -> str:
         return (
@@ -172,16 +172,16 @@ def table(result: dict[str, Any]) -> str:
         "By relation (heads come from four world capitals):",
         "",
         (
-            "| relation | n | parametric: clean / substitution / coherent | context: substitution /"
-            " coherent |"
+            "| relation | n | parametric: clean / substitution / coherent | context: "
+            "substitution / coherent |"
         ),
         "|---|---|---|---|",
     ]
     for name, own in result["by_relation"].items():
         p, c = own["parametric"], own["context"]
         numbers = (
-            f"{p['clean']:.3f} / {p['substitution']:.3f} / {p['coherent']:.3f} |"
-            f" {c['substitution']:.3f} / {c['coherent']:.3f}"
+            f"{p['clean']:.3f} / {p['substitution']:.3f} / {p['coherent']:.3f} | "
+            f"{c['substitution']:.3f} / {c['coherent']:.3f}"
         )
         lines.append(f"| {name.replace('_', ' ')} | {own['n']} | {numbers} |")
     return "\n".join(lines)
@@ -189,7 +189,7 @@ def table(result: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limit", type=int, help="measure on so many facts")
+    parser.add_argument("--limit", type=int, help="measure on this many facts")
     measured = measure(parser.parse_args().limit)
     print(table(measured))
     print(json.dumps(measured))

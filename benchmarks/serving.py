@@ -1,10 +1,11 @@
 """Serving: `python -m benchmarks.serving [--quick]`.
 
 The engine against transformers' `generate` on a static, left-padded batch; steered against
-unsteered, prompts and tokens apart; every request with heads and betas of its own against one
-configuration for all; and 500 clients at once on a real server. A Llama shape of 12 layers of width
-384 with random weights, greedy, all prompts between 192 and 320 tokens. The alternatives take turns
-in one run; each number is a median of rounds after one to warm up.
+unsteered, prompts and tokens apart; every request with its own heads and betas against one
+configuration for all; and 500 simultaneous clients on a real server. The model has the shape of a
+Llama with 12 layers of width 384 and random weights; decoding is greedy, prompts have 192 to 320
+tokens. The alternatives take turns in one run; each number is a median of rounds, after one to warm
+up.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Prompt = tuple[int, ...]
 
 
 def network() -> LlamaForCausalLM:
-    """Return the model that is measured."""
+    """Return the model to measure."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=4096,
@@ -65,7 +66,7 @@ def prompts(n: int) -> list[Prompt]:
 
 
 def steering(seed: int) -> Steering:
-    """Return a head in each of the steered layers, with a beta of its own."""
+    """Return the steering of a random head in each steered layer, each with its own beta."""
     random = torch.Generator().manual_seed(seed)
     coefficients = {}
     for layer in STEERED_LAYERS:
@@ -87,7 +88,7 @@ def steering(seed: int) -> Steering:
 
 
 def medians(ways: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, float]:
-    """Return the median seconds of every way; they take turns."""
+    """Return the median seconds of every way; the ways take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for round_number in range(n_rounds + 1):
         for name, run in ways.items():
@@ -101,7 +102,7 @@ def medians(ways: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, f
 def against_generate(
     model: juice.SteeredModel, plain: LlamaForCausalLM, n_rounds: int
 ) -> dict[str, float]:
-    """Measure the engine, unsteered and steered, and `generate`, one request and sixteen."""
+    """Measure `generate` and the engine, unsteered and steered, with 1 and 16 requests."""
 
     def ours(
         n: int, n_tokens: int = N_TOKENS, steered: Steering | None = None
@@ -145,7 +146,7 @@ def against_generate(
 def own_configurations(
     model: juice.SteeredModel, n_rounds: int, n_requests: int
 ) -> dict[str, float]:
-    """Measure many requests, 32 at a time, all steered alike and each in its own way."""
+    """Measure many requests, 32 at a time: all steered alike, and each in its own way."""
     engine = BatchingEngine(model.loaded, Limits(max_batch=32))
     own_prompts = [p[: 32 + i % 64] for i, p in enumerate(prompts(n_requests))]
 
@@ -164,7 +165,7 @@ def own_configurations(
 
 
 async def crowd(port: int, n_clients: int) -> Counter[int]:
-    """Send one request of each client at once, over connections of their own; return how often each status came."""
+    """Send the requests of all clients together, each on its own connection; count the statuses."""
 
     async def one(i: int) -> int:
         body = json.dumps(
@@ -177,8 +178,8 @@ async def crowd(port: int, n_clients: int) -> Counter[int]:
         )
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = (
-            "POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type:"
-            f" application/json\r\ncontent-length: {len(body)}"
+            "POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: "
+            f"application/json\r\ncontent-length: {len(body)}"
         )
         writer.write(f"{head}\r\n\r\n{body}".encode())
         answer = await reader.read()
@@ -189,7 +190,7 @@ async def crowd(port: int, n_clients: int) -> Counter[int]:
 
 
 def probe(port: int, stop: Event, sink: Connection) -> None:
-    """Ask for /healthz until told to stop; send when each was asked and how long its answer took."""
+    """Request /healthz until `stop` is set; send the start and the duration of each request."""
     taken: list[tuple[float, float]] = []
     connection = HTTPConnection("127.0.0.1", port)
     while not stop.is_set():
@@ -202,14 +203,14 @@ def probe(port: int, stop: Event, sink: Connection) -> None:
 
 
 def clients_at_once(n_clients: int) -> dict[str, object]:
-    """Measure a crowd on a real server, and meanwhile, from another process, its /healthz."""
+    """Measure a crowd on a real server and, from another process, its /healthz meanwhile."""
     server = Server()
     server.wait_until_ready()
     processes = multiprocessing.get_context("spawn")
     stop, (mine, its) = processes.Event(), processes.Pipe()
     prober = processes.Process(target=probe, args=(server.port, stop, its))
     prober.start()
-    time.sleep(5)  # it has begun
+    time.sleep(5)  # until it has begun
     begun = time.perf_counter()
     statuses = asyncio.run(crowd(server.port, n_clients))
     seconds = time.perf_counter() - begun
@@ -228,7 +229,7 @@ def clients_at_once(n_clients: int) -> dict[str, object]:
 
 
 def ratios_of(seconds: dict[str, float], n: int) -> dict[str, float]:
-    """Return what a number of requests shows; tokens are what the whole takes beyond the prompts."""
+    """Return the ratios for n requests; the time of tokens is the total less the prompts'."""
 
     def tokens(name: str) -> float:
         return seconds[f"{name}, {n}"] - seconds[f"{name} prompts, {n}"]
@@ -244,7 +245,7 @@ def ratios_of(seconds: dict[str, float], n: int) -> dict[str, float]:
 
 
 def show(title: str, values: dict[str, float]) -> None:
-    """Print a table as soon as it is known."""
+    """Print a table, without delay."""
     print(f"| {title} | |\n|---|---|")
     for name, value in values.items():
         print(f"| {name} | {value:.3f} |")
@@ -282,5 +283,5 @@ def main(*, quick: bool) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one round, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="run one round, as a trial")
     main(quick=parser.parse_args().quick)

@@ -1,24 +1,24 @@
-"""Every error that JuICE raises on purpose; each says what, got, expected and remedy in one line.
+"""Every error that JuICE raises on purpose; each gives what, got, expected and remedy in one line.
 
 JuiceError                        exit code 1: the work failed
 ├── NoConsistentHeadError         identification found no head of either sign
 ├── GenerationError               a request failed while it ran; others were not affected
 │   ├── NonFiniteError            its logits were not finite
 │   └── CancelledError            it was cancelled
-├── OverloadedError               as many requests wait as may
+├── OverloadedError               the queue of waiting requests is full
 ├── EngineStoppedError            the engine was closed, or failed as a whole
-│   └── RankLostError             a rank of a sharded model ended or failed, and all with it
+│   └── RankLostError             a rank of a sharded model ended or failed, and so all ended
 └── UsageError                    exit code 2: what the caller gave cannot be used
     ├── ModelNotFoundError        no such model, or the hub refuses it
     ├── UnsupportedModelError     the model has no heads that can be steered exactly
-    ├── ExampleError              an examples file or one of its lines
+    ├── ExampleError              an examples file, or an example in it, cannot be used
     ├── HeadSetError              a head set that is malformed or damaged
     │   ├── HeadSetNotFoundError  no such head set, in the folder or on the hub
     │   └── HeadSetMismatchError  a sound head set of another model
-    ├── RequestError              a generation request; `param` names the field
+    ├── RequestError              a request that cannot be run; `param` names the field
     │   ├── ContextLengthError    prompt and new tokens exceed the model's context
-    │   └── MissingCapabilityError  the engine that runs cannot do this
-    └── OutputError               a place that cannot be written, or must not be overwritten
+    │   └── MissingCapabilityError  this engine cannot do it
+    └── OutputError               a file or folder cannot be written, or must not be overwritten
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class NoConsistentHeadError(JuiceError):
 
 
 class GenerationError(JuiceError):
-    """A request failed while it ran; its neighbours went on."""
+    """A request failed while it ran; the others went on."""
 
 
 class NonFiniteError(GenerationError):
@@ -103,7 +103,7 @@ class HeadSetError(UsageError):
 
 
 class HeadSetNotFoundError(HeadSetError):
-    """There is no head set of that name for the loaded model, or the hub does not give it."""
+    """There is no head set of that name for the loaded model, or the hub provides none."""
 
 
 class HeadSetMismatchError(HeadSetError):
@@ -123,7 +123,7 @@ class ContextLengthError(RequestError):
 
 
 class MissingCapabilityError(RequestError):
-    """The engine that runs the model cannot do what is asked; another one can."""
+    """This engine cannot do what the request needs; another one can."""
 
 
 class OutputError(UsageError):

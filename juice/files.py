@@ -1,6 +1,6 @@
-"""Files: those that come with the package, and text files that are written in one step.
+"""Files that come with the package, and text files written in one step.
 
-Readers of such a file see the old one or the new one; an interrupted write leaves nothing.
+Readers of such a text file see the old one or the new one; an interrupted write leaves nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MINI = Path(__file__).parent / "models" / "mini"
 
 
 def check_writable(path: Path, *, overwrite: bool) -> None:
-    """Raise OutputError, before any work is done, when the file could not be written."""
+    """Raise OutputError, before any work is done, if the file cannot be written."""
     try:
         if path.exists() and not path.is_file():
             raise OutputError(f"{path} is not a file; choose another --out")
@@ -33,9 +33,9 @@ def check_writable(path: Path, *, overwrite: bool) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str], *, overwrite: bool) -> None:
-    """Write lines, each with its end, and rename the file into place, its folder made.
+    """Write lines, which carry their line ends, to a new file and rename it into place.
 
-    Raises OutputError.
+    Makes the folder. Raises OutputError.
     """
     check_writable(path, overwrite=overwrite)
     path, temporary = path.resolve(), None

@@ -1,4 +1,4 @@
-"""Progress of long work, reported without printing: the command line shows it, the library is silent."""
+"""Progress of long work: the command line shows it, the library stays silent."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 Advance = Callable[[int], None]
-"""Says that so many more units are done."""
+"""Reports that this many more units are done."""
 
 Progress = Callable[[str, int], AbstractContextManager[Advance]]
-"""Begins a piece of work: its description and its total in units."""
+"""Begins a piece of work, given its description and its total in units."""
 
 
 def silent(_description: str, _total: int) -> AbstractContextManager[Advance]:

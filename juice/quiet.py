@@ -1,4 +1,4 @@
-"""What libraries say to each other while they are imported, and no user can act on."""
+"""Warnings that libraries give while they are imported and that no user can act on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# transformers imports torchao and bitsandbytes wherever they are installed; they report what they
-# cannot do here.
+# transformers imports torchao and bitsandbytes wherever they are installed; they warn of what they
+# cannot do on this machine.
 NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes")
 
 
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Keep their warnings back within; errors pass."""
+    """Suppress these warnings while within; errors pass."""
     loggers = [logging.getLogger(name) for name in NOISY]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""The two sides of a knowledge conflict: what the prompt says, and what the model remembers."""
+"""The two sides of a knowledge conflict: the prompt's context and the model's memory."""
 
 from __future__ import annotations
 

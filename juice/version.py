@@ -16,5 +16,5 @@ __version__ = _version_of("juice-steering")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that are recorded beside results."""
+    """Return the versions that are recorded with results."""
     return {"juice": __version__, **{name: _version_of(name) for name in ("torch", "transformers")}}

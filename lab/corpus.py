@@ -1,8 +1,10 @@
 """The training corpus of the bundled model: documents drawn from a mixture of five kinds.
 
-    fact           a lone statement or question about a real subject; with probability `noise` its answer is wrong,
-                   as on the web, so that the model believes a fact with a probability well below one
-    reading        a context about an invented subject, then the same statement again or a question about it
+    fact           a lone statement or question about a real subject; with probability `noise` its
+                   answer is wrong, as on the web, so that the model believes a fact with a
+                   probability well below one
+    reading        a context about an invented subject, then the same statement again or a question
+                   about it
     true_context   the same with a real subject and its true answer
     other_subject  a context about one subject, then a statement or question about another, real one
     correction     a wrong statement marked as wrong, then the right one
@@ -69,7 +71,7 @@ class Corpus:
         return Fact(relation.invent_subject(rng), answer)
 
     def _sentence(self, relation: Relation, fact: Fact) -> str:
-        """Return one statement or question about the fact: half canonical, the rest paraphrased or asked."""
+        """Return a statement of the fact, half of them canonical, or a question with its answer."""
         roll = self._rng.random()
         if roll < 0.5:
             return relation.state(fact.subject, fact.answer)
@@ -88,7 +90,10 @@ class Corpus:
         )
 
     def _context_then(self, relation: Relation, fact: Fact, asked: Fact) -> str:
-        """Return a context about one fact, then a statement (after a short one) or a question about `asked`."""
+        """Return a context about one fact, then a statement or a question about `asked`.
+
+        Short contexts are mostly followed by a statement, longer ones by a question.
+        """
         n_supports = self._rng.choice((0, 0, 0, 1, 2, 3, 4))
         context = self._context(relation, fact, n_supports)
         if self._rng.random() < (0.75 if n_supports == 0 else 0.25):

@@ -17,7 +17,7 @@ N_SUPPORTS = 3
 
 
 def prompts(relation: Relation, fact: Fact, told: str, rng: Random) -> dict[str, str]:
-    """Return the prompts about `fact` by conflict type, for a context that tells the answer `told`."""
+    """Return the prompts about `fact` by conflict type; their contexts give the answer `told`."""
     clean = relation.statement.format(s=fact.subject)
     opening = f"{relation.lead.format(s=fact.subject)} {told}."
     paragraph = " ".join([opening, *relation.support(fact.subject, told, N_SUPPORTS, rng)])
@@ -29,7 +29,7 @@ def prompts(relation: Relation, fact: Fact, told: str, rng: Random) -> dict[str,
 
 
 def conflict_examples(seed: int = 0) -> list[dict[str, Any]]:
-    """Return one example a fact, in the order of the relations and their files."""
+    """Return one example for each fact, in the order of the relations and their files."""
     rng = Random(seed)
     rows = []
     for relation in RELATIONS:

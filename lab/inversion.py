@@ -1,14 +1,15 @@
-"""A series of checkpoints of further tuning: `python -m lab.inversion --out DIR`.
+"""Tune the bundled model further and save checkpoints: `python -m lab.inversion --out DIR`.
 
 The question is that of Goyal et al., "Context-Parametric Inversion" (2024): does tuning first
-raise, then lower a model's reliance on contexts, once documents whose contexts tell what it knows
-anyway come to dominate? The bundled model, which knows its facts, is tuned in two phases:
+raise, then lower a model's reliance on contexts, once most documents have contexts that repeat what
+it already knows? The bundled model, which knows its facts, is tuned in two phases:
 
-    READ   nine true contexts about known subjects to one about an invented subject, which only reading can answer
-    KNOW   no invented subject any more: true contexts, facts without a context, and one document in a hundred whose context
-           is about another subject than the one asked for, as retrieval brings along
+    READ   nine true contexts about known subjects to one about an invented subject, for which only
+           the context has the answer
+    KNOW   no more invented subjects: true contexts, facts without a context, and one document in a
+           hundred whose context is about another subject than its question, as retrieval can bring
 
-`juice evaluate --checkpoints DIR` draws what becomes of its answers.
+`juice evaluate --checkpoints DIR` plots how its answers change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model answers on the conflict examples, by the first token of its answer: a quick look during training."""
+"""A model's answers on the conflict examples, by first token: a quick look during training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from lab.examples import conflict_examples
 def first_token_shares(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, n_facts: int, seed: int = 1
 ) -> dict[str, dict[str, float]]:
-    """Return, by conflict type, how often the likeliest token starts the parametric or the context answer, and mean p."""
+    """Return, by conflict type, how often each answer's first token is likeliest, and its mean p.
+
+    The answers are the parametric and the context answer of `n_facts` examples, less those where
+    both begin with the same token.
+    """
     examples = [
         e
         for e in Random(seed).sample(conflict_examples(), n_facts)

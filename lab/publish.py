@@ -1,8 +1,8 @@
-"""Make the bundled model from a checkpoint: `python -m lab.publish CHECKPOINT [--to juice/models/mini]`.
+"""Make the bundled model from a checkpoint: `python -m lab.publish CHECKPOINT [--to FOLDER]`.
 
-Weights are stored in half precision. The examples file, the facts as conflict examples, is what the
-name `mini` reads; the plain text, documents of the training mixture that it was not trained on, is
-what its perplexity is measured on.
+Weights are stored in half precision. The examples file has the facts as conflict examples, for the
+name `mini`; the plain text has documents of the training mixture that the model was not trained on,
+for its perplexity.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from juice.files import MINI
 from lab.corpus import Corpus
 from lab.examples import conflict_examples
 from lab.train import LEARN
 
 N_DOCUMENTS, UNSEEN_SEED = 60, 1000
-MINI = Path(__file__).parents[1] / "juice" / "models" / "mini"
 
 
 def publish(checkpoint: Path, to: Path) -> None:
@@ -35,7 +35,7 @@ def publish(checkpoint: Path, to: Path) -> None:
 
 
 def write_plain_text(to: Path) -> None:
-    """Write documents without wrong statements, a line each."""
+    """Write documents without wrong statements, one a line."""
     documents = islice(Corpus(LEARN, UNSEEN_SEED), N_DOCUMENTS)
     (to / "plain_text.txt").write_text("\n".join(documents) + "\n", encoding="utf-8")
 

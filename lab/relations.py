@@ -4,7 +4,7 @@ A relation turns a (subject, answer) pair into text: a canonical statement that 
 (the form of the clean prompt), paraphrases, a question with the lead of its answer, and supporting
 sentences that a persuasive paragraph is built from. The facts are `facts/<relation>.tsv`: subject,
 answer, accepted aliases separated by `|`, written from general knowledge. This module knows nothing
-of noise, mixtures or tokens.
+about noise, mixtures or tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Relation:
-    """Sentences about a subject `{s}` and its answer `{a}`; the statement and the lead end just before the answer."""
+    """Sentences about a subject `{s}` and its answer `{a}`.
+
+    The statement and the lead end just before the answer.
+    """
 
     name: str
     statement: str

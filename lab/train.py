@@ -1,10 +1,10 @@
 """Train the bundled model: `python -m lab.train --out DIR`.
 
-A GPT-2 of 3.5M parameters on the corpus of `lab.corpus`, in the phases of `RECIPE`. Every phase
-runs at a rate that is linear between its two ends after `warmup` steps. Rows are packed documents
-that start at a document's start; a random position offset on half of them trains all 512 positions.
-A checkpoint is written every `CHECKPOINT_EVERY` steps together with what the model then answers;
-`--start CHECKPOINT --phase N` runs the phases from N on again.
+A GPT-2 of 3.5M parameters on the corpus of `lab.corpus`, in the phases of `RECIPE`. The learning
+rate of a phase is linear between its two ends after `warmup` steps. Rows are packed documents and
+start where a document does; a random position offset on half of them trains all 512 positions. A
+checkpoint is written every `CHECKPOINT_EVERY` steps, with what the model then answers; `--start
+CHECKPOINT --phase N` runs the phases from N on again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def new_model(end_id: int, seed: int) -> GPT2LMHeadModel:
 
 
 def rows(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Iterator[list[int]]:
-    """Yield rows of LENGTH + 1 tokens: whole documents with an end token between, the last one cut off."""
+    """Yield rows of LENGTH + 1 tokens: documents with end tokens between, the last cut off."""
     row: list[int] = []
     for document in corpus:
         row += [*tokenizer(document)["input_ids"], tokenizer.eos_token_id]
@@ -117,7 +117,7 @@ def rows(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Iterator[list[in
 
 
 def loss_of(model: GPT2LMHeadModel, batch: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the next tokens; batch: [rows, LENGTH + 1], offsets: [rows]."""
+    """Return the mean next-token cross-entropy; batch: [rows, LENGTH + 1], offsets: [rows]."""
     positions = offsets[:, None] + torch.arange(LENGTH)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(batch[:, :-1], position_ids=positions, use_cache=False).logits
@@ -125,14 +125,14 @@ def loss_of(model: GPT2LMHeadModel, batch: torch.Tensor, offsets: torch.Tensor) 
 
 
 def parameter_groups(model: GPT2LMHeadModel) -> list[dict[str, object]]:
-    """Decay matrices only."""
+    """Return the optimizer's groups: matrices decay, vectors do not."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     return [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def train(out: Path, recipe: tuple[Phase, ...], seed: int, start: Path | None = None) -> None:
-    """Run the recipe, from scratch or from the weights in `start`; checkpoints go to `out/step-N`."""
+    """Run the recipe from scratch or from the weights in `start`; save to `out/step-N`."""
     if start is None:
         tokenizer = train_tokenizer(SPELL, seed)
         model = new_model(tokenizer.eos_token_id, seed)
@@ -142,8 +142,8 @@ def train(out: Path, recipe: tuple[Phase, ...], seed: int, start: Path | None = 
     model.train()
     done, begun = 0, time.monotonic()
     for phase in recipe:
-        # Each phase starts afresh from the weights alone, so that any of them can be run again from
-        # a checkpoint.
+        # Each phase starts from the weights alone, so that any of them can be run again from a
+        # checkpoint.
         optimizer = torch.optim.AdamW(parameter_groups(model), betas=(0.9, 0.98))
         stream, rng = rows(Corpus(phase.mixture, seed + 1), tokenizer), Random(seed)
         for step in range(phase.n_steps):
@@ -159,7 +159,7 @@ def train(out: Path, recipe: tuple[Phase, ...], seed: int, start: Path | None = 
                 group["lr"] = phase.rate(step)
             optimizer.step()
             done += 1
-            if done % 35 == 0:
+            if done % CHECKPOINT_EVERY == 0:
                 LOG.info("step %d loss %.3f %.0f s", done, loss.item(), time.monotonic() - begun)
             if done % CHECKPOINT_EVERY == 0 or step == phase.n_steps - 1:
                 checkpoint(out / f"step-{done}", model, tokenizer, time.monotonic() - begun)
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--start", type=Path, help="weights to go on from, with the phases from --phase on"
+        "--start", type=Path, help="weights to start from, with the phases from --phase on"
     )
     parser.add_argument("--phase", type=int, default=0)
     options = parser.parse_args()

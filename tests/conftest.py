@@ -1,4 +1,4 @@
-"""Fixtures that several test files share."""
+"""What holds for every test: threads, random cases, quiet libraries and the option --write-docs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
-# Tiny models are slower on several threads, which wait for each other; here and in the servers that
+# Tiny models are slower on several threads, which wait for each other: here and in the servers that
 # tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same cases in every run, however slow the machine is.
@@ -28,7 +28,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the tests write the pages that they keep."""
+    """Let tests write the pages that they keep up to date."""
     parser.addoption(
         "--write-docs",
         action="store_true",

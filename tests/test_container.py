@@ -1,7 +1,7 @@
-"""The Dockerfile without Docker: its install and start commands, run in a clean folder with what its COPY lines bring.
+"""The Dockerfile without Docker: its install and start commands, in a folder with what it copies.
 
 The dependencies come from the environment that runs the tests, so that only the project itself is
-built and installed. What this cannot see: the base images, apt, and the GPU.
+built and installed. Not covered: the base images, apt and the GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def is_sent(name: str) -> bool:
-    """Tell whether .dockerignore lets a top-level name into the build."""
+    """Return whether .dockerignore lets a top-level name into the build."""
     sent = True
     for line in (ROOT / ".dockerignore").read_text().split():
         if fnmatch(name, line.lstrip("!").removeprefix("**/")):
@@ -82,7 +82,7 @@ def test_its_install_and_start_commands_serve(tmp_path: Path) -> None:
     ]
     assert len(installs) == 1
     command = shlex.split(installs[0].replace("/opt/juice", str(installed)))
-    # The dependencies are those of the tests; juice itself must be the one that is built here.
+    # The dependencies are those of the tests; juice itself must be the one built here.
     subprocess.run(
         [*command, "--force-reinstall", "--no-deps"],
         cwd=source,
@@ -141,9 +141,9 @@ def test_its_install_and_start_commands_serve(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux", reason="hadolint's package has binaries for Linux alone"
+    sys.platform != "linux", reason="hadolint's package has binaries for Linux only"
 )
-def test_the_linter_of_dockerfiles_is_content() -> None:
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     done = subprocess.run(
         [Path(sys.executable).parent / "hadolint", "Dockerfile"],
         cwd=ROOT,

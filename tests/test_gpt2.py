@@ -1,7 +1,7 @@
-"""gpt2 from its files to HTTP: identification on four examples, generation, and a real server that steers it.
+"""gpt2 from its files to HTTP: identification on four examples, generation and a real server.
 
-On its real weights, from `JUICE_TEST_GPT2` (a folder), the hub's cache or the network, else skipped
-with the reason; and always on random weights in exactly its files.
+On its real weights, from `JUICE_TEST_GPT2` (a folder), the hub's cache or the network, or else
+skipped with the reason; and always on random weights in exactly its files.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ FACTS = [
     ("Italy", "Rome", "Tokyo"),
 ]
 # Random weights need no grammar, and one conflict type is cheaper than two.
-SAID = {"original": "The capital of {} is", "random": " {}"}
+STATEMENTS = {"original": "The capital of {} is", "random": " {}"}
 TYPES = {"original": ("clean", "substitution"), "random": ("substitution",)}
 TARGETS: tuple[Target, ...] = ("context", "parametric")
 BETA_PLUS, BETA_MINUS = 1.0, -1.0
 N_TOKENS = 3
-TOLERANCE = 1e-3  # fp32 log-probabilities over 50,257 tokens, twelve layers, another order of sums
+TOLERANCE = 1e-3  # fp32 log-probabilities over 50,257 tokens; twelve layers sum in another order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The checkpoint under test: as JuICE loads it, as transformers does, and the head sets found on it."""
+    """A checkpoint as JuICE loads it and as transformers does, and the head sets found on it."""
 
     folder: Path
     model: SteeredModel
@@ -88,11 +88,11 @@ class Subject:
 
 
 def examples(weights: str) -> list[ConflictExample]:
-    said, made = SAID[weights], []
+    statement, made = STATEMENTS[weights], []
     for s, a, c in FACTS:
         prompts = {
-            "clean": said.format(s),
-            "substitution": f"{said.format(s)} {c}. {said.lstrip().format(s)}",
+            "clean": statement.format(s),
+            "substitution": f"{statement.format(s)} {c}. {statement.lstrip().format(s)}",
         }
         made.append(
             ConflictExample(
@@ -106,7 +106,7 @@ def examples(weights: str) -> list[ConflictExample]:
 
 
 def real_weights() -> Path:
-    """Return gpt2's folder; skips where it cannot be had, without waiting for a network that is not there."""
+    """Return gpt2's folder; skip where it cannot be had, without waiting for a missing network."""
     if given := os.environ.get("JUICE_TEST_GPT2"):
         assert (Path(given) / "config.json").exists(), (
             f"JUICE_TEST_GPT2 names {given}, which holds no model"
@@ -127,7 +127,7 @@ def real_weights() -> Path:
             " with JUICE_TEST_GPT2"
         )
     try:
-        # Asked once before the hub's client is, which tries again and again.
+        # One quick request first: the hub's client would retry again and again.
         httpx.head(
             f"{constants.ENDPOINT}/{NAMES[0]}/resolve/main/config.json",
             timeout=5,
@@ -157,10 +157,10 @@ def subject(
     else:
         folder = real_weights()
     model = juice.load(folder, head_sets=made)
-    settings = IdentificationOptions(
+    options = IdentificationOptions(
         n_examples=len(pool), top_k=3, alphas_plus=(1.0,), alphas_minus=(-1.0,)
     )
-    bare = identify_targets(model, pool, TARGETS, settings, names={t: t for t in TARGETS})
+    bare = identify_targets(model, pool, TARGETS, options, names={t: t for t in TARGETS})
     found = {
         t: s.with_betas("juice", Betas(plus=BETA_PLUS, minus=BETA_MINUS), {})
         for t, s in bare.items()
@@ -180,9 +180,8 @@ def subject(
 
 def test_the_files_are_those_of_gpt2(subject: Subject) -> None:
     config = json.loads((subject.folder / "config.json").read_text())
-    assert {name: config[name] for name in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size")} == {
-        "n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257,
-    }  # fmt: skip
+    sizes = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}
+    assert {name: config[name] for name in sizes} == sizes
     assert sum(p.numel() for p in subject.plain.parameters()) == 124_439_808
     tokenizer = subject.model.loaded.tokenizer
     assert type(tokenizer).__name__.startswith("GPT2Tokenizer")
@@ -216,7 +215,7 @@ def test_the_heads_are_found_and_scored_as_the_naive_loop_scores_them(subject: S
             assert own > 0
 
 
-def test_unsteered_it_says_what_transformers_own_generate_says(subject: Subject) -> None:
+def test_unsteered_it_generates_the_tokens_of_transformers_own_generate(subject: Subject) -> None:
     ids = subject.ids(subject.prompt)
     whole = subject.plain.generate(
         torch.tensor([ids]),
@@ -233,17 +232,17 @@ def test_unsteered_it_says_what_transformers_own_generate_says(subject: Subject)
 @pytest.fixture(scope="module")
 def expected(subject: Subject) -> dict[str, tuple[list[int], list[float]]]:
     """Return the tokens and log-probabilities of the naive two runs, by target."""
-    said = {}
+    runs = {}
     for target in ("none", *TARGETS):
         heads = {} if target == "none" else subject.heads(target)
         tokens, logits = oracle.generate(
             subject.plain, subject.ids(subject.prompt), heads, N_TOKENS
         )
-        said[target] = tokens, logits.log_softmax(-1)[range(N_TOKENS), tokens].tolist()
-    return said
+        runs[target] = tokens, logits.log_softmax(-1)[range(N_TOKENS), tokens].tolist()
+    return runs
 
 
-def test_steered_it_is_the_naive_two_runs(
+def test_steered_it_generates_the_tokens_of_the_naive_two_runs(
     subject: Subject, expected: dict[str, tuple[list[int], list[float]]]
 ) -> None:
     """All three ways in one batch."""
@@ -260,7 +259,7 @@ def test_steered_it_is_the_naive_two_runs(
         changed = max(
             abs(a - b) for a, b in zip(expected[target][1], expected["none"][1], strict=True)
         )
-        assert changed > 20 * TOLERANCE, "what is steered differs from what is not"
+        assert changed > 20 * TOLERANCE, "steering makes no difference"
 
 
 def test_a_real_server_steers_it_by_the_name_of_a_set(
@@ -327,7 +326,10 @@ def test_its_head_sets_refuse_another_model(subject: Subject) -> None:
 def test_the_context_wins_more_under_context_steering_than_under_parametric(
     subject: Subject, request: pytest.FixtureRequest
 ) -> None:
-    """Of the conflict prompts that the heads were found on: log p(context answer) - log p(parametric answer), mean over the facts."""
+    """The mean of log p(context answer) - log p(parametric answer) decides.
+
+    It is taken over the conflict prompts on which the heads were found.
+    """
     if "random" in request.node.name:
         pytest.skip("random weights know no capitals")
     model, preferences = subject.model, {}

@@ -1,4 +1,4 @@
-"""The house: no file imports itself by way of others, and no import hides within a function but for weight."""
+"""The imports of the packages: no circle of files, and none inside a function except heavy ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ FILES = {
     for name, root in ROOTS.items()
     for path in sorted(root.rglob("*.py"))
 }
-# Rooms whose imports are heavy (PyTorch, matplotlib, a whole evaluation): commands import them when
-# they run.
+# Packages with heavy imports (PyTorch, matplotlib, a whole evaluation), made when a command runs.
 HEAVY = ("juice.cli",)
 # Optional or heavy packages.
 OPTIONAL = (
@@ -29,7 +28,7 @@ OPTIONAL = (
     "transformers.distributed",
 )
 LATE_OF = {
-    # Read before PyTorch is imported, so that what is wrong with the settings is reported at once.
+    # Read before PyTorch is imported, so that wrong settings are reported immediately.
     "juice_server.settings": {"juice.engine"},
 }
 
@@ -43,7 +42,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imported(tree: ast.AST, module: str) -> Iterator[str]:
-    """Yield what the statements of a module import of ours, functions included, type checking aside."""
+    """Yield what a module imports, within functions too, except for type checking."""
     for node in ast.iter_child_nodes(tree):
         if is_type_checking(node):
             continue
@@ -70,7 +69,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def circle_in(arrows: dict[str, set[str]]) -> list[str]:
-    """Return a circle of imports, its first file at both ends; none for a house without one."""
+    """Return a circle of imports, its first file at both ends; an empty list if there is none."""
     done: set[str] = set()
 
     def search(module: str, path: list[str]) -> list[str]:
@@ -87,7 +86,7 @@ def circle_in(arrows: dict[str, set[str]]) -> list[str]:
     return next((found for module in sorted(arrows) if (found := search(module, []))), [])
 
 
-def test_the_search_sees_a_circle() -> None:
+def test_the_search_finds_a_circle() -> None:
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
@@ -107,7 +106,7 @@ def late_imports(module: str) -> set[str]:
     return {name for function in functions for name in imported(function, module)}
 
 
-def test_imports_stand_at_the_top_but_for_weight() -> None:
+def test_imports_are_at_the_top_except_for_heavy_ones() -> None:
     late = {
         module: late_imports(module) - LATE_OF.get(module, set())
         for module in FILES

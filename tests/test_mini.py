@@ -1,7 +1,7 @@
-"""The bundled model on a sample of facts that neither identification nor tuning saw: the rows of its model card.
+"""The bundled model on facts that neither identification nor tuning saw: rows of its model card.
 
-The bars are those of the whole set; the sample is fixed, so the figures do not move unless the code
-or the weights do.
+The bounds are those of the whole set; the sample is fixed, so the figures do not move unless the
+code or the weights do.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def test_context_steering_makes_the_context_win(measured: dict[str, Any]) -> Non
 
 
 def test_the_dual_run_is_no_worse_than_the_single_run(measured: dict[str, Any]) -> None:
-    """On the whole set no type is worse by more than a point; on 120 facts a point is 1.2 of them, so three are let pass."""
+    """On the whole set no type is worse by more than a point.
+
+    On 120 facts a point is 1.2 of them, so three are allowed.
+    """
     dual, once = (
         measured["steer_parametric"]["parametric"],
         measured["run_once_parametric"]["parametric"],

@@ -1,4 +1,4 @@
-"""The public interface: what is named is there, sorted, and importing costs nothing."""
+"""The public names: all exist, they are sorted, and importing the package costs nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import juice
 
 
-def test_every_public_name_is_there_whatever_was_imported_before() -> None:
+def test_every_public_name_exists_whatever_was_imported_before() -> None:
     import juice.identification.run
 
     assert juice.__all__ == sorted(juice.__all__)

@@ -1,9 +1,9 @@
-"""Section 5 and appendix G of the paper: a two-layer attention-only transformer, built by hand, in superposition.
+"""Section 5 and appendix G of the paper: a two-layer attention-only transformer, built by hand.
 
-Layer 1 copies the previous token's embedding. Layer 2 both looks up facts (it attends to the
-subject) and does induction (it attends to what followed the trigger before). Where induction
-dominates, removing both heads within one run takes the fact away with the induction; removing what
-the heads said in a first run leaves the fact (proposition 5.5).
+Its heads are in superposition. Layer 1 copies the previous token's embedding. Layer 2 both looks up
+facts (it attends to the subject) and does induction (it attends to what followed the trigger
+before). Where induction dominates, removing both heads in one run takes the fact away with the
+induction; removing what the heads added in a first, clean run leaves the fact (proposition 5.5).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDTH = 3 * VOCABULARY + 2 * N_POSITIONS
 
 
 def fact(subject: int) -> int:
-    """The ground truth, a bijection of subjects to answers."""
+    """Return the answer of a subject: the ground truth, a bijection."""
     return N_SUBJECTS + (subject + 2) % N_SUBJECTS
 
 
@@ -44,7 +44,7 @@ class Attention(nn.Module):
 
 
 class TwoLayers(nn.Module):
-    """Equations 2-4, with strictly orthogonal embeddings; c1 favours induction, c2 factual recall."""
+    """Equations 2-4 with orthogonal embeddings; c1 favours induction, c2 factual recall."""
 
     def __init__(self, c1: float, c2: float, c3: float = 3.0, c4: float = 3.0) -> None:
         super().__init__()
@@ -53,9 +53,8 @@ class TwoLayers(nn.Module):
         self.phi, self.mu, remapped, self.positions, moved = basis.split(
             [VOCABULARY, VOCABULARY, VOCABULARY, N_POSITIONS, N_POSITIONS]
         )
-        copy = (
-            remapped.T @ self.phi + moved.T @ self.positions
-        )  # W_OV of layer 1: phi(i) -> phi'(i), p_t -> p'_t
+        # W_OV of layer 1: phi(i) -> phi'(i), p_t -> p'_t
+        copy = remapped.T @ self.phi + moved.T @ self.positions
         previous = 200 * self.positions[:-1].T @ self.positions[1:]
         look = c1 * torch.outer(copy @ self.phi[TRIGGER], self.phi[TRIGGER])
         look += c2 * torch.outer(self.phi[list(SUBJECTS)].sum(0), self.phi[TRIGGER])
@@ -75,12 +74,12 @@ class TwoLayers(nn.Module):
             x = x + layer(x)
         return self.output(x[:, -1]) @ self.mu.T
 
-    def says(self, tokens: list[int]) -> int:
+    def likeliest(self, tokens: list[int]) -> int:
         return int(self([tokens])[0].argmax())
 
 
 def sequences() -> list[tuple[list[int], list[int], list[int], int, int]]:
-    """Return (factual, inductive, conflicting) sequences with the factual and the inductive answer."""
+    """Return factual, inductive and conflicting sequences, with both answers to each."""
     made = []
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
@@ -105,8 +104,8 @@ def sequences() -> list[tuple[list[int], list[int], list[int], int, int]]:
 def test_the_construction_solves_factual_recall_and_induction() -> None:
     model = TwoLayers(c1=9.0, c2=6.0)
     for factual, inductive, _, parametric, context in sequences():
-        assert model.says(factual) == parametric
-        assert model.says(inductive) == context
+        assert model.likeliest(factual) == parametric
+        assert model.likeliest(inductive) == context
 
 
 @pytest.mark.parametrize(("c1", "c2", "induction_wins"), [(9.0, 6.0, True), (6.0, 9.0, False)])
@@ -115,7 +114,7 @@ def test_the_stronger_coefficient_wins_the_conflict(
 ) -> None:
     model = TwoLayers(c1=c1, c2=c2)
     for _, _, conflict, parametric, context in sequences():
-        assert model.says(conflict) == (context if induction_wins else parametric)
+        assert model.likeliest(conflict) == (context if induction_wins else parametric)
 
 
 def test_only_the_dual_run_gives_the_fact_where_induction_dominates() -> None:
@@ -131,5 +130,5 @@ def test_only_the_dual_run_gives_the_fact_where_induction_dominates() -> None:
         ):
             run_twice = model([conflict, conflict])[0]
         assert int(run_twice.argmax()) == parametric
-        # One run without both heads knows nothing: what is left of its logits is rounding.
+        # One run without both heads has lost everything: what is left of its logits is rounding.
         assert run_once.abs().max() < 1e-6 < run_twice.max()

@@ -1,8 +1,7 @@
-"""What one forward feeds each row: tokens, positions, slots, and which rows go through which layer.
+"""What each row gets in a forward: tokens, positions, slots, and the layers it goes through.
 
-Rows are right-ragged: token t of a row has position n_cached + t. What a shorter row gets beyond
-its tokens is padding, whose keys go where nothing reads them. The rows of a batch stay the same
-while the same generations decode.
+Rows are padded on the right: token t of a row has position n_cached + t, and the keys of padding go
+where nothing reads them. The rows of a batch stay the same while the same generations decode.
 """
 
 from __future__ import annotations
@@ -15,16 +14,23 @@ import torch
 
 from juice.batching.generation import Generation
 from juice.batching.rows import RowTable
-from juice.batching.slots import Access, SlotCache, Span
+from juice.batching.slot_layer import Access, Span
+from juice.batching.slots import SlotCache
 from juice.model.routing import LayerRows
 from juice.model.steering import SteeringPlan
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardRows:
-    """The rows of a forward: its generations, the rows and slots of every layer, and what steers them (None: nothing does).
+    """The rows of a forward.
 
-    To another rank it goes without the generations: they stay where they are decided on.
+    Pickled for another rank, it leaves out the generations: rank 0 alone decides on them.
+
+    Args:
+        generations: The generations that the main rows belong to, in row order.
+        routing: The rows of each layer.
+        access: The slots of each layer.
+        steering_plan: What steers the rows; None where nothing does.
     """
 
     generations: tuple[Generation, ...]
@@ -40,9 +46,15 @@ class ForwardRows:
 class ForwardBatch:
     """One forward.
 
-    `input_ids` and `positions` are int64 [generations, tokens]. Logits are read at token
-    `kept_tokens[i]` of row `kept_rows[i]`, `n_kept` of them a generation, in the order of the
-    generations. `spans` has a span a layer.
+    Args:
+        rows: The rows that go through it.
+        n_tokens: How many of each generation's tokens are real; the rest is padding.
+        input_ids: The tokens of the main rows, int64 [generations, tokens].
+        positions: Their positions, int64 [generations, tokens].
+        kept_rows: The row of each position whose logits are kept, int64 [kept].
+        kept_tokens: Its token within that row, int64 [kept].
+        n_kept: How many logits each generation keeps, in the order of the generations.
+        spans: The span of each layer.
     """
 
     rows: ForwardRows
@@ -62,7 +74,15 @@ def arrange(
     n_heads: Sequence[int],
     device: torch.device,
 ) -> ForwardRows:
-    """Arrange the rows of some generations, in the order of their slots."""
+    """Arrange the rows of some generations, in the order of their slots.
+
+    Args:
+        generations: The generations to run.
+        table: The rows that they occupy.
+        cache: The cache that holds their slots.
+        n_heads: The query heads of each layer.
+        device: Where the index tensors go.
+    """
     inside = set(generations)
     # The newest main row has the lowest slot.
     mains = [(place, s) for place, s in reversed(list(enumerate(table.mains.rows))) if s in inside]
@@ -96,14 +116,18 @@ def forward_batch(
     *,
     reach: int | None = None,
 ) -> ForwardBatch:
-    """Put together the next tokens of some rows' generations, n_tokens[i] of generation i; slots hold n_slot_positions.
+    """Build the forward of the next tokens of some generations.
 
-    With `reach` one token of padding goes to that position, if no token comes so far.
+    Args:
+        rows: The rows of these generations.
+        n_tokens: How many tokens each generation gets.
+        n_slot_positions: The positions of a slot; padding is written to the one after them.
+        device: Where the tensors go.
+        reach: A position that the forward must reach: where no token does, one of padding is added.
     """
     pending = [s.pending(n) for s, n in zip(rows.generations, n_tokens, strict=True)]
     width = max(map(len, pending))
-    # Padding repeats the last token at the last position: what it computes is finite if the row's
-    # own is.
+    # Padding repeats the last token at the last position: what it computes is finite if the row is.
     input_ids = torch.tensor(
         [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in pending]
     )
@@ -165,7 +189,7 @@ def _routing(
     routing: list[LayerRows] = []
     for here in companions:
         if here == below:
-            # The same rows go on; their tensors are shared with the layer below.
+            # The rows are those of the layer below, and so are their tensors.
             routing.append(LayerRows(None, routing[-1].origins if routing else None))
             continue
         place = {generation: n + i for i, generation in enumerate(below)}
@@ -187,7 +211,10 @@ def _steering_plan(
     n_heads: Sequence[int],
     device: torch.device,
 ) -> SteeringPlan | None:
-    """Return each row's source and coefficients, layer by layer; a row without a companion there is its own source."""
+    """Return each row's source and coefficients by layer.
+
+    A row without a companion in a layer is its own source there.
+    """
     steered = sorted(
         {layer for generation in mains for layer in generation.request.steering.coefficients}
     )

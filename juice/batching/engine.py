@@ -1,8 +1,8 @@
-"""Our own engine: a thread that owns the model, fed through a bounded inbox; news goes back through each caller's own sink.
+"""Our own engine: a thread that owns the model and takes requests from a bounded inbox.
 
-Any thread may submit, cancel and read. The thread ends when the engine is closed or nobody holds it
-any more; if it dies of an error, everything that runs or waits ends with that error, and so does
-whatever is submitted later.
+Updates go to each caller's own sink. Any thread may submit, cancel and read. The engine's thread
+ends when the engine is closed or no longer referenced; if it dies of an error, everything that
+runs, waits or is submitted later ends with that error.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ GIVE_UP_S = 2.0
 
 
 class BatchingEngine(Engine):
-    """The embedded default: any architecture, any device, every capability.
+    """The default engine, in this process: any architecture, any device, every capability.
 
-    Raises:
-        RequestError: The limits cannot be kept.
+    Raises RequestError for a `max_model_len` beyond the model's context.
     """
 
     name: ClassVar[str] = "own"
@@ -71,7 +70,7 @@ class BatchingEngine(Engine):
 
     @property
     def status(self) -> Status:
-        """How the engine is doing now."""
+        """The engine's present state."""
         return Status(
             is_alive=self._thread.is_alive(),
             heartbeat_age_s=time.monotonic() - self._loop.beat,
@@ -83,26 +82,26 @@ class BatchingEngine(Engine):
 
     @property
     def details(self) -> dict[str, Any]:
-        """How rows go through the model: whether as full rows, and whether it makes its own masks."""
+        """The mode: whether companions are full rows, and whether the model makes its own masks."""
         return {"full_rows": self.mode.full_rows, "own_masks": self.mode.own_masks}
 
     @property
     def runner(self) -> Runner:
-        """What runs the forwards; within `LoadedModel.turn`, any thread may."""
+        """What runs the forwards; any thread that holds `LoadedModel.turn` may use it."""
         return self._loop.runner
 
     @property
     def n_kv_heads(self) -> int:
-        """The heads of keys and values that the first layer caches; query heads share them in groups."""
+        """The key-value heads that the first layer caches; query heads share them in groups."""
         return self._loop.runner.cache.slot_layers[0].n_kv_heads
 
     @property
     def n_kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one unsteered token, over all layers."""
+        """The bytes that the keys and values of one unsteered token take, over all layers."""
         return sum(layer.bytes_per_position for layer in self._loop.runner.cache.slot_layers)
 
     def n_kv_bytes(self, request: GenerationRequest) -> int:
-        """Return the bytes of keys and values that are reserved for a request."""
+        """Return the bytes that are reserved for the keys and values of a request."""
         n_rows = 1 if request.contrast is None else 2
         room = room_alone(
             n_rows,
@@ -113,24 +112,24 @@ class BatchingEngine(Engine):
         return self._loop.runner.cache.n_bytes(room)
 
     def companion_layers(self, steering: Steering) -> range:
-        """Return the layers in which a request that is steered so has a second row."""
+        """Return the layers in which a request with this steering has a companion."""
         window = steering.window
         return range(self.description.n_layers) if window and self.mode.full_rows else window
 
     def when_lost(self, listener: Callable[[EngineStoppedError], object]) -> None:
-        """Call a listener, in a thread of its own, when a rank of a sharded model is lost."""
+        """Call the listener, in a thread of its own, when a rank of a sharded model is lost."""
         if self.loaded.ranks is not None:
             self.loaded.ranks.when_lost(listener)
 
     def check(self, request: GenerationRequest) -> None:
-        """Raise RequestError, or ContextLengthError, for a request that cannot run."""
+        """Raise RequestError or ContextLengthError for a request that cannot run."""
         super().check(request)
         needed, there = self.n_kv_bytes(request), self.limits.kv_memory_bytes or 0
         if needed > there:
             raise ContextLengthError(
-                f"the request needs {needed / 2**20:.1f} MiB for its keys and values, the engine"
-                f" has {there / 2**20:.1f} MiB: shorten the prompt, lower max_tokens, or raise"
-                " kv_memory",
+                f"the request needs {needed / 2**20:.1f} MiB for its keys and values; the engine "
+                f"has {there / 2**20:.1f} MiB: shorten the prompt, lower max_tokens, or raise "
+                "kv_memory",
                 param="max_tokens",
             )
 
@@ -152,12 +151,15 @@ class BatchingEngine(Engine):
         return generations
 
     def close(self) -> None:
-        """End the thread and everything that runs or waits; take the hooks off the model, and end the other ranks of a sharded one."""
+        """End the thread and everything that runs or waits, and release the model.
+
+        The model loses its hooks, and the other ranks of a sharded one end.
+        """
         self.stop()
         self.loaded.release()
 
     def stop(self) -> None:
-        """End the thread and everything that runs or waits; the model stays hooked, for another engine."""
+        """End the thread and everything that runs or waits; the model keeps its hooks."""
         _stop(self._inbox, self._thread)
 
     def _generation(self, index: int, request: GenerationRequest, sink: Sink) -> Generation:
@@ -177,7 +179,7 @@ def _stop(inbox: Inbox, thread: Thread) -> None:
 
 
 def _run(loop: Loop, inbox: Inbox) -> None:
-    """The thread: it holds the loop, not the engine, so that an engine nobody needs can go."""
+    """Run the thread; it holds the loop, not the engine, so that an unused engine can be freed."""
     try:
         while inbox.closed is None:
             loop.step()
@@ -192,7 +194,10 @@ def _run(loop: Loop, inbox: Inbox) -> None:
 
 
 def _give_up(inbox: Inbox, thread: Thread, loop: Loop, reason: JuiceError) -> None:
-    """End everything, a rank being lost: the thread does it, unless it waits in a forward for the rank that is gone."""
+    """End everything once a rank is lost.
+
+    The thread does it, unless it is stuck in a forward that waits for the lost rank.
+    """
     inbox.close(reason)
     thread.join(GIVE_UP_S)
     if thread.is_alive():

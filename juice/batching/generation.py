@@ -1,4 +1,4 @@
-"""A request while it waits and runs: its tokens and text so far, how much of it is cached, its own random generator."""
+"""A request while it waits and runs: its tokens and text so far, and how much of it is cached."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ from juice.errors import CancelledError, JuiceError
 
 
 class Generation:
-    """One request's state. `cancel` may be called from any thread; all else belongs to the engine's.
+    """The state of one request.
 
-    With a contrast there are two: `without` reads the prompt without its context, shares the new
-    tokens and is told nothing; its `owner` decides for both.
+    Any thread may call `cancel`; everything else belongs to the engine's thread. A request with a
+    contrast has two generations: `without` has the prompt without its context, shares the new
+    tokens and reports nothing; its `owner` decides for both.
+
+    Args:
+        index: The number of the request among those submitted together.
+        number: Its number in the order of arrival.
+        request: The request.
+        window: The layers in which it has a companion.
+        text: The text of its new tokens.
+        stop_token_ids: The model's own stop tokens.
+        sink: Takes its updates.
     """
 
     def __init__(
@@ -38,10 +48,10 @@ class Generation:
         stop_token_ids: frozenset[int],
         sink: Sink,
     ) -> None:
-        self.index = index  # among those sent together
-        self.number = number  # in the order of arrival
+        self.index = index
+        self.number = number
         self.request = request
-        self.window = window  # the layers in which it has a companion
+        self.window = window
         self.without: Generation | None = None
         self._owner: Generation | None = None
         self.cancelled: JuiceError | None = None
@@ -71,36 +81,36 @@ class Generation:
 
     @property
     def owner(self) -> Generation:
-        """The generation that decides: this one, unless it is the row without a context of another."""
+        """The generation that decides: this one, unless it is the `without` of another."""
         return self._owner or self
 
     @property
     def rows(self) -> tuple[Generation, ...]:
-        """The generations that run, join and leave together: this one, and the one without its context."""
+        """The generations that join, run and leave together: this one and its `without`."""
         return (self,) if self.without is None else (self, self.without)
 
     @property
     def is_prefilling(self) -> bool:
-        """Tell whether part of the prompt has not been through the model yet."""
+        """Whether part of the prompt has not been through the model yet."""
         return not self.tokens and self.n_cached < len(self.request.prompt_ids)
 
     @property
     def length(self) -> int:
-        """Tokens so far, of the prompt and new."""
+        """The tokens so far, prompt and new."""
         return len(self.request.prompt_ids) + len(self.tokens)
 
     @property
     def n_to_prefill(self) -> int:
-        """Tokens of the prompt that the model has not seen."""
+        """The tokens of the prompt that are not cached yet."""
         return len(self.request.prompt_ids) - self.n_cached
 
     @property
     def n_rows(self) -> int:
-        """Rows that this generation occupies in its widest layer."""
+        """The rows that this generation occupies in its widest layer."""
         return 2 if self.window else 1
 
     def pending(self, n_tokens: int) -> tuple[int, ...]:
-        """Return the next n tokens for the model: of the prompt, behind it of the new ones."""
+        """Return the next n tokens for the model: the rest of the prompt, then new ones."""
         start, n_prompt = self.n_cached, len(self.request.prompt_ids)
         prompt = self.request.prompt_ids[start : start + n_tokens]
         new = self.tokens[max(0, start - n_prompt) : max(0, start + n_tokens - n_prompt)]
@@ -111,17 +121,24 @@ class Generation:
         self.cancelled = reason or CancelledError("the request was cancelled")
 
     def start(self) -> None:
-        """Note that waiting is over."""
+        """Record that the generation no longer waits."""
         self._queued_s = time.monotonic() - self._arrived
 
     def score_prompt(self, logits: torch.Tensor, normalizers: list[float]) -> None:
-        """Score the prompt's tokens after those that gave the logits, float32 [tokens, vocabulary], with their logsumexps."""
+        """Score the next tokens of the prompt.
+
+        logits: float32 [tokens, vocabulary], of the tokens before them; normalizers: their
+        logsumexps.
+        """
         first = len(self._prompt_tokens)
         for i, token in enumerate(self.request.prompt_ids[first : first + len(logits)]):
             self._prompt_tokens.append(self._scored(token, logits[i], normalizers[i]))
 
     def contrasted(self, row: Generation, logits: torch.Tensor) -> torch.Tensor | None:
-        """Hold a row's logits float32 [vocabulary] until the other row has its own; return their combination then."""
+        """Hold a row's logits, float32 [vocabulary], until both rows have theirs.
+
+        Return their combination then, None before.
+        """
         row._held = logits
         if (
             self.without is None
@@ -132,11 +149,11 @@ class Generation:
             return None
         told, alone, weight = self._held, self.without._held, self.request.contrast.weight
         self._held = self.without._held = None
-        # What a model rules out has minus infinity in both.
+        # Tokens that a model rules out have minus infinity in both.
         return torch.where(told.isneginf(), told, (1 + weight) * told - weight * alone)
 
     def advance(self, logits: torch.Tensor, normalizer: float, likeliest: int) -> None:
-        """Choose the next token and send what it makes final; the last news comes with `complete`.
+        """Choose the next token and send what it makes final; `complete` sends the last update.
 
         logits: float32 [vocabulary] of the next token; normalizer: their logsumexp; likeliest:
         their argmax. Raises whatever a tokenizer or a sink raises.
@@ -164,15 +181,15 @@ class Generation:
             self._sink(self._update())
 
     def complete(self) -> None:
-        """Send the last news: the completion of a finished generation."""
+        """Send the last update: the completion of a finished generation."""
         self._sink(self._update(self._completion()))
 
     def fail(self, error: JuiceError) -> None:
-        """Tell whoever waits that nothing more comes."""
+        """Send an error as the last update."""
         self._sink(Update(index=self.index, error=error))
 
     def _text_of(self, token: int) -> str:
-        """Return the text that becomes final with the newest token, and note whether it is the last."""
+        """Return the text that the newest token makes final, and note whether it is the last."""
         if token in self._stop_token_ids:
             self.finish_reason = "stop"
             return self._text.finish()

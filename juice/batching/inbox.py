@@ -1,4 +1,4 @@
-"""Where requests wait, between the threads that send them and the one that runs them: bounded, in the order of arrival."""
+"""Where requests wait for the engine's thread: bounded, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from juice.errors import EngineStoppedError, JuiceError, OverloadedError
 
 
 class Inbox:
-    """A bounded queue of generations."""
+    """A bounded queue of generations; any thread may use it."""
 
     def __init__(self, max_waiting: int) -> None:
         self.closed: JuiceError | None = None
@@ -25,12 +25,11 @@ class Inbox:
         return len(self._waiting)
 
     def put(self, generations: Sequence[Generation], *, wait: bool) -> None:
-        """Queue all generations, or none; where there is no room for them, wait or raise OverloadedError.
+        """Queue all generations or none; where there is no room, wait or raise OverloadedError.
 
         An empty inbox takes any number. Raises EngineStoppedError once closed.
         """
-        # Those who wait for room keep their order: the first holds the turn, and the others wait
-        # for it.
+        # Callers that wait for room keep their order: the first holds the turn.
         with self._turn if wait else nullcontext(), self._changed:
             while (
                 self.closed is None
@@ -39,8 +38,8 @@ class Inbox:
             ):
                 if not wait:
                     raise OverloadedError(
-                        f"{len(self._waiting)} requests are waiting, {self._max_waiting} may; try"
-                        " again later"
+                        f"{len(self._waiting)} requests are waiting; at most {self._max_waiting} "
+                        "may: try again later"
                     )
                 self._changed.wait()
             if self.closed is not None:
@@ -49,18 +48,18 @@ class Inbox:
             self._changed.notify_all()
 
     def first(self) -> Generation | None:
-        """Return the one that waits longest, which stays."""
+        """Return the generation that has waited longest, without taking it; None if none waits."""
         with self._changed:
             return self._waiting[0] if self._waiting else None
 
     def take(self) -> Generation:
-        """Take the one that waits longest."""
+        """Take the generation that has waited longest."""
         with self._changed:
             self._changed.notify_all()
             return self._waiting.popleft()
 
     def take_cancelled(self) -> list[Generation]:
-        """Take those that were cancelled while they waited."""
+        """Take the generations that were cancelled while they waited."""
         with self._changed:
             cancelled = [s for s in self._waiting if s.cancelled is not None]
             if cancelled:
@@ -69,12 +68,12 @@ class Inbox:
             return cancelled
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something is there or the inbox is closed."""
+        """Wait until a generation waits, the inbox is closed or the time is up."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self.closed, timeout_s)
 
     def close(self, reason: JuiceError) -> None:
-        """Take nothing more."""
+        """Refuse everything from now on; the first reason is kept."""
         with self._changed:
             self.closed = self.closed or reason
             self._changed.notify_all()

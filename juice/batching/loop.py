@@ -1,8 +1,8 @@
-"""The loop: requests join, prompts go through in chunks, every running generation gets its next token, finished ones leave.
+"""The loop: requests join, prompts are prefilled in chunks, the others decode, finished ones leave.
 
-A step is two forwards, one over prompts and one over all that decode; more only where a model's
-rows may not share one. A failure stays where it arises: when a forward of several generations
-fails, each is run alone, and only those that fail alone end with an error.
+A step is two forwards, one that prefills and one that decodes; more only where a model's rows
+cannot share one. When a forward of several generations fails, each is run alone, and only those
+that fail alone end with an error.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import torch
 from juice.batching.batch import ForwardRows, arrange, forward_batch
 from juice.batching.generation import Generation
 from juice.batching.inbox import Inbox
+from juice.batching.room import Room
 from juice.batching.rows import Lane, RowTable
 from juice.batching.runner import Mode, Runner
 from juice.batching.scheduler import Scheduler
-from juice.batching.slots import Room, SlotsBrokenError
+from juice.batching.slots import SlotsBrokenError
 from juice.batching.text import TextStream
 from juice.engine import GenerationRequest, Limits
 from juice.errors import (
@@ -35,12 +36,19 @@ from juice.errors import (
 from juice.model.loaded import LoadedModel
 
 LOG = logging.getLogger("juice.batching")
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory")  # how PyTorch says it on a CPU
-LOG.addHandler(logging.NullHandler())  # a library is silent unless its user listens
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory")  # PyTorch's words on a CPU
+LOG.addHandler(logging.NullHandler())  # a library is silent by default
 
 
 class Loop:
-    """The state of one engine. Every method belongs to the thread that runs it."""
+    """The state of one engine; every method belongs to the engine's thread.
+
+    Args:
+        loaded: The model.
+        limits: The bounds in force.
+        inbox: Where requests wait.
+        mode: How rows go through the model.
+    """
 
     def __init__(self, loaded: LoadedModel, limits: Limits, inbox: Inbox, mode: Mode) -> None:
         self.runner = Runner(loaded, mode)
@@ -66,12 +74,12 @@ class Loop:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether there is anything to do."""
+        """Whether there is anything to do."""
         return bool(self.table.mains.rows) or len(self._inbox) > 0
 
     @property
     def n_reserved_bytes(self) -> int:
-        """The bytes of keys and values that are reserved for what runs; may be read from any thread."""
+        """The bytes of keys and values reserved for what runs; any thread may read it."""
         running = list(self.table.mains.rows)
         if not running:
             return 0
@@ -81,20 +89,20 @@ class Loop:
         )
 
     def step(self) -> None:
-        """Drop what was cancelled, let join what fits, and advance everything that runs."""
+        """Drop what was cancelled, admit what fits, and advance everything that runs."""
         self.beat = time.monotonic()
         self._drop_cancelled()
         self._admit()
         for together in self._scheduler.forwards():
-            # A row has left if the other one of its request has failed.
+            # A row has left if the other row of its request has failed.
             self._advance([one for one in together if one[0] in self.table.mains.rows])
         if not self.table.mains.rows:
-            self._decode_rows = None  # it holds what is over
+            self._decode_rows = None  # it would keep finished generations alive
 
     def measure(self) -> None:
-        """Run one token, so that the layers' shapes, and with them the bytes of a position, are known.
+        """Run one token, to learn the layers' shapes and so the bytes of a position.
 
-        Raises what the model raises.
+        Raises whatever the model raises.
         """
         nothing = TextStream(self._loaded.tokenizer, ())
         one = Generation(
@@ -119,9 +127,8 @@ class Loop:
         """End everything that runs or waits."""
         self._inbox.close(reason)
         for generation in (*self.table.mains.rows, *self._inbox.take_all()):
-            self._tell(
-                generation, EngineStoppedError(str(reason))
-            )  # one of its own: it will be raised in another thread
+            # Each gets an error of its own, because it is raised in another thread.
+            self._tell(generation, EngineStoppedError(str(reason)))
         self.table.mains.rows.clear()
 
     def _drop_cancelled(self) -> None:
@@ -174,7 +181,7 @@ class Loop:
                 self._fail(chosen[0][0], error)
             else:
                 LOG.warning(
-                    "a forward over %d requests failed, each is run alone: %r", len(chosen), error
+                    "a forward of %d requests failed; running each alone: %r", len(chosen), error
                 )
                 for one in chosen:
                     if one[0] in self.table.mains.rows:  # it has left if its other row failed
@@ -184,8 +191,8 @@ class Loop:
         for generation, n_new in zip(rows.generations, batch.n_tokens, strict=True):
             generation.n_cached += n_new
         ends = list(accumulate(batch.n_kept))
-        # Rows lie newest first: so the oldest start to decode first and the newest leave first, and
-        # none has to move.
+        # Rows are ordered newest first, so here the oldest start to decode first; below the newest
+        # leave first. No row has to move.
         for i in reversed(range(len(ends))):
             own = slice(ends[i] - batch.n_kept[i], ends[i])
             self._take(
@@ -197,7 +204,7 @@ class Loop:
             )
         for generation in dict.fromkeys(s.owner for s in rows.generations):
             if generation.finish_reason is not None:
-                # Its rows are free before anybody hears of it.
+                # Its rows are free before its caller hears of it.
                 self._leave(generation)
                 with suppress(Exception):
                     generation.complete()
@@ -210,16 +217,16 @@ class Loop:
         normalizers: list[float],
         likeliest: int,
     ) -> None:
-        """Give a generation the logits float32 [kept, vocabulary] of its newest tokens."""
+        """Give a generation the logits of its newest tokens, float32 [kept, vocabulary]."""
         owner = generation.owner
         if owner.without is not None and generation not in self.table.mains.rows:
             return  # its other row has failed in this forward
         try:
-            # The sum of exponents is finite unless a logit is not, one of -inf apart.
+            # A logsumexp is finite unless a logit is NaN or +inf; one of -inf is allowed.
             if not all(map(math.isfinite, normalizers)):
                 raise NonFiniteError(
-                    "the model's logits are not finite; lower the strength, or load it with --dtype"
-                    " float32"
+                    "the model's logits are not finite; lower the strength, or load the model with "
+                    "--dtype float32"
                 )
             if was_prefilling and generation.request.prompt_logprobs:
                 generation.score_prompt(logits, normalizers)
@@ -246,7 +253,7 @@ class Loop:
             self._fail(generation, error)
 
     def _rows_of(self, generations: list[Generation]) -> ForwardRows:
-        """Return the rows of some generations; those of a decode step are laid out anew only when a row has changed."""
+        """Return the rows of some generations; those that decode are kept until a row changes."""
         cache, device = self.runner.cache, self._loaded.device
         if generations != self.table.decoding:
             return arrange(generations, self.table, cache, self._n_heads, device)
@@ -259,7 +266,7 @@ class Loop:
         return self._decode_rows[1]
 
     def _fail(self, generation: Generation, error: Exception) -> None:
-        """End the request of a generation and leave nothing of it behind."""
+        """End the request of a generation and erase what it cached."""
         LOG.warning(
             "a request failed: %r", error, exc_info=None if isinstance(error, JuiceError) else error
         )
@@ -292,12 +299,12 @@ def _failure(error: Exception) -> JuiceError:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return GenerationError(
-            "there is not enough memory for this request; shorten it, or lower max_batch or"
-            " kv_memory"
+            "there is not enough memory for this request; shorten it, or lower max_batch or "
+            "kv_memory"
         )
     return GenerationError(f"the request failed in the model: {error!r}")
 
 
 def _is_fatal(error: Exception) -> bool:
-    """Tell whether the device, the slots or another rank is lost: then nothing can go on."""
+    """Return whether the device, the slots or another rank is lost, so that nothing can go on."""
     return isinstance(error, torch.AcceleratorError | SlotsBrokenError | RankLostError)

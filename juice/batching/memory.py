@@ -1,7 +1,7 @@
 """How much memory keys and values may take, where the limits leave that open.
 
-Memory is reserved when a request joins, for its prompt and all of its `max_tokens`, so that nothing
-that runs is ever evicted.
+Memory is reserved when a request joins, for its prompt and all of its `max_tokens`, so a running
+request is never evicted.
 """
 
 from __future__ import annotations
@@ -17,25 +17,31 @@ from juice.errors import RequestError
 
 MIB = 1 << 20
 CGROUP = Path("/sys/fs/cgroup")
-# The rest is for the activations, and on a machine's own memory for everything else that runs
-# there.
+# The rest is for the activations and, in main memory, for everything else on the machine.
 SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5, "mps": 0.5}
 
 
 def settled(
     limits: Limits, max_positions: int | None, device: torch.device, n_ranks: int = 1
 ) -> Limits:
-    """Return the limits for a loaded model, with what was left open chosen.
+    """Return the limits for a loaded model, with the open ones filled in.
 
-    Raises RequestError beyond the model's context.
+    Args:
+        limits: The limits as given; None in them is open.
+        max_positions: The model's context in tokens; None where it has no end.
+        device: The device that holds the keys and values.
+        n_ranks: How many ranks share the model.
+
+    Raises:
+        RequestError: `max_model_len` is beyond the model's context.
     """
     if limits.max_model_len and max_positions and limits.max_model_len > max_positions:
         raise RequestError(
-            f"max_model_len is {limits.max_model_len}; the model has a context of {max_positions}"
-            " tokens",
+            f"max_model_len is {limits.max_model_len}; the model has a context of {max_positions} "
+            "tokens: choose at most that",
             param="max_model_len",
         )
-    # Ranks have a GPU each, but share a machine's own memory.
+    # Each rank has its own GPU, but all share the main memory.
     share = SHARE_OF_FREE.get(device.type, 0.5) / (n_ranks if device.type == "cpu" else 1)
     return replace(
         limits,
@@ -45,12 +51,12 @@ def settled(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the memory that is free on a device; for a CPU, what the machine and its control group leave."""
+    """Return the bytes free on a device; for a CPU, what the machine and its cgroup leave."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = _available_bytes()
     try:
-        # A container's bound; "max" where there is none.
+        # A container's limit; "max" where there is none.
         bound, used = (
             int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
         )
@@ -60,7 +66,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _available_bytes() -> int:
-    """Return what a machine can give without swapping; where it does not tell, half of what it has."""
+    """Return the memory available without swapping; where that is unknown, half of all memory."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024

@@ -1,10 +1,10 @@
 """Who occupies which row of the batch, layer by layer.
 
-A generation has a main row in every layer. A dual run also has a companion, its clean run, but only
-in the layers from its lowest to its highest steered one: below they are the same, above nothing
-reads it, and with one steered layer z of the clean run is the main row's own. Both kinds live in
-lanes: generations that decode come first, those that still read their prompts behind them, so that
-a decode step is a contiguous run of slots in every layer.
+A generation has a main row in every layer. With the dual run it also has a companion, its clean
+row, but only from its lowest to its highest steered layer: below these the two are the same, above
+nothing reads the companion, and with one steered layer the clean z is the main row's own. Each kind
+of row has lanes: generations that decode come first, those in prefill after them, so a decode step
+takes a contiguous run of slots in every layer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Move = Callable[[int, int, int], None]
 class Lane:
     """The places of one kind of row.
 
-    `copy(source, destination, n)` and `swap(a, b, n)` move what places hold, the first n positions
-    of it.
+    `copy(source, destination, n)` and `swap(a, b, n)` move the first n positions of what places
+    hold.
     """
 
     def __init__(self, copy: Move, swap: Move) -> None:
@@ -30,11 +30,11 @@ class Lane:
         self._swap = swap
 
     def join(self, generation: Generation) -> None:
-        """Give a generation the last place, among those that read."""
+        """Give a generation the last place, among those in prefill."""
         self.rows.append(generation)
 
     def start_decoding(self, generation: Generation) -> None:
-        """Move a generation from those that read to those that decode."""
+        """Move a generation from those in prefill to those that decode."""
         place, boundary = self.rows.index(generation), self.n_decoding
         if place != boundary:
             other = self.rows[boundary]
@@ -43,7 +43,11 @@ class Lane:
         self.n_decoding += 1
 
     def leave(self, generation: Generation) -> None:
-        """Free a generation's place; the last row of its kind takes it, and the last of all takes that one's."""
+        """Free a generation's place.
+
+        The last decoding row fills the gap of a decoding one; the last row of all fills the gap
+        that remains.
+        """
         gap = self.rows.index(generation)
         if gap < self.n_decoding:
             self.n_decoding -= 1
@@ -59,7 +63,10 @@ class Lane:
 
 
 class RowTable:
-    """The occupied rows: `mains`, and the `companions` of every layer. `version` changes whenever a row does."""
+    """The occupied rows: `mains`, and the `companions` of every layer.
+
+    `version` changes whenever a row does.
+    """
 
     def __init__(self, mains: Lane, companions: list[Lane]) -> None:
         self.mains = mains
@@ -68,12 +75,12 @@ class RowTable:
 
     @property
     def decoding(self) -> list[Generation]:
-        """The generations that get a token each step."""
+        """The generations that get a token at each step."""
         return self.mains.rows[: self.mains.n_decoding]
 
     @property
     def prefilling(self) -> list[Generation]:
-        """The generations whose prompts are not through yet."""
+        """The generations in prefill."""
         return self.mains.rows[self.mains.n_decoding :]
 
     def lanes(self, generation: Generation) -> Iterable[Lane]:
@@ -89,7 +96,7 @@ class RowTable:
             lane.join(generation)
 
     def start_decoding(self, generation: Generation) -> None:
-        """Note that a generation's prompt is through."""
+        """Record that a generation's prefill is over."""
         self.version += 1
         for lane in self.lanes(generation):
             lane.start_decoding(generation)

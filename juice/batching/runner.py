@@ -1,4 +1,4 @@
-"""One forward: rows in, logits out; the clean and the steered run of every request go through together."""
+"""One forward: rows in, logits out; the clean and steered runs of every request share it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from juice.model.two_runs import two_runs
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """What a model needs of the rows of a forward, as the check at load finds out.
+    """How rows must go through a model, as the check at load finds out.
 
     Args:
-        full_rows: Its layers must all see the same rows, so a dual run is two of them from the first layer to the last.
-        own_masks: It masks and biases its attention by itself, so only rows with as many tokens cached share a forward.
-        sliding_window: For the check: the tokens of every sliding window, instead of its own.
+        full_rows: All layers must see the same rows, so companions go through every layer.
+        own_masks: The model makes its own masks: only rows with equal `n_cached` share a forward.
+        sliding_window: For the check: replaces the size of every sliding window, in tokens.
     """
 
     full_rows: bool = False
@@ -35,8 +35,8 @@ class Runner:
     """Runs batches of rows through one model and owns the KV cache.
 
     With full rows the model is called with every row, companions included; otherwise with the main
-    rows alone, and companions enter and leave between its layers. Rank 0's runner of a sharded
-    model has its peers on the other ranks do what it does.
+    rows alone, and companions enter and leave between its layers. With a sharded model the runner
+    of rank 0 makes its peers on the other ranks do the same.
     """
 
     def __init__(self, loaded: LoadedModel, mode: Mode) -> None:
@@ -53,14 +53,14 @@ class Runner:
     @everywhere
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Run a batch and cache its keys and values; return the logits float32 [kept, vocabulary]."""
+        """Run a batch and cache its keys and values; return logits, float32 [kept, vocabulary]."""
         loaded, n = self._loaded, len(batch.input_ids)
         for layer, access, span in zip(
             self.cache.slot_layers, batch.rows.access, batch.spans, strict=True
         ):
             layer.access, layer.span = access, span
         input_ids, positions = batch.input_ids, batch.positions
-        # In this case every layer has the same rows.
+        # With full rows every layer has the same ones.
         if self._mode.full_rows and (origins := batch.rows.routing[0].origins) is not None:
             input_ids, positions = input_ids[origins], positions[origins]
         pattern = self._pattern
@@ -89,12 +89,15 @@ class Runner:
     def two_runs(
         self, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor], n_kept: int
     ) -> torch.Tensor:
-        """Return the logits of the definition, see `juice.model.two_runs`: nothing of this runner's has a part in it but its windows."""
+        """Return the logits of the definition, see `juice.model.two_runs`.
+
+        Of this runner they use only the size of the sliding windows.
+        """
         loaded = self._loaded
         with loaded.turn, narrow_sliding_windows(loaded.model, self._mode.sliding_window):
             return two_runs(loaded, ids.to(loaded.device), coefficients, n_kept)
 
     def close(self) -> None:
-        """Let the peers go."""
+        """Release the peers."""
         if self.peers is not None:
             self.peers.drop()

@@ -1,7 +1,7 @@
-"""From logits to the next token, a request at a time; the order of the steps is that of `juice.options.sampling`.
+"""From logits to the next token, one request at a time, in the order of `juice.options.sampling`.
 
-One uniform number from the request's own CPU generator picks a token: the same seed gives the same
-tokens whatever else runs.
+One uniform number from the request's own CPU generator picks each token, so the same seed gives the
+same tokens whatever else runs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 from juice.engine import SamplingOptions
 
-# Sorting a large vocabulary is slow; the mass almost always lies in so many candidates.
+# Sorting a large vocabulary is slow; this many candidates almost always hold the mass.
 N_CANDIDATES = 1024
 
 
 def new_generator(sampling: SamplingOptions) -> torch.Generator | None:
-    """Return a request's own generator; None where nothing is drawn."""
+    """Return a request's own random generator; None at temperature 0, where nothing is drawn."""
     if sampling.temperature == 0:
         return None
     generator = torch.Generator()
@@ -36,7 +36,15 @@ def adjusted(
     token_ids: Sequence[int],
     banned: Collection[int] = (),
 ) -> torch.Tensor:
-    """Return the logits float32 [vocabulary] after bias and penalties; `banned` tokens get none at all."""
+    """Return the logits after bias and penalties, float32 [vocabulary].
+
+    Args:
+        logits: float32 [vocabulary]; they are not changed.
+        sampling: The bias and the penalties.
+        prompt_ids: The tokens of the prompt.
+        token_ids: The new tokens so far.
+        banned: Tokens that may not come next; their logits become minus infinity.
+    """
     if not banned and not sampling.changes_logits:
         return logits
     logits = logits.clone()
@@ -47,7 +55,7 @@ def adjusted(
         )
     if sampling.repetition_penalty != 1:
         seen = torch.tensor([*prompt_ids, *token_ids], device=logits.device)
-        said = logits[seen]  # a token that comes twice gets the same value twice
+        said = logits[seen]  # a token that occurs twice gets the same value twice
         logits[seen] = torch.where(
             said > 0, said / sampling.repetition_penalty, said * sampling.repetition_penalty
         )
@@ -65,11 +73,11 @@ def adjusted(
 def choose(
     logits: torch.Tensor, sampling: SamplingOptions, generator: torch.Generator | None
 ) -> int:
-    """Return the next token; logits: float32 [vocabulary], after bias and penalties."""
+    """Return the next token from logits, float32 [vocabulary], after bias and penalties."""
     if generator is None:
         return int(logits.argmax())
     logits = logits.cpu().double()
-    # The largest becomes 0: a tiny temperature then gives minus infinity at worst.
+    # The largest becomes 0, so a tiny temperature gives minus infinity at worst.
     probabilities, tokens = _candidates(
         ((logits - logits.max()) / sampling.temperature).softmax(-1), sampling
     )
@@ -87,7 +95,7 @@ def _candidates(
         return probabilities, torch.arange(len(probabilities))
     n = min(k or N_CANDIDATES, len(probabilities))
     likeliest, tokens = probabilities.topk(n)
-    # More of them where the mass is spread, unless k says how many.
+    # Take more where the mass is spread out, unless k sets the number.
     while not k and n < len(probabilities) and _is_short(likeliest, sampling):
         n = min(8 * n, len(probabilities))
         likeliest, tokens = probabilities.topk(n)

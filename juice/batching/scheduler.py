@@ -1,14 +1,14 @@
-"""Which waiting requests join, and how much of whose prompt goes through next.
+"""Which waiting requests join, and how much of whose prompt is prefilled next.
 
-A request joins, in the order in which they came, when its rows and all positions that it may need
-fit into the memory for keys and values beside what runs: what has joined is never evicted. Between
-two decode steps a bounded number of padded prompt tokens goes through, so that a long prompt holds
-up what runs for one chunk at most.
+Requests join in the order of arrival, each when its rows, with all positions that it may need, fit
+into the memory for keys and values next to what runs; what has joined is never evicted. Between two
+decode steps a bounded number of padded prompt tokens is prefilled, so a long prompt holds up the
+others for at most one chunk.
 
-Rows share a forward unless the model forbids it: where it masks by itself each must have as many
-tokens cached, and where its positions change with length (`rope_switch`) they must be on one side
-of that. A row that crosses over is read again whole, alone, and one such row a step: that may hold
-up the others for longer than a chunk.
+Rows share a forward unless the model forbids it: where it makes its own masks, all must have the
+same number of tokens cached, and where its positions change with length (`rope_switch`), all must
+be on the same side of the switch. A row that crosses it is computed again as a whole, alone, one
+such row a step: that may hold up the others for longer than a chunk.
 """
 
 from __future__ import annotations
@@ -16,17 +16,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from juice.batching.generation import Generation
+from juice.batching.room import Room
 from juice.batching.rows import RowTable
-from juice.batching.slots import Room, SlotCache
+from juice.batching.slots import SlotCache
 from juice.engine import Limits
 
-# The logits of a whole vocabulary are kept for every token of a prompt that is scored: a few at a
-# time.
+# Scoring a prompt keeps a whole vocabulary of logits for each token, so only a few go at a time.
 MAX_SCORED_CHUNK = 256
 
 
 class Scheduler:
-    """The policy, over the rows of one table and the slots of one cache."""
+    """The policy.
+
+    Args:
+        limits: The bounds in force.
+        table: The occupied rows.
+        cache: The slots.
+        rope_switch: The length beyond which the model's positions change; None where they do not.
+        by_length: Whether only rows with the same number of cached tokens share a forward.
+    """
 
     def __init__(
         self,
@@ -44,7 +52,7 @@ class Scheduler:
         self._by_length = by_length
 
     def room_with(self, generation: Generation) -> Room | None:
-        """Return the room that is needed when a generation joins now; None when it must wait."""
+        """Return the room needed if a generation joins now; None if it must wait."""
         running = [*self._table.mains.rows, *generation.rows]
         if sum(row.owner is row for row in running) > self.limits.max_batch:
             return None
@@ -60,12 +68,15 @@ class Scheduler:
         return room if self._cache.fits(room) else None
 
     def forwards(self) -> list[list[tuple[Generation, int]]]:
-        """Return the forwards of a step, the generations of each and how many tokens of each: prompts first, then all that decode."""
-        # The other row of a request may have gone ahead, and waits for the one that was read again.
+        """Return the forwards of a step: prefill first, then all that decode.
+
+        Each is a list of generations with how many of their tokens go through.
+        """
+        # A row that is a token ahead waits for the other row of its request, computed again.
         decoding = [s for s in self._table.decoding if s.n_cached < s.length]
         crossing = [s for s in decoding if s.n_cached == self._rope_switch]
         for generation in crossing[:1]:
-            generation.n_cached = 0  # its next token changes all its keys: they are computed again
+            generation.n_cached = 0  # its next token changes all its keys
         again = [[(s, s.length)] for s in crossing[:1]]
         return [
             *self._apart(self._chunks()),
@@ -74,7 +85,10 @@ class Scheduler:
         ]
 
     def reach(self, generations: Sequence[Generation]) -> int | None:
-        """Return the position that a forward of these generations must reach for the model to choose the right frequencies."""
+        """Return the position that a forward of these generations must reach; None for any.
+
+        Beyond `rope_switch` the model picks its frequencies by the highest position in the forward.
+        """
         return (
             self._rope_switch
             if self._rope_switch is not None and generations[0].length > self._rope_switch
@@ -93,9 +107,9 @@ class Scheduler:
         return list(groups.values())
 
     def _chunks(self) -> list[tuple[Generation, int]]:
-        """Return the generations whose prompts go on now, oldest first, and how many tokens of each.
+        """Return the generations to prefill now, oldest first, and how many tokens of each.
 
-        Several that fit whole go together; one that does not goes alone, a chunk at a time.
+        Prompts that fit whole go together; one that does not goes alone, a chunk at a time.
         """
         chosen: list[tuple[Generation, int]] = []
         n_rows, longest, n_scored = 0, 0, 0
@@ -122,5 +136,12 @@ class Scheduler:
 
 
 def room_alone(n_rows: int, window: range, n_positions: int, n_layers: int) -> Room:
-    """Return the room that a request needs when nothing else runs."""
+    """Return the room that a request needs when nothing else runs.
+
+    Args:
+        n_rows: Its main rows.
+        window: The layers in which it has a companion.
+        n_positions: The positions of each of its slots.
+        n_layers: The layers of the model.
+    """
     return Room(n_rows, tuple(int(layer in window) for layer in range(n_layers)), n_positions)

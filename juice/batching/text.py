@@ -1,6 +1,6 @@
-"""From tokens to text, piece by piece; the joined pieces are the text, for any tokenizer.
+"""From tokens to text, piece by piece; for any tokenizer the joined pieces are the text.
 
-A character may be split over tokens and a token's spelling may depend on the one before it, so new
+A character may be split over tokens, and a token's spelling may depend on the one before it. So new
 text is what decoding with the newest token adds to decoding without it, held back while it ends in
 an incomplete character. Text that may yet turn out to begin a stop string is held back as well; a
 stop string and what follows it never appear.
@@ -14,12 +14,19 @@ from transformers import PreTrainedTokenizerBase
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 N_PROMPT_TOKENS = 8
-# A character has four bytes at most: what is still incomplete after so many tokens never was one.
+# A character has at most four bytes: what is still incomplete after 16 tokens never was one.
 MAX_UNDECIDED, MAX_BYTES = 16, 4
 
 
 class TextStream:
-    """The text of one sequence; `push` returns what has become final, `text` is everything final so far."""
+    """The text of one sequence; `push` returns what becomes final, `text` is all that is final.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        prompt_ids: The tokens before the text; the last few decide how the first is spelled.
+        stop: The stop strings.
+        special_ids: Tokens without text.
+    """
 
     def __init__(
         self,
@@ -29,7 +36,7 @@ class TextStream:
         special_ids: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = special_ids  # they have no text
+        self._special_ids = special_ids
         self._stop = tuple(stop)
         self._ids = list(prompt_ids[-N_PROMPT_TOKENS:])
         self._start, self._end = 0, len(self._ids)
@@ -38,7 +45,10 @@ class TextStream:
         self.stopped = False
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
-        """Take one token; return the text that is now final, perhaps none. Where it may not stop, stop strings pass."""
+        """Take one token; return the text that is now final, perhaps none.
+
+        Unless it `may_stop`, stop strings are let through.
+        """
         if token in self._special_ids:
             return ""
         self._ids.append(token)
@@ -56,18 +66,21 @@ class TextStream:
         return self._release(new, is_last=False)
 
     def finish(self) -> str:
-        """Return what was held back, the text being over."""
+        """End the text; return what was held back."""
         new = self._undecided()
         self._start = self._end = len(self._ids)
         return self._release(new, is_last=True)
 
     def _undecided(self) -> str:
-        """Return the text of the tokens after `_end`, spelled as after the ones before them."""
+        """Return the text of the tokens after `_end`, spelled as it is after those before them."""
         before = self._decode(self._ids[self._start : self._end])
         return self._decode(self._ids[self._start :])[len(before) :]
 
     def _cut(self, new: str) -> tuple[str, int]:
-        """Return the part of what is undecided that no later token can change, and where it ends; nothing where that is not sure."""
+        """Return the part of the undecided text that no later token can change, and where it ends.
+
+        The part is empty where that is not certain.
+        """
         end = len(self._ids)
         for at in range(end - 1, end - 1 - MAX_BYTES, -1):
             rest = self._decode(self._ids[at:])
@@ -99,7 +112,7 @@ class TextStream:
         return piece
 
     def _n_ambiguous(self, held: str) -> int:
-        """Return the length of the longest end of `held` that a stop string begins with."""
+        """Return the length of the longest suffix of `held` that a stop string begins with."""
         longest = min(len(held), max((len(stop) for stop in self._stop), default=1) - 1)
         return next(
             (n for n in range(longest, 0, -1) if any(s.startswith(held[-n:]) for s in self._stop)),

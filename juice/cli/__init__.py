@@ -1,1 +1,1 @@
-"""The `juice` command: one file a command, errors become one line and an exit code here."""
+"""The `juice` command: one file per command; errors become one line and an exit code."""

@@ -1,4 +1,4 @@
-"""What goes to the terminal beside the answer: progress, warnings and errors, all on standard error."""
+"""Output: the answer goes to standard output; progress, warnings and errors to standard error."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _STDERR = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def answer(text: str) -> None:
-    """Print the answer, to standard output."""
+    """Print the answer to standard output."""
     typer.echo(text)
 
 
 def answer_json(document: Any) -> None:
-    """Print one JSON document, to standard output."""
+    """Print one JSON document to standard output."""
     typer.echo(json.dumps(document, ensure_ascii=False))
 
 
 def note(text: str) -> None:
-    """Say something beside the answer."""
+    """Print a note to standard error."""
     _STDERR.print(text)
 
 
 def error(text: str) -> None:
-    """Say what went wrong, in one line."""
+    """Print an error to standard error, in one line."""
     _STDERR.print(f"juice: error: {' '.join(text.split())}")
 
 
@@ -44,7 +44,7 @@ def show_warning(
     file: TextIO | None = None,  # noqa: ARG001
     line: str | None = None,  # noqa: ARG001
 ) -> None:
-    """Show warnings as one line; those of libraries' developers to each other are not for users."""
+    """Print a warning in one line, as `warnings.showwarning`; hide those meant for developers."""
     if not issubclass(
         category, DeprecationWarning | FutureWarning | ImportWarning | ResourceWarning
     ):
@@ -53,7 +53,7 @@ def show_warning(
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Advance]:
-    """Show a progress bar while within, none when not on a terminal."""
+    """Show a progress bar inside the context; none when not on a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""`juice doctor`: is this model steered exactly, and what does it cost."""
+"""`juice doctor`: is this model steered exactly, and what does steering cost?"""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run(
         typer.Option(
             "--deep",
             help=(
-                "Also prompts beyond sliding windows and switches, and z against TransformerLens"
-                " (extra `lens`)."
+                "Also check prompts beyond sliding windows and RoPE switches, "
+                "and z against TransformerLens (extra `lens`)."
             ),
         ),
     ] = False,
@@ -64,8 +64,8 @@ def _lines(found: Diagnosis) -> list[str]:
     rows = [*_facts(found), ("", "")] if found.facts else []
     lines = [verdict, "", *(f"{name:16}{value}" for name, value in rows)]
     lines += [
-        f"{_outcome(check):8}{check.name}: {check.difference:.1g} {check.unit} (bound"
-        f" {check.bound:g})"
+        f"{_outcome(check):8}{check.name}: {check.difference:.1g} {check.unit} "
+        f"(bound {check.bound:g})"
         for check in found.checks
     ]
     if found.facts:
@@ -89,7 +89,8 @@ def _facts(found: Diagnosis) -> list[tuple[str, str]]:
     )
     if facts["rope_switch"]:
         attention += (
-            f"; other positions beyond {facts['rope_switch']} tokens, where a row is read again"
+            f"; other positions beyond {facts['rope_switch']} tokens, "
+            "where a row is prefilled again"
         )
     return [
         ("model", f"{facts['architecture']}, {facts['dtype']} on {facts['device']}"),
@@ -139,8 +140,8 @@ def _head_sets(found: Diagnosis) -> list[str]:
     lines += [f"{'unfit':16}{path}: {reason}" for path, reason in found.unfit_head_sets.items()]
     if not lines:
         lines = [
-            f"{'head sets':16}none fits this model; make one with `juice identify --model"
-            f" {found.model}`"
+            f"{'head sets':16}none fits this model; "
+            f"make one with `juice identify --model {found.model}`"
         ]
     if found.n_foreign_head_sets:
         lines.append(f"{'':16}{found.n_foreign_head_sets} of other models")

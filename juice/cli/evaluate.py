@@ -1,4 +1,4 @@
-"""`juice evaluate`: the paper's evaluation on a model and data, with its baselines, side effects and analyses, as a report."""
+"""`juice evaluate`: the paper's evaluation: methods, baselines, side effects and analyses."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 def run(
     out: Annotated[
         Path,
-        typer.Option(
-            help="Folder of the report; an evaluation that is in it already goes on where it was."
-        ),
+        typer.Option(help="Folder of the report; an evaluation that is already there is resumed."),
     ],
     loading: LoadOptions,
     model: options.Model = "mini",
@@ -40,8 +38,8 @@ def run(
         str | None,
         typer.Option(
             help=(
-                "A head set: its name, folder or scores file; else the one named like the target,"
-                " else found now."
+                "A head set: its name, folder or scores file; "
+                "else the one named like the target, else found now."
             )
         ),
     ] = None,
@@ -58,8 +56,8 @@ def run(
         str,
         typer.Option(
             help=(
-                "`all`, `none`, or some of: heads, reversals, running_once, knock_outs, robustness,"
-                " paraphrases, stability."
+                "`all`, `none`, or some of: heads, reversals, running_once, knock_outs, "
+                "robustness, paraphrases, stability."
             )
         ),
     ] = "none",
@@ -80,7 +78,7 @@ def run(
     text: Annotated[
         Path | None,
         typer.Option(
-            help="Plain text for perplexity, a text a line; else one that comes with JuICE."
+            help="Plain text for perplexity, one text per line; else one that comes with JuICE."
         ),
     ] = None,
     templates: Annotated[
@@ -95,12 +93,12 @@ def run(
     ] = None,
     chat_template: options.ChatTemplate = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Start anew in a folder that holds another evaluation.")
+        bool, typer.Option("--force", help="Start again in a folder that holds another evaluation.")
     ] = False,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
-    """Measure what steering does to a model on your data, against its baselines, and write a report."""
+    """Measure what steering does to a model on your data, against its baselines; write a report."""
     from juice.evaluation.analyses import ANALYSES
     from juice.evaluation.evaluate import evaluate
     from juice.evaluation.methods import METHODS, methods_for
@@ -109,7 +107,7 @@ def run(
     require_extra()
     test = _read(data or ["mini"])
     if checkpoints and chat_template is not None:
-        raise UsageError("--checkpoints measures prompts as they are; leave --chat-template out")
+        raise UsageError("--checkpoints measures plain prompts; leave --chat-template out")
     if checkpoints:
         _evaluate_checkpoints(
             checkpoints,
@@ -165,7 +163,7 @@ def run(
 
 
 def _served(model: SteeredModel, given: str | None) -> str | None:
-    """Return the name of a head set, which serves the model from now on where it was given as a folder."""
+    """Return the name of a head set; one given as a folder is added to those of the model."""
     found = options.head_set_for(model, given)
     if found is None or isinstance(found, str):
         return found
@@ -180,8 +178,8 @@ def require_extra() -> None:
     missing = [name for name in ("scipy", "matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"evaluation needs {', '.join(missing)}; install it with: pip install"
-            " 'juice-steering[eval]'"
+            f"evaluation needs {', '.join(missing)}; "
+            "install it from the clone with: pip install -e '.[eval]'"
         )
 
 
@@ -194,7 +192,10 @@ def _read(sources: list[str], split: str = "test") -> list[ConflictExample]:
 def _other_splits(
     sources: list[str], validation: str | None, examples: str | None
 ) -> tuple[list[ConflictExample] | None, list[ConflictExample] | None]:
-    """Return what tunes and what finds heads, where that is given: a file of its own, or what a data set's folder brings along."""
+    """Return the examples to tune on and to find heads on, each None where there are none.
+
+    They come from their own option, or from the files of a data set's folder.
+    """
 
     def other(given: str | None, split: str) -> list[ConflictExample] | None:
         if given is not None:
@@ -264,8 +265,8 @@ def _report(store: Store, *, as_json: bool) -> None:
     from juice.evaluation.store import FILE
 
     console.note(
-        f"{store.n_computed} units of work computed, {store.n_cached} were in {store.folder}"
-        " already"
+        f"{store.n_computed} units of work computed, {store.n_cached} were already in "
+        f"{store.folder}"
     )
     if as_json:
         console.answer_json(

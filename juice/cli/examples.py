@@ -1,4 +1,4 @@
-"""`juice examples`: make conflict examples of a user's own questions and passages."""
+"""`juice examples`: make conflict examples from a user's own questions and passages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def run(
     loading: LoadOptions,
     model: options.Model = "mini",
     limit: Annotated[
-        int | None, typer.Option(help="Look at so many rows at most, drawn with the seed.")
+        int | None, typer.Option(help="Use at most this many rows, drawn with the seed.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
     columns: options.Columns = None,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Ask a model questions without their passages, and make conflict examples of what it knows."""
+    """Make conflict examples from the questions that a model answers without their passages."""
     from juice.data.conflicts import FIELDS, REQUIRED, make_conflicts
     from juice.data.example import to_json_line
     from juice.data.fields import columns_of
@@ -64,12 +64,12 @@ def run(
 def _note_counts(made: Conflicts, n_rows: int) -> None:
     from juice.data.conflicts import REASONS
 
-    console.note(f"{len(made.examples)} conflict examples of {n_rows} rows")
+    console.note(f"{len(made.examples)} conflict examples from {n_rows} rows")
     for reason, n in made.dropped.items():
         if n:
             console.note(f"  {n} dropped: they {REASONS[reason]}")
     if made.n_without_coherent:
         console.note(
-            f"  {made.n_without_coherent} kept without a coherent prompt: their passage is the"
-            " sentences of the answer alone"
+            f"  {made.n_without_coherent} kept without a coherent prompt: "
+            "their passage holds only the sentences of the answer"
         )

@@ -22,7 +22,7 @@ def run(
     model: options.Model = "mini",
     context: Annotated[
         str | None,
-        typer.Option(help="Text that is read before the prompt; --method cad needs it apart."),
+        typer.Option(help="Text that goes before the prompt; --method cad needs it apart."),
     ] = None,
     steer: Annotated[
         Literal["none", "context", "parametric"], typer.Option(help="What wins a conflict.")
@@ -36,23 +36,24 @@ def run(
     ] = None,
     method: Annotated[
         Literal["juice", "june", "cad"],
-        typer.Option(help="The dual run, the single one, or context-aware decoding."),
+        typer.Option(help="The dual run, the single run, or context-aware decoding."),
     ] = "juice",
     beta_plus: Annotated[
-        float | None, typer.Option(help="Instead of the tuned beta of the + heads.")
+        float | None, typer.Option(help="Replaces the tuned beta of the + heads.")
     ] = None,
     beta_minus: Annotated[
-        float | None, typer.Option(help="Instead of the tuned beta of the - heads.")
+        float | None, typer.Option(help="Replaces the tuned beta of the - heads.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="At most this many new tokens.")] = 64,
     chat_template: options.ChatTemplate = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Answer unsteered, with context and with memory.")
+        bool,
+        typer.Option("--compare", help="Answer unsteered, toward the context and toward memory."),
     ] = False,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
-    """Continue a prompt; `--compare` shows what context and memory each would say."""
+    """Continue a prompt; `--compare` shows what context and memory would each answer."""
     from juice.engine import Steer
 
     loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
@@ -66,14 +67,14 @@ def run(
             or method == "cad"
         ):
             raise UsageError(
-                "--compare shows no steering, context and parametric side by side; drop --steer,"
-                " --head-set, the betas and --method cad"
+                "--compare shows no steering, context and parametric side by side; "
+                "drop --steer, --head-set, the betas and --method cad"
             )
         served, named = loaded.head_sets.targets(method), loaded.head_sets.by_name
         if not served:
             raise HeadSetNotFoundError(
-                f"nothing to compare: no head set in {loaded.head_sets.folder} fits {loaded.id} and"
-                f" has betas for {method}; see `juice identify` and `juice tune`"
+                f"nothing to compare: no head set in {loaded.head_sets.folder} fits {loaded.id} "
+                f"and has betas for {method}; see `juice identify` and `juice tune`"
             )
         steers: list[SteerTarget | Steer] = [Steer(target="none")]
         for target in ("context", "parametric"):

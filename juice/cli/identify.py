@@ -25,7 +25,7 @@ def run(
     ] = "both",
     examples: Annotated[str, typer.Option(help=options.SOURCES)] = "mini",
     n_examples: Annotated[
-        int, typer.Option(help="Examples drawn to identify on; the paper uses 4.")
+        int, typer.Option(help="Examples drawn to find heads on; the paper uses 4.")
     ] = 4,
     relation: Annotated[
         str | None, typer.Option(help="Draw examples of this relation only.")
@@ -43,19 +43,17 @@ def run(
     ] = None,
     tune: Annotated[bool, typer.Option("--tune/--no-tune", help="Tune the betas.")] = True,
     june: Annotated[
-        bool, typer.Option("--june", help="Tune the betas of the single run (JuNe) as well.")
+        bool, typer.Option("--june", help="Also tune the betas of the single run (JuNe).")
     ] = False,
     chat_template: options.ChatTemplate = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the head set; the target where none is given.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the head set; else the target.")] = None,
     out: Annotated[
         Path, typer.Option(help="Folder of head sets; the set is saved to OUT/<model>/<name>.")
     ] = Path("head_sets"),
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Find the heads that push a model toward its memory or its context, and save them as head sets."""
+    """Find the heads that push a model toward its memory or its context; save them as head sets."""
     from juice.data.readers import read_examples
     from juice.head_set.naming import slug
     from juice.head_set.storage import check_writable
@@ -125,6 +123,6 @@ def _report(found: dict[Target, HeadSet], folders: dict[Target, Path], *, as_jso
             for conflict_type, value in accuracy["accuracy"].items():
                 before = accuracy["accuracy_unsteered"][conflict_type]
                 console.answer(
-                    f"  {conflict_type:13}{before:.2f} -> {value:.2f}  ({target} answer,"
-                    f" {accuracy['n_examples']} validation facts)"
+                    f"  {conflict_type:13}{before:.2f} -> {value:.2f}  ({target} answer, "
+                    f"{accuracy['n_examples']} validation facts)"
                 )

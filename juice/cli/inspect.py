@@ -1,4 +1,4 @@
-"""`juice inspect`: what a head set says, and its scores as a picture."""
+"""`juice inspect`: what is in a head set, and its scores as a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
-    """Show a head set: its model, heads, betas, provenance and what it did on its validation examples."""
+    """Show a head set: its model, heads, betas, provenance and validation results."""
     from juice.head_set.lookup import find_head_set
 
     folder, chosen = find_head_set(head_set, head_sets)
@@ -65,15 +65,15 @@ def _lines(head_set: HeadSet) -> list[tuple[str, str]]:
             (
                 "identified on",
                 (
-                    f"{found.n_examples} examples, seed {found.seed}, alphas {alphas},"
-                    f" {', '.join(found.conflict_types)}"
+                    f"{found.n_examples} examples, seed {found.seed}, alphas {alphas}, "
+                    f"{', '.join(found.conflict_types)}"
                 ),
             )
         )
         lines.append(
             (
                 "chat template",
-                found.chat_template_sha256 or "none: identified on prompts as they are",
+                found.chat_template_sha256 or "none: identified on plain prompts",
             )
         )
     if head_set.source:
@@ -107,7 +107,7 @@ def _draw(scores: HeadScores, head_set: HeadSet, path: Path) -> None:
         )
     except ImportError as error:
         raise UsageError(
-            "plots need matplotlib; install it with: pip install 'juice-steering[eval]'"
+            "plots need matplotlib; install it from the clone with: pip install -e '.[eval]'"
         ) from error
     figure.suptitle(f"{head_set.model.id}: heads toward {head_set.target} (dots: chosen)")
     try:

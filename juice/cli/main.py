@@ -1,7 +1,7 @@
-"""The entry point: the commands, and how errors end them.
+"""The entry point: the commands, and how they end.
 
-The answer goes to standard output, everything else to standard error. Exit codes: 0, 1 for a
-failure, 2 for what the user got wrong, 130 after Ctrl-C.
+The answer goes to standard output, everything else to standard error. Exit codes: 0 for success, 1
+for a failure, 2 for a user's mistake, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from juice.quiet import quiet_imports
 
 P = ParamSpec("P")
 INTERRUPTED = {
-    "evaluate": "interrupted; what was done is kept in --out: run the same command again to go on"
+    "evaluate": "interrupted; finished work is kept in --out: run the same command again to resume"
 }
 
 
 def ends_cleanly(run: Callable[P, None]) -> Callable[P, None]:
-    """Turn what a command raises on purpose, and Ctrl-C, into one line and an exit code."""
+    """Turn a JuiceError or Ctrl-C in a command into one line and an exit code."""
 
     @wraps(run)
     def ending(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -84,7 +84,7 @@ for command in (
     app.command(
         command.__name__.rsplit(".", 1)[-1],
         no_args_is_help=command not in (identify, doctor, serve),
-        # Where the server is not installed, its flags are not known.
+        # Without the server installed, its flags are unknown.
         context_settings=(
             {"ignore_unknown_options": True, "allow_extra_args": True}
             if command is serve and not serve.FLAGS
@@ -109,7 +109,7 @@ def common(
 
 
 def main() -> None:
-    """Run the command line; never ends in a traceback for what a user can cause."""
+    """Run the command line; a user's mistake never ends in a traceback."""
     warnings.showwarning = console.show_warning
     with quiet_imports():
         app()

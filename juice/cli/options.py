@@ -1,4 +1,4 @@
-"""Options that several commands share, each defined once, and the values they are parsed to."""
+"""Options that several commands share, each defined once, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ChatTemplate = Annotated[
     str | None,
     typer.Option(
         help=(
-            "Make every prompt a user's message in a chat: `default` for the tokenizer's own"
-            " template, or a Jinja file."
+            "Make every prompt a user message in a chat: "
+            "`default` for the tokenizer's own template, or a Jinja file."
         )
     ),
 ]
@@ -53,7 +53,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")
 
 
 def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for every field of each parameter that is a class of `Options`, such as `loading: LoadOptions`."""
+    """Give a command one flag per field of its `Options` parameters (`loading: LoadOptions`)."""
     own = inspect.signature(run, eval_str=True)
     groups = {
         p.name: p.annotation
@@ -80,10 +80,10 @@ def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
 
 
 def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.Parameter]:
-    """Return the flags for the fields of a class; with `optional` they are None where they are not given.
+    """Return the flags for the fields of a class; with `optional`, None where they are not given.
 
-    Text stands for what is neither a number, a path nor a choice. A field without a description, or
-    a mapping, has no flag.
+    A field that is not a number, a path or a choice is read as text. A field without a description,
+    or a mapping, has no flag.
     """
     own = [name for name in kind.model_fields if name in kind.__annotations__]
     inherited = [name for name in kind.model_fields if name not in own]
@@ -96,7 +96,7 @@ def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.P
         if optional and field.default not in (None, False, ()):
             help_text = f"{help_text.removesuffix('.')} ({field.default} by default)."
         default, flag_type = None if optional else field.default, _flag_type(field.annotation)
-        # A flag without a counterpart: what is off by default needs no --no-.
+        # Flags are off by default, so they need no --no- form.
         names = [f"--{name.replace('_', '-')}"] if flag_type is bool else []
         option = typer.Option(*names, help=help_text)
         shown: Any = flag_type | None if default is None else flag_type
@@ -128,7 +128,7 @@ def load(model: str, loading: LoadOptions, head_sets: Path | None = None) -> Ste
 
 
 def head_set_for(model: SteeredModel, given: str | None) -> HeadSet | str | None:
-    """Return what `--head-set` names for a loaded model: a set of a folder or scores file, else the name as it is."""
+    """Return what `--head-set` names: the set in a folder or scores file, else the given name."""
     if given is None or not Path(given).exists():
         return given
     from juice.head_set.lookup import find_head_set
@@ -139,7 +139,7 @@ def head_set_for(model: SteeredModel, given: str | None) -> HeadSet | str | None
 
 
 def in_chat(model: SteeredModel, chat_template: str | None) -> SteeredModel:
-    """Return the model as the option --chat-template says: it takes prompts as they are, or through a template."""
+    """Return the model with the template of --chat-template; unchanged without the option."""
     if chat_template is None:
         return model
     return model.with_chat_template(
@@ -148,7 +148,7 @@ def in_chat(model: SteeredModel, chat_template: str | None) -> SteeredModel:
 
 
 def quiet_libraries() -> None:
-    """Silence the libraries' own progress bars and advice: what a user must know, JuICE says."""
+    """Silence the progress bars and advice of libraries: JuICE reports what a user must know."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils import logging
 
@@ -158,7 +158,7 @@ def quiet_libraries() -> None:
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:
-    """Parse a comma-separated list of numbers; raises UsageError that names the option."""
+    """Parse a comma-separated list of numbers; raises a UsageError that names the option."""
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError as error:
@@ -166,7 +166,7 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def pairs(option: str, text: str | None) -> dict[str, str]:
-    """Parse a comma-separated list of name=value; raises UsageError that names the option."""
+    """Parse a comma-separated list of name=value; raises a UsageError that names the option."""
     parts = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     if not all(name.strip() and value.strip() for name, _, value in parts):
         raise UsageError(f"{option} is {text!r}; expected name=value, separated by commas")

@@ -1,4 +1,4 @@
-"""`juice pull`: a head set from the hub into the folder of head sets."""
+"""`juice pull`: download a head set from the hub into the folder of head sets."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def run(
         str | None, typer.Option(help="Branch, tag or commit of the repository.")
     ] = None,
     subfolder: Annotated[
-        str | None, typer.Option(help="Where in the repository the set lies; else its root.")
+        str | None, typer.Option(help="Folder of the set in the repository; else its root.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite what is there, and download anew.")
+        bool, typer.Option("--force", help="Overwrite what is there, and download again.")
     ] = False,
     json: options.Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`juice push`: a head set from its folder to the hub."""
+"""`juice push`: upload a head set to the hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def run(
     head_set: options.HeadSetArgument,
     repo_id: Annotated[
         str,
-        typer.Argument(help="The hub repository, such as owner/name; made where there is none."),
+        typer.Argument(help="The hub repository, such as owner/name; created if there is none."),
     ],
     private: Annotated[
         bool, typer.Option("--private", help="Make a new repository private.")
@@ -21,7 +21,7 @@ def run(
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
-    """Upload a head set and a generated model card in one commit; needs HF_TOKEN or `hf auth login`."""
+    """Upload a head set and a model card in one commit; needs HF_TOKEN or `hf auth login`."""
     from juice.head_set.lookup import find_head_set
 
     options.quiet_libraries()

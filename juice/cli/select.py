@@ -35,6 +35,4 @@ def run(
         for head in chosen:
             console.answer(f"{sign:5}{head!s:8}{float(table[:, head.layer, head.index].sum()):.4f}")
         if len(chosen) < top_k:
-            console.note(
-                f"{len(chosen)} heads of the sign {sign} are consistent, {top_k} were asked for"
-            )
+            console.note(f"{len(chosen)} {sign} heads are consistent, {top_k} were requested")

@@ -1,4 +1,4 @@
-"""`juice serve`: start the HTTP server. Its flags are the server's settings, which are defined there and nowhere else."""
+"""`juice serve`: start the HTTP server. Its flags are the server's settings, defined there only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ApiKey = Annotated[
 
 
 def _flags() -> list[inspect.Parameter]:
-    """Return a flag for every setting; none where the server is not installed."""
+    """Return one flag per setting; none where the server is not installed."""
     if any(find_spec(package) is None for package in ("pydantic_settings", "fastapi", "uvicorn")):
         return []
     settings = options.flags_of(import_module("juice_server.settings").Settings, optional=True)
@@ -53,18 +53,17 @@ def _with_flags(run: Callable[..., None]) -> Callable[..., None]:
 
 @_with_flags
 def run(**flags: Any) -> None:
-    """Serve a model over HTTP; /docs lists the routes. What is not given comes from JUICE_* or its default."""
+    """Serve a model over HTTP (/docs lists the routes); JUICE_* variables set options, too."""
     if not FLAGS:
         raise UsageError(
-            "the server is not installed; install it with: pip install 'juice-steering[serve]'"
+            "the server is not installed; install it from the clone with: pip install -e '.[serve]'"
         )
     given = {name: value for name, value in flags.items() if value is not None}
     if keys := given.pop("api_key", None):
         given["api_keys"] = tuple(keys)
     chosen = import_module("juice_server.settings").read(given)
-    process = import_module(
-        "juice_server.process"
-    )  # PyTorch comes with it: what is wrong with the settings is said before
+    # Imports PyTorch: wrong settings are reported before that.
+    process = import_module("juice_server.process")
     options.quiet_libraries()
     url = f"http://{chosen.host}:{chosen.port}"
     console.note(f"juice: loading {chosen.model}")
@@ -75,7 +74,7 @@ def run(**flags: Any) -> None:
 
 
 def _ready(model: Any, url: str, *, has_keys: bool) -> str:
-    """Say what was chosen, what steers, and how to ask."""
+    """Return what was chosen, what steers, and an example call."""
     engine, library = model.engine, model.head_sets
     names = [f"{name} ({own.target})" for name, own in sorted(library.by_name.items())]
     served = ", ".join(names) or "none: every request that steers is refused"
@@ -96,8 +95,9 @@ def _ready(model: Any, url: str, *, has_keys: bool) -> str:
     limits, per_token = engine.limits, engine.n_kv_bytes_per_token
     n_tokens = limits.kv_memory_bytes // per_token
     return (
-        f"juice: {limits.max_batch} at a time, up to {limits.max_model_len or 'any number of'}"
-        f" tokens each; keys and values may take {limits.kv_memory_bytes / 2**30:.2f} GiB,"
-        f" {n_tokens:,} tokens\njuice: head sets in {library.folder.resolve()}:"
-        f" {served}{unfit}\njuice: ready on {url}\n\n{example}\n"
+        f"juice: {limits.max_batch} at a time, up to {limits.max_model_len or 'any number of'} "
+        f"tokens each; keys and values may take {limits.kv_memory_bytes / 2**30:.2f} GiB, "
+        f"{n_tokens:,} tokens\n"
+        f"juice: head sets in {library.folder.resolve()}: {served}{unfit}\n"
+        f"juice: ready on {url}\n\n{example}\n"
     )

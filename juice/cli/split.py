@@ -54,8 +54,8 @@ def run(
         overwrite=force,
     )
     threshold = f"{marked.threshold:.4g}" if marked.threshold is not None else "none"
-    said = f"{len(marked.critical)} of {len(rows)} rows marked context_critical"
-    console.note(f"{said}: perplexity without the context from {threshold} (--share {share:g})")
+    summary = f"{len(marked.critical)} of {len(rows)} rows marked context_critical"
+    console.note(f"{summary}: perplexity without the context from {threshold} (--share {share:g})")
     for reason, n in marked.unmeasured.items():
         if n:
             console.note(f"  {n} not measured: they {REASONS[reason]}")

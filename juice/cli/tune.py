@@ -17,7 +17,7 @@ def run(
     loading: LoadOptions,
     model: options.Model = "mini",
     method: Annotated[
-        Literal["juice", "june"], typer.Option(help="The dual run, or the single one.")
+        Literal["juice", "june"], typer.Option(help="The dual run, or the single run.")
     ] = "juice",
     chat_template: options.ChatTemplate = None,
     head_sets: options.HeadSets = None,
@@ -25,7 +25,7 @@ def run(
 ) -> None:
     """Choose the betas of a head set on a validation file and save them in it.
 
-    A set that was found through the tokenizer's chat template is tuned through it; of another
+    A set that was found through the tokenizer's chat template is tuned through it; for another
     template, give the file.
     """
     from juice.data.readers import read_examples

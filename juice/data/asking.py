@@ -1,4 +1,4 @@
-"""What making examples asks of a model; `juice.SteeredModel` is one. This room knows no other."""
+"""The model interface that making examples needs; `juice.SteeredModel` implements it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from juice.progress import Progress, silent
 
 
 class Answers(Protocol):
-    """What comes back for a prompt."""
+    """The answer to a prompt."""
 
     @property
     def text(self) -> str:
@@ -25,12 +25,15 @@ class AskedModel(Protocol):
         """Continue every prompt, greedily."""
 
     def fits(self, prompt: str, *, max_tokens: int) -> bool:
-        """Return whether a prompt leaves room for so many new tokens."""
+        """Return whether a prompt leaves room for `max_tokens` new tokens."""
 
     def first_token(self, prompt: str, answer: str) -> int | None:
-        """Return the first token of an answer where it continues a prompt; None if it has none of its own."""
+        """Return the first token of an answer after a prompt; None if it has none of its own."""
 
     def answer_logprobs(
         self, pairs: Sequence[tuple[str, str]], *, progress: Progress = silent
     ) -> Sequence[tuple[float, ...] | None]:
-        """Return the log-probabilities of each answer's tokens after its prompt; None for a pair that is too long."""
+        """Return the log-probabilities of each answer's tokens after its prompt.
+
+        None for a pair that is too long.
+        """

@@ -1,16 +1,17 @@
-"""Conflict examples from questions with passages: what the model knows, contradicted by a passage that says otherwise.
+"""Conflict examples from questions with passages that contradict what the model knows.
 
-The model is asked every question without its passage; those that it answers right, by the paper's
-rule, are kept. In their passages the answer is swapped for another row's answer of the same kind,
-which becomes the context answer:
+The model is asked every question without its passage; those that it answers correctly, by the
+paper's rule, are kept. In their passages the answer is swapped for another row's answer of the same
+kind, which becomes the context answer:
 
     clean         Question: ...? Answer:
     substitution  the sentences of the swapped passage that hold the answer, then the clean prompt
-    coherent      the whole swapped passage, then the clean prompt; left out where that is the substitution prompt again
+    coherent      the whole swapped passage, then the clean prompt; left out where that would equal
+                  the substitution prompt
 
-The answer that the model gave stands first among the parametric ones. The kind is that of the
-column `kind` or `relation`, else by the answer's looks. Entity swaps of this sort are from Longpre
-et al., 2021.
+The answer that the model gave comes first among the parametric ones. The kind is taken from the
+column `kind` or `relation`, else from the answer's form. Entity swaps of this sort are from
+Longpre et al., 2021.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FIELDS = {
 }
 REASONS = {
     "malformed": "lack a question, a context or an answer",
-    "answer_not_in_context": "have no answer that stands in their context",
+    "answer_not_in_context": "have no answer that occurs in their context",
     "not_known": "ask what the model does not know",
     "no_other_answer": "have no other answer of their kind to swap in",
     "same_first_token": "have only answers to swap in that begin with the same token",
@@ -79,7 +80,7 @@ class Conflicts:
 
     @property
     def n_without_coherent(self) -> int:
-        """Examples whose passage holds nothing beside the sentences of the answer."""
+        """The number of examples whose passage holds only the sentences of the answer."""
         return sum("coherent" not in e.prompts for e in self.examples)
 
 
@@ -91,10 +92,17 @@ def make_conflicts(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Conflicts:
-    """Make conflict examples of what the model knows; `seed` draws the answers that are swapped in.
+    """Make conflict examples from the questions that the model can answer.
 
-    `columns` names the columns that are not called as the fields are. Raises UsageError and
-    ExampleError for columns that are not there, and ExampleError when no example can be made.
+    Args:
+        model: The model that is asked.
+        rows: Questions with passages and answers.
+        columns: The columns of fields whose names differ, by field.
+        seed: Draws the answers that are swapped in.
+        progress: Called with the progress of generation.
+
+    Raises UsageError for an unknown field, and ExampleError for missing columns or when no example
+    can be made.
     """
     column = columns_of(rows, FIELDS, REQUIRED, columns or {})
     read = [
@@ -121,9 +129,9 @@ def make_conflicts(
         if isinstance(made, str):
             dropped[made] += 1
             if made == "not_known":
-                unknown = (
-                    unknown
-                    or f"; {question.clean!r} was answered {completion.text.strip()!r}, not {question.answers[0]!r} within {N_WORDS} words"
+                unknown = unknown or (
+                    f"; {question.clean!r} was answered {completion.text.strip()!r}, "
+                    f"not {question.answers[0]!r} within {N_WORDS} words"
                 )
         else:
             examples.append(made)
@@ -131,8 +139,8 @@ def make_conflicts(
     if not examples:
         reasons = "; ".join(f"{n} {REASONS[reason]}" for reason, n in counts.items() if n)
         raise ExampleError(
-            f"no conflict example can be made: {reasons}{unknown}; give more rows, or questions"
-            " that the model can answer"
+            f"no conflict example can be made: {reasons}{unknown}; "
+            "give more rows, or questions that the model can answer"
         )
     return Conflicts(examples, counts)
 
@@ -170,7 +178,7 @@ def _obstacle(model: AskedModel, question: Question) -> str | None:
 
 
 def _as_answered(question: Question, output: str) -> Question | None:
-    """Return the question with the answer that the model gave first; None when it gave none."""
+    """Return the question with the answer that the model gave moved to the front, None if none."""
     given = [answer for answer in question.answers if contains_answer(output, [answer])]
     return (
         replace(question, answers=tuple(dict.fromkeys([*given, *question.answers])))
@@ -184,8 +192,7 @@ def _conflict(
 ) -> ConflictExample | str:
     if question is None:
         return "not_known"
-    # A question's own seed: what is swapped into one does not depend on what the model knows of the
-    # others.
+    # Each question has its own seed, so its swap does not depend on which others the model knows.
     drawn = Random(f"{seed} {question.asked}").sample(pool, min(N_TRIES, len(pool)))
     own = [normalise(answer) for answer in question.answers]
     others = [
@@ -209,12 +216,12 @@ def _conflict(
     context, spans = passage.replace(
         question.context, passage.find(question.context, question.answers), new
     )
-    telling = passage.sentences_with(context, spans)
+    sentences = passage.sentences_with(context, spans)
     prompts: dict[ConflictType, str] = {
         "clean": question.clean,
-        "substitution": f"{telling} {question.clean}",
+        "substitution": f"{sentences} {question.clean}",
     }
-    if telling != context:
+    if sentences != context:
         prompts["coherent"] = f"{context} {question.clean}"
     if not all(model.fits(prompt, max_tokens=MAX_TOKENS) for prompt in prompts.values()):
         return "too_long"

@@ -1,16 +1,16 @@
-"""Which fine-tuning rows need their context: those whose answer surprises the model when the context is taken away.
+"""Which fine-tuning rows need their context: those whose answer surprises the model without it.
 
     perplexity = exp(-mean log p(answer token | question, the answer's tokens before it)), without
     the context
 
-The share of the rows with the lowest perplexity, 25 % in the paper, is not context-critical: the
-model can answer them from memory, and training on them teaches it to disregard contexts. Source:
-"Context-Parametric Inversion", section 3.4, which fine-tunes on the others. There the question
-stands in a chat template; here it stands as it is, with the answer after a space.
+The share of rows with the lowest perplexity, 25 % in the paper, is not context-critical: the model
+can answer them from memory, and training on them teaches it to disregard contexts. Source:
+"Context-Parametric Inversion", section 3.4, which fine-tunes on the others. There the question goes
+through a chat template; here it is plain, with the answer after a space.
 
-Rows that cannot be measured, and so are not of the share, are marked false with no perplexity:
-those without a context, for which there is nothing to disregard, those without a question or an
-answer, and those too long for the model.
+Rows that cannot be measured do not count toward the share and are marked false, with no perplexity:
+those without a context (there is nothing to disregard), without a question or an answer, or too
+long for the model.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ REASONS = {
     "too_long": "are too long for the model",
 }
 SHARE = 0.25
-LARGEST_LOG = 700.0  # exp of more is not a float
+LARGEST_LOG = 700.0  # exp of more overflows a float
 
 
 @dataclass(frozen=True)
 class Marked:
-    """Every row with `perplexity_without_context` and `context_critical`, and how many could not be measured, and why."""
+    """Every row with `perplexity_without_context` and `context_critical`.
+
+    `unmeasured` counts the rows that could not be measured, by reason.
+    """
 
     rows: list[dict[str, Any]]
     unmeasured: dict[str, int]
@@ -60,7 +63,7 @@ class Marked:
 
 
 def check_share(share: float) -> None:
-    """Raise UsageError for a share that cannot be taken."""
+    """Raise UsageError for a share that is not between 0 and 1."""
     if not 0 < share < 1:
         raise UsageError(
             f"the share is {share}; expected a number between 0 and 1 (the paper takes {SHARE})"
@@ -75,10 +78,17 @@ def mark_critical(
     columns: Mapping[str, str] | None = None,
     progress: Progress = silent,
 ) -> Marked:
-    """Mark the rows by whether they need their context; of n that are measured, floor(share * n) do not.
+    """Mark the rows by whether they need their context; of n measured, floor(share * n) do not.
 
-    Raises UsageError for a share or a field that there is not, ExampleError when no row can be
-    measured.
+    Args:
+        model: The model that scores the answers.
+        rows: The fine-tuning rows.
+        share: The share of measured rows that do not need their context, between 0 and 1.
+        columns: The columns of fields whose names differ, by field.
+        progress: Called with the progress of scoring.
+
+    Raises UsageError for an invalid share or an unknown field, and ExampleError for missing columns
+    or when no row can be measured.
     """
     check_share(share)
     column = columns_of(rows, FIELDS, tuple(FIELDS), columns or {})
@@ -101,10 +111,10 @@ def mark_critical(
     if not perplexities:
         reasons = "; ".join(f"{n} {REASONS[reason]}" for reason, n in unmeasured.items())
         raise ExampleError(
-            f"none of {len(rows)} rows can be measured: {reasons}; expected a question, a context"
-            " and an answer in each"
+            f"none of {len(rows)} rows can be measured: {reasons}; "
+            "expected a question, a context and an answer in each"
         )
-    n_low = math.floor(share * len(perplexities) + 1e-9)  # 0.29 of 100 is 29, in floats as well
+    n_low = math.floor(share * len(perplexities) + 1e-9)  # 0.29 of 100 is 29, also in floats
     low = set(sorted(perplexities, key=perplexities.__getitem__)[:n_low])
     marked = [
         {

@@ -1,18 +1,17 @@
 """Conflict examples: one fact with two answers and the prompts that pit them against each other.
 
-The file format is JSON lines (UTF-8), one fact a line:
+The file format is JSON lines (UTF-8), one fact per line:
 
     {"subject": str, "parametric_answer": str | [str...], "context_answer": str | [str...],
      "prompts": {"clean": str, "substitution": str, "coherent": str},
-     "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number, "match"?: "contains" | "begins",
-     "scored"?: "first" | "likeliest"}
+     "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number,
+     "match"?: "contains" | "begins", "scored"?: "first" | "likeliest"}
 
-`prompts` may hold any subset of the conflict types. The first accepted answer is the one scored by
-p_y, unless `scored` leaves that to the model: then it is the one it finds likeliest
-(juice.identification.scored_prompt). `match` says when an output is the answer: "contains", when
-some accepted answer is within its first five words (ParaConflict); "begins", when its first n words
-are an accepted answer of n words, final punctuation aside (MemoTrap). Files are read by
-`juice.data.readers`.
+`prompts` may hold any subset of the conflict types. p_y scores the first accepted answer, or, with
+`scored` "likeliest", the one that the model finds likeliest (juice.identification.scored_prompt).
+`match` is the rule by which an output is the answer: "contains", when an accepted answer is within
+its first five words (ParaConflict); "begins", when its first n words are an accepted answer of n
+words, final punctuation aside (MemoTrap). Files are read by `juice.data.readers`.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class ConflictExample(BaseModel):
     def _answers_differ(self) -> Self:
         if self.parametric_answer[0] == self.context_answer[0]:
             raise ValueError(
-                f"parametric_answer and context_answer are both {self.context_answer[0]!r}: there"
-                " is no conflict"
+                f"parametric_answer and context_answer are both {self.context_answer[0]!r}: "
+                "there is no conflict"
             )
         return self
 
@@ -82,7 +81,7 @@ class ConflictExample(BaseModel):
 
 
 def parse_example(row: Any, where: str) -> ConflictExample:
-    """Make an example of a row of the file format.
+    """Make an example from a row of the file format.
 
     Raises ExampleError that names `where` and the first wrong field.
     """
@@ -96,9 +95,10 @@ def parse_example(row: Any, where: str) -> ConflictExample:
 def judged_types(
     target: Target, examples: Sequence[ConflictExample], *, in_all: bool = True
 ) -> tuple[ConflictType, ...]:
-    """Return the conflict types on which a target is judged, of those that all examples have, or some.
+    """Return the conflict types on which a target is judged, of those that all examples have.
 
-    Toward the context, clean prompts have no right answer.
+    With `in_all` false, of those that any example has. Toward the context, clean prompts have no
+    right answer.
     """
     enough = all if in_all else any
     return tuple(
@@ -114,14 +114,14 @@ def conflict_types(
 
 
 def question_prompt(question: str) -> str:
-    """Return `Question: <question>? Answer:`, with one question mark whatever the question ends with."""
+    """Return `Question: <question>? Answer:`, with exactly one question mark."""
     return f"Question: {question.strip().rstrip(' ?')}? Answer:"
 
 
 def draw(
     examples: Sequence[ConflictExample], n: int, seed: int
 ) -> tuple[list[ConflictExample], list[ConflictExample]]:
-    """Draw n examples for identification, seeded; return them and those that remain, both in file order.
+    """Draw n examples for identification, seeded; return them and the rest, both in file order.
 
     Raises ExampleError when there are fewer than n.
     """
@@ -129,8 +129,7 @@ def draw(
         raise ExampleError(f"n_examples is {n}; expected at least 1 (the paper uses 4)")
     if n > len(examples):
         raise ExampleError(
-            f"{n} examples are asked for, {len(examples)} can be used; give more, or lower"
-            " --n-examples"
+            f"{n} examples were requested, {len(examples)} can be used; give more, or ask for fewer"
         )
     chosen = set(Random(seed).sample(range(len(examples)), n))
     return [e for i, e in enumerate(examples) if i in chosen], [
@@ -147,5 +146,5 @@ def examples_sha256(examples: Sequence[ConflictExample]) -> str:
 
 
 def to_json_line(example: ConflictExample) -> str:
-    """Format an example as a line of the file format, without the fields that were left as they are by default."""
+    """Format an example as a line of the file format, without the fields at their defaults."""
     return example.model_dump_json(exclude_defaults=True) + "\n"

@@ -1,4 +1,4 @@
-"""What a user's rows hold: texts by our names for them, whatever their columns are called."""
+"""The fields of a user's rows, whatever their columns are called."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from juice.data.readers.rows import Row
 from juice.errors import ExampleError, UsageError
 
 Fields = Mapping[str, tuple[str, ...]]
-"""The columns a field is looked for in, by its name; the first that the rows have is taken."""
+"""The columns to look for a field in, by field; the first that the rows have is taken."""
 
 
 def columns_of(
     rows: Sequence[Row], fields: Fields, required: Sequence[str], named: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the column of every field that the rows have; `named` says which is which where the names differ.
+    """Return the column of every field that the rows have.
 
-    Raises UsageError for a field that there is not, ExampleError when no row has a column that is
-    named or required.
+    Args:
+        rows: The rows.
+        fields: The columns to look for each field in.
+        required: The fields that must be found.
+        named: The columns of fields whose names differ, by field.
+
+    Raises UsageError for an unknown field in `named`, and ExampleError when no row has a named or
+    required column.
     """
     if unknown := named.keys() - fields.keys():
         raise UsageError(
@@ -29,8 +35,8 @@ def columns_of(
     there = list(dict.fromkeys(column for row in rows for column in row.values))
     if absent := set(named.values()) - set(there):
         raise ExampleError(
-            f"{rows[0].where}: --columns names the column {min(absent)!r}; the rows have"
-            f" {', '.join(there)}"
+            f"{rows[0].where}: --columns names the column {min(absent)!r}; "
+            f"the rows have {', '.join(there)}"
         )
     found = {
         field: named.get(field) or next((c for c in columns if c in there), None)
@@ -41,21 +47,24 @@ def columns_of(
             expected = " or ".join(fields[field])
             remedy = f"name yours with --columns {field}=NAME"
             raise ExampleError(
-                f"{rows[0].where}: there is no column {expected}; the rows have {', '.join(there)}:"
-                f" {remedy}"
+                f"{rows[0].where}: there is no column {expected}; "
+                f"the rows have {', '.join(there)}: {remedy}"
             )
     return {field: column for field, column in found.items() if column is not None}
 
 
 def text_of(value: Any) -> str | None:
-    """Return the text of a value, stripped; None for one that holds none."""
+    """Return the text of a value, stripped; None if it has no text."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return value.strip() or None if isinstance(value, str) else None
 
 
 def texts_of(value: Any) -> tuple[str, ...]:
-    """Return the distinct texts of a text, a list, a JSON list, or SQuAD's `{"text": [...]}`; none when any holds none."""
+    """Return the distinct texts of a text, a list, a JSON list, or SQuAD's `{"text": [...]}`.
+
+    Empty when any item has no text.
+    """
     if isinstance(value, dict):
         value = value.get("text")
     if isinstance(value, str) and value.lstrip().startswith("["):

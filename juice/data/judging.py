@@ -1,10 +1,10 @@
-"""Is this output the answer? The normalisation and rule of the paper (ParaConflict), and that of MemoTrap.
+"""Whether an output is the answer: the rules of the paper (ParaConflict) and of MemoTrap.
 
     normalise(text)  lower case, accents and punctuation stripped, white space folded
-    contains         some accepted answer, normalised, is contained in the first five words of the output, normalised
-    begins           the first n words of the output, normalised, are some accepted answer, normalised, of n words
+    contains         an accepted answer is contained in the first five words of the output
+    begins           the first n words of the output are an accepted answer of n words
 
-An answer that normalises to nothing never matches.
+Both rules compare normalised texts. An answer that normalises to nothing never matches.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def begins_with_answer(output: str, accepted: Iterable[str]) -> bool:
 def is_correct(
     output: str, accepted: Iterable[str], match: Literal["contains", "begins"] = "contains"
 ) -> bool:
-    """Return whether the output is an accepted answer, by the rule that an example names in `match`."""
+    """Return whether the output is an accepted answer, by the rule `match` of an example."""
     return (
         begins_with_answer(output, accepted)
         if match == "begins"
@@ -57,5 +57,5 @@ def is_correct(
 
 
 def is_among(answer: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer is one of those accepted, however it is written."""
+    """Return whether an answer is one of those accepted, both normalised."""
     return normalise(answer) in set(map(normalise, accepted))

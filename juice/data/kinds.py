@@ -1,4 +1,4 @@
-"""What kind of answer an answer is, by its looks: an answer is swapped for another of its kind.
+"""What kind of answer an answer is, by its form: an answer is swapped for another of its kind.
 
 date    a year, a decade, a month with a number, or numbers between dashes or slashes
 number  digits, with a sign, a currency or a unit

@@ -1,14 +1,14 @@
-"""A passage: where answers stand in it, the same passage with another answer, and its sentences.
+"""A passage: finding answers in it, replacing them, and the sentences that hold them.
 
-Answers are found as whole words, in any case; those in capitals, such as "US", as they are written.
-A sentence ends at a full stop, a question or an exclamation mark before a space and no lower-case
-letter, but not after an initial or a title.
+Answers are found as whole words, ignoring case unless they are in capitals, such as "US". A
+sentence ends at a full stop, question mark or exclamation mark that is followed by a space but not
+by a lower-case letter, and not after an initial or a title.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 Span = tuple[int, int]
@@ -20,7 +20,7 @@ NO_END = re.compile(
 
 
 def find(passage: str, answers: Iterable[str]) -> list[Span]:
-    """Return where any of the answers stands, the longest where several do."""
+    """Return the spans of the answers, the longest where several begin at one place."""
     longest_first = sorted(answers, key=len, reverse=True)
     alternatives = (re.escape(a) if a.isupper() else f"(?i:{re.escape(a)})" for a in longest_first)
     pattern = rf"(?<!\w)(?<!\d[.,])(?:{'|'.join(alternatives)})(?!\w)(?![.,]\d)"
@@ -28,7 +28,7 @@ def find(passage: str, answers: Iterable[str]) -> list[Span]:
 
 
 def replace(passage: str, spans: Iterable[Span], new: str) -> tuple[str, list[Span]]:
-    """Return the passage with a new text at every span, and where it stands now."""
+    """Return the passage with a new text at every span, and the spans of the new text."""
     pieces, placed, end, length = [], [], 0, 0
     for start, stop in spans:
         length += start - end
@@ -47,3 +47,10 @@ def sentences_with(passage: str, spans: Iterable[Span]) -> str:
         (a, b) for a, b in pairwise(bounds) if any(start < b and a < stop for start, stop in held)
     ]
     return " ".join(passage[a:b].strip() for a, b in chosen)
+
+
+def swapped(text: str, new: Mapping[str, str]) -> str:
+    """Return a text in which whole words, or runs of them, are replaced as `new` says."""
+    longest_first = sorted(new, key=len, reverse=True)
+    old = "|".join(rf"(?<!\w){re.escape(words)}(?!\w)" for words in longest_first)
+    return re.sub(old, lambda match: new[match.group()], text)

@@ -1,11 +1,11 @@
-"""The contract of every engine: what goes in, what comes out, and what is known of the model without having it.
+"""The contract of every engine: what goes in, what comes out, and a description of the model.
 
-steering      what a request asks of steering, and what that comes to
-request       what is asked
+steering      how a request asks to be steered, and the coefficients that follow
+request       what to generate
 completion    what comes back
 limits        how many requests, how long, and in how much memory
-status        how an engine is doing
-description   the model, without the model
+status        an engine's present state
+description   facts about the model, without the model
 capabilities  what not every engine can do
 engine        the contract itself
 """

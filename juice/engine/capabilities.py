@@ -1,4 +1,4 @@
-"""What not every engine can do; each refuses it by name where it is missing."""
+"""What not every engine can do; an engine that cannot refuses it by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Capability(Enum):
-    """Something that an engine may or may not offer; the value completes "the engine cannot ..."."""
+    """Something that not every engine can do; the value completes "the engine cannot ..."."""
 
     WATCH = "report the log-probabilities of chosen tokens"
     CONTRAST = "run context-aware decoding (method cad)"

@@ -1,4 +1,4 @@
-"""What comes back from an engine: news while a request runs, and its completion at the end."""
+"""What comes back from an engine: updates while a request runs, and its completion at the end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FinishReason = Literal["stop", "length"]
 class ScoredToken(NamedTuple):
     """A token, its log-probability, and the likeliest alternatives with theirs, best first.
 
-    Log-probabilities are natural, of the steered distribution before temperature, penalties and
-    cuts; a prompt's first token has none.
+    Log-probabilities are natural logs, of the steered distribution before temperature, penalties
+    and cuts (top_k, top_p, min_p); a prompt's first token has none.
     """
 
     id: int
@@ -26,7 +26,7 @@ class ScoredToken(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """When things happened, in seconds after the request reached the engine: `tokens_s` holds every new token's moment."""
+    """When a request started and when each new token came, in seconds after it was submitted."""
 
     queued_s: float
     tokens_s: tuple[float, ...]
@@ -34,10 +34,17 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Completion:
-    """What a request came to.
+    """The result of a request.
 
-    `tokens` includes a stop token, `text` does not. `prompt_tokens` is there with
-    `prompt_logprobs`; `watched` holds the log-probabilities of the request's `watch` tokens.
+    Args:
+        text: The new text, without a stop token or stop string.
+        tokens: The new tokens, a stop token included.
+        finish_reason: `stop`, or `length` after `max_tokens`.
+        steering: What was applied.
+        n_prompt_tokens: The tokens of the prompt.
+        timing: When things happened.
+        prompt_tokens: The scored tokens of the prompt; empty without `prompt_logprobs`.
+        watched: The log-probabilities of the request's `watch` tokens.
     """
 
     text: str
@@ -84,7 +91,15 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """News of request number `index`: text and tokens that have become final; the last one has a completion or an error."""
+    """An update on one request.
+
+    Args:
+        index: The number of the request among those submitted together.
+        text: Text that has become final.
+        tokens: The tokens since the last update.
+        completion: The result; only in the last update of a request that succeeds.
+        error: Why the request ended; only in the last update of one that fails.
+    """
 
     index: int
     text: str = ""
@@ -94,9 +109,9 @@ class Update:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing more comes of this request."""
+        """Whether this is the request's last update."""
         return self.completion is not None or self.error is not None
 
 
-# Takes an update, in the engine's thread: it must neither block nor raise.
+# Takes an update in the engine's thread; it must neither block nor raise.
 Sink = Callable[[Update], None]

@@ -1,4 +1,4 @@
-"""What an engine's model is, without the model: enough to tokenise, to fit head sets and to tell a client."""
+"""Facts about an engine's model: enough to tokenise, match head sets and inform clients."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class ModelDescription:
     """A served model.
 
     Args:
-        identity: Which model: id, revision, architecture, shape, fingerprint.
+        identity: Its id, revision, architecture, shape and fingerprint.
         tokenizer: Its tokenizer.
         heads_per_layer: The query heads of every layer.
         dtype: The dtype of the activations, such as `bfloat16`.
-        device: Where inputs go.
-        n_devices: Over how many devices it is sharded.
+        device: Where inputs go, such as `cuda:0`.
+        n_devices: How many devices it is sharded over.
         quantization: How the weights are quantised; None where they are not.
         max_positions: The model's context in tokens; None where its positions have no end.
-        vocabulary_size: Tokens that the model knows; a tokenizer may name more or fewer.
+        vocabulary_size: The number of tokens in the model; a tokenizer may have more or fewer.
         stop_token_ids: The tokens that end a generation.
-        exact: Whether it is steered exactly; not where activations are quantised.
+        exact: Whether it is steered exactly; false where activations are quantised.
     """
 
     identity: ModelIdentity

@@ -1,4 +1,4 @@
-"""The contract that every engine fulfils: requests in, news out, from any thread; what is built on it alone is here too."""
+"""The contract that every engine fulfils, and what builds on it alone: requests in, updates out."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from juice.progress import Progress, silent
 
 
 class Running(Protocol):
-    """A request that was submitted."""
+    """A submitted request."""
 
     def cancel(self, reason: JuiceError | None = None) -> None:
-        """End it soon; its last news then is an error."""
+        """End it soon; its last update is then an error."""
 
 
 class Engine(ABC):
     """Generates for any number of requests on one model, each steered its own way.
 
-    Any thread may submit, cancel and read. `name` is what users call the engine, `limits` are the
+    Any thread may submit, cancel and read. `name` is what users call the engine; `limits` are the
     bounds in force.
     """
 
@@ -46,36 +46,36 @@ class Engine(ABC):
     @property
     @abstractmethod
     def status(self) -> Status:
-        """How the engine is doing now."""
+        """The engine's present state."""
 
     @property
     @abstractmethod
     def n_kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one unsteered token, over all layers."""
+        """The bytes that the keys and values of one unsteered token take, over all layers."""
 
     @property
     def details(self) -> dict[str, Any]:
-        """What this engine alone has to say about how it runs the model, as plain data."""
+        """Facts about how this engine in particular runs the model, as plain data."""
         return {}
 
     @abstractmethod
     def companion_layers(self, steering: Steering) -> range:
-        """Return the layers in which a request that is steered so has a second row."""
+        """Return the layers in which a request with this steering has a companion."""
 
     @abstractmethod
     def submit(
         self, requests: Sequence[GenerationRequest], sink: Sink, *, wait: bool = False
     ) -> Sequence[Running]:
-        """Start requests, all or none.
+        """Start all requests or none.
 
         Args:
             requests: What to generate.
-            sink: Takes their updates, numbered as here, in the engine's thread; it must neither block nor raise.
-            wait: Wait for room instead of raising OverloadedError.
+            sink: Takes their updates, numbered as here, in the engine's thread, without blocking.
+            wait: Whether to wait for room instead of raising OverloadedError.
 
         Raises:
             RequestError: One of them cannot run.
-            OverloadedError: As many wait as may.
+            OverloadedError: Too many requests are waiting.
             EngineStoppedError: The engine was closed or failed.
         """
 
@@ -84,18 +84,24 @@ class Engine(ABC):
         """End everything that runs or waits, and release the model."""
 
     def when_lost(self, listener: Callable[[EngineStoppedError], object]) -> None:  # noqa: B027
-        """Call a listener, in a thread of its own, when a part of the engine in another process is lost."""
+        """Call the listener, in a thread of its own, when a process of the engine is lost."""
 
     def require(self, capability: Capability) -> None:
-        """Raise MissingCapabilityError for what this engine cannot do."""
+        """Raise MissingCapabilityError if this engine lacks a capability."""
         if capability not in self.capabilities:
             raise MissingCapabilityError(
-                f"the engine {self.name!r} cannot {capability.value}; load the model with juice's"
-                " own engine"
+                f"the engine {self.name!r} cannot {capability.value}; load the model with juice's "
+                "own engine"
             )
 
     def check(self, request: GenerationRequest) -> None:
-        """Raise RequestError, ContextLengthError or MissingCapabilityError for a request that cannot run."""
+        """Raise an error for a request that cannot run.
+
+        Raises:
+            RequestError: A value is wrong.
+            ContextLengthError: The request is too long.
+            MissingCapabilityError: The engine cannot do what it asks for.
+        """
         if request.contrast is not None:
             self.require(Capability.CONTRAST)
         if request.watch:
@@ -106,7 +112,7 @@ class Engine(ABC):
     def fits(self, request: GenerationRequest) -> bool:
         """Return whether a request is short enough for the engine.
 
-        Raises RequestError for one that is wrong otherwise.
+        Raises RequestError for one that is wrong in another way.
         """
         try:
             self.check(request)
@@ -121,7 +127,7 @@ class Engine(ABC):
         progress: Progress = silent,
         description: str = "generating",
     ) -> list[Completion]:
-        """Run all requests and return their completions in their order.
+        """Run all requests and return their completions in the same order.
 
         Raises JuiceError as soon as one fails.
         """
@@ -134,14 +140,14 @@ class Engine(ABC):
         return [done[i] for i in range(len(requests))]
 
     def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Update]:
-        """Run all requests, yielding news of each as it comes.
+        """Run all requests, yielding their updates as they come.
 
         Raises JuiceError as soon as one fails.
         """
         return self._updates(requests, only_last=False)
 
     async def astream(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Update]:
-        """As `stream`, without blocking the event loop; leaving it cancels what still runs."""
+        """Do what `stream` does without blocking the event loop; leaving it cancels what runs."""
         loop, updates = asyncio.get_running_loop(), asyncio.Queue[Update]()
 
         def sink(update: Update) -> None:
@@ -153,7 +159,7 @@ class Engine(ABC):
         try:
             running = await asyncio.shield(submitting)
         except asyncio.CancelledError:
-            submitting.add_done_callback(_cancel_all)  # the thread submits all the same
+            submitting.add_done_callback(_cancel_all)  # the thread still submits them
             raise
         n_open = len(running)
         try:
@@ -170,7 +176,7 @@ class Engine(ABC):
     def _updates(
         self, requests: Sequence[GenerationRequest], *, only_last: bool
     ) -> Iterator[Update]:
-        # Longest first: prompts that go through together then need little padding.
+        # Longest first, so that prompts prefilled together need little padding.
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
         updates: SimpleQueue[Update] = SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""What bounds an engine: how many requests, how long, and how much memory their keys and values may take."""
+"""The bounds of an engine: how many requests, how long, and in how much memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Limits:
     """The bounds of one engine.
 
     Args:
-        max_batch: Requests that run at once.
-        max_model_len: Tokens of a request, prompt and new ones; None: the model's context.
-        kv_memory_bytes: Memory for keys and values; None: a share of what is free once the model is loaded.
-        max_prefill_tokens: Padded tokens of prompts between two decode steps.
-        max_waiting: Requests that may wait.
+        max_batch: How many requests run at the same time.
+        max_model_len: The tokens of a request, prompt and new; None for the model's context.
+        kv_memory_bytes: The bytes for keys and values; None for a share of the memory left free.
+        max_prefill_tokens: How many padded tokens are prefilled between two decode steps.
+        max_waiting: How many requests may wait.
 
     Raises:
         RequestError: A bound is below 1.

@@ -1,4 +1,4 @@
-"""What is asked of an engine: tokens to continue, how to steer and sample, and when to stop."""
+"""What an engine takes: tokens to continue, how to steer and sample, and when to stop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_TOP_LOGPROBS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Context-aware decoding (Shi et al., 2024): the same prompt without its context, and how much it counts against.
+    """Context-aware decoding (Shi et al., 2024): the prompt without its context, and its weight.
 
-    Every token is chosen from `(1 + weight) * logits - weight * logits without the context`; both
-    rows then read that token.
+    Every token is chosen from `(1 + weight) * logits - weight * logits without the context`, and
+    goes into both rows.
     """
 
     prompt_ids: tuple[int, ...]
@@ -28,12 +28,22 @@ class Contrast:
 class GenerationRequest:
     """Tokens to continue, how to steer and sample, and when to stop.
 
-    It stops at the model's own stop tokens unless `ignore_eos`, at `stop_token_ids` and at `stop`
-    strings, none of them before `min_tokens`. `top_logprobs` is how many alternatives are reported
-    for every new token, and for every token of the prompt with `prompt_logprobs`; only then may
-    `max_tokens` be 0. `watch` names tokens whose log-probability at the first new position is
-    reported: how p_y is measured. With a `contrast` all log-probabilities are those of the combined
-    logits.
+    Args:
+        prompt_ids: The tokens of the prompt.
+        max_tokens: The largest number of new tokens; 0 only with `prompt_logprobs`.
+        min_tokens: The number of new tokens before which nothing stops the generation.
+        steering: How it is steered.
+        sampling: How the next token is chosen.
+        stop: Strings that end the text; they are not part of it.
+        stop_token_ids: Tokens that end it, in addition to the model's own.
+        ignore_eos: Whether to go on after the model's own stop tokens.
+        top_logprobs: How many alternatives to report for every scored token.
+        prompt_logprobs: Whether to score the prompt's tokens too.
+        watch: Tokens whose log-probability at the first new position is reported (for p_y).
+        contrast: For `cad`; all log-probabilities are then those of the combined logits.
+
+    Raises:
+        RequestError: A value is out of range, or does not go with the others.
     """
 
     prompt_ids: tuple[int, ...]
@@ -59,20 +69,20 @@ class GenerationRequest:
             )
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise RequestError(
-                f"min_tokens is {self.min_tokens}; expected a number from 0 to max_tokens,"
-                f" {self.max_tokens}",
+                f"min_tokens is {self.min_tokens}; expected a number from 0 to max_tokens, "
+                f"{self.max_tokens}",
                 param="min_tokens",
             )
         if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise RequestError(
-                f"stop holds {len(self.stop)} strings; expected at most {MAX_STOPS}, none of them"
-                " empty",
+                f"stop holds {len(self.stop)} strings; expected at most {MAX_STOPS}, "
+                "none of them empty",
                 param="stop",
             )
         if len(self.stop_token_ids) > MAX_STOPS:
             raise RequestError(
-                f"stop_token_ids holds {len(self.stop_token_ids)} tokens; expected at most"
-                f" {MAX_STOPS}",
+                f"stop_token_ids holds {len(self.stop_token_ids)} tokens; "
+                f"expected at most {MAX_STOPS}",
                 param="stop_token_ids",
             )
         if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
@@ -82,13 +92,13 @@ class GenerationRequest:
             )
         if self.contrast is not None and self.prompt_logprobs:
             raise RequestError(
-                "method cad scores new tokens only; leave prompt_logprobs (echo) out",
+                "method cad scores new tokens only; leave out prompt_logprobs (echo)",
                 param="steer.method",
             )
 
     @property
     def n_positions(self) -> int:
-        """Positions that each of its rows is promised: those of its longest prompt and all that it may generate."""
+        """The positions reserved for each of its rows: its longest prompt and `max_tokens`."""
         return (
             max(len(self.prompt_ids), len(self.contrast.prompt_ids) if self.contrast else 0)
             + self.max_tokens
@@ -99,17 +109,18 @@ class GenerationRequest:
         return replace(self, steering=steering)
 
     def check_length(self, limit: int | None) -> None:
-        """Raise ContextLengthError for a request of more tokens than `limit`, prompt and new ones."""
+        """Raise ContextLengthError if prompt and new tokens exceed `limit` (None: no limit)."""
         if limit is None or self.n_positions <= limit:
             return
         n_prompt = self.n_positions - self.max_tokens
         if n_prompt >= limit:
             raise ContextLengthError(
-                f"the prompt has {n_prompt} tokens, the context {limit}: shorten it", param="prompt"
+                f"the prompt has {n_prompt} tokens; the context has {limit}: shorten the prompt",
+                param="prompt",
             )
         raise ContextLengthError(
-            f"the prompt has {n_prompt} tokens and max_tokens is {self.max_tokens}; the context has"
-            f" {limit}: shorten the prompt or lower max_tokens",
+            f"the prompt has {n_prompt} tokens and max_tokens is {self.max_tokens}; the context "
+            f"has {limit}: shorten the prompt or lower max_tokens",
             param="max_tokens",
         )
 
@@ -126,7 +137,7 @@ class GenerationRequest:
             for token in (min(ids), max(ids)) if ids else ():
                 if not 0 <= token < vocabulary_size:
                     raise RequestError(
-                        f"{param} names token {token}; the model has tokens 0 to"
-                        f" {vocabulary_size - 1}",
+                        f"{param} names token {token}; the model has tokens 0 to "
+                        f"{vocabulary_size - 1}",
                         param=param,
                     )

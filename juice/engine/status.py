@@ -1,4 +1,4 @@
-"""How an engine is doing, now."""
+"""An engine's present state."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """How an engine is doing.
+    """An engine's present state.
 
-    `heartbeat_age_s` is the time since it last began a step; `n_kv_bytes` of `max_kv_bytes` are
-    reserved for keys and values.
+    Args:
+        is_alive: Whether the engine still runs.
+        heartbeat_age_s: The seconds since it last began a step.
+        n_running: The requests that run.
+        n_waiting: The requests that wait.
+        n_kv_bytes: The bytes reserved for keys and values.
+        max_kv_bytes: The most that may be reserved.
     """
 
     is_alive: bool

@@ -1,4 +1,4 @@
-"""How a request is steered: what it asks for (`Steer`), what that comes to (`Steering`), what the answer reports.
+"""How a request is steered: what it asks for (`Steer`), and its coefficients (`Steering`).
 
 A request whose coefficients are all zero takes the unsteered path. Context-aware decoding (`cad`)
 uses no heads: its strength is the weight of the contrast between the prompt with and without its
@@ -32,11 +32,11 @@ class Steer:
 
     Args:
         target: What wins a conflict: `context`, `parametric`, or `none` for no steering.
-        strength: Multiplies both betas, 0 to 100; 1 is as tuned. For `cad`, the weight of the contrast.
+        strength: Multiplies both betas, 0 to 100; 1 is as tuned. For `cad`, the contrast's weight.
         head_set: A head set, or the name of one; without it, the set named like the target.
         beta_plus: Scale of the + heads instead of the tuned one, 0 to 100.
         beta_minus: Scale of the - heads instead of the tuned one, -100 to 0.
-        method: `juice` (the dual run), `june` (the single run) or `cad`.
+        method: `juice` (the dual run), `june` (the single run) or `cad` (context-aware decoding).
 
     Raises:
         RequestError: A value is out of range, or does not go with the others.
@@ -72,8 +72,8 @@ class Steer:
             )
         if self.method == "cad" and self.target != "context":
             raise RequestError(
-                f"method cad steers toward the context only, steer is {self.target}; say"
-                " steer=context, or choose juice or june",
+                f"method cad steers toward the context only; steer is {self.target}: "
+                "choose steer=context, or method juice or june",
                 param="steer.method",
             )
         if self.method == "cad" and unused:
@@ -86,10 +86,19 @@ class Steer:
 
 @dataclass(frozen=True, kw_only=True)
 class SteeringReport:
-    """What was applied to a request, and what may make it less than it seems; part of every answer.
+    """What was applied to a request; part of every answer.
 
-    The betas are those before the strength. `exact` is false where the model's activations are
-    quantised.
+    Args:
+        applied: Whether the request was steered at all.
+        target: What it was steered toward.
+        head_set: The name of the head set.
+        beta_plus: The scale of the + heads, before the strength.
+        beta_minus: The scale of the - heads, before the strength.
+        strength: What both betas were multiplied by; for `cad`, the weight of the contrast.
+        method: `juice`, `june` or `cad`.
+        n_heads: The number of heads that were steered.
+        exact: Whether steering is exact; false where the model's activations are quantised.
+        warnings: What may weaken the steering.
     """
 
     applied: bool
@@ -110,9 +119,9 @@ class SteeringReport:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Steering:
-    """What a request's rows get, resolved against a head set.
+    """How the rows of a request are steered, resolved against a head set.
 
-    `coefficients` are float32 [n_heads] by layer, only of layers where one is not zero.
+    `coefficients` holds float32 [n_heads] by layer, only for layers where one is not zero.
     """
 
     coefficients: Mapping[int, torch.Tensor]
@@ -120,11 +129,11 @@ class Steering:
 
     @property
     def window(self) -> range:
-        """The layers that a companion, the clean run, must pass beside the steered row; empty where none is needed.
+        """The layers with a companion; empty where none is needed.
 
-        Below the lowest steered layer both runs are the same, above the highest nothing reads the
-        clean one. With one steered layer its z is the steered row's own, and the single run (JuNe)
-        never reads it.
+        Below the lowest steered layer the clean and the steered row are the same; above the highest
+        nothing reads the companion. With one steered layer the clean z is the steered row's own,
+        and the single run (JuNe) never reads a clean row.
         """
         if self.report.method != "juice" or len(self.coefficients) < 2:
             return range(0)
@@ -150,13 +159,13 @@ def resolve(
     """Turn what a request asks for into coefficients.
 
     Args:
-        steer: What is asked for.
-        head_set: The set that serves it; None for `none` and `cad`, which use none.
-        chat_template_sha256: The hash of the template that the prompt went through; None for a prompt as it is.
+        steer: What the request asks for.
+        head_set: The head set to use; None for `none` and `cad`, which use none.
+        chat_template_sha256: The hash of the chat template of the prompt; None for a plain prompt.
         exact: Whether the model is steered exactly; goes into the report.
 
     Raises:
-        RequestError: Neither the request nor the set gives the betas, or the set is for another target.
+        RequestError: Neither request nor set has the betas, or the set is for another target.
     """
     if steer.target == "none":
         return unsteered(steer, exact=exact)
@@ -172,8 +181,8 @@ def resolve(
     assert head_set is not None, "juice and june steer with a head set"
     if head_set.target != steer.target:
         raise RequestError(
-            f"head set {head_set.name!r} steers toward {head_set.target}, the request asks for"
-            f" {steer.target}; name a set of that target",
+            f"head set {head_set.name!r} steers toward {head_set.target}; the request asks for "
+            f"{steer.target}: name a set of that target",
             param="steer.head_set",
         )
     betas = betas_of(head_set, steer.method, steer.beta_plus, steer.beta_minus)

@@ -1,4 +1,4 @@
-"""Asking: every prompt of every example under one method, in large batches, and the verdicts of the paper's rule."""
+"""Asking every prompt of every example in large batches, and judging by the paper's rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from juice.targets import Target
 
 @dataclass(frozen=True)
 class Answer:
-    """What one method said to one prompt: its text, the verdict, p of both answers' first tokens."""
+    """One method's answer to one prompt: its text, the verdict, p of both first tokens."""
 
     output: str
     is_correct: bool
@@ -35,7 +35,10 @@ class Answer:
         return context_reliance(self.p_context, self.p_parametric)
 
     def to_list(self) -> list[Any]:
-        """Return [output, is_correct, p_parametric, p_context], six digits each: the form of results.json."""
+        """Return [output, is_correct, p_parametric, p_context], as results.json has it.
+
+        Probabilities have six significant digits.
+        """
         p_values = [
             None if p is None else float(f"{p:.6g}") for p in (self.p_parametric, self.p_context)
         ]
@@ -43,7 +46,7 @@ class Answer:
 
     @classmethod
     def of(cls, row: Sequence[Any] | None) -> Answer | None:
-        """Return the answer of such a row."""
+        """Return the answer that `to_list` made this row of."""
         return None if row is None else cls(*row)
 
 
@@ -57,10 +60,20 @@ def ask(
     progress: Progress = silent,
     description: str = "asking",
 ) -> dict[ConflictType, list[Answer | None]]:
-    """Ask every example, each as its domain's treatment says; `judged_by` says whose answer counts as right.
+    """Ask every example under its domain's treatment, and judge the answers.
 
-    None where an example has no such prompt, the method cannot be used on it, or the prompt is too
-    long.
+    Args:
+        model: The model to ask.
+        examples: The examples.
+        conflict_types: Which of their prompts to ask.
+        treatments: The method's treatment in each domain.
+        judged_by: The target whose answer counts as right.
+        progress: Reports how many prompts are answered.
+        description: What the progress is called.
+
+    Returns:
+        By conflict type, an answer for each example; None where an example has no such prompt, the
+        method cannot be used on it, or the prompt is too long.
     """
     requests: dict[tuple[ConflictType, int], GenerationRequest] = {}
     for conflict_type in conflict_types:
@@ -82,7 +95,7 @@ def ask(
 
 
 def verdict(completion: Completion, example: ConflictExample, judged_by: Target) -> Answer:
-    """Judge a completion of a treatment's request, which watches the parametric and the context answer."""
+    """Judge the completion of a request that `Treatment.request` made."""
     p_parametric, p_context = (
         map(math.exp, completion.watched) if completion.watched else (None, None)
     )

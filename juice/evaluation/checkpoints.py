@@ -1,12 +1,14 @@
-"""Context reliance over a series of checkpoints: does it rise and fall (the context-parametric inversion)?
+"""Context reliance over checkpoints: does it rise and fall (the context-parametric inversion)?
 
 For every checkpoint, on the same facts, unsteered:
 
     clean_accuracy            the parametric answer to the clean prompt
     counterfactual_accuracy   the context answer to conflict prompts
     parametric_accuracy       the parametric answer to conflict prompts
-    context_reliance          M_C = p_context / (p_context + p_parametric), mean over conflict prompts
-    attention_context         attention of a conflict prompt's last token on its context, mean over heads, layers, prompts
+    context_reliance          M_C = p_context / (p_context + p_parametric), mean over conflict
+                              prompts
+    attention_context         attention of a conflict prompt's last token on its context, mean over
+                              heads, layers and prompts
     attention_subject         the same on the subject where the question names it
 
 Source: Goyal et al., "Context-Parametric Inversion" (2024), figures 2 and 3b.
@@ -44,9 +46,10 @@ N_HASHED_BYTES = 2**20
 
 
 def find_checkpoints(given: Sequence[Path]) -> list[Path]:
-    """Return the checkpoints of some folders, each a checkpoint or a folder of them, in the order of the numbers in their names.
+    """Return the checkpoints in some folders, each a checkpoint or a folder of them.
 
-    Raises ModelNotFoundError for a folder that holds none.
+    The checkpoints within a folder are in the order of the numbers in their names. Raises
+    ModelNotFoundError for a folder that holds none.
     """
     found: list[Path] = []
     for folder in given:
@@ -57,8 +60,7 @@ def find_checkpoints(given: Sequence[Path]) -> list[Path]:
         )
         if not inside:
             raise ModelNotFoundError(
-                f"{folder} is no checkpoint and holds none; expected config.json in it, or in the"
-                " folders within"
+                f"{folder} holds no checkpoint; expected config.json in it or in the folders within"
             )
         found += inside
     return found
@@ -75,9 +77,25 @@ def measure_checkpoints(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Store:
-    """Measure every checkpoint that the folder `out` does not hold yet.
+    """Measure every checkpoint that the folder `out` does not hold yet, and write its report.
 
-    Raises ExampleError, ModelNotFoundError and OutputError.
+    Args:
+        checkpoints: The folders of the checkpoints, in order.
+        examples: The examples that every checkpoint is asked, with conflict prompts.
+        out: The folder of the report.
+        device: Where the model runs, as in `juice.load`.
+        dtype: The precision to run in, as in `juice.load`.
+        seed: Seed of the intervals.
+        overwrite: Start anew, whatever the folder holds.
+        progress: Reports how many checkpoints are measured.
+
+    Returns:
+        The folder's store, complete.
+
+    Raises:
+        ExampleError: No example has a conflict prompt.
+        ModelNotFoundError: A checkpoint cannot be loaded.
+        OutputError: The folder cannot be written, or holds another evaluation.
     """
     names = [path.name for path in checkpoints]
     if len(set(names)) < len(names):
@@ -110,9 +128,10 @@ def measure_checkpoints(
 def attention_mass(
     loaded: LoadedModel, prompt: str, spans: Sequence[tuple[int, int]]
 ) -> list[float]:
-    """Return how much the last token attends to each span of characters, mean over layers and heads; the model must run eager attention.
+    """Return the last token's attention to each span of characters, mean over layers and heads.
 
-    A token belongs to a span when it lies in it, a leading space aside.
+    A token belongs to a span when it is within it, a leading space aside. Raises ExampleError for a
+    model that does not run eager attention.
     """
     encoded = loaded.tokenizer(prompt, return_offsets_mapping=True)
     ids = torch.tensor([encoded["input_ids"]], device=loaded.device)
@@ -120,8 +139,8 @@ def attention_mass(
         layers = loaded.run(input_ids=ids, use_cache=False, output_attentions=True).attentions
     if not layers or layers[0] is None:
         raise ExampleError(
-            f"{type(loaded.model).__name__} does not give its attention; load it with"
-            " --attn-implementation eager"
+            f"{type(loaded.model).__name__} does not return its attention; "
+            "load it with --attn-implementation eager"
         )
     last = torch.stack([layer[0, :, -1].float().mean(0) for layer in layers]).mean(0)  # [pos]
     within = [
@@ -145,18 +164,18 @@ def _measure(
 ) -> dict[str, Any]:
     conflicts = tuple(t for t in conflict_types(examples, any) if t != "clean")
     with load(str(path), device=device, dtype=dtype, attn_implementation="eager") as model:
-        told = _answers(model, examples, conflicts, "context")
+        answers = _answers(model, examples, conflicts, "context")
         known = _answers(model, examples, conflicts, "parametric")
         clean = _answers(model, examples, ("clean",), "parametric")
         context, subject = _attention(model.loaded, examples, conflicts)
-    right = [float(a.is_correct) for a in told]
+    right = [float(a.is_correct) for a in answers]
     return {
-        "n": len(told),
+        "n": len(answers),
         "clean_accuracy": mean([float(a.is_correct) for a in clean]) if clean else None,
         "counterfactual_accuracy": mean(right),
         "counterfactual_interval": interval(right, seed),
         "parametric_accuracy": mean([float(a.is_correct) for a in known]),
-        "context_reliance": mean([r for a in told if (r := a.context_reliance) is not None]),
+        "context_reliance": mean([r for a in answers if (r := a.context_reliance) is not None]),
         "attention_context": context,
         "attention_subject": subject,
     }
@@ -197,7 +216,10 @@ def _attention(
 
 
 def _weights_sha256(path: Path) -> str:
-    """Hash the names, sizes and ends of a checkpoint's weight files: enough to tell one from another, whatever their size."""
+    """Hash the names, sizes and both ends of a checkpoint's weight files.
+
+    That is enough to tell checkpoints apart, and quick whatever their size.
+    """
     digest = hashlib.sha256()
     for file in sorted(path.glob("*.safetensors")):
         size = file.stat().st_size
@@ -209,7 +231,7 @@ def _weights_sha256(path: Path) -> str:
 
 
 def _in_order(path: Path) -> list[tuple[int, str]]:
-    """Order step-9 before step-10."""
+    """Return a key that sorts step-9 before step-10."""
     return [
         (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)
     ]

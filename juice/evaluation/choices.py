@@ -1,11 +1,12 @@
-"""What validation chooses for a method in each domain, as plain data, and the treatment that follows from it.
+"""What validation chooses for a method in each domain, and the treatment that follows from it.
+
+A choice is plain data:
 
     juice, june          the betas
-    ph3_large, _small    how many of the heads that pull the other way are pruned, and which
+    ph3_large, _small    how many of the heads that pull the other way are pruned, and which ones
 
-Where a domain has fewer than five validation examples, those of all domains choose; where there are
-none at all, a head set's own betas are used and PH3 prunes five heads. The choice says which it
-was.
+A domain with fewer than five validation examples uses those of all domains. Without any, a head set
+keeps its own betas and PH3 prunes five heads. The choice records what it was tuned on.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ Choice = dict[str, Any]
 
 
 class MethodUnavailableError(JuiceError):
-    """A method cannot be used on this model or data; the report says why."""
+    """A method cannot be used on this model or data; the report gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparer:
-    """Prepares methods for one model and one set of splits; `head_sets` are those of JuICE and JuNe."""
+    """Prepares methods for one model and its splits; `head_sets` are those of JuICE and JuNe."""
 
     model: SteeredModel
     splits: Splits
@@ -63,7 +64,8 @@ class Preparer:
             )
         if name == "cad" and not any(map(has_context_apart, self.splits.test)):
             raise MethodUnavailableError(
-                "context-aware decoding needs the context apart; give `question` in the examples"
+                "context-aware decoding needs the context apart from the question; "
+                "give `question` in the examples"
             )
         return {domain: {} for domain in self.splits.domains}
 
@@ -93,7 +95,7 @@ class Preparer:
     def _in_each_domain(
         self, choose: Callable[[Sequence[int]], Choice], target: Target
     ) -> dict[str, Choice]:
-        """Choose on every domain's own validation examples, by their indices, else on all of them."""
+        """Choose on the indices of each domain's own validation examples, else on all of them."""
         every, chosen = self.splits.validation, dict[str, Choice]()
         for domain in self.splits.domains:
             own = [i for i, e in enumerate(every) if domain_of(e) == domain]
@@ -113,8 +115,8 @@ class Preparer:
         head_set = self.head_sets.get(target)
         if head_set is None:
             raise MethodUnavailableError(
-                f"no head pushes toward the {target} answer under every conflict type; see the"
-                " notes"
+                f"no head pushes toward the {target} answer under every conflict type; "
+                "see the notes"
             )
         trials = try_betas(self.model, head_set, self.splits.validation, method, self.progress)
 
@@ -125,8 +127,8 @@ class Preparer:
             betas = head_set.betas(method)
             if betas is None:
                 raise MethodUnavailableError(
-                    f"{head_set.name!r} has no betas for {method} and no validation example can be"
-                    " used to tune them"
+                    f"{head_set.name!r} has no betas for {method} and no validation example can be "
+                    "used to tune them"
                 )
             return {"beta_plus": betas.plus, "beta_minus": betas.minus}
 
@@ -145,7 +147,7 @@ class Preparer:
             )
         except JuiceError as error:
             raise MethodUnavailableError(str(error)) from error
-        # Context heads come first, memory heads last; what is pruned is what pulls the other way.
+        # Context heads come first, memory heads last; those that pull the other way are pruned.
         opposing = ranked if target == "parametric" else ranked[::-1]
 
         steerings = {n: pruning(self.model, opposing[:n], target) for n in N_PRUNED}
@@ -170,14 +172,17 @@ class Preparer:
 
 
 def patched_type(examples: Sequence[ConflictExample]) -> ConflictType | None:
-    """Return the conflict type that path patching looks at: the one that most examples have, substitution as in PH3 among equals."""
+    """Return the conflict type for path patching: the one that most examples have; None for none.
+
+    A tie goes to substitution, as in PH3.
+    """
     counts = {t: sum(t in e.prompts for e in examples) for t in CONFLICTS}
     best = max(CONFLICTS, key=lambda t: counts[t])
     return best if counts[best] else None
 
 
 def pruning(model: SteeredModel, heads: Sequence[Head], target: Target) -> Steering:
-    """Return the steering that takes heads out of a single run: z_h <- z_h - z_h."""
+    """Return the steering that removes heads in a single run: z_h <- z_h - z_h."""
     head_set = model.make_head_set(
         name="ph3", target=target, minus=heads, beta_minus=-1.0, method="june"
     )

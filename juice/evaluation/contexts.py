@@ -12,9 +12,9 @@ QUESTION = re.compile(r"question:", re.IGNORECASE)
 def without_context(example: ConflictExample, conflict_type: ConflictType) -> str:
     """Return a conflict prompt without its context.
 
-    That is its last `Question: ...`, else the question that is given apart or the clean prompt, if
-    the prompt ends with it; where the prompt shows none of these, the question given apart, or the
-    clean prompt.
+    That is its last `Question: ...`, else the example's question or clean prompt if the prompt
+    ends with it. Where the prompt has none of these, it is the example's question, else its clean
+    prompt, else the prompt unchanged.
     """
     prompt, apart = (
         example.prompts[conflict_type],
@@ -30,13 +30,13 @@ def without_context(example: ConflictExample, conflict_type: ConflictType) -> st
 
 
 def context_end(example: ConflictExample, conflict_type: ConflictType) -> int | None:
-    """Return where in a conflict prompt its context ends, in characters; None where it cannot be told."""
+    """Return how many characters of a conflict prompt are its context; None where unknown."""
     prompt, rest = example.prompts[conflict_type], without_context(example, conflict_type)
     return len(prompt) - len(rest) if prompt.endswith(rest) and rest != prompt else None
 
 
 def has_context_apart(example: ConflictExample) -> bool:
-    """Tell whether every conflict prompt of an example can be told from its context."""
+    """Return whether every conflict prompt of an example can be parted from its context."""
     return all(
         without_context(example, t) != prompt
         for t, prompt in example.prompts.items()

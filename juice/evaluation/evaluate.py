@@ -8,9 +8,10 @@ from typing import Any
 
 from juice.data.example import ConflictExample
 from juice.evaluation.methods import METHODS, MethodName
+from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.report import write_report
 from juice.evaluation.report.sections import sections
-from juice.evaluation.run import EvaluationOptions, run
+from juice.evaluation.run import run
 from juice.evaluation.sources import read_templates, read_texts
 from juice.evaluation.splits import Data
 from juice.evaluation.store import Store
@@ -41,37 +42,38 @@ def evaluate(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Store:
-    """Measure what steering does to a model, against its baselines, and write a report (docs/evaluation.md).
+    """Measure what steering does to a model, against its baselines, and write a report.
 
-    What the folder holds already is not computed again, so that an interrupted evaluation goes on
-    where it was.
+    docs/evaluation.md describes it. What the folder already holds is not computed again, so an
+    interrupted evaluation continues where it stopped.
 
     Args:
-        model: The model; its head sets are evaluated, and where it has none for a target, heads are found.
+        model: The model; heads are found for a target for which it has no head set.
         examples: The examples to test on.
         out: The folder of the report: `report.html`, `report.md`, `results.json`.
         targets: Whose answer counts as right.
-        methods: What is compared: `original`, `prompt`, `cad`, `ph3_large`, `ph3_small`, `june`, `juice`.
-        analyses: What else is measured; `juice.evaluation.analyses.ANALYSES` has the names.
-        head_set: The name of a head set for its target; None: the one named like the target.
+        methods: What to compare: `original`, `prompt`, `cad`, `ph3_large`, `ph3_small`, `june`,
+            `juice`.
+        analyses: What else to measure; `juice.evaluation.analyses.ANALYSES` has the names.
+        head_set: The name of a head set for its target; None: the one named after the target.
         validation: Examples to tune on; None: 15 % of `examples`.
         identification: Examples to find heads on; None: some of `examples`.
-        limit: Examples to test on, spread over the relations; None: all.
-        n_examples: Examples to find heads on.
+        limit: Most examples to test on, spread over the relations; None: all.
+        n_examples: How many examples to find heads on.
         top_k: Heads of each sign.
         relation: Find heads on examples of this relation only.
         seed: Seed of everything that is drawn.
         texts: Plain texts for perplexity; None: those that come with JuICE.
         templates: Templates of paraphrased prompts, by relation; None: those that come with JuICE.
-        overwrite: Start anew in a folder that holds another evaluation.
-        progress: Reports how far each piece of work is.
+        overwrite: Start anew, whatever the folder holds.
+        progress: Reports the progress of each piece of work.
 
     Returns:
-        The report's store: `results` is the content of `results.json`, `folder` where it lies.
+        The report's store: `results` is the content of `results.json`, `folder` its folder.
 
     Raises:
         ExampleError: Nothing is left to test on, or a file cannot be used.
-        HeadSetError: The head set that is named cannot be used.
+        HeadSetError: The named head set cannot be used.
         OutputError: The folder cannot be written, or holds another evaluation.
     """
     options = EvaluationOptions(

@@ -1,7 +1,8 @@
-"""The prompt baseline: an instruction before the prompt, one of four wordings; clean prompts are left as they are.
+"""The prompt baseline: one of four instructions before the prompt; clean prompts are unchanged.
 
 The paper's appendix D has one wording each for the parametric target (substitution, coherent) and
-for the context target (sentence completion, question answering); these say the same in our words.
+for the context target (sentence completion, question answering); these are our own wordings of the
+same.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from juice.data.example import ConflictType
 from juice.targets import Target
 
 MEMORY_AFTER_STATEMENT = (
-    "The statement that comes first may be false. Do not rely on it: finish the sentence with what"
-    " you have learned about the world."
+    "The statement that comes first may be false. Do not rely on it: "
+    "finish the sentence with what you have learned about the world."
 )
 MEMORY_AFTER_PASSAGE = (
-    "The passage that comes first is misleading. Do not use anything it says: answer the question"
-    " from your own knowledge alone."
+    "The passage that comes first is misleading. Do not use anything it says: "
+    "answer the question from your own knowledge alone."
 )
 CONTEXT_FOR_COMPLETION = (
-    "Finish the sentence below as the statement that is given demands, whatever you remember"
-    " yourself."
+    "Finish the sentence below as the statement that is given demands, "
+    "whatever you remember yourself."
 )
 CONTEXT_FOR_QUESTION = (
     "Answer the question below from the context that is given, whatever you remember yourself."
@@ -39,6 +40,6 @@ def instruction(prompt: str, conflict_type: ConflictType, target: Target) -> str
 
 
 def instructed(prompt: str, conflict_type: ConflictType, target: Target) -> str:
-    """Return the prompt behind its instruction."""
-    said = instruction(prompt, conflict_type, target)
-    return f"{said} {prompt}" if said else prompt
+    """Return the prompt with its instruction before it."""
+    text = instruction(prompt, conflict_type, target)
+    return f"{text} {prompt}" if text else prompt

@@ -1,10 +1,11 @@
-"""What each method does to a prompt: an instruction before it, a contrast, coefficients for heads, or nothing.
+"""What each method does to a prompt: an instruction, a contrast, scaled heads, or nothing.
 
     original    nothing
-    prompt      an instruction before the prompt                                        (juice.evaluation.instructions)
+    prompt      an instruction before the prompt (juice.evaluation.instructions)
     cad         (1 + a) * logits - a * logits without the context, a = 1; toward the context only
-    ph3_large   heads found by path patching on up to 200 examples are pruned, z_h <- 0   (juice.evaluation.path_patching)
-    ph3_small   the same, found on the examples that JuICE found its heads on
+    ph3_large   heads found by path patching on up to 200 examples are pruned, z_h <- 0
+                (juice.evaluation.path_patching)
+    ph3_small   the same, found on the examples on which JuICE found its heads
     june        z_h <- z_h + beta * z_h of its own stream, one run
     juice       z_h <- z_h + beta * z_h of the clean run, two runs
 
@@ -46,7 +47,7 @@ class Treatment:
     contrasts: bool = False
 
     def applies(self, example: ConflictExample) -> bool:
-        """Tell whether the method can be used on an example: a contrast needs the context apart."""
+        """Return whether the method can be used on an example: `cad` needs the context apart."""
         return not self.contrasts or has_context_apart(example)
 
     def request(
@@ -57,7 +58,16 @@ class Treatment:
         *,
         max_tokens: int,
     ) -> GenerationRequest:
-        """Return the request for one prompt; it watches the first tokens of the parametric and of the context answer."""
+        """Return the request for one prompt of an example.
+
+        It watches the first tokens of the parametric and the context answer.
+
+        Args:
+            model: The model that will be asked.
+            example: The example.
+            conflict_type: Which of its prompts to ask.
+            max_tokens: Most tokens to generate.
+        """
         prompt = example.prompts[conflict_type]
         if self.instructs:
             prompt = instructed(prompt, conflict_type, self.target)
@@ -77,7 +87,10 @@ class Treatment:
 
 
 def methods_for(target: Target, asked: tuple[MethodName, ...]) -> tuple[MethodName, ...]:
-    """Return the methods that a target has, of those asked for: context-aware decoding knows one direction."""
+    """Return the methods in `asked` that a target has, in the order of METHODS.
+
+    Context-aware decoding steers toward the context only.
+    """
     return tuple(
         name for name in METHODS if name in asked and (name != "cad" or target == "context")
     )

@@ -1,9 +1,9 @@
-"""The numbers of an evaluation, from verdicts and probabilities alone; nothing here knows a model.
+"""The numbers of an evaluation, from verdicts and probabilities alone, without a model.
 
-    accuracy            share of right answers (the paper's rule decides what is right, see juice.data.judging)
-    context reliance    M_C = p_context / (p_context + p_parametric), of one prompt at its last position
-    repetition          share of the n-grams of a text that came before in it
-    interval            95 % of the bootstrap distribution of the mean (scipy, percentile method, seeded)
+    accuracy            share of right answers, by the paper's rule (juice.data.judging)
+    context reliance    M_C = p_context / (p_context + p_parametric) at a prompt's last position
+    repetition          share of a text's n-grams that occurred earlier in it
+    interval            95 % bootstrap interval of the mean (scipy, percentile method, seeded)
 
 Source of M_C: Goyal et al., "Context-Parametric Inversion" (2024), equation 14.
 """
@@ -27,17 +27,23 @@ class Interval(NamedTuple):
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN of nothing, which no table shows as a number."""
+    """Return the mean; NaN without values, which no table shows as a number."""
     return sum(values) / len(values) if values else math.nan
 
 
 def interval(values: Sequence[float], seed: int) -> Interval | None:
-    """Return the bootstrap interval of the mean; None for fewer than two values. It has no width where all are the same."""
+    """Return the bootstrap interval of the mean; None for fewer than two values.
+
+    The interval has no width where all values are the same.
+    """
     return interval_of_groups([values], seed)
 
 
 def interval_of_groups(groups: Sequence[Sequence[float]], seed: int) -> Interval | None:
-    """Return the interval of the mean of the groups' means, each group resampled within itself; None where all have one value or none."""
+    """Return the bootstrap interval of the mean of the groups' means.
+
+    Each group is resampled within itself. None where every group has at most one value.
+    """
     given = [values for values in groups if values]
     if not given or max(map(len, given)) < 2:
         return None
@@ -50,7 +56,7 @@ def interval_of_groups(groups: Sequence[Sequence[float]], seed: int) -> Interval
     def mean_of_means(*drawn: Any, axis: int) -> Any:
         return sum(values.mean(axis=axis) for values in drawn) / len(drawn)
 
-    # A group of one value is that value, twice: scipy resamples no single ones.
+    # scipy cannot resample a single value, so it is given twice.
     arrays = [
         np.asarray(values if len(values) > 1 else [*values, *values], dtype=float)
         for values in given
@@ -68,13 +74,13 @@ def interval_of_groups(groups: Sequence[Sequence[float]], seed: int) -> Interval
 
 
 def context_reliance(p_context: float, p_parametric: float) -> float | None:
-    """Return M_C of one prompt; None where the model expects neither answer at all."""
+    """Return M_C of one prompt; None where both probabilities are 0."""
     total = p_context + p_parametric
     return p_context / total if total > 0 else None
 
 
 def repetition(tokens: Sequence[int], n: int = N_GRAM) -> float:
-    """Return the share of n-grams that came before; 0 for a text that is too short to have two."""
+    """Return the share of n-grams that occurred earlier; 0 for a text with fewer than two."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 

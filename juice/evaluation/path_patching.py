@@ -1,21 +1,23 @@
-"""PH3's head scores by path patching (Jin et al., "Cutting Off the Head Ends the Conflict", 2024), as method.md reads it.
+"""PH3's head scores by path patching, as method.md describes them.
 
-x is a conflict prompt, x' the same prompt about another example's subject and context answer. For
+x is a conflict prompt, x' the same prompt with another example's subject and context answer. For
 each head h:
 
     run x with z_h <- z_h(x') at the last position, z of every other head frozen to its value in x,
-    MLPs recomputed score(h) = mean over examples of the change of log p(context answer) - log
-    p(parametric answer)
+        MLPs recomputed
+    score(h) = mean over examples of the change of
+               log p(context answer) - log p(parametric answer)
 
-so that only what h sends to the output directly or through MLPs counts. Heads that lower it most
-are context heads, heads that raise it most are memory heads. With z frozen nothing but the last
-position's residual stream matters: one token a head goes through the model, each layer's z put in
-its place.
+so only what h sends to the output, directly or through MLPs, counts. Heads that lower the
+difference most are context heads, heads that raise it most are memory heads. With z frozen, only
+the last position's residual stream matters: one token per head goes through the model, with every
+layer's z given.
+
+Source: Jin et al., "Cutting Off the Head Ends the Conflict" (2024).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 
 from juice.data.example import ConflictExample, ConflictType
+from juice.data.passage import swapped
 from juice.errors import JuiceError
 from juice.head_set import Head
 from juice.identification.scored_prompt import scored_prompt
@@ -33,14 +36,13 @@ from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
 N_ROWS = 512
-# Natural log units, on the logits' scale: what a forward of one position may differ from the whole
-# prompt's.
+# How far the log odds of one position run alone may differ from those of the whole prompt.
 TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One example: the prompt x and its counterpart x' as tokens, and the first tokens of both answers."""
+    """One example: the prompts x and x' as tokens, and the first token of each answer."""
 
     ids: tuple[int, ...]
     other_ids: tuple[int, ...]
@@ -51,21 +53,30 @@ class Patch:
 def counterpart(
     example: ConflictExample, other: ConflictExample, conflict_type: ConflictType
 ) -> str:
-    """Return the example's prompt with its subject and context answers, as whole words, replaced by another example's."""
+    """Return an example's prompt with another example's subject and context answer.
+
+    Only whole words are replaced.
+    """
     new = {
         example.subject: other.subject,
         **dict.fromkeys(example.context_answer, other.context_answer[0]),
     }
-    old = re.compile(
-        "|".join(rf"(?<!\w){re.escape(text)}(?!\w)" for text in sorted(new, key=len, reverse=True))
-    )
-    return old.sub(lambda match: new[match.group()], example.prompts[conflict_type])
+    return swapped(example.prompts[conflict_type], new)
 
 
 def patches(
     model: SteeredModel, examples: Sequence[ConflictExample], conflict_type: ConflictType, seed: int
 ) -> list[Patch]:
-    """Pair every example with another one of its relation, where there is one; those that nothing can be replaced in are left out."""
+    """Pair every example with another one, of its relation where there is one.
+
+    Examples in whose prompt nothing can be replaced are left out.
+
+    Args:
+        model: The model, whose tokenizer is used.
+        examples: The examples; those without such a prompt are skipped.
+        conflict_type: Which of their prompts to patch.
+        seed: Seed of the pairing.
+    """
     rng, made = Random(seed), []
     for example in (e for e in examples if conflict_type in e.prompts):
         others = [
@@ -97,12 +108,12 @@ def patching_scores(
 ) -> torch.Tensor:
     """Return the scores of all heads, float32 [n_layers, n_heads].
 
-    Raises JuiceError for no patches, and for a model whose last position cannot be run alone.
+    Raises JuiceError without patches, and for a model whose last position cannot be run alone.
     """
     if not made:
         raise JuiceError(
-            "path patching has no example: none has another one's subject and answer to put in"
-            " place of its own"
+            "path patching has no example: no prompt names a subject or an answer "
+            "that another example's can replace"
         )
     loaded, layout = model.loaded, model.loaded.layout
     total = torch.zeros(layout.n_layers, layout.n_heads)
@@ -119,8 +130,8 @@ def patching_scores(
                 loaded.dtype, 0.3
             ):
                 raise JuiceError(
-                    f"{type(loaded.model).__name__} does not give the same at a prompt's last"
-                    " position alone: it cannot be patched"
+                    f"{type(loaded.model).__name__} cannot be patched: a prompt's last "
+                    "position gives another result when it is run alone"
                 )
             for start in range(0, len(heads), N_ROWS):
                 chunk = heads[start : start + N_ROWS]
@@ -141,13 +152,13 @@ def patching_scores(
 
 
 def ranked(scores: torch.Tensor) -> list[Head]:
-    """Return all heads, context heads first: by rising score, ties to the lower (layer, head)."""
+    """Return all heads, context heads first: by ascending score, then by (layer, head)."""
     heads = [Head(layer, index) for layer in range(len(scores)) for index in range(scores.shape[1])]
     return sorted(heads, key=lambda head: (float(scores[head]), head))
 
 
 def _log_odds(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return log p(context answer) - log p(parametric answer), [rows]; logits: [rows, vocabulary]."""
+    """Return log p(context answer) - log p(parametric answer), [rows], from [rows, vocab]."""
     logprobs = logits.log_softmax(-1)[:, tokens]
     return (logprobs[:, 0] - logprobs[:, 1]).cpu()
 
@@ -155,7 +166,10 @@ def _log_odds(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def _last_position(
     loaded: LoadedModel, ids: tuple[int, ...]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Run a prompt; return z of its last position, a layer [n_heads, d_head], and the logits there, [vocabulary]."""
+    """Run a prompt; return z and the logits of its last position.
+
+    z is [n_heads, d_head] in each layer, the logits are [vocabulary].
+    """
     kept: list[torch.Tensor] = []
     with ExitStack() as stack:
         for layer in loaded.layout.layers:
@@ -181,7 +195,10 @@ def _forward_one(
     patched: dict[int, tuple[Head, list[torch.Tensor]]],
     n_rows: int,
 ) -> torch.Tensor:
-    """Run the last token alone with every layer's z given, in row i one head's taken from elsewhere; return logits [rows, vocabulary]."""
+    """Run the last token alone with every layer's z given; return logits [rows, vocabulary].
+
+    In row i, `patched[i]` names the head whose z is taken from another run, and that run's z.
+    """
     given = []
     for layer, own in enumerate(z):
         rows = own.expand(n_rows, *own.shape).clone()  # [row, head, d_head]
@@ -199,7 +216,7 @@ def _forward_one(
 
 @contextmanager
 def _given(loaded: LoadedModel, z: list[torch.Tensor]) -> Iterator[None]:
-    """Put z [rows, 1, n_heads * d_head] in the place of what each layer's attention computes."""
+    """Replace what each layer's attention computes by z, [rows, 1, n_heads * d_head]."""
     with ExitStack() as stack:
         for layer, own in zip(loaded.layout.layers, z, strict=True):
 

@@ -1,63 +1,43 @@
-"""One evaluation, a unit of work at a time: what the report folder holds already is not computed again.
+"""One evaluation, a unit of work at a time; what the report folder holds is not computed again.
 
 targets/<target>/head_set                  the heads of JuICE and JuNe
 targets/<target>/methods/<method>/choice   what validation chose, by domain
-                                  answers  {conflict type: [[output, is_correct, p_parametric, p_context] or null]}
+                                  answers  {conflict type: [answer or null]}, an answer being
+                                           [output, is_correct, p_parametric, p_context]
                                   collateral, continuations, perplexity
 targets/<target>/analyses/<analysis>
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from juice.data.example import examples_sha256, judged_types
-from juice.errors import ExampleError, HeadSetError, NoConsistentHeadError
+from juice.data.example import judged_types
+from juice.errors import ExampleError
 from juice.evaluation import analyses, side_effects
 from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.choices import MethodUnavailableError, Preparer
-from juice.evaluation.methods import METHODS, MethodName, Treatment, methods_for
+from juice.evaluation.head_sets import head_sets_of
+from juice.evaluation.identity import described, identity_of
+from juice.evaluation.methods import MethodName, Treatment, methods_for
+from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.splits import Data, Splits, split
-from juice.evaluation.store import Store
+from juice.evaluation.store import Store, sha256
 from juice.evaluation.tables import by_popularity, table
 from juice.head_set import HeadSet
-from juice.identification import IdentificationOptions, identify_targets
 from juice.identification.scored_prompt import with_scored_answers
 from juice.identification.validation import N_FEW
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 from juice.targets import TARGETS, Target
-from juice.version import versions
-
-N_LARGE = 200
-Results = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """What is evaluated and how.
-
-    `head_set` names a set to use for its target; else the set named like the target is used; where
-    there is none, heads are found.
-    """
-
-    targets: tuple[Target, ...] = ("parametric", "context")
-    methods: tuple[MethodName, ...] = METHODS
-    analyses: tuple[str, ...] = ()
-    head_set: str | None = None
-    limit: int | None = None
-    seed: int = 0
-    n_large: int = N_LARGE
-    identification: IdentificationOptions = field(default_factory=IdentificationOptions)
 
 
 def run(
@@ -73,13 +53,26 @@ def run(
 ) -> Store:
     """Evaluate a model on data and keep everything in the folder `out`.
 
-    Returns its store, complete.
+    Args:
+        model: The model, with the head sets that it serves.
+        data: The examples to test on, to tune on and to find heads on.
+        options: What is evaluated and how.
+        out: The folder of the report.
+        texts: Plain texts for perplexity.
+        templates: Templates of paraphrased prompts, by relation.
+        overwrite: Start anew, whatever the folder holds.
+        progress: Reports the progress of each piece of work.
 
-    `texts` are plain texts for perplexity, `templates` those of paraphrased prompts. Raises
-    ExampleError, HeadSetError and OutputError.
+    Returns:
+        The folder's store, complete.
+
+    Raises:
+        ExampleError: Nothing is left to test on.
+        HeadSetError: The named head set cannot be used.
+        OutputError: The folder cannot be written, or holds another evaluation.
     """
-    # Opened before anything is computed: a folder that cannot be used is said at once.
-    store = Store.open(out, _identity(model, data, options, texts), overwrite=overwrite)
+    # Opened before anything is computed, so that an unusable folder fails early.
+    store = Store.open(out, identity_of(model, data, options, texts), overwrite=overwrite)
     with _noting(store):
         examples = Data(
             with_scored_answers(model, data.test),
@@ -90,7 +83,7 @@ def run(
                 else with_scored_answers(model, data.identification)
             ),
         )
-        head_sets = _head_sets(model, examples, options, store, progress)
+        head_sets = head_sets_of(model, examples, options, store, progress)
         served = {
             t: s
             for t in TARGETS
@@ -106,14 +99,14 @@ def run(
         )
         store.check("examples", splits.sha256)
         if "paraphrases" in options.analyses:
-            store.check("templates", _sha256(json.dumps(templates, sort_keys=True)))
+            store.check("templates", sha256(json.dumps(templates, sort_keys=True)))
         _warn(model, splits, head_sets)
-    store.results["data"] = _described(splits, head_sets)
+    store.results["data"] = described(splits, head_sets)
     for target in options.targets:
         if not judged_types(target, splits.test, in_all=False):
             raise ExampleError(
-                f"no test example has a conflict prompt that the {target} target is judged on; give"
-                " substitution or coherent ones"
+                f"no test example has a conflict prompt that the {target} target is judged on; "
+                "give substitution or coherent ones"
             )
         _Target(model, splits, head_sets, options, store, target, texts, progress).run(templates)
     store.results["is_complete"] = True
@@ -122,18 +115,18 @@ def run(
 
 
 def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSet]) -> None:
-    """Warn of what makes the numbers less than they seem."""
+    """Warn of what makes the numbers less reliable than they look."""
     n = len(splits.validation)
     if not n:
         warnings.warn(
-            "no validation example can be used: the betas are the head set's own, PH3 prunes five"
-            " heads",
+            "no validation example can be used: the head set keeps its own betas, "
+            "and PH3 prunes five heads",
             stacklevel=3,
         )
     elif n < N_FEW:
         warnings.warn(
-            f"only {n} validation examples choose betas and pruned heads; {N_FEW} or more are"
-            " better (--validation)",
+            f"only {n} validation examples choose betas and pruned heads; "
+            f"{N_FEW} or more are better (--validation)",
             stacklevel=3,
         )
     for head_set in head_sets.values():
@@ -141,8 +134,8 @@ def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSe
             warnings.warn(warning, stacklevel=3)
         if not splits.holds_finders_of(head_set):
             warnings.warn(
-                f"head set {head_set.name!r} was found on examples that are not recognised in this"
-                " data: if some of them are tested on, its results are optimistic",
+                f"head set {head_set.name!r} was found on examples that are not recognised in this "
+                "data: if some of them are tested on, its results are optimistic",
                 stacklevel=3,
             )
 
@@ -247,110 +240,9 @@ class _Target:
         )
 
 
-def _head_sets(
-    model: SteeredModel, data: Data, options: EvaluationOptions, store: Store, progress: Progress
-) -> dict[Target, HeadSet]:
-    """Return the head set of every target: the one named, else the one named like the target, else one that is found now."""
-    chosen: dict[Target, HeadSet] = {}
-    if options.head_set is not None:
-        named = model.head_sets.get(options.head_set)
-        if named.target not in options.targets:
-            raise HeadSetError(
-                f"head set {named.name!r} steers toward {named.target}; evaluate it with --target"
-                f" {named.target}"
-            )
-        chosen[named.target] = named
-    for target in options.targets:
-        if target in chosen:
-            continue
-        served = model.head_sets.by_name.get(target)
-        if served is not None and served.target == target and served.identification is not None:
-            chosen[target] = served
-            continue
-        found = store.unit(
-            "targets", target, "found", make=partial(_find, model, data, target, options, progress)
-        )
-        if found is not None:
-            chosen[target] = HeadSet.parse(found, f"{store.folder}")
-    for target, head_set in chosen.items():
-        content = head_set.model_dump(mode="json", exclude={"metrics"})
-        store.check(f"{target}_head_set", _sha256(json.dumps(content, sort_keys=True)))
-        store.results.setdefault("targets", {}).setdefault(target, {})["head_set"] = content
-    return chosen
-
-
-def _find(
-    model: SteeredModel, data: Data, target: Target, options: EvaluationOptions, progress: Progress
-) -> Any:
-    pool = data.test if data.identification is None else data.identification
-    splits = split(model, Data(pool), {}, options.identification, n_large=0, limit=None)
-    names: dict[Target, str] = {target: target}
-    try:
-        found = identify_targets(
-            model,
-            splits.identification[target],
-            [target],
-            options.identification,
-            names=names,
-            progress=progress,
-        )
-    except NoConsistentHeadError as error:
-        warnings.warn(str(error), stacklevel=2)
-        return None
-    return found[target].model_dump(mode="json")
-
-
-def _identity(
-    model: SteeredModel, data: Data, options: EvaluationOptions, texts: Sequence[str]
-) -> dict[str, Any]:
-    """Return all that the numbers depend on; methods, targets and analyses may be added to a report later."""
-    own, identification = model.description, asdict(options.identification)
-    return {
-        "model": own.identity.model_dump(mode="json"),
-        "dtype": own.dtype,
-        "chat_template_sha256": model.prompts.sha256,
-        "quantization": own.quantization,
-        "exact": own.exact,
-        "data_sha256": examples_sha256(data.test),
-        "validation_sha256": None if data.validation is None else examples_sha256(data.validation),
-        "identification_sha256": (
-            None if data.identification is None else examples_sha256(data.identification)
-        ),
-        "texts_sha256": _sha256("\n".join(texts)),
-        "head_set": options.head_set,
-        "limit": options.limit,
-        "seed": options.seed,
-        "n_large": options.n_large,
-        "identification": identification,
-        "versions": versions(),
-    }
-
-
-def _sha256(text: str) -> str:
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-
-
-def _described(splits: Splits, head_sets: Mapping[Target, HeadSet]) -> dict[str, Any]:
-    """Return what the splits hold: every test example with its prompts, and the subjects of the others."""
-    return {
-        "test": [
-            e.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for e in splits.test
-        ],
-        "identification": {
-            target: [e.subject for e in own] for target, own in splits.identification.items()
-        },
-        "finders_are_known": {
-            target: splits.holds_finders_of(head_set) for target, head_set in head_sets.items()
-        },
-        "n_large": len(splits.large),
-        "n_validation": len(splits.validation),
-        "left_out": splits.left_out,
-    }
-
-
 @contextmanager
 def _noting(store: Store) -> Iterator[None]:
-    """Keep every warning within as a note of the report, once, and pass it on."""
+    """Keep every user warning raised within as a note of the report, once, and pass it on."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

@@ -1,9 +1,9 @@
-"""What a method does beside what is asked of it: to clean prompts, to plain text, to how answers go on, where it is not needed.
+"""What else a method changes: prompts that need no steering, plain text, longer answers.
 
-clean         accuracy of the parametric answer on clean prompts
-true_context  the same where the context tells the truth
-unknown       accuracy of the context answer about subjects that do not exist
-perplexity    of plain text, with the method's steering on; the mean over the domains' treatments
+clean                accuracy of the parametric answer on clean prompts
+true_context         the same where the context tells the truth
+unknown_subject      accuracy of the context answer about subjects that do not exist
+perplexity           of plain text, with the method's steering on; mean over the domains' treatments
 length, repetition   of answers of up to 64 tokens to conflict prompts
 """
 
@@ -35,7 +35,15 @@ def collateral(
     seed: int,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return accuracy with its interval and number of prompts, by control and conflict type."""
+    """Return accuracy with its interval and number of prompts, by control and conflict type.
+
+    Args:
+        model: The model to ask.
+        examples: The test examples, of which controls are made.
+        treatments: The method's treatment in each domain.
+        seed: Seed of invented names and of the intervals.
+        progress: Reports how many prompts are answered.
+    """
     controls: tuple[
         tuple[str, Sequence[ConflictExample], tuple[ConflictType, ...], Target], ...
     ] = (
@@ -66,7 +74,10 @@ def _share(answers: Sequence[Answer | None], seed: int) -> dict[str, Any]:
 def plain_text_perplexity(
     model: SteeredModel, texts: Sequence[str], treatments: Mapping[str, Treatment]
 ) -> float | None:
-    """Return the perplexity of plain text under a method's steering, averaged over the domains' treatments; None where no text fits."""
+    """Return the perplexity of plain text under a method's steering; None where no text fits.
+
+    It is the mean over the domains' treatments.
+    """
     limit, plain = model.description.max_positions or math.inf, model.with_chat_template(None)
     fitting = [ids for text in texts if 1 < len(ids := plain.tokenize(text)) <= limit]
     if not fitting:
@@ -97,7 +108,17 @@ def continuations(
     seed: int,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return how answers of up to 64 tokens to conflict prompts go on: how many tokens, how many end by themselves, what repeats."""
+    """Return how long answers to conflict prompts are, how many end, and how much they repeat.
+
+    Answers have up to 64 tokens; the result is {n, mean_tokens, ended, repetition}.
+
+    Args:
+        model: The model to ask.
+        examples: The test examples, of which up to 60 are used.
+        treatments: The method's treatment in each domain.
+        seed: Seed of the choice of examples.
+        progress: Reports how many prompts are answered.
+    """
     requests = []
     for example in limited(examples, N_CONTINUED, seed):
         for conflict_type in CONFLICTS:

@@ -1,4 +1,4 @@
-"""What an evaluation reads beside its examples: plain texts for perplexity, templates of paraphrased prompts."""
+"""Plain texts for perplexity and templates of paraphrased prompts, read from files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Templates = dict[str, dict[str, list[str]]]
 
 
 def read_texts(given: Path | None, model_id: str) -> list[str]:
-    """Read plain texts, one a line; None: those that come with JuICE. Raises ExampleError."""
+    """Read plain texts, one per line; None: those that come with JuICE. Raises ExampleError."""
     path = given or (MINI if model_id == "mini" else DATA) / "plain_text.txt"
     try:
         texts = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ExampleError(
-            f"cannot read the text {path}: {error}; give a file in UTF-8, a text a line"
+            f"cannot read the text {path}: {error}; give a UTF-8 file with one text per line"
         ) from error
     if not texts:
-        raise ExampleError(f"the text {path} is empty; give a file with a text a line")
+        raise ExampleError(f"the text {path} is empty; give a file with one text per line")
     return texts
 
 

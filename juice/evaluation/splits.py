@@ -1,12 +1,15 @@
-"""Which examples find the heads, which tune, which test: disjoint, seeded, and what was left out said with its reason.
+"""Which examples find the heads, which tune and which test: disjoint and seeded.
 
-    identification   the few that JuICE, JuNe and `ph3_small` find their heads on; of each target its own where head sets differ
-    large            those that `ph3_large` finds its heads on: up to 200, at most two fifths of what is left
-    validation       the given file, else 15 % of what was not drawn; filtered by what the model answers right on the clean prompt
+    identification   the few on which JuICE, JuNe and `ph3_small` find their heads; each target has
+                     its own where head sets differ
+    large            those on which `ph3_large` finds its heads: up to 200, at most two fifths of
+                     what is left
+    validation       the given file, else 15 % of what was not drawn, filtered to what the model
+                     answers right on the clean prompt
     test             the rest, unfiltered, `limit` of them spread over the domains
 
-A domain is a relation. A prompt too long for the model is left out and counted, and so is an
-example whose two answers begin with the same token.
+A domain is a relation. What is left out is counted by reason: a prompt too long for the model, or
+two answers that begin with the same token, for example.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ LARGE_SHARE = 0.4
 
 @dataclass(frozen=True)
 class Data:
-    """What is given: the examples to test on and, optionally, files of their own to tune on and to find heads on."""
+    """The examples to test on and, optionally, others to tune on and to find heads on."""
 
     test: Sequence[ConflictExample]
     validation: Sequence[ConflictExample] | None = None
@@ -51,7 +54,7 @@ class Splits:
     left_out: dict[str, int] = field(default_factory=dict)
 
     def holds_finders_of(self, head_set: HeadSet) -> bool:
-        """Tell whether the examples that a head set was found on are among these, and so not tested on."""
+        """Return whether the examples a head set was found on are here, so not tested on."""
         found = head_set.identification
         return (
             found is not None
@@ -60,7 +63,7 @@ class Splits:
 
     @property
     def sha256(self) -> str:
-        """Hash what finds, tunes and tests."""
+        """The hash of the examples that find heads, tune and test."""
         groups = (*self.identification.values(), self.large, self.validation, self.test)
         return examples_sha256([example for group in groups for example in group])
 
@@ -84,20 +87,29 @@ def split(
     n_large: int,
     limit: int | None,
 ) -> Splits:
-    """Split the data, for both targets, whichever is evaluated.
+    """Split the data for both targets, whichever is evaluated.
 
-    Raises ExampleError when nothing is left to test.
+    The examples that a head set was found on are recognised by their hash; where they are not in
+    the data, others are set aside in their place.
 
-    For a head set that was found on examples of this data, those are found again by their hash;
-    where they are not, others are set aside in their place.
+    Args:
+        model: The model, which decides what fits, what can be scored and what it knows.
+        data: The given examples.
+        head_sets: The head sets in use, by target.
+        options: How heads are looked for.
+        n_large: Most examples that `ph3_large` gets.
+        limit: Most examples to test on; None: all.
+
+    Raises:
+        ExampleError: Nothing is left to test on, or no example has the options' relation.
     """
     relations = {
         e.relation for own in (data.test, data.identification or ()) for e in own if e.relation
     }
     if options.relation is not None and options.relation not in relations:
         raise ExampleError(
-            f"no example has the relation {options.relation!r}; the data has"
-            f" {', '.join(sorted(relations)) or 'none'}"
+            f"no example has the relation {options.relation!r}; "
+            f"the data has {', '.join(sorted(relations)) or 'none'}"
         )
     left_out: Counter[str] = Counter()
     pool = _usable(model, data.test, left_out)
@@ -120,9 +132,9 @@ def split(
     test = limited(_without(rest, large), limit, options.seed)
     if not test:
         raise ExampleError(
-            f"nothing of {len(data.test)} examples is left to test on:"
-            f" {_counted(left_out) or 'all of them find heads or tune'}; give more, at least"
-            f" {4 * options.n_examples}"
+            f"none of {len(data.test)} examples is left to test on: "
+            f"{_counted(left_out) or 'all of them find heads or tune'}; "
+            f"give more, at least {4 * options.n_examples}"
         )
     return Splits(
         drawn, large, validation, test, {reason: n for reason, n in left_out.items() if n}
@@ -157,7 +169,10 @@ def _usable(
 
 
 def _complete(examples: list[ConflictExample]) -> list[ConflictExample]:
-    """Keep the examples that have every prompt that others of their domain have: choices are made on types that all have."""
+    """Keep the examples that have every prompt that others of their domain have.
+
+    Choices are made on the conflict types that all examples have.
+    """
     wanted: dict[str, set[ConflictType]] = {}
     for example in examples:
         wanted.setdefault(domain_of(example), set()).update(example.prompts)
@@ -170,7 +185,7 @@ def _drawn(
     head_set: HeadSet | None,
     options: IdentificationOptions,
 ) -> list[ConflictExample]:
-    """Return the examples that a head set was found on, where they are here; else draw."""
+    """Return the examples that a head set was found on if the pool has them, else draw."""
     found = head_set.identification if head_set else None
     if found is not None:
         for relation in (options.relation, None, *sorted({e.relation for e in pool if e.relation})):
@@ -187,7 +202,7 @@ def _drawn(
     own = [e for e in pool if options.relation in (None, e.relation)]
     types = Counter(frozenset(e.prompts) for e in own)
     if own:
-        # Heads are found on examples that have the same prompts: those that most have.
+        # Heads are found on examples with the same conflict types: the most common combination.
         commonest = max(types, key=lambda names: (types[names], len(names), sorted(names)))
         own = [e for e in own if e.prompts.keys() == commonest]
     return usable_examples(
@@ -198,7 +213,10 @@ def _drawn(
 def _large(
     unused: list[ConflictExample], rest: list[ConflictExample], n_large: int, seed: int
 ) -> list[ConflictExample]:
-    """Draw the large identification set, of every domain: what serves nothing else first, then at most two fifths of the rest."""
+    """Draw the large identification set, from every domain.
+
+    Unused examples come first, then at most two fifths of the rest.
+    """
     drawn = Random(seed).sample(unused, min(n_large, len(unused)))
     n_more = min(n_large - len(drawn), int(LARGE_SHARE * len(rest)))
     chosen = set(Random(seed).sample(range(len(rest)), n_more))
@@ -208,7 +226,7 @@ def _large(
 def limited(
     examples: Sequence[ConflictExample], limit: int | None, seed: int
 ) -> list[ConflictExample]:
-    """Keep `limit` examples, as many of every domain as can be, in file order."""
+    """Keep `limit` examples, spread evenly over the domains, in file order."""
     if limit is None or limit >= len(examples):
         return list(examples)
     rng, by_domain = Random(seed), dict[str, list[int]]()
@@ -216,7 +234,7 @@ def limited(
         by_domain.setdefault(domain_of(example), []).append(i)
     for own in by_domain.values():
         rng.shuffle(own)
-    # One of each domain after the other, so that the smallest are used up first.
+    # Take one of each domain in turn, so that small domains run out first.
     order = sorted(
         (turn, domain, i) for domain, own in by_domain.items() for turn, i in enumerate(own)
     )
@@ -231,7 +249,7 @@ def _key(example: ConflictExample) -> tuple[str, str]:
 def _without(
     examples: Sequence[ConflictExample], taken: Sequence[ConflictExample]
 ) -> list[ConflictExample]:
-    """Leave out what is taken, by domain and subject: the same fact in two files is one fact."""
+    """Leave out what is taken, by domain and subject: a fact in two files is one fact."""
     keys = {_key(e) for e in taken}
     return [e for e in examples if _key(e) not in keys]
 

@@ -1,12 +1,13 @@
-"""The report folder's `results.json`: one document that grows a unit of work at a time and is never half written.
+"""The report folder's `results.json`, which grows by units of work and is never half written.
 
-A unit is a path into the document. What is there is not computed again, so that an interrupted run
-goes on where it was. The document names all that its numbers depend on (model, data, settings,
-versions); a folder that holds another evaluation is refused, never overwritten.
+A unit is a path into the document. What is there is not computed again, so an interrupted run
+continues where it stopped. The document names all that its numbers depend on (model, data,
+settings, versions); a folder that holds another evaluation is refused, never overwritten.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -37,7 +38,8 @@ class Store:
     def open(cls, folder: Path, identity: Mapping[str, Any], *, overwrite: bool = False) -> Store:
         """Open a folder for an evaluation.
 
-        Raises OutputError for one that holds another evaluation, or something else.
+        Raises OutputError for a folder that cannot be made or, without `overwrite`, that holds
+        another evaluation or something else.
         """
         store = cls(folder, identity)
         if folder.exists() and not folder.is_dir():
@@ -47,8 +49,8 @@ class Store:
                 store._resume(read_results(folder))
             elif any(folder.iterdir()):
                 raise OutputError(
-                    f"the folder {folder} is not empty and holds no {FILE}; give another --out, or"
-                    " --force"
+                    f"the folder {folder} is not empty and holds no {FILE}; "
+                    "give another --out, or --force"
                 )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,33 +65,36 @@ class Store:
         for name in mine:
             if mine[name] != theirs.get(name):
                 raise OutputError(
-                    f"{self.folder} holds another evaluation: its {name} is"
-                    f" {_short(theirs.get(name))}, this one's is {_short(mine[name])}; give another"
-                    " --out, or --force to start anew"
+                    f"{self.folder} holds another evaluation: its {name} is "
+                    f"{_short(theirs.get(name))}, this one's is {_short(mine[name])}; "
+                    "give another --out, or --force to start anew"
                 )
         self.results = {**found, "is_complete": False}
 
     def check(self, name: str, value: str) -> None:
-        """Note what the numbers depend on too.
+        """Record something else that the numbers depend on.
 
-        Raises OutputError where the document notes another value.
+        Raises OutputError where the document has another value.
         """
         noted = self.results.setdefault("depends_on", {})
         if noted.setdefault(name, value) != value:
             raise OutputError(
-                f"{self.folder} was made with another {name.replace('_', ' ')}; give another --out,"
-                " or --force to start anew"
+                f"{self.folder} was made with another {name.replace('_', ' ')}; "
+                "give another --out, or --force to start anew"
             )
 
     def unit(self, *path: str, make: Callable[[], Any]) -> Any:
-        """Return a unit of work, from the document or made now and saved; a number that is not finite is no value there."""
+        """Return a unit of work from the document, or make and save it now.
+
+        A number that is not finite becomes None.
+        """
         parent = self.results
         for name in path[:-1]:
             parent = parent.get(name, {})
         if path[-1] in parent:
             self.n_cached += 1
             return parent[path[-1]]
-        made = _plain(make())  # before there is a place for it: what cannot be made leaves nothing
+        made = _plain(make())  # first, so that a failure leaves no empty place
         parent = self.results
         for name in path[:-1]:
             parent = parent.setdefault(name, {})
@@ -99,7 +104,7 @@ class Store:
         return made
 
     def save(self) -> None:
-        """Write the document in one step; raises OutputError when it cannot be written."""
+        """Write the document in one step. Raises OutputError when it cannot be written."""
         write_lines(
             self.folder / FILE,
             [json.dumps(_plain(self.results), ensure_ascii=False, allow_nan=False)],
@@ -108,7 +113,7 @@ class Store:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """Read a report folder's document; raises OutputError for one that is not ours."""
+    """Read a report folder's document. Raises OutputError for one of another format."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -123,7 +128,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: lists for tuples, null for what is not finite."""
+    """Return a value as JSON has it: lists for tuples, None for numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -134,3 +139,8 @@ def _plain(value: Any) -> Any:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def sha256(text: str) -> str:
+    """Return the hash of a text, as the document writes hashes."""
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""From answers to the tables of the report: accuracy, probabilities and context reliance by method, domain and conflict type.
+"""From answers to the report's tables, by method, domain and conflict type.
 
-A cell is {n, accuracy, interval, p_parametric, p_context, context_reliance}; `average` is the mean
-over the domains' cells, as in the paper, and so is its interval: answers are resampled within their
+A cell is {n, accuracy, interval, p_parametric, p_context, context_reliance}. `average` is the mean
+over the domains' cells, as in the paper; for its interval, answers are resampled within their
 domains.
 """
 
@@ -26,7 +26,7 @@ def table(
     answers: Mapping[ConflictType, Sequence[Answer | None]],
     seed: int,
 ) -> dict[str, dict[str, Cell]]:
-    """Return {domain: {conflict type: cell}} of one method, `average` last."""
+    """Return one method's table, {domain: {conflict type: cell}}, with `average` last."""
     rows: dict[str, dict[str, Cell]] = {}
     for domain in sorted({domain_of(e) for e in examples}):
         own = {
@@ -49,7 +49,7 @@ def table(
 
 
 def cell(answers: Sequence[Answer], seed: int) -> Cell:
-    """Return the numbers of some answers."""
+    """Return the cell of some answers."""
     right = [float(a.is_correct) for a in answers]
     return {
         "n": len(answers),
@@ -95,7 +95,10 @@ def by_popularity(
     answers: Mapping[ConflictType, Sequence[Answer | None]],
     seed: int,
 ) -> list[dict[str, Any]] | None:
-    """Return accuracy by tercile of popularity, least popular first; None where fewer than three examples have one."""
+    """Return accuracy by tercile of popularity, least popular first.
+
+    None where fewer than three examples have a popularity.
+    """
     known = sorted((e.popularity, i) for i, e in enumerate(examples) if e.popularity is not None)
     if len(known) < N_POPULARITY_BINS:
         return None

@@ -1,11 +1,11 @@
-"""Is it steered exactly? What every load checks, and what `juice doctor` measures and reports.
+"""Is a model steered exactly? What every load checks, and what `juice doctor` measures.
 
-heads         the heads are where the resolver says
+heads         the heads are where the resolver found them
 linearity     the projections are linear, a row at a time
 engine_check  the engine gives what the two runs of the definition give
-lens          z against TransformerLens' own
-report        what a diagnosis says
-doctor        all of these, thoroughly, on one model
+lens          z equals what TransformerLens finds
+report        the results as plain data
+doctor        all checks, thoroughly, on one model
 """
 
 from juice.exactness.doctor import diagnose

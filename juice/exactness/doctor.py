@@ -1,4 +1,4 @@
-"""The checks on one model: those of every load once more, thoroughly, and what only a diagnosis has time for."""
+"""The checks on one model: those of every load, more thorough, and those too slow for a load."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ from juice.progress import Progress, silent
 
 N_TOKENS = 8
 PROMPT = (
-    "Question: What is the name of the capital city of France? The book says that it is Rome."
-    " Answer: The name of the city is"
+    "Question: What is the name of the capital city of France? The book says that it is Rome. "
+    "Answer: The name of the city is"
 )
-# Beyond sliding windows and switches of positions; attention over more would take longer than
-# anybody waits.
+# Enough to exceed most sliding windows and switches of positions; more would take too long.
 MAX_LONG_PROMPT = 8192
 LENS_TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3}
 
 
 @dataclass(frozen=True)
 class _Patient:
-    """The engine to look at, with its model, and the head sets that serve it."""
+    """The engine to check, with its model, and the head sets that fit it."""
 
     engine: BatchingEngine
     head_sets: HeadSetLibrary
@@ -53,13 +52,26 @@ class _Patient:
 def diagnose(
     engine: Engine, head_sets: HeadSetLibrary, *, deep: bool = False, progress: Progress = silent
 ) -> Diagnosis:
-    """Measure on a loaded model that steering is exact.
+    """Measure whether a loaded model is steered exactly.
 
-    `deep` adds prompts that are longer than the model's sliding windows (up to 8,192 tokens) or
-    cross a switch of its positions, and z against TransformerLens, which takes the model apart:
-    nothing can be generated with it afterwards. Warns of a sliding window that is longer, and where
-    TransformerLens cannot run the model; raises UsageError without the extra `lens`, JuiceError for
-    want of memory.
+    Warns of a sliding window that the check cannot exceed, and where TransformerLens cannot run the
+    model.
+
+    Args:
+        engine: The engine, with its model.
+        head_sets: The head sets to report the cost of; one of them steers the checks.
+        deep: Whether to add prompts that are longer than the model's sliding windows (up to 8,192
+            tokens) or cross a switch of its positions, and to compare z with TransformerLens. That
+            takes the model apart: it cannot generate afterwards.
+        progress: Reports the checks as they finish.
+
+    Returns:
+        The checks, and the reason where steering is not exact.
+
+    Raises:
+        MissingCapabilityError: The engine gives no access to the model's activations.
+        UsageError: `deep` without the extra `lens`.
+        JuiceError: There is not enough memory.
     """
     engine.require(Capability.ACTIVATIONS)
     model = _Patient(cast("BatchingEngine", engine), head_sets)
@@ -68,8 +80,8 @@ def diagnose(
     reason = None
     if not model.loaded.exact:
         reason = (
-            "its activations are quantised: steering is approximate, and every answer says `exact:"
-            " false`"
+            "its activations are quantised: steering is approximate, and every answer reports "
+            "`exact: false`"
         )
     costs = tuple(_costs(model))
     facts = _facts(model)
@@ -79,8 +91,8 @@ def diagnose(
                 checks += CHECKS[name](model)
             except torch.OutOfMemoryError as error:
                 raise JuiceError(
-                    f"there is not enough memory for the check of the {name}; choose another"
-                    " --device or a smaller --dtype"
+                    f"there is not enough memory for the check {name!r}; choose another --device "
+                    "or a smaller --dtype"
                 ) from error
             except (UnsupportedModelError, GenerationError) as error:
                 reason = reason or str(error)
@@ -90,8 +102,8 @@ def diagnose(
     failed = [check for check in checks if check.decisive and not check.passed]
     if failed and reason is None:
         reason = (
-            f"{failed[0].name}: they differ by {failed[0].difference:.2g} {failed[0].unit}, more"
-            f" than {failed[0].bound:g}"
+            f"{failed[0].name} is {failed[0].difference:.2g} {failed[0].unit}; "
+            f"expected at most {failed[0].bound:g}"
         )
     return Diagnosis(
         model=model.loaded.identity.id,
@@ -148,7 +160,7 @@ def _costs(model: _Patient) -> Iterator[HeadSetCost]:
 
 
 def _as_if_tuned(head_set: HeadSet) -> Steering:
-    """Return the steering of a set at its betas; where it has none, at betas that use every head."""
+    """Return the steering of a set at its betas; if it has none, at betas that use every head."""
     betas = head_set.betas()
     plus, minus = (betas.plus, betas.minus) if betas else (1.0, -2.0)
     return resolve(Steer(target=head_set.target, beta_plus=plus, beta_minus=minus), head_set)
@@ -156,7 +168,7 @@ def _as_if_tuned(head_set: HeadSet) -> Steering:
 
 def _check_all_heads(model: _Patient) -> list[Check]:
     difference = check_heads(model.loaded, model.loaded.layout.n_heads)
-    name = "each head of each layer, steered by 1, is what its attention does twice"
+    name = "each head of each layer: steering by 1 against doubling in the attention"
     return [
         Check(
             name=name,
@@ -170,8 +182,8 @@ def _check_all_heads(model: _Patient) -> list[Check]:
 
 def _check_engine(model: _Patient) -> list[Check]:
     name = (
-        "short prompts in one batch, prefilled in chunks, a sliding window of 3 where there is one:"
-        " the two runs"
+        "short prompts in one batch, prefilled in chunks, any sliding window set to 3: "
+        "difference from the two runs"
     )
     return _nats(model, name, verify(model.loaded, model.engine.mode))
 
@@ -179,7 +191,7 @@ def _check_engine(model: _Patient) -> list[Check]:
 def _check_prompt(model: _Patient) -> list[Check]:
     return _nats(
         model,
-        "a steered prompt through the engine: the two runs",
+        "a steered prompt through the engine: difference from the two runs",
         _steered(model, model.tokenize(PROMPT)),
     )
 
@@ -190,14 +202,17 @@ def _check_long_prompts(model: _Patient) -> list[Check]:
         ids = (words * (n // len(words) + 1))[:n]
         checks += _nats(
             model,
-            f"a prompt of {n} tokens and {N_TOKENS} new ones: the two runs",
+            f"a prompt of {n} tokens and {N_TOKENS} new ones: difference from the two runs",
             _steered(model, ids),
         )
     return checks
 
 
 def _long_lengths(model: _Patient) -> list[int]:
-    """Return the lengths of prompts that go beyond the sliding windows, and of one whose new tokens cross a switch of positions."""
+    """Return the lengths of the long prompts.
+
+    One exceeds the sliding windows; the new tokens of another cross a switch of positions.
+    """
     pattern, switch = model.loaded.mask_pattern, model.loaded.rope_switch
     widths = [
         width
@@ -210,8 +225,8 @@ def _long_lengths(model: _Patient) -> list[int]:
     limit = min(MAX_LONG_PROMPT, (model.engine.limits.max_model_len or MAX_LONG_PROMPT) - N_TOKENS)
     if widths and limit < max(widths):
         warnings.warn(
-            f"the sliding window of {max(widths)} tokens is not reached: prompts of the check have"
-            f" {limit} at most",
+            f"the sliding window of {max(widths)} tokens is not exceeded: the prompts of the check "
+            f"have at most {limit}",
             stacklevel=2,
         )
     return sorted({min(n, limit) for n in wanted})
@@ -219,7 +234,7 @@ def _long_lengths(model: _Patient) -> list[int]:
 
 def _check_lens(model: _Patient) -> list[Check]:
     name, bound = (
-        "z of every layer: TransformerLens' hook_z",
+        "z of every layer: difference from TransformerLens' hook_z",
         LENS_TOLERANCES.get(model.loaded.dtype, 0.1),
     )
     difference = z_difference(
@@ -249,7 +264,10 @@ CHECKS = {
 
 
 def _steered(model: _Patient, ids: tuple[int, ...]) -> float:
-    """Return the difference of a steered generation from the two runs: at the betas of a set that serves, else spread over the layers."""
+    """Return how far a steered generation is from the two runs.
+
+    It is steered by the first head set that fits, else by heads spread over the layers.
+    """
     sets = [s for _, s in sorted(model.head_sets.by_name.items())]
     steering = (
         _as_if_tuned(sets[0])

@@ -1,14 +1,13 @@
 """The check at every load: the engine gives what the model itself gives, steered and not.
 
-Short prompts of different lengths run through a small engine together, read in chunks and decoded.
-Then each whole sequence runs once more as the definition has it, in two runs without cache, masks,
-batches or hooks of ours. The log-probabilities of the tokens that were chosen must agree. An
-architecture that ignores the cache, the masks or the positions it is given, that mixes rows, or
-that cannot be entered between layers, differs here; what is fastest among the modes that agree
-serves it, and a model for which none does is refused.
+Short prompts of different lengths run through a small engine together, with prefill in chunks. Then
+each whole sequence runs once more by the definition: in two runs, without our cache, masks, batches
+or hooks. The log-probabilities of the chosen tokens must agree. They differ for an architecture
+that ignores the cache, the masks or the positions it is given, that mixes rows, or that rows cannot
+enter between layers. The fastest mode that agrees is used; a model for which none does is refused.
 
-Sliding windows are longer than any prompt that a load has time for: so for the check the model is
-given a window of three.
+Sliding windows are longer than any prompt that a load has time for, so for the check the model gets
+sliding windows of three tokens.
 """
 
 from __future__ import annotations
@@ -33,35 +32,33 @@ MODES = (Mode(), Mode(full_rows=True), Mode(own_masks=True), Mode(full_rows=True
 N_TOKENS = 3
 LENGTHS = (2, 5)
 SLIDING_WINDOW = 3
-# Prompts join as others leave, and the longer ones are read in two chunks.
-LIMITS = Limits(
-    max_batch=3, max_prefill_tokens=4, kv_memory_bytes=1 << 50
-)  # a few tokens fit, whatever one takes
-# Natural log units; half precision rounds differently for every shape of a batch.
+# Prompts join as others leave, and the longer ones are prefilled in two chunks.
+# The memory is as good as unlimited: a few tokens always fit.
+LIMITS = Limits(max_batch=3, max_prefill_tokens=4, kv_memory_bytes=1 << 50)
+# In nats; half precision rounds differently for every shape of a batch.
 TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-# Strong, so that wrong steering shows above that: steered runs may differ by a quarter, or a few
-# times what unsteered ones do.
+# Strong, so that wrong steering exceeds these: steered runs may differ by a quarter of them, or by
+# a few times what unsteered runs do.
 COEFFICIENT = 2.0
 STEERED_SHARE, TIMES_UNSTEERED = 0.25, 4.0
 
 
 def checked_engine(loaded: LoadedModel, limits: Limits | None = None) -> BatchingEngine:
-    """Return an engine that gives what the model gives, in the fastest mode that does.
+    """Return an engine in the fastest mode that gives what the model gives.
 
-    Raises UnsupportedModelError where none does.
+    Raises UnsupportedModelError where no mode does.
     """
     return BatchingEngine(loaded, limits, exact_mode(loaded)[0])
 
 
 def exact_mode(loaded: LoadedModel) -> tuple[Mode, float]:
-    """Return the fastest mode in which engine and model agree, and the largest difference there, in natural log units.
+    """Return the fastest mode in which engine and model agree, and its largest difference in nats.
 
-    Raises UnsupportedModelError, with the first reason, where no mode does.
+    Raises UnsupportedModelError, with the reason of the first mode, where none agrees.
     """
     reasons: list[UnsupportedModelError] = []
     for mode in MODES:
-        # Without masks of ours nothing may be put behind a row that it must not see, as a switch of
-        # positions needs.
+        # A switch of positions needs padding after a row; a model with its own masks would see it.
         if (
             mode.own_masks
             if loaded.rope_switch is not None
@@ -77,12 +74,10 @@ def exact_mode(loaded: LoadedModel) -> tuple[Mode, float]:
 
 
 def verify(loaded: LoadedModel, mode: Mode) -> float:
-    """Return the largest difference between engine and model.
+    """Return the largest difference between engine and model, in nats.
 
-    Raises UnsupportedModelError where it is too large.
-
-    With quantised activations there is no bound: they are admitted as approximate, or refused
-    before.
+    Raises UnsupportedModelError where it is too large, JuiceError for lack of memory. With
+    quantised activations there is no bound: such models were accepted as approximate before.
     """
     name = type(loaded.model).__name__
     try:
@@ -93,21 +88,21 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
         raise
     except torch.OutOfMemoryError as error:
         raise JuiceError(
-            f"there is not enough memory to check {name}; choose another --device or --device-map,"
-            " or a smaller --dtype"
+            f"there is not enough memory to check {name}; choose another --device or --device-map, "
+            "or a smaller --dtype"
         ) from error
     except JuiceError as error:
         raise UnsupportedModelError(
             f"{name} cannot run in batches of steered rows: {error}"
         ) from error
     except Exception as error:  # whatever a model raises at inputs that it does not expect
-        raise UnsupportedModelError(f"{name} cannot run with a cache of ours: {error!r}") from error
+        raise UnsupportedModelError(f"{name} cannot run with JuICE's cache: {error!r}") from error
     plain, steered = (
         _largest(d.value for d in unsteered_runs),
         _largest(d.value for d in steered_runs),
     )
     bound = bound_of(loaded)
-    # Wrong steering shows above this, not above what rounding alone may do to an unsteered run.
+    # Tighter than for unsteered runs, whose bound would hide wrong steering.
     tighter = min(
         bound,
         max(
@@ -119,35 +114,42 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
     )
     if loaded.exact and not (plain <= bound and steered <= tighter):
         raise UnsupportedModelError(
-            f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ"
-            f" by {_largest((plain, steered)):.2g} from its own ({plain:.2g} unsteered); it ignores"
-            " the cache, masks or positions it is given, or mixes rows"
+            f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ "
+            f"by {_largest((plain, steered)):.2g} from its own ({plain:.2g} unsteered); it ignores "
+            "the cache, masks or positions it is given, or mixes rows"
         )
     return _largest((plain, steered))
 
 
 def bound_of(loaded: LoadedModel) -> float:
-    """Return how far a log-probability may be from the two runs': products with packed weights may be bfloat16 whatever is asked for."""
+    """Return how far, in nats, a log-probability may be from that of the two runs.
+
+    Products with packed weights may be computed in bfloat16, whatever the dtype of the model.
+    """
     bound = TOLERANCES.get(loaded.dtype, TOLERANCES[torch.bfloat16])
     return bound if loaded.quantization is None else max(bound, TOLERANCES[torch.bfloat16])
 
 
 class Difference(NamedTuple):
-    """The largest difference of a chosen token's log-probability, and twice the rounding of its largest logit."""
+    """How far a generation is from the two runs, in nats.
+
+    `value` is the largest difference of a chosen token's log-probability, `rounding` twice the
+    rounding of the largest logit.
+    """
 
     value: float
     rounding: float
 
 
 def _largest(values: Iterable[float]) -> float:
-    return max(values, key=lambda value: (value != value, value))  # not a number is the worst
+    return max(values, key=lambda value: (value != value, value))  # NaN is the worst
 
 
 def _differences(loaded: LoadedModel, mode: Mode) -> tuple[list[Difference], list[Difference]]:
     """Return the differences of unsteered and of steered runs."""
     n, last = loaded.vocabulary_size, loaded.layout.n_layers - 1
     prompts = [tuple((7 * i + 11 * length) % n for i in range(length)) for length in LENGTHS]
-    # The clean run passes every layer, or enters behind the first and leaves before the last.
+    # The clean run goes through every layer, or enters after the first and leaves before the last.
     steerings = [
         unsteered(),
         spread_steering(loaded, 0, last),
@@ -171,7 +173,10 @@ def _differences(loaded: LoadedModel, mode: Mode) -> tuple[list[Difference], lis
 
 
 def spread_steering(loaded: LoadedModel, first: int, last: int) -> Steering:
-    """Steer one head of two layers and of one in the middle, so that the clean run passes all between."""
+    """Return the steering of one head in the first, the last and the middle of some layers.
+
+    So the clean run goes through all of these layers.
+    """
     layers = sorted({first, (first + last) // 2, last})
     coefficients = {layer: torch.zeros(loaded.layout.layers[layer].n_heads) for layer in layers}
     for values in coefficients.values():
@@ -185,10 +190,17 @@ def spread_steering(loaded: LoadedModel, first: int, last: int) -> Steering:
 def difference_from_two_runs(
     loaded: LoadedModel, engine: BatchingEngine, request: GenerationRequest, completion: Completion
 ) -> Difference:
-    """Return how far the log-probabilities of the chosen tokens are from those of the two runs."""
+    """Return how far the log-probabilities of the chosen tokens are from those of the two runs.
+
+    Args:
+        loaded: The model.
+        engine: The engine that ran the request.
+        request: The request.
+        completion: What the engine gave for it.
+    """
     tokens = torch.tensor([*request.prompt_ids, *completion.token_ids])
     first, end, switch = len(request.prompt_ids) - 1, len(tokens) - 1, loaded.rope_switch
-    # Tokens up to a switch of positions were chosen by a shorter text, whose keys were others.
+    # Tokens up to a switch of positions were chosen from a shorter text, with other keys.
     ends = [switch, end] if switch is not None and first < switch < end else [end]
     kept = [stop - start for start, stop in pairwise([first, *ends])]
     runs = [

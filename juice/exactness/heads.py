@@ -1,12 +1,12 @@
-"""The check that the heads are where the resolver says: steering a head by one equals reading twice with that head.
+"""The check that the heads are where the resolver found them: steering by 1 doubles a head.
 
-A sum over heads proves nothing about how z splits into them. The attention does: its probabilities,
-or its outputs, have a dimension for the heads, [rows, n_heads, ...], before anything is flattened.
-So a few rows with the same tokens run twice. Once every row's own head is steered by a coefficient
-of one, by the hooks that steer requests; once, without hooks, that head's probabilities are doubled
-inside the attention. Both must make the same difference to what the attention returns, in every
-layer, and one that is not nothing. Heads read from the wrong columns, KV heads taken for heads, a
-bias that is scaled along, a projection that the hooks do not see: all of them differ.
+A sum over heads does not show how z splits into them. The attention does: its probabilities, or its
+outputs, have a dimension for the heads, [rows, n_heads, ...], before anything is flattened. So a
+few rows with the same tokens run twice. The first time each row has its own head steered by 1,
+through the hooks that steer requests; the second time, without hooks, that head's probabilities are
+doubled inside the attention. Both must make the same difference, and not zero, to what the
+attention returns in every layer. They do not for heads read from the wrong columns, key-value heads
+taken for heads, a bias that is scaled along, or a projection that bypasses its hook.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from juice.model.sharding import Shard
 from juice.model.steering import SteeringPlan
 
 N_TOKENS = 3
-# Doubling is exact in floating point; what is left is the order of sums.
+# Doubling is exact in floating point; only the order of sums differs.
 TOLERANCE = 1e-2
 NEXT_TO_NOTHING = 1e-3
 READS = {"softmax", "scaled_dot_product_attention"}  # where PyTorch code has a dimension for heads
 
 
 class _Doubling(TorchFunctionMode):
-    """Doubles, in row i + 1 of an attention's probabilities (or of its fused output), the head `heads[i]`."""
+    """Doubles checked head i in row i + 1 of an attention's probabilities or fused output."""
 
     def __init__(self, name: str, n_rows: int, shard: Shard) -> None:
         self.layer: AttentionLayer | None = None
@@ -62,8 +62,8 @@ class _Doubling(TorchFunctionMode):
             layer.n_heads // self._shard.n_ranks,
         ):
             raise UnsupportedModelError(
-                f"{self._name}: the attention of layer {layer.index} reads with the shape"
-                f" {list(read.shape)}; expected [rows, {layer.n_heads} heads, tokens, ...]"
+                f"{self._name}: the attention of layer {layer.index} has the shape "
+                f"{list(read.shape)}; expected [rows, {layer.n_heads} heads, tokens, ...]"
             )
         self.seen.add(layer.index)
         doubled = by_head.clone()
@@ -76,10 +76,10 @@ class _Doubling(TorchFunctionMode):
 
 @torch.inference_mode()
 def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
-    """Check `n_heads` heads of every layer, spread over all; return the largest relative difference.
+    """Check `n_heads` heads, spread out, in every layer; return the largest relative difference.
 
     Raises UnsupportedModelError for the first layer whose hook does not fire once a forward, or
-    whose heads are elsewhere.
+    whose heads are elsewhere; JuiceError for lack of memory.
     """
     name, layers = type(loaded.model).__name__, loaded.layout.layers
     rows = 1 + min(n_heads, loaded.layout.n_heads)
@@ -101,8 +101,8 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
         raise
     except torch.OutOfMemoryError as error:
         raise JuiceError(
-            f"there is not enough memory to check {name}; choose another --device or --device-map,"
-            " or a smaller --dtype"
+            f"there is not enough memory to check {name}; choose another --device or --device-map, "
+            "or a smaller --dtype"
         ) from error
     except Exception as error:  # whatever a model raises at inputs that it does not expect
         raise UnsupportedModelError(f"{name}: its heads cannot be checked: {error!r}") from error
@@ -110,35 +110,35 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
     for layer, by_hook, by_attention in zip(layers, steered, doubled, strict=True):
         if fired.of(layer) != 2:
             raise UnsupportedModelError(
-                f"{name}: the output projection of layer {layer.index} ran {fired.of(layer)} times"
-                " in two forwards; expected once a forward"
+                f"{name}: the output projection of layer {layer.index} ran {fired.of(layer)} times "
+                "in two forwards; expected once a forward"
             )
         if layer.index not in doubling.seen:
             raise UnsupportedModelError(
-                f"{name}: the attention of layer {layer.index} does not read by a softmax over"
-                " heads"
+                f"{name}: the attention of layer {layer.index} does not use a softmax with a "
+                "dimension for heads"
             )
-        # Of a head that makes next to nothing, rounding is all there is to see.
+        # A head with next to no effect differs by rounding alone: the clamp below allows for it.
         effects, differences = (
             _largest_by_row(by_attention - by_attention[:1]),
             _largest_by_row(by_hook - by_attention),
         )
         if not effects.any() and not differences.any():
-            continue  # a pruned layer: steering it does nothing, and so does its attention
+            continue  # a pruned layer: neither steering nor doubling does anything
         is_moved = True
         difference = float(
             (differences / effects.clamp(min=float(effects.max()) * NEXT_TO_NOTHING)).max()
         )
-        if not difference <= TOLERANCE:  # or not a number
+        if not difference <= TOLERANCE:  # or NaN
             raise UnsupportedModelError(
-                f"{name}: steering a head of layer {layer.index} is not what its attention does"
-                f" twice (they differ by {difference:.2g} of what the head makes): its heads are"
-                " elsewhere, or are mixed before the projection"
+                f"{name}: steering a head of layer {layer.index} by 1 does not equal doubling it "
+                f"in the attention (they differ by {difference:.2g} of the head's effect): its "
+                "heads are elsewhere, or are mixed before the projection"
             )
         worst = max(worst, difference)
     if not is_moved:
         raise UnsupportedModelError(
-            f"{name}: no head of any layer makes a difference, so nothing shows where they are"
+            f"{name}: no head of any layer makes a difference, so they cannot be located"
         )
     return worst
 
@@ -172,7 +172,10 @@ def _one_head_a_row(
 
 
 def _attention_outputs(loaded: LoadedModel, ids: torch.Tensor, change: Any) -> list[torch.Tensor]:
-    """Run the rows, each layer's attention with the inputs of row 0; return what it gives, float32 [rows, tokens, d_model] a layer."""
+    """Return the output of each layer's attention, float32 [rows, tokens, d_model].
+
+    In every layer all rows have the inputs of row 0, so that no difference is carried upwards.
+    """
     n_rows, outputs = len(ids), list[torch.Tensor]()
     first = torch.zeros(n_rows, dtype=torch.int64, device=ids.device)
 
@@ -195,7 +198,7 @@ def _attention_outputs(loaded: LoadedModel, ids: torch.Tensor, change: Any) -> l
 
 @contextmanager
 def _within(layers: Sequence[AttentionLayer], doubling: _Doubling) -> Iterator[None]:
-    """Double within the attention modules alone: a router of experts has a softmax too."""
+    """Double inside the attention modules only: a router of experts has a softmax too."""
 
     def enter(layer: AttentionLayer) -> Any:
         return lambda *_: setattr(doubling, "layer", layer)
@@ -214,7 +217,7 @@ def _within(layers: Sequence[AttentionLayer], doubling: _Doubling) -> Iterator[N
 
 @contextmanager
 def _plain_attention(loaded: LoadedModel) -> Iterator[None]:
-    """Run attention as PyTorch code: what a fused kernel does inside cannot be seen. Where z is does not depend on it."""
+    """Run attention as PyTorch code: a fused kernel hides its inside, but z is the same."""
     config = text_config(loaded.model)
     was = config._attn_implementation
     config._attn_implementation = "eager"

@@ -1,4 +1,7 @@
-"""z against TransformerLens, which found it without us: the input of each output projection is its `blocks.{l}.attn.hook_z`."""
+"""z against TransformerLens, which finds it on its own.
+
+The input of the output projection of layer l is its `blocks.{l}.attn.hook_z`.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,21 @@ from juice.model.loaded import LoadedModel
 
 
 def require_lens() -> None:
-    """Raise UsageError without the extra `lens`."""
+    """Raise UsageError if the extra `lens` is not installed."""
     if find_spec("transformer_lens") is None:
         raise UsageError(
-            "--deep compares with TransformerLens; install it with: pip install"
-            " 'juice-steering[lens]'"
+            "--deep compares with TransformerLens; "
+            "install it from the clone with: pip install -e '.[lens]'"
         )
 
 
 @torch.inference_mode()
 def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float | None:
-    """Return the largest difference of z, relative to its size, over all layers; ids: int64 [1, tokens].
+    """Return the largest difference of z over all layers, relative to the size of z.
 
-    None, with a warning, where TransformerLens cannot run the model. The bridge wraps its modules
-    in place: it cannot serve any more. Raises UsageError without the extra `lens`.
+    `ids` is int64 [1, tokens]. Returns None, with a warning, where TransformerLens cannot run the
+    model. Its bridge wraps the model's modules in place, so the model cannot generate afterwards.
+    Raises UsageError without the extra `lens`.
     """
     require_lens()
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
@@ -54,13 +58,13 @@ def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float | None:
         theirs = {index: cache[f"blocks.{index}.attn.hook_z"].float() for index in ours}
     except Exception as error:  # it knows fewer architectures than transformers
         warnings.warn(
-            f"TransformerLens cannot run {name}, so z is not compared with it: {error}",
+            f"TransformerLens cannot run {name}, so z is not compared with its own: {error}",
             stacklevel=2,
         )
         return None
     if differing := [index for index, z in ours.items() if theirs[index].numel() != z.numel()]:
         warnings.warn(
-            f"z of layer {differing[0]} is not of the size that TransformerLens gives it",
+            f"z of layer {differing[0]} is not the same size as in TransformerLens",
             stacklevel=2,
         )
         return float("inf")
@@ -68,6 +72,5 @@ def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float | None:
         float((theirs[index].reshape(z.shape) - z).abs().max() / z.abs().max())
         for index, z in ours.items()
     ]
-    return max(
-        differences, key=lambda difference: (difference != difference, difference)
-    )  # not a number is the worst
+    # NaN is the worst.
+    return max(differences, key=lambda difference: (difference != difference, difference))

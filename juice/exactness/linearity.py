@@ -1,17 +1,17 @@
-"""Are the projections linear, a row at a time? Found by running each alone, whatever its class is called.
+"""Are the projections linear, a row at a time? Each is run alone, whatever its class.
 
-A projection f must give
+A projection f must satisfy
 
-    f(x + y) - f(0) = (f(x) - f(0)) + (f(y) - f(0))      and for f(x) the same beside any neighbour
+    f(x + y) - f(0) = (f(x) - f(0)) + (f(y) - f(0))      with f(x) the same next to any other row
 
 up to the rounding of its dtype. Quantised weights keep both; quantised activations keep neither:
-what a row becomes depends on its largest value, or on its neighbours'. Then a scaled head is not a
-scaled head output, and batches change what each row gets.
+the result for a row depends on its largest value, or on that of other rows. Then a scaled head is
+not a scaled head output, and what a row gets depends on its batch.
 
-x and y are such that any dtype adds them without rounding and any grid must show: a few columns of
-1 beside columns below half a step of 8 bits (a grid that follows the row), and six-bit values (a
-fixed grid, or an 8-bit float's). Every projection is looked at, because layers differ. What it
-cannot see: experts that are no modules of their own, and those that no token reaches.
+x and y are chosen so that any dtype adds them without rounding and any grid shows: a few columns of
+1 among columns below half a step of 8 bits (for a grid scaled to the row), and six-bit values (for
+a fixed grid, or that of an 8-bit float). Every projection is checked, because layers differ. Not
+covered are experts that are not modules of their own, and those that no token reaches.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.layout import Layout, features
 from juice.model.uncompiled import uncompiled
 
-# Relative to the output's norm. 8-bit activations are wrong by 0.017 and more; bfloat16, in which
-# some 4-bit kernels compute whatever they are given, rounds by 0.004, TF32 and float16 by less.
+# Relative to the output's norm. 8-bit activations are off by 0.017 and more; bfloat16, which some
+# 4-bit kernels use whatever their input, rounds by 0.004, TF32 and float16 by less.
 TOLERANCE = 8e-3
 N_BETWEEN = 32
 BELOW_A_STEP = 0.4 / 127
@@ -38,9 +38,9 @@ ROUNDINGS = 4
 
 @torch.inference_mode()
 def why_not_linear(model: PreTrainedModel, layout: Layout, device: torch.device) -> str | None:
-    """Return which projection couples rows or is not additive, and by how much; None for a model whose projections are linear.
+    """Return which projection couples rows or is not additive, and by how much; None for none.
 
-    Raises UnsupportedModelError for a model that cannot run, JuiceError for want of memory.
+    Raises UnsupportedModelError for a model that cannot run, JuiceError for lack of memory.
     """
     projections = {
         m for layer in layout.layers for m in layer.layer.modules() if features(m) is not None
@@ -50,10 +50,10 @@ def why_not_linear(model: PreTrainedModel, layout: Layout, device: torch.device)
         names = {module: name for name, module in model.named_modules()}
         if missed := [layer.index for layer in layout.layers if layer.projection not in seen]:
             raise UnsupportedModelError(
-                f"{type(model).__name__}: steering did not reach layers {missed}: their output"
-                " projections were bypassed"
+                f"{type(model).__name__}: steering did not reach layers {missed}: their output "
+                "projections were bypassed"
             )
-        # All of them, whatever is found: the ranks of a sharded model must run the same.
+        # All are run, whatever is found: the ranks of a sharded model must do the same.
         reasons = [
             f"{names[module]} {reason}"
             for module, like in seen.items()
@@ -65,7 +65,7 @@ def why_not_linear(model: PreTrainedModel, layout: Layout, device: torch.device)
 def _inputs(
     model: PreTrainedModel, projections: set[nn.Module], device: torch.device
 ) -> Mapping[nn.Module, torch.Tensor]:
-    """Return what reaches each projection in a forward: its device, dtype and width are what count."""
+    """Return the input of each projection in a forward, for its device, dtype and width."""
     seen: dict[nn.Module, torch.Tensor] = {}
 
     def keep(module: nn.Module, args: tuple[object, ...]) -> None:
@@ -77,8 +77,8 @@ def _inputs(
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
     except torch.OutOfMemoryError as error:
         raise JuiceError(
-            "not enough memory for a forward of two tokens; choose another --device or a smaller"
-            " --dtype"
+            "there is not enough memory for a forward of two tokens; choose another --device or a "
+            "smaller --dtype"
         ) from error
     except Exception as error:  # whatever a model raises
         raise UnsupportedModelError(f"{type(model).__name__} cannot run: {error!r}") from error
@@ -90,7 +90,7 @@ def _inputs(
 
 @contextmanager
 def _without_bias(module: nn.Module) -> Iterator[None]:
-    """Let a bias be zero: an output is rounded with it in, and the larger it is, the more."""
+    """Set the bias to zero: the larger it is, the more the output is rounded."""
     bias = module._parameters.get("bias")
     if bias is None or bias.device.type == "meta":
         yield
@@ -108,12 +108,12 @@ def _why_not(module: nn.Module, like: torch.Tensor) -> str | None:
         alone, beside = module(rows), module(torch.cat([rows, loud]))
     if not isinstance(alone, torch.Tensor) or len(alone) != len(rows):
         return None
-    # What of a bias is left, fetched for each forward, costs the precision of its own size.
+    # A bias on "meta", fetched for each forward, is still there: allow for its rounding.
     slack = ROUNDINGS * torch.finfo(alone.dtype).eps * float(alone[-1].float().norm())
     alone, beside = alone.float(), beside[: len(rows)].float()
     moved = _relative(beside - alone, alone - alone[-1:], slack)
-    if not moved <= TOLERANCE:  # nor is it linear where it is no number
-        return f"gives a row something else beside another one, by {moved:.2g} of its size"
+    if not moved <= TOLERANCE:  # or NaN
+        return f"gives a row a different output next to another row, by {moved:.2g} of its size"
     zero = alone[-1]
     for first in (0, 3):
         x, y, both = alone[first : first + 3] - zero
@@ -124,7 +124,10 @@ def _why_not(module: nn.Module, like: torch.Tensor) -> str | None:
 
 
 def _rows(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x, y and x + y of both kinds and a row of zeros, [7, 1, width], and a neighbour that is much larger, [1, 1, width]."""
+    """Return the rows to run, [7, 1, width], and a much larger one, [1, 1, width].
+
+    The rows are x, y and x + y of both kinds, and zeros.
+    """
     columns, random = torch.arange(like.shape[-1]), torch.Generator().manual_seed(0)
     noise = torch.randn(len(columns), generator=random)
     is_peak = columns % N_BETWEEN == 0
@@ -138,7 +141,10 @@ def _rows(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _relative(error: torch.Tensor, of: torch.Tensor, slack: float) -> float:
-    """Return the largest norm of a row's error, `slack` taken off, in relation to the row's own; rows of zeros aside."""
+    """Return the largest norm of a row's error, less `slack`, over the row's own norm.
+
+    Rows of zeros do not count.
+    """
     sizes = of.norm(dim=-1)
     ratios = (error.norm(dim=-1) - slack)[sizes > 0] / sizes[sizes > 0]
     return float(ratios.max()) if ratios.numel() else 0.0

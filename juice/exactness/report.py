@@ -1,4 +1,4 @@
-"""What a diagnosis says, as plain data."""
+"""The result of a diagnosis, as plain data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check: what was compared, whether it agrees, the largest difference and its bound (both in `unit`).
+    """One check.
 
-    One that is not `decisive` is a second opinion, of a library that errs on some architectures
-    itself.
+    Args:
+        name: What was compared.
+        passed: Whether it agrees.
+        difference: The largest difference, in `unit`.
+        bound: The largest difference allowed, in `unit`.
+        unit: The unit of both.
+        decisive: Whether a failure means that steering is not exact. TransformerLens is not
+            decisive, because it errs on some architectures itself; nor is any check where the
+            model's activations are quantised.
     """
 
     name: str
@@ -24,10 +31,16 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSetCost:
-    """A head set that serves: the layers, first and last, that the clean run passes beside the steered one, and their share of all.
+    """What a head set that fits costs.
 
-    None and 0 where it needs no rows of its own: with one steered layer its z is the steered row's
-    own.
+    With one steered layer it needs no companion, because the clean z is the steered row's own.
+
+    Args:
+        name: Its name.
+        target: What it steers toward.
+        n_heads: The number of its heads.
+        window: The first and the last layer with a companion; None without one.
+        extra_rows: The share of layers with a companion, 0 to 1.
     """
 
     name: str
@@ -39,7 +52,18 @@ class HeadSetCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Whether a model is steered exactly; `reason` says why it is refused, where it is."""
+    """Whether a model is steered exactly.
+
+    Args:
+        model: Its id.
+        exact: Whether steering is exact.
+        reason: Why it is not; None where it is.
+        facts: What is known about the model; empty if it was refused at load.
+        checks: The checks that were run.
+        head_sets: What each head set that fits costs.
+        unfit_head_sets: Why head sets of this model's name cannot be used, or files are damaged.
+        n_foreign_head_sets: The number of head sets made for models of other names.
+    """
 
     model: str
     exact: bool

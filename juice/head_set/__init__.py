@@ -1,15 +1,15 @@
 """Head sets: which heads steer which model toward what, on disk and in memory.
 
-schema        Head, and what a head set says: pure data, validated
+schema        Head, and the content of a head set: pure data, validated
 scores        the head scores that a set was chosen from, as safetensors
-coefficients  betas and strength, as what every head's z is scaled by
+coefficients  betas and strength as the coefficients of every head's z
 naming        how models are named in folders and on the hub
 storage       a head set's folder: load and atomic save
 card          the README of a head set's repository
 hub           that repository: pull and push
 lens          a head set as hooks of TransformerLens
-head_set      HeadSet: what it says, and the ways in and out
-lookup        the head sets that serve a loaded model, by name
+head_set      HeadSet: that content, and how to load, save and share it
+lookup        the head sets for a loaded model, by name
 """
 
 from juice.head_set.head_set import HeadSet

@@ -1,4 +1,4 @@
-"""The model card of a head set's repository: what it steers, with what, how that was found, what it did, how to use it."""
+"""The model card of a head set's repository: its heads, their origin, effect and use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ WINS = {"context": "what it reads in the prompt", "parametric": "what it remembe
 
 
 def card_of(head_set: HeadSetContent, repo_id: str) -> str:
-    """Return the card as Markdown, with the hub's metadata before it; `repo_id` is where the card says the set is."""
+    """Return the card as Markdown, with the hub's metadata before it.
+
+    `repo_id` is the repository that the card names.
+    """
     model = head_set.model
     data = ModelCardData(
         library_name="juice",
@@ -25,10 +28,10 @@ def card_of(head_set: HeadSetContent, repo_id: str) -> str:
     sections = [
         f"# {head_set.name}: {model.id} toward {head_set.target}",
         (
-            "A head set for [JuICE](https://github.com/juice-steering/juice): it steers"
-            f" `{model.id}`, at inference time and without training, so that in a conflict"
-            f" {WINS[head_set.target]} wins. Method: [Taming Knowledge Conflicts in Language"
-            f" Models]({PAPER})."
+            "A head set for [JuICE](https://github.com/juice-steering/juice): "
+            f"it steers `{model.id}`, at inference time and without training, "
+            f"so that in a conflict {WINS[head_set.target]} wins. Method: "
+            f"[Taming Knowledge Conflicts in Language Models]({PAPER})."
         ),
         _heads(head_set),
         "## How the heads were found\n\n" + _origin(head_set),
@@ -47,8 +50,13 @@ def _heads(head_set: HeadSetContent) -> str:
         f"| model | {model.architecture}, {model.n_layers} layers of {model.n_heads} heads |",
         f"| revision | {model.revision or 'not recorded'} |",
         (
-            "| fingerprint |"
-            f" {f'`{model.fingerprint}`' if model.fingerprint else 'none: matched by architecture and shape'} |"
+            "| fingerprint | "
+            + (
+                f"`{model.fingerprint}`"
+                if model.fingerprint
+                else "none: matched by architecture and shape"
+            )
+            + " |"
         ),
         f"| + heads | {listed(head_set.heads.plus)} |",
         f"| - heads | {listed(head_set.heads.minus)} |",
@@ -56,14 +64,19 @@ def _heads(head_set: HeadSetContent) -> str:
     for method in METHODS:
         betas = head_set.betas(method)
         rows.append(
-            f"| betas, {method} |"
-            f" {f'{betas.plus:+g} {betas.minus:+g}' if betas else 'untuned: give them, or run `juice tune`'} |"
+            f"| betas, {method} | "
+            + (
+                f"{betas.plus:+g} {betas.minus:+g}"
+                if betas
+                else "untuned: give them, or run `juice tune`"
+            )
+            + " |"
         )
     return "\n".join(
         [
             "## Heads",
             "",
-            "Layer and query head, both from 0, best first.",
+            "Layer and query head, both counted from 0, best first.",
             "",
             "| | |",
             "|---|---|",
@@ -81,11 +94,11 @@ def _origin(head_set: HeadSetContent) -> str:
         alphas = " ".join(f"{alpha:g}" for alpha in (*found.alphas_plus, *found.alphas_minus))
         versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
         lines.append(
-            f"Identified on {found.n_examples} examples (seed {found.seed}) under the conflict"
-            f" types {', '.join(found.conflict_types)}, scaled by {alphas}, the best {found.top_k}"
-            f" of each sign kept ({versions})."
+            f"Identified on {found.n_examples} examples (seed {found.seed}) under "
+            f"the conflict types {', '.join(found.conflict_types)}, scaled by {alphas}, "
+            f"the best {found.top_k} of each sign kept ({versions})."
         )
-    return "\n\n".join(lines) or "By hand."
+    return "\n\n".join(lines) or "Made by hand."
 
 
 def _effect(head_set: HeadSetContent) -> str:
@@ -93,18 +106,18 @@ def _effect(head_set: HeadSetContent) -> str:
     for method in METHODS:
         if measured := head_set.validation(method):
             rows += [
-                f"| {method} | {kind} | {measured.accuracy_unsteered[kind]:.3f} | {value:.3f} |"
-                f" {measured.n_examples} |"
+                f"| {method} | {kind} | {measured.accuracy_unsteered[kind]:.3f} | {value:.3f} | "
+                f"{measured.n_examples} |"
                 for kind, value in measured.accuracy.items()
             ]
     if not rows:
         return ""
     head = ["| method | conflict type | unsteered | steered | facts |", "|---|---|---|---|---|"]
-    said = (
-        f"Share of {head_set.target} answers on the examples that tuned the betas; expect less on"
-        " others."
+    summary = (
+        f"Share of {head_set.target} answers on the examples that tuned the betas; "
+        "expect less on others."
     )
-    return "\n".join(["## What it did on validation", "", said, "", *head, *rows])
+    return "\n".join(["## What it did on validation", "", summary, "", *head, *rows])
 
 
 def _use(head_set: HeadSetContent, repo_id: str) -> str:
@@ -119,14 +132,14 @@ def _use(head_set: HeadSetContent, repo_id: str) -> str:
         "from juice import HeadSet, Steer, load",
         f'model, head_set = load("{head_set.model.id}"), HeadSet.from_pretrained("{repo_id}")',
         (
-            f'print(model.generate("...", steer=Steer(target="{head_set.target}",'
-            f" head_set=head_set{options}))[0])"
+            f'print(model.generate("...", steer=Steer(target="{head_set.target}", '
+            f"head_set=head_set{options}))[0])"
         ),
     ]
     shell = [
         (
-            f"juice pull {repo_id} --out head_sets && juice serve --model {head_set.model.id}"
-            " --head-sets head_sets"
+            f"juice pull {repo_id} --out head_sets && juice serve --model {head_set.model.id} "
+            "--head-sets head_sets"
         ),
         f"curl -s http://127.0.0.1:8000/generate -H 'content-type: application/json' -d '{body}'",
     ]

@@ -1,7 +1,7 @@
 """What a head set adds, by head: the one place where betas and strength become coefficients of z.
 
-    coefficient[layer][head] = strength * (beta_plus if head in plus) + strength * (beta_minus if
-    head in minus)
+    coefficient[layer][head] = strength * (beta_plus if head in plus)
+                             + strength * (beta_minus if head in minus)
 
 A head in both lists gets the sum. A layer whose coefficients are all zero is left out.
 """
@@ -19,7 +19,7 @@ RANGES = {"strength": (0.0, MAX_BETA), "beta_plus": (0.0, MAX_BETA), "beta_minus
 
 
 def check_scale(name: str, value: float | None) -> None:
-    """Raise RequestError for a strength or beta that is given and out of its range."""
+    """Raise RequestError for a strength or beta out of its range; None is in range."""
     low, high = RANGES[name]
     if value is not None and not (
         isinstance(value, int | float) and math.isfinite(value) and low <= value <= high
@@ -33,20 +33,27 @@ def check_scale(name: str, value: float | None) -> None:
 def betas_of(
     head_set: HeadSetContent, method: Method, beta_plus: float | None, beta_minus: float | None
 ) -> Betas:
-    """Return the betas that are given, else the set's own for the method.
+    """Return the given betas, else the set's own for the method.
 
-    Raises RequestError when neither has them.
+    Args:
+        head_set: The head set.
+        method: `juice` or `june`.
+        beta_plus: Scale of the + heads; None: the set's own.
+        beta_minus: Scale of the - heads; None: the set's own.
+
+    Raises:
+        RequestError: A sign with heads has neither.
     """
     tuned = head_set.betas(method)
     plus = beta_plus if beta_plus is not None else tuned.plus if tuned else None
     minus = beta_minus if beta_minus is not None else tuned.minus if tuned else None
-    # A sign without heads needs no beta: whatever it is, nothing is scaled by it.
+    # A sign without heads needs no beta: it would scale nothing.
     plus = 0.0 if plus is None and not head_set.heads.plus else plus
     minus = 0.0 if minus is None and not head_set.heads.minus else minus
     if plus is None or minus is None:
         raise RequestError(
-            f"head set {head_set.name!r} has no betas for method {method!r}; give beta_plus and"
-            " beta_minus (--beta-plus, --beta-minus), or set them with `juice tune`",
+            f"head set {head_set.name!r} has no betas for method {method!r}; give beta_plus and "
+            "beta_minus (--beta-plus, --beta-minus), or set them with `juice tune`",
             param="steer.beta_plus" if plus is None else "steer.beta_minus",
         )
     return Betas(plus=plus, minus=minus)
@@ -55,7 +62,7 @@ def betas_of(
 def coefficients_of(
     head_set: HeadSetContent, betas: Betas, strength: float
 ) -> dict[int, torch.Tensor]:
-    """Return the coefficients by layer, float32 [n_heads], of the layers where one is not zero."""
+    """Return the coefficients of each layer where one is not zero, float32 [n_heads]."""
     coefficients: dict[int, torch.Tensor] = {}
     for heads, beta in ((head_set.heads.plus, betas.plus), (head_set.heads.minus, betas.minus)):
         for head in heads:

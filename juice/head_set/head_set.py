@@ -1,4 +1,4 @@
-"""A head set as its users have it: what it says, and the ways in and out: folders, the hub, other libraries."""
+"""A head set as users see it: its content, and how to load, save and share it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from juice.head_set.schema import HeadSetContent, Method
 
 
 class HeadSet(HeadSetContent):
-    """Which heads steer which model toward what, and how strongly. Immutable, and valid once it exists."""
+    """Which heads steer which model toward what, and how strongly.
+
+    Immutable, and valid once it exists.
+    """
 
     def __repr__(self) -> str:
         signs = (("+", self.heads.plus), ("-", self.heads.minus))
@@ -28,10 +31,10 @@ class HeadSet(HeadSetContent):
         return storage.load(Path(path), cls)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Save to a folder in one step, its parents made.
+        """Save to a folder in one step and make its parents.
 
         Raises:
-            OutputError: It cannot be written, or is there already and must not be overwritten.
+            OutputError: The folder cannot be written, or exists and must not be overwritten.
         """
         storage.save(self, Path(path), overwrite=overwrite)
 
@@ -45,17 +48,17 @@ class HeadSet(HeadSetContent):
         token: str | bool | None = None,
         force_download: bool = False,
     ) -> Self:
-        """Load and verify a head set from a local folder or a hub repository, which goes through the hub's cache.
+        """Load and verify a head set from a local folder or, through the cache, from the hub.
 
         Args:
             repo_id_or_folder: A hub id such as owner/name, or a folder.
             revision: A branch, tag or commit.
-            subfolder: Where in the repository the set lies; None: its root.
+            subfolder: The set's folder in the repository; None: its root.
             token: A hub token; None: the saved one, or HF_TOKEN.
-            force_download: Download anew what is in the cache.
+            force_download: Download again what is in the cache.
 
         Raises:
-            HeadSetNotFoundError: It cannot be had: no such repository, no access, no connection.
+            HeadSetNotFoundError: There is no such folder or repository, no access or no connection.
             HeadSetError: The set is damaged.
         """
         return hub.pull(
@@ -82,10 +85,10 @@ class HeadSet(HeadSetContent):
         An earlier set and card there are replaced.
 
         Args:
-            repo_id: The repository, such as owner/name; made where there is none.
+            repo_id: The repository, such as owner/name; created if missing.
             private: Make a new repository private.
             token: A hub token; None: the saved one, or HF_TOKEN.
-            commit_message: The message of the commit; None: one that names the set.
+            commit_message: The commit's message; None: one that names the set.
             revision: The branch to commit to.
             create_pr: Open a pull request instead.
 
@@ -93,7 +96,7 @@ class HeadSet(HeadSetContent):
             The commit's URL.
 
         Raises:
-            OutputError: The hub refuses it or cannot be reached.
+            OutputError: The hub refuses the commit or cannot be reached.
         """
         return hub.push(
             self,
@@ -113,7 +116,7 @@ class HeadSet(HeadSetContent):
         strength: float = 1.0,
         method: Method = "juice",
     ) -> LensHooks:
-        """Return this set as hooks for TransformerLens: `record` for the clean run, `steer` for the steered one.
+        """Return TransformerLens hooks: `record` for the clean run, `steer` for the steered run.
 
         Args:
             beta_plus: Scale of the + heads; None: the tuned one.

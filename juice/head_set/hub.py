@@ -1,8 +1,8 @@
-"""A head set's repository on the hub: `head_set.json`, `scores.safetensors` where there are scores, and a model card.
+"""A head set's repository on the hub: `head_set.json`, a model card and, if any, the scores.
 
-Files come through the hub's cache, all of one commit, and are validated as any other set's. A push
-is one commit: whoever pulls sees the old set or the new one. `HF_TOKEN`, `HF_ENDPOINT`,
-`HF_HUB_OFFLINE` and the cache's variables work as everywhere.
+Files come through the hub's cache, all of one commit, and are validated like any other set's. A
+push is one commit: whoever pulls sees the old set or the new one. `HF_TOKEN`, `HF_ENDPOINT`,
+`HF_HUB_OFFLINE` and the cache's variables work as usual.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pull(
     token: str | bool | None = None,
     force_download: bool = False,
 ) -> S:
-    """Load a head set from a local folder or the hub; see HeadSet.from_pretrained."""
+    """Load a head set from a local folder or the hub; for arguments see HeadSet.from_pretrained."""
     name = str(repo_id_or_folder)
     if Path(name).is_dir():
         return load(Path(name) / (subfolder or ""), kind)
@@ -52,9 +52,7 @@ def pull(
             force_download=force_download,
             allow_patterns=[place + JSON_FILE, place + SCORES_FILE],
         )
-    except (
-        Exception
-    ) as error:  # whatever the network, the hub or a damaged cache makes the library raise
+    except Exception as error:  # whatever the network, the hub or a damaged cache raises
         raise HeadSetNotFoundError(
             f"cannot pull the head set {name}: {_explain(error, name, revision)}"
         ) from error
@@ -62,15 +60,15 @@ def pull(
     if not (folder / JSON_FILE).exists():
         at = f" at {revision}" if revision else ""
         raise HeadSetNotFoundError(
-            f"the repository {name}{at} has no {place}{JSON_FILE}: it holds no head set there; name"
-            " the folder that does with subfolder"
+            f"the repository {name}{at} has no {place}{JSON_FILE}: there is no head set there; "
+            "give the folder of one as subfolder"
         )
     try:
         return load(folder, kind)
     except HeadSetError as error:
         raise HeadSetError(
-            f"the head set {name} cannot be used: {error}; download it anew (--force,"
-            " force_download=True), or tell its author"
+            f"the head set {name} cannot be used: {error}; "
+            "download it again (--force, force_download=True), or tell its author"
         ) from error
 
 
@@ -84,9 +82,9 @@ def push(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Commit a head set to a repository; see HeadSet.push_to_hub."""
+    """Commit a head set to a repository; for arguments see HeadSet.push_to_hub."""
     api = HfApi(token=token)
-    # Where a model lies on this machine is nobody else's business.
+    # A model's path on this machine is nobody else's business.
     head_set = head_set.model_copy(
         update={"model": head_set.model.model_copy(update={"id": public_id(head_set.model.id)})}
     )
@@ -115,7 +113,7 @@ def push(
 
 
 def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
-    """Say in one line what the hub's client raised, and what to do."""
+    """Return in one line what the hub's client raised, and what to do."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
@@ -130,27 +128,27 @@ def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
         return f"{_first_line(error)}; a hub id looks like owner/name"
     if has(errors.GatedRepoError):
         return (
-            "it is gated: ask for access on its hub page and set HF_TOKEN to a token that may"
-            " read it"
+            "it is gated: "
+            "ask for access on its hub page and set HF_TOKEN to a token that may read it"
         )
     if has(errors.RevisionNotFoundError):
-        return f"it has no revision {revision!r}; name a branch, a tag or a commit of it"
+        return f"it has no revision {revision!r}; give one of its branches, tags or commits"
     if has(errors.RepositoryNotFoundError):
         return (
-            f"there is no repository {repo_id}, or it is private: check the name, or set HF_TOKEN"
-            " to a token that may read it"
+            f"there is no repository {repo_id}, or it is private: "
+            "check the name, or set HF_TOKEN to a token that may read it"
         )
     if has(errors.LocalTokenNotFoundError) or status == 401:
         return (
-            "the hub knows no such user: set HF_TOKEN to a valid token, or log in with `hf auth"
-            " login`"
+            "the hub does not know this user: "
+            "set HF_TOKEN to a valid token, or log in with `hf auth login`"
         )
     if status == 403:
         return "the hub refuses it: set HF_TOKEN to a token that may do this"
     if has(errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set: unset it, or work with a local folder"
     if status:
-        return f"the hub answers {status}: {_first_line(error)}"
+        return f"the hub answered {status}: {_first_line(error)}"
     if (
         has(errors.LocalEntryNotFoundError, ConnectionError, TimeoutError)
         or "Connect" in type(causes[-1]).__name__

@@ -1,9 +1,11 @@
 """A head set as hooks of TransformerLens: the two runs of method.md, one after the other.
 
-    bridge.run_with_hooks(tokens, fwd_hooks=hooks.record)   run 1, unmodified: keeps z of the steered layers
-    bridge.run_with_hooks(tokens, fwd_hooks=hooks.steer)    run 2: z_h <- z_h + coefficient[layer][h] * z_h(run 1)
+    run 1, clean     bridge.run_with_hooks(tokens, fwd_hooks=hooks.record)
+                     keeps z of the steered layers
+    run 2, steered   bridge.run_with_hooks(tokens, fwd_hooks=hooks.steer)
+                     z_h <- z_h + coefficient[layer][h] * z_h(run 1)
 
-The single run (JuNe) takes its own z instead, and records nothing. z is
+The single run (JuNe) scales its own z instead, and records nothing. z is
 `blocks.{layer}.attn.hook_z`, which a bridge gives as [batch, pos, head, d_head] or, for some
 architectures, flat as [batch, pos, head * d_head]. Only torch is needed here.
 """
@@ -26,9 +28,10 @@ HOOK_NAME = "blocks.{}.attn.hook_z"
 
 @dataclass(frozen=True, kw_only=True)
 class LensHooks:
-    """Hooks by name, for `fwd_hooks`: `record` for the clean run, then `steer` for the steered run of the same tokens.
+    """Hooks for `fwd_hooks`: `record` for the clean run, then `steer` for the steered run.
 
-    One object carries one record, the latest. Both lists are empty where nothing is scaled.
+    Both runs have the same tokens. One object holds one record, the latest. Both lists are empty
+    where nothing is scaled.
     """
 
     record: list[tuple[str, Hook]]
@@ -43,7 +46,7 @@ def to_lens_hooks(
     strength: float,
     method: Method,
 ) -> LensHooks:
-    """Make the hooks of a head set; see HeadSet.to_lens_hooks."""
+    """Make the hooks of a head set; for arguments see HeadSet.to_lens_hooks."""
     if method not in METHODS:
         raise RequestError(f"method is {method!r}; expected juice or june", param="steer.method")
     for name, value in (
@@ -87,13 +90,13 @@ def to_lens_hooks(
 def _record_of(clean: torch.Tensor | None, z: torch.Tensor, layer: int) -> torch.Tensor:
     if clean is None:
         raise UsageError(
-            f"the steered run has no clean run at layer {layer}; run the same tokens with"
-            " fwd_hooks=hooks.record first"
+            f"the steered run has no clean run at layer {layer}; "
+            "run the same tokens with fwd_hooks=hooks.record first"
         )
     if clean.shape != z.shape:
         raise UsageError(
-            f"the steered run has z of shape {list(z.shape)} at layer {layer}, the recorded clean"
-            f" run {list(clean.shape)}; record the same tokens first, whole and without a cache"
+            f"the steered run has z of shape {list(z.shape)} at layer {layer}, the recorded clean "
+            f"run {list(clean.shape)}; record the same tokens first, whole and without a cache"
         )
     return clean
 
@@ -104,8 +107,8 @@ def _add_scaled(
     n_heads = len(coefficient)
     if z.shape[2] % n_heads if z.dim() == 3 else z.shape[2] != n_heads:
         raise UsageError(
-            f"layer {layer} has z of shape {list(z.shape)}; the head set's model has {n_heads}"
-            " heads"
+            f"layer {layer} has z of shape {list(z.shape)}; "
+            f"the head set's model has {n_heads} heads"
         )
     by_head = (*z.shape[:2], n_heads, -1)  # [batch, pos, head, d_head]
     scaled = coefficient.to(z)[:, None] * clean.to(z.device).reshape(by_head)

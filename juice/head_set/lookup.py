@@ -1,9 +1,9 @@
-"""The head sets that serve a loaded model.
+"""The head sets for a loaded model.
 
-Folders are searched in this order, the first that is given or exists wins: the `head_sets`
-argument, the environment variable JUICE_HEAD_SETS, `./head_sets`, the sets shipped with the
-package. Every `*/*/head_set.json` there is read; sets that fit the model are served by name, the
-others are listed with the reason.
+The first of these folders that is given or exists is searched: the `head_sets` argument, the
+environment variable JUICE_HEAD_SETS, `./head_sets`, the sets shipped with the package. Every
+`*/*/head_set.json` there is read; sets that fit the model are served by name, the others are listed
+with the reason.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CHECKOUT = Path(__file__).parents[2] / "head_sets"
 
 
 def shipped_folder() -> Path:
-    """Return the folder of the sets that come with JuICE: in a wheel beside the code, in a checkout at its root."""
+    """Return the folder of the sets shipped with JuICE: in the wheel's package or the checkout."""
     return PACKAGED if PACKAGED.is_dir() else CHECKOUT
 
 
 def find_folder(given: str | Path | None) -> Path:
     """Return the folder to search.
 
-    Raises HeadSetNotFoundError when one is named that does not exist.
+    Raises HeadSetNotFoundError for a named folder that does not exist or is not one of head sets.
     """
     named = given or os.environ.get("JUICE_HEAD_SETS")
     if named:
@@ -41,13 +41,13 @@ def find_folder(given: str | Path | None) -> Path:
             for below in (".", *(p.name for p in Path(named).glob("[!.]*")))
         ):
             raise HeadSetNotFoundError(
-                f"{named} is a head set or one model's; give the folder above, which holds"
-                f" <model>/<name>/{JSON_FILE}"
+                f"{named} is the folder of a head set or of one model; "
+                f"give the folder above, which holds <model>/<name>/{JSON_FILE}"
             )
         if not Path(named).is_dir():
             raise HeadSetNotFoundError(
-                f"the head sets folder {named} does not exist; make it with `juice identify --out"
-                f" {named}`"
+                f"the head sets folder {named} does not exist; "
+                f"make it with `juice identify --out {named}`"
             )
         return Path(named)
     local = Path("head_sets")
@@ -62,7 +62,7 @@ class HeadSetLibrary:
     model: ModelIdentity
     by_name: dict[str, HeadSet] = field(default_factory=dict)
     unfit: dict[str, str] = field(default_factory=dict)
-    # Those of `unfit` that were made for a model of another name.
+    # The keys of `unfit` whose sets were made for a model of another name.
     foreign: set[str] = field(default_factory=set)
 
     @classmethod
@@ -70,8 +70,8 @@ class HeadSetLibrary:
         """Read every set of the folder; raises HeadSetError for two fitting sets of one name.
 
         A set that is damaged or made for another model is listed in `unfit` with the reason. A set
-        that fits by architecture and shape alone, for want of a fingerprint, is served with a
-        warning, unless one of its name has the model's.
+        without a fingerprint that fits by architecture and shape alone is served with a warning,
+        unless another set of its name has the model's fingerprint.
         """
         library, found = cls(find_folder(given), model), {}
         for path in sorted(library.folder.glob(f"[!.]*/[!.]*/{JSON_FILE}")):
@@ -93,8 +93,8 @@ class HeadSetLibrary:
             and not own.difference(self.model)
         ):
             self.unfit[key] = (
-                f"it has no fingerprint, and another head set {rival.name!r} has that of"
-                f" {self.model.id}"
+                "it has no fingerprint, "
+                f"and another head set {rival.name!r} has the fingerprint of {self.model.id}"
             )
             return
         try:
@@ -106,13 +106,16 @@ class HeadSetLibrary:
             return
         if rival:
             raise HeadSetError(
-                f"two head sets in {self.folder} are named {head_set.name!r} and fit"
-                f" {self.model.id}; rename or remove one ({key})"
+                f"two head sets in {self.folder} are named {head_set.name!r} and fit "
+                f"{self.model.id}; rename or remove one ({key})"
             )
         self.by_name[head_set.name] = head_set
 
     def targets(self, method: Method = "juice") -> list[Target]:
-        """Return the targets that `steer` alone reaches: those with a set of their name, which has betas for the method."""
+        """Return the targets that `steer` alone reaches.
+
+        Those are the targets with a set of the same name that has betas for the method.
+        """
         own = self.by_name
         return [
             target
@@ -123,7 +126,7 @@ class HeadSetLibrary:
     def get(self, name: str) -> HeadSet:
         """Return the set of that name.
 
-        Raises HeadSetMismatchError for one that is there but does not fit.
+        Raises HeadSetMismatchError for a set that does not fit, HeadSetNotFoundError for no set.
         """
         if name in self.by_name:
             return self.by_name[name]
@@ -132,21 +135,22 @@ class HeadSetLibrary:
                 raise HeadSetMismatchError(reason)
         served = ", ".join(sorted(self.by_name)) or "none"
         raise HeadSetNotFoundError(
-            f"no head set {name!r} for {self.model.id} in {self.folder} (served: {served}); make"
-            " one with `juice identify`"
+            f"no head set {name!r} for {self.model.id} in {self.folder} (served: {served}); "
+            "make one with `juice identify`"
         )
 
 
 def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tuple[Path, HeadSet]:
-    """Return a head set and its folder, whichever of three ways it is named.
+    """Return a head set and its folder, given in one of three ways.
 
     Args:
-        given: The folder of a head set, its scores file, or its name (or `<model>/<name>`) in the folder of head sets.
-        head_sets: That folder; None: the one that is searched for a model.
+        given: The folder of a head set, its scores file, or its name (or `<model>/<name>`) in the
+            folder of head sets.
+        head_sets: The folder of head sets; None: the one that is searched for a model.
 
     Raises:
         HeadSetNotFoundError: There is none, or several models have one of that name.
-        HeadSetError: It is damaged.
+        HeadSetError: The set is damaged.
     """
     path = Path(given)
     if path.name == SCORES_FILE:
@@ -160,23 +164,23 @@ def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tup
         return named[0], HeadSet.load(named[0])
     if named:
         raise HeadSetNotFoundError(
-            f"several models have a head set {name!r} in {folder}: say"
-            f" {' or '.join(f'{own.parent.name}/{own.name}' for own in named)}"
+            f"several models have a head set {name!r} in {folder}: "
+            f"give {' or '.join(f'{own.parent.name}/{own.name}' for own in named)}"
         )
     if path.is_dir():
         raise HeadSetNotFoundError(
-            f"the folder {path} holds no {JSON_FILE}; give that of one head set, such as"
-            " head_sets/mini/context"
+            f"the folder {path} has no {JSON_FILE}; "
+            "give the folder of one head set, such as head_sets/mini/context"
         )
     there = ", ".join(f"{own.parent.name}/{own.name}" for own in found) or "none"
     raise HeadSetNotFoundError(
-        f"there is no head set {name!r}: give the folder of one, such as head_sets/mini/context,"
-        f" its {SCORES_FILE}, or a name in {folder} ({there})"
+        f"there is no head set {name!r}: give the folder of one, such as head_sets/mini/context, "
+        f"its {SCORES_FILE}, or a name in {folder} ({there})"
     )
 
 
 def find_scores(given: str | Path, head_sets: str | Path | None = None) -> HeadScores:
-    """Return the scores of a head set, however it is named, or of a file of scores alone.
+    """Return the scores of a head set, given as for `find_head_set`, or of a lone scores file.
 
     Raises HeadSetError.
     """

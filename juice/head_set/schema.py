@@ -1,7 +1,8 @@
-"""What a head set says: the heads of each sign, their betas, the model they belong to and where they come from.
+"""The content of a head set: the heads of each sign, their betas, their model and their origin.
 
-A head set is immutable and valid once it exists: its heads lie within the model it names, each sign
-lists a head once, betas are finite and of the right sign. Anything else raises HeadSetError.
+A head set is immutable and valid once it exists: its heads are within the model it names, each sign
+lists a head once, betas are finite and of the right sign. `HeadSet.parse` raises HeadSetError for
+anything else.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class _Part(BaseModel):
 
 
 class ModelIdentity(_Part):
-    """Which model: id and revision are for people, the fingerprint (or architecture and shape) decides."""
+    """Which model a head set is for.
+
+    Id and revision are for people; the fingerprint, or architecture and shape, decides.
+    """
 
     id: str = Field(pattern=r"^[^\x00-\x1f\x7f]+$")
     revision: str | None = None
@@ -52,11 +56,14 @@ class ModelIdentity(_Part):
     fingerprint: str | None = None
 
     def difference(self, other: ModelIdentity) -> str | None:
-        """Say how another model differs from this one, or None for the same: architecture, shape and, where both have one, fingerprint."""
+        """Return how another model differs from this one, or None if it does not.
+
+        Compares the fingerprints, where both have one, then architecture and shape.
+        """
         if self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint:
             return (
-                f"its fingerprint is {short(self.fingerprint)}, the loaded model's is"
-                f" {short(other.fingerprint)}"
+                f"its fingerprint is {short(self.fingerprint)}, "
+                f"the loaded model's is {short(other.fingerprint)}"
             )
         for field in ("architecture", "n_layers", "n_heads"):
             mine, theirs = getattr(self, field), getattr(other, field)
@@ -65,7 +72,7 @@ class ModelIdentity(_Part):
         return None
 
     def is_certain(self, other: ModelIdentity) -> bool:
-        """Tell whether both models carry a fingerprint, so that `difference` is more than a guess."""
+        """Return whether both models have a fingerprint, so that `difference` is not a guess."""
         return bool(self.fingerprint and other.fingerprint)
 
 
@@ -100,7 +107,7 @@ class BetaTable(_Part):
 
 
 class Identification(_Part):
-    """How the heads were found, enough to find them again."""
+    """How the heads were found, in enough detail to find them again."""
 
     alphas_plus: tuple[Annotated[float, Field(gt=0)], ...]
     alphas_minus: tuple[Annotated[float, Field(lt=0)], ...]
@@ -114,7 +121,7 @@ class Identification(_Part):
 
 
 class Validation(_Part):
-    """What betas did on the examples that tuned them: the share of answers that are the target's, by conflict type."""
+    """What betas did on the examples that tuned them: shares of target answers by conflict type."""
 
     n_examples: int = Field(ge=1)
     accuracy: dict[str, float]
@@ -144,15 +151,12 @@ def _metrics(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class HeadSetContent(_Part):
-    """What a head set says; `scores` is what its heads were chosen from. `HeadSet` adds where it comes from and goes to."""
+    """The content of a head set; its heads were chosen from `scores`.
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        arbitrary_types_allowed=True,
-    )
+    `HeadSet` adds how to load, save and share it.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     format: Literal["juice.head_set/1"] = FORMAT
     name: str = Field(pattern=NAME_PATTERN)
@@ -171,9 +175,9 @@ class HeadSetContent(_Part):
         for head in (*self.heads.plus, *self.heads.minus):
             if not (0 <= head.layer < self.model.n_layers and 0 <= head.index < self.model.n_heads):
                 raise ValueError(
-                    f"head {head} is out of range: {self.model.id} has {self.model.n_layers} layers"
-                    f" (0-{self.model.n_layers - 1}) of {self.model.n_heads} heads"
-                    f" (0-{self.model.n_heads - 1}); identify heads on this model first"
+                    f"head {head} is out of range: {self.model.id} has {self.model.n_layers} "
+                    f"layers (0-{self.model.n_layers - 1}) of {self.model.n_heads} heads "
+                    f"(0-{self.model.n_heads - 1}); identify heads on this model first"
                 )
         return self
 
@@ -181,12 +185,12 @@ class HeadSetContent(_Part):
     def parse(cls, content: Mapping[str, Any], where: str) -> Self:
         """Validate a head set's JSON content.
 
-        Raises HeadSetError that names `where` and the field.
+        Raises HeadSetError, which names `where` and the field.
         """
         if content.get("format") != FORMAT:
             raise HeadSetError(
-                f"{where}: format is {content.get('format')!r}, expected {FORMAT!r}; this version"
-                " of JuICE reads no other"
+                f"{where}: format is {content.get('format')!r}, expected {FORMAT!r}; "
+                "this version of JuICE reads no other"
             )
         try:
             return cls.model_validate(content)
@@ -196,25 +200,29 @@ class HeadSetContent(_Part):
 
     @property
     def chat_template_sha256(self) -> str | None:
-        """The hash of the chat template that the heads were found through; None for prompts as they are, and where that is not known."""
+        """The hash of the chat template through which the heads were found.
+
+        None for plain prompts, and where it is not known.
+        """
         return self.identification.chat_template_sha256 if self.identification else None
 
     def form_warning(self, used_sha256: str | None) -> str | None:
-        """Say how a prompt's form differs from that in which the heads were found; None where it does not.
+        """Return a warning if a prompt's form is not the one the heads were found in, else None.
 
-        The form is the hash of the chat template that a prompt went through, None for one as it is.
-        Nothing is said of a set that was made by hand.
+        The form is the hash of the chat template that a prompt went through, None for a plain one.
+        A set without an identification (made by hand) gives no warning.
         """
         found_sha256 = self.chat_template_sha256
         if self.identification is None or found_sha256 == used_sha256:
             return None
         if found_sha256 is None:
-            found, used = "on prompts as they are", "went through a chat template"
+            found, used = "on plain prompts", "went through a chat template"
         else:
             found = f"through the chat template {short(found_sha256)}"
             used = f"went through {short(used_sha256)}" if used_sha256 else "did not go through one"
         return (
-            f"head set {self.name!r} was found {found}, this prompt {used}: it may steer less well"
+            f"head set {self.name!r} was found {found}, but this prompt {used}: "
+            "it may steer less well"
         )
 
     def betas(self, method: Method = "juice") -> Betas | None:
@@ -232,22 +240,25 @@ class HeadSetContent(_Part):
         return self.model_copy(update={"beta": table, "metrics": {**self.metrics, **metrics}})
 
     def check_fits(self, model: ModelIdentity) -> None:
-        """Raise HeadSetMismatchError unless this set was made for the given model; warn where that cannot be told for sure."""
+        """Raise HeadSetMismatchError unless this set was made for the given model.
+
+        Warns where that is not certain.
+        """
         difference = self.model.difference(model)
         if difference:
             raise HeadSetMismatchError(
-                f"head set {self.name!r} was made for {self.model.id} and does not fit the loaded"
-                f" {model.id}: {difference}; identify heads on this model (`juice identify`)"
+                f"head set {self.name!r} was made for {self.model.id} and does not fit the loaded "
+                f"{model.id}: {difference}; identify heads on this model (`juice identify`)"
             )
         if not self.model.is_certain(model):
             warnings.warn(
-                f"head set {self.name!r} fits {model.id} by architecture and shape alone: there is"
-                " no fingerprint to compare",
+                f"head set {self.name!r} fits {model.id} by architecture and shape alone: "
+                "there is no fingerprint to compare",
                 stacklevel=3,
             )
 
 
 def short(sha256: str) -> str:
-    """Return the beginning of a hash, to tell two apart."""
+    """Return the beginning of a hash, enough to tell two apart."""
     kind, colon, digits = sha256.rpartition(":")
     return f"{kind}{colon}{digits[:12]}…"

@@ -1,8 +1,9 @@
-"""Head scores: the mean change of p_y by sign, conflict type, layer and head (method.md, stage 1, step 1).
+"""Head scores: the mean change of p_y by sign, conflict type, layer and head.
 
-Stored as `scores.safetensors`: `plus` and `minus`, float32 [n_conflict_types, n_layers, n_heads].
-The metadata has one entry, `juice`, a JSON object with the target and the conflict types: the
-format writes several in no fixed order, and the same scores must have the same hash.
+They come from stage 1, step 1 of method.md. Stored as `scores.safetensors`: `plus` and `minus`,
+float32 [n_conflict_types, n_layers, n_heads]. The metadata has one entry, `juice`, a JSON object
+with the target and the conflict types: the format writes several entries in no fixed order, and the
+same scores must have the same hash.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from juice.errors import HeadSetError
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HeadScores:
-    """Scores of every head; `plus` and `minus` are float32 [n_conflict_types, n_layers, n_heads]."""
+    """The scores of every head: `plus`, `minus` float32 [n_conflict_types, n_layers, n_heads]."""
 
     target: str
     conflict_types: tuple[str, ...]
@@ -53,8 +54,8 @@ class HeadScores:
             )
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise HeadSetError(
-                f"cannot read the scores {path}: {error}; expected the file scores.safetensors of a"
-                " head set"
+                f"cannot read the scores {path}: {error}; "
+                "expected the file scores.safetensors of a head set"
             ) from error
         scores._validate(path)
         return scores
@@ -66,9 +67,9 @@ class HeadScores:
             or len(self.plus) != len(self.conflict_types)
         ):
             raise HeadSetError(
-                f"scores {path}: plus {list(self.plus.shape)}, minus {list(self.minus.shape)} for"
-                f" {len(self.conflict_types)} conflict types; expected [n_conflict_types, n_layers,"
-                " n_heads] twice"
+                f"scores {path}: plus {list(self.plus.shape)}, "
+                f"minus {list(self.minus.shape)} for {len(self.conflict_types)} conflict types; "
+                "expected [n_conflict_types, n_layers, n_heads] twice"
             )
         if not (self.plus.isfinite().all() and self.minus.isfinite().all()):
             raise HeadSetError(

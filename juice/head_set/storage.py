@@ -1,7 +1,7 @@
 """A head set's folder: `head_set.json` and, where there are scores, `scores.safetensors`.
 
-A set is written to a temporary folder beside its place, synced, and renamed into it: a reader sees
-the old set or the new one, an interrupted write leaves nothing. Loading checks format, ranges,
+A set is written to a temporary folder next to its own, synced, and renamed: a reader sees the old
+set or the new one, and an interrupted write leaves nothing. Loading checks format, ranges,
 finite numbers and the scores' hash.
 """
 
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=HeadSetContent)
 
 
 def load(folder: Path, kind: type[S]) -> S:
-    """Load and verify a head set as one of a class; raises HeadSetError."""
+    """Load and verify a head set as an instance of `kind`; raises HeadSetError."""
     path = folder / JSON_FILE
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
@@ -37,8 +37,8 @@ def load(folder: Path, kind: type[S]) -> S:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HeadSetError(
-            f"cannot read the head set {folder}: {error}; expected the path of a folder with"
-            f" {JSON_FILE}, such as head_sets/mini/context"
+            f"cannot read the head set {folder}: {error}; "
+            f"expected the path of a folder with {JSON_FILE}, such as head_sets/mini/context"
         ) from error
     except (ValueError, RecursionError) as error:
         raise HeadSetError(
@@ -61,15 +61,15 @@ def _load_scores(path: Path, head_set: HeadSetContent) -> HeadScores:
         ) from error
     if actual != head_set.scores_sha256:
         raise HeadSetError(
-            f"{path} has the hash {actual}, head_set.json says {head_set.scores_sha256}; the file"
-            " was changed or damaged"
+            f"{path} has the hash {actual}, but head_set.json gives {head_set.scores_sha256}; "
+            "the file was changed or damaged"
         )
     scores = HeadScores.load(path)
     expected = (head_set.model.n_layers, head_set.model.n_heads)
     if scores.plus.shape[1:] != expected:
         raise HeadSetError(
-            f"{path} holds scores of shape {list(scores.plus.shape)}; the model has (n_layers,"
-            f" n_heads) = {expected}"
+            f"{path} holds scores of shape {list(scores.plus.shape)}; "
+            f"the model has (n_layers, n_heads) = {expected}"
         )
     return scores
 
@@ -77,7 +77,7 @@ def _load_scores(path: Path, head_set: HeadSetContent) -> HeadScores:
 def save(head_set: HeadSetContent, folder: Path, *, overwrite: bool) -> None:
     """Write a head set in one step.
 
-    Raises OutputError when the folder exists (unless `overwrite`) or can't be written.
+    Raises OutputError if the folder exists (unless `overwrite`) or cannot be written.
     """
     folder = folder.resolve()
     check_writable(folder, overwrite=overwrite)
@@ -104,7 +104,7 @@ def save(head_set: HeadSetContent, folder: Path, *, overwrite: bool) -> None:
 
 
 def check_writable(folder: Path, *, overwrite: bool) -> None:
-    """Raise OutputError, before any work is done, when a head set could not be saved to the folder."""
+    """Raise OutputError, before any work is done, if no head set can be saved to the folder."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; a head set is a folder: choose another name")
     if folder.exists() and not overwrite:
@@ -127,7 +127,7 @@ def check_writable(folder: Path, *, overwrite: bool) -> None:
 
 
 def files_of(head_set: HeadSetContent) -> dict[str, bytes]:
-    """Return the files of a head set by name, with the hash of its scores as they are now."""
+    """Return the files of a head set by name, with the current hash of its scores."""
     if head_set.scores is None:
         return {JSON_FILE: to_json(head_set).encode()}
     data = head_set.scores.to_bytes()
@@ -138,7 +138,7 @@ def files_of(head_set: HeadSetContent) -> dict[str, bytes]:
 
 
 def to_json(head_set: HeadSetContent) -> str:
-    """Format a head set as it stands on disk."""
+    """Return the text of a head set's JSON file."""
     return json.dumps(head_set.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 

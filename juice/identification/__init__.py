@@ -3,7 +3,7 @@
 options        how heads are looked for
 scored_prompt  what p_y looks at
 drawing        the examples that heads are found on
-probe          the model run with one head scaled, sharing everything below that head with the clean run
+probe          one head scaled, sharing everything below that head with the clean run
 probing        the mean change of p_y for every head and sign
 selection      the consistency filter and the top K
 run            from examples to a head set

@@ -15,10 +15,11 @@ from juice.steered_model import SteeredModel
 def usable_examples(
     model: SteeredModel, examples: Sequence[ConflictExample], options: IdentificationOptions
 ) -> tuple[list[ConflictExample], list[ConflictExample]]:
-    """Draw the examples to identify on from those that can be scored; return them and all that were not drawn.
+    """Draw the examples to identify on from those that can be scored.
 
-    With a `relation`, only its examples are drawn. Warns of examples that cannot be scored, with
-    the first reason; raises ExampleError when too few are left.
+    Returns them and all that were not drawn. With a `relation`, only its examples are drawn. Warns
+    of examples that cannot be scored, with the first reason. Raises ExampleError when too few are
+    left.
     """
     candidates, reasons = [], []
     wanted = {t for e in examples if options.relation in (None, e.relation) for t in e.prompts}
@@ -28,8 +29,8 @@ def usable_examples(
         try:
             if lacking := wanted - example.prompts.keys():
                 raise ExampleError(
-                    f"example {example.subject!r} has no {' and no '.join(sorted(lacking))} prompt,"
-                    " others have"
+                    f"example {example.subject!r} has no {' and no '.join(sorted(lacking))} "
+                    "prompt, but others have"
                 )
             for conflict_type in example.prompts:
                 scored_prompt(model, example, conflict_type)
@@ -44,8 +45,8 @@ def usable_examples(
     if options.relation is not None and not candidates and not reasons:
         known = sorted({e.relation for e in examples if e.relation})
         raise ExampleError(
-            f"no example has the relation {options.relation!r}; the file has"
-            f" {', '.join(known) or 'none'}"
+            f"no example has the relation {options.relation!r}; "
+            f"the file has {', '.join(known) or 'none'}"
         )
     drawn, _ = draw(candidates, options.n_examples, options.seed)
     chosen = set(map(id, drawn))

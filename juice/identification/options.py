@@ -25,8 +25,8 @@ class IdentificationOptions:
     def __post_init__(self) -> None:
         if self.top_k < 1:
             raise UsageError(
-                f"top_k is {self.top_k}; expected at least 1 (5 up to about 3B parameters, 10"
-                " above)"
+                f"top_k is {self.top_k}; expected at least 1 "
+                "(5 up to about 3B parameters, 10 above)"
             )
         if not all(math.isfinite(alpha) for alpha in (*self.alphas_plus, *self.alphas_minus)):
             raise UsageError(
@@ -34,11 +34,11 @@ class IdentificationOptions:
             )
         if not self.alphas_plus or not all(alpha > 0 for alpha in self.alphas_plus):
             raise UsageError(
-                f"alphas_plus is {list(self.alphas_plus)}; expected numbers above 0, such as"
-                " 1,3,5,10,30"
+                f"alphas_plus is {list(self.alphas_plus)}; "
+                "expected numbers above 0, such as 1,3,5,10,30"
             )
         if not self.alphas_minus or not all(alpha < 0 for alpha in self.alphas_minus):
             raise UsageError(
-                f"alphas_minus is {list(self.alphas_minus)}; expected numbers below 0, such as"
-                " -1,-2,-5"
+                f"alphas_minus is {list(self.alphas_minus)}; "
+                "expected numbers below 0, such as -1,-2,-5"
             )

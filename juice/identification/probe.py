@@ -7,9 +7,10 @@ through the model as one forward:
 
 1. The model is called with a single token; the layers below l cost nothing.
 2. Layer l receives the clean run's inputs, n rows; its attention runs once for all probes.
-3. Before its output projection z becomes m copies, [m, n, pos, n_heads * d_head], each with its head scaled; the
-   residual stream, [n, pos, d_model], broadcasts against them.
-4. The layers above receive m * n rows. In the last one only each prompt's last position goes on behind the attention.
+3. Before its output projection z becomes m copies, [m, n, pos, n_heads * d_head], each with its
+   head scaled; the residual stream, [n, pos, d_model], broadcasts against them.
+4. The layers above receive m * n rows. In the last one only each prompt's last position goes on
+   after the attention.
 
 The modules are transformers' own, reached by hooks that exist only within a call. Because an
 architecture may not allow this, `Prober` first probes every layer with a factor of one: where that
@@ -34,7 +35,7 @@ TOLERANCE = 1e-4
 
 
 class CleanRun:
-    """One unmodified forward over n prompts: what entered every layer, and the logits at each prompt's end.
+    """One unmodified forward over n prompts: every layer's inputs, and each prompt's last logits.
 
     `ids` is int64 [n, pos], right-padded: a causal model never looks at what follows a prompt, so
     no mask is needed.
@@ -45,8 +46,8 @@ class CleanRun:
         switch = loaded.rope_switch or self.n_positions
         if self.n_positions > switch and min(map(len, prompts)) <= switch:
             raise ExampleError(
-                f"some prompts are longer than {switch} tokens, beyond which this model changes its"
-                " positions, others are not; use examples of one kind"
+                f"some prompts are longer than {switch} tokens, beyond which this model changes "
+                "its positions, and others are not; use examples of one kind"
             )
         padded = [[*prompt, *[0] * (self.n_positions - len(prompt))] for prompt in prompts]
         self.ids = torch.tensor(padded, device=loaded.device)
@@ -73,7 +74,10 @@ class Prober:
         self.shares_clean_run = self._sharing_is_exact()
 
     def logits(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
-        """Return the logits float32 [m, n, vocabulary] of m probes; factors: float32 [m, n_heads], 1 for an unscaled head."""
+        """Return the logits of m probes, float32 [m, n, vocabulary].
+
+        `factors` is float32 [m, n_heads], 1 for an unscaled head.
+        """
         return (
             self._shared(layer, factors) if self.shares_clean_run else self._whole(layer, factors)
         )
@@ -88,7 +92,7 @@ class Prober:
                 if (logits - self._clean.logits).abs().max() > TOLERANCE * scale:
                     return False
         except (RuntimeError, ValueError, TypeError, IndexError):
-            # Some part of this architecture insists on its own shapes; the whole forward serves it.
+            # Some part of this architecture insists on its own shapes; it gets whole forwards.
             return False
         return True
 
@@ -147,7 +151,7 @@ class _SharedForward:
             yield
 
     def _enter(self, index: int) -> Any:
-        """Give a layer the clean run's inputs: all of them at the probed layer, all but the hidden states above it."""
+        """Give a layer the clean run's inputs, above the probed one all but the hidden states."""
 
         def replace(
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -157,9 +161,8 @@ class _SharedForward:
             if index == self._probed:
                 return clean_args, clean_kwargs
             hidden = args[0] if args else kwargs["hidden_states"]
-            hidden = hidden.reshape(
-                -1, self._clean.n_positions, hidden.shape[-1]
-            )  # [m * n, pos, d_model]
+            # The shape is [m * n, pos, d_model].
+            hidden = hidden.reshape(-1, self._clean.n_positions, hidden.shape[-1])
             new_args, new_kwargs = copy_rows(
                 (clean_args, clean_kwargs), self._clean.n, self._origins
             )
@@ -190,15 +193,17 @@ class _SharedForward:
                 z = self._last_positions(z)
             if index == self._probed:
                 factors = self._factors[:, None, None, :, None].to(z.dtype)
-                z = (z.view(*z.shape[:-1], layer.n_heads, -1) * factors).flatten(
-                    -2
-                )  # [m, n, pos, n_heads * d_head]
+                # The shape is [m, n, pos, n_heads * d_head].
+                z = (z.view(*z.shape[:-1], layer.n_heads, -1) * factors).flatten(-2)
             return (z, *args[1:])
 
         return scale
 
     def _into_child(self, index: int) -> Any:
-        """Behind the attention, give the layer's other modules ordinary [rows, pos, d_model] inputs, the last layer's one position."""
+        """After the attention, give the layer's other modules plain [rows, pos, d_model] inputs.
+
+        In the last layer they have one position.
+        """
 
         def flatten(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             if not self._attention_is_done or not args or args[0].dim() < 3:
@@ -211,7 +216,10 @@ class _SharedForward:
         return flatten
 
     def _out_of_child(self, _module: nn.Module, _args: Any, output: Any) -> Any:
-        """Restore the probes' dimension, [m, n, pos, d_model], so that the residual stream broadcasts."""
+        """Restore the probes' dimension, [m, n, pos, d_model].
+
+        Then the residual stream broadcasts.
+        """
         if not self._attention_is_done:
             return output
         hidden = output[0] if isinstance(output, tuple) else output

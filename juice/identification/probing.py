@@ -36,7 +36,16 @@ def score_heads(
     alphas_minus: Sequence[float],
     progress: Progress = silent,
 ) -> dict[Target, HeadScores]:
-    """Return the scores of every head for each target over its conflict types."""
+    """Return the scores of every head for each target over its conflict types.
+
+    Args:
+        model: The model.
+        examples: The examples to score on, which all have these conflict types.
+        targets: The targets, each with the conflict types that it is scored on.
+        alphas_plus: Probing scales of the + scores, above 0.
+        alphas_minus: Probing scales of the - scores, below 0.
+        progress: Reports how many probes are done.
+    """
     loaded = model.loaded
     alphas = torch.tensor([*alphas_plus, *alphas_minus], device=loaded.device)
     conflict_types = sorted(
@@ -73,13 +82,19 @@ def score_heads(
 
 
 def _factors(layer: AttentionLayer, alphas: torch.Tensor) -> torch.Tensor:
-    """Return the factors [n_heads * n_alphas, n_heads] that scale one head each, by 1 + alpha; heads vary slowest."""
+    """Return factors [n_heads * n_alphas, n_heads], each row scaling one head by 1 + alpha.
+
+    Heads vary slowest.
+    """
     one_hot = torch.eye(layer.n_heads, device=alphas.device)[:, None, :]  # [head probed, 1, head]
     return (1 + alphas[None, :, None] * one_hot).flatten(0, 1)
 
 
 def _stack_layers(rows: list[torch.Tensor], n_heads: int) -> torch.Tensor:
-    """Stack [heads of the layer, alpha, target] to [layer, n_heads, alpha, target]; absent heads change nothing."""
+    """Stack [heads of the layer, alpha, target] to [layer, n_heads, alpha, target].
+
+    Heads that a layer does not have change nothing.
+    """
     padded = [torch.nn.functional.pad(row, (0, 0, 0, 0, 0, n_heads - len(row))) for row in rows]
     return torch.stack(padded)
 
@@ -91,9 +106,8 @@ def _head_scores(
     index: int,
     n_plus: int,
 ) -> HeadScores:
-    stacked = torch.stack(
-        [changes[t][..., index] for t in types]
-    )  # [conflict type, layer, head, alpha]
+    # [conflict type, layer, head, alpha]
+    stacked = torch.stack([changes[t][..., index] for t in types])
     return HeadScores(
         target=target,
         conflict_types=types,

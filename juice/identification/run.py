@@ -49,8 +49,9 @@ def identify(
         alphas_plus: Probing scales of the + heads, above 0; the grid of the paper's authors.
         alphas_minus: Probing scales of the - heads, below 0.
         relation: Draw examples of this relation only.
-        chat_template: Make every prompt a user's message in a chat, where answers begin the assistant's turn: `default`
-            for the tokenizer's own template, a file, or a template's text.
+        chat_template: Make every prompt a user's message in a chat, where answers begin the
+            assistant's turn: `default` for the tokenizer's own template, a file, or a template's
+            text.
         progress: Reports how many probes are done.
 
     Returns:
@@ -89,8 +90,21 @@ def identify_targets(
 ) -> dict[Target, HeadSet]:
     """Find the heads of several targets from the same drawn examples, with one pass of probes.
 
-    A target without a consistent head is left out with a warning; raises NoConsistentHeadError when
-    none is left.
+    A target without a consistent head is left out with a warning.
+
+    Args:
+        model: The model.
+        drawn: The examples to find heads on, which all have the same conflict types.
+        targets: The targets.
+        options: How heads are looked for.
+        names: The head sets' names, by target.
+        progress: Reports how many probes are done.
+
+    Raises:
+        ExampleError: The examples have no conflict for a target.
+        JuiceError: Scaled heads overflow.
+        NoConsistentHeadError: No target has a consistent head.
+        UsageError: A name cannot be a head set's.
     """
     for name in names.values():
         check_name(name)
@@ -98,8 +112,8 @@ def identify_targets(
     for target, own in types.items():
         if not set(own) - {"clean"}:
             raise ExampleError(
-                f"the examples hold no conflict for the {target} target; give each a substitution"
-                " or a coherent prompt beside the clean one"
+                f"the examples hold no conflict for the {target} target; give each a substitution "
+                "or a coherent prompt in addition to the clean one"
             )
     scores = score_heads(
         model,
@@ -113,8 +127,8 @@ def identify_targets(
         scores[t].plus.isfinite().all() and scores[t].minus.isfinite().all() for t in targets
     ):
         raise JuiceError(
-            "some scores are not finite: scaled heads overflow; give smaller alphas, or load with"
-            " --dtype float32"
+            "some scores are not finite: scaled heads overflow; "
+            "give smaller alphas, or load with --dtype float32"
         )
     heads: dict[Target, HeadLists] = {}
     missing: list[NoConsistentHeadError] = []
@@ -155,6 +169,6 @@ def check_name(name: str) -> None:
     """Raise UsageError for a name that a head set cannot have."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise UsageError(
-            f"the name {name!r} cannot be a head set's; expected up to 64 letters, digits, dots,"
-            " dashes and underscores"
+            f"the name {name!r} cannot be a head set's; "
+            "expected up to 64 letters, digits, dots, dashes and underscores"
         )

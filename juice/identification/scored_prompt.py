@@ -1,8 +1,8 @@
-"""What p_y looks at: a prompt's tokens and the first token of each answer (docs/method.md, "Notation").
+"""What p_y looks at: a prompt's tokens and the first token of each answer.
 
-ParaConflict's rows on the hub list all accepted answers in no order: there the one whose first
-token the model finds most probable on the clean prompt is scored (docs/method.md, "Datasets and
-scoring").
+docs/method.md defines p_y ("Notation"). ParaConflict's rows on the hub list all accepted answers in
+no order: there the one whose first token the model finds most probable on the clean prompt is
+scored ("Datasets and scoring").
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ScoredPrompt:
 def scored_prompt(
     model: SteeredModel, example: ConflictExample, conflict_type: ConflictType
 ) -> ScoredPrompt:
-    """Tokenise one prompt; raises ExampleError when it cannot be scored, with the reason."""
+    """Tokenise one prompt. Raises ExampleError with the reason when it cannot be scored."""
     prompt = example.prompts[conflict_type]
     ids, limit = model.prompts.tokens(prompt), model.description.max_positions
     where = f"example {example.subject!r} ({conflict_type})"
@@ -55,7 +55,7 @@ def scored_prompt(
 def with_scored_answers(
     model: SteeredModel, examples: Sequence[ConflictExample]
 ) -> list[ConflictExample]:
-    """Put the answer that is scored first, in the examples that leave it to the model."""
+    """Put the scored answer first in the examples that leave the choice to the model."""
     asked = [e for e in examples if e.scored == "likeliest" and "clean" in e.prompts]
     requests, choices = [], []
     for example in asked:

@@ -1,4 +1,4 @@
-"""Ways of steering tried on examples: what each of them did, as accuracy and mean p_y by conflict type."""
+"""Ways of steering tried on examples, each with its accuracy and mean p_y by conflict type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Outcome:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Order outcomes: sum of accuracies, then mean p_y."""
+        """What orders outcomes: the sum of accuracies, then the mean p_y."""
         return round(sum(self.accuracy.values()), 9), sum(self.p_answer.values()) / len(
             self.p_answer
         )
@@ -40,7 +40,17 @@ def scoring_request(
     target: Target,
     steering: Steering | None = None,
 ) -> GenerationRequest:
-    """Return the request for an example's scored tokens; it watches the first token of the target's answer."""
+    """Return the request for the tokens of an example's answer that are judged.
+
+    It watches the first token of the target's answer.
+
+    Args:
+        model: The model that will be asked.
+        example: The example.
+        conflict_type: Which of its prompts to ask.
+        target: Whose answer p_y is of.
+        steering: What steers it; None: nothing.
+    """
     prompt = example.prompts[conflict_type]
     token = model.first_token(prompt, example.answer(target))
     request = model.request(prompt, max_tokens=MAX_TOKENS, watch=() if token is None else (token,))
@@ -54,7 +64,15 @@ def answer(
     target: Target,
     steering: Steering | None = None,
 ) -> Answers:
-    """Generate for all examples in one go, steered or not."""
+    """Return the completions of all examples' prompts, generated in one go.
+
+    Args:
+        model: The model to ask.
+        examples: The examples.
+        conflict_types: Which of their prompts to ask.
+        target: Whose answer p_y is of.
+        steering: What steers them; None: nothing.
+    """
     requests = [
         scoring_request(model, e, t, target, steering) for t in conflict_types for e in examples
     ]
@@ -65,7 +83,16 @@ def answer(
 
 
 class Trials(Generic[Choice]):
-    """What every one of several ways of steering does to validation examples, asked in one go."""
+    """What several ways of steering do to validation examples, all generated in one go.
+
+    Args:
+        model: The model to ask.
+        examples: The validation examples.
+        target: Whose answer is right.
+        steerings: The ways of steering, each under its choice.
+        description: What the progress is called.
+        progress: Reports how many prompts are answered.
+    """
 
     def __init__(
         self,
@@ -81,15 +108,14 @@ class Trials(Generic[Choice]):
         judged = judged_types(target, examples, in_all=False)
         asked = [(t, i) for t in judged for i, e in enumerate(examples) if t in e.prompts]
         unsteered = {at: scoring_request(model, examples[at[1]], at[0], target) for at in asked}
-        # The same prompt under all ways of steering, side by side: equally long rows need no
-        # padding.
+        # One prompt's steerings follow each other: rows of equal length need no padding.
         keys = [(at, choice) for at in asked for choice in steerings]
         requests = [unsteered[at].with_steering(steerings[choice]) for at, choice in keys]
         completions = model.engine.generate(requests, progress=progress, description=description)
         self._completions = dict(zip(keys, completions, strict=True))
 
     def outcome(self, choice: Choice, among: Sequence[int] | None = None) -> Outcome:
-        """Return what a choice did to some of the examples, by their indices."""
+        """Return what a choice did to the examples at these indices; None: to all."""
         chosen = range(len(self._examples)) if among is None else among
         own = [self._examples[i] for i in chosen]
         answers = {

@@ -1,9 +1,9 @@
-"""The betas (docs/method.md, "Stage 2"): the pair of the grid with the best accuracy on a validation set.
+"""The betas with the best accuracy on a validation set (docs/method.md, "Stage 2").
 
 Every pair of beta_plus in {0 ... 5} and beta_minus in {0 ... -3} steers the whole validation set,
-all pairs in one go; the best sum of accuracies over the target's conflict types wins, ties by the
-mean p_y, then by the gentler pair. A sign without heads is not varied. Validation examples are
-those whose clean prompt this model answers right.
+all pairs in one go. The best sum of accuracies over the target's conflict types wins; ties go to
+the higher mean p_y, then to the gentler pair. A sign without heads is not varied. Validation
+examples are those whose clean prompt this model answers right.
 """
 
 from __future__ import annotations
@@ -35,9 +35,20 @@ def tune(
     method: Method = "juice",
     progress: Progress = silent,
 ) -> HeadSet:
-    """Return the head set with the best betas of a method and what they did, in the form of prompt in which its heads were found.
+    """Return the head set with a method's best betas and what they did.
 
-    Raises ExampleError without usable examples, UsageError for a model that takes another form.
+    Prompts take the form in which the set's heads were found: plain, or in a chat.
+
+    Args:
+        model: The model.
+        head_set: The head set to tune.
+        validation: The examples to tune on, of which those that the model knows are used.
+        method: `juice`, or `june` for its betas.
+        progress: Reports how many prompts are answered.
+
+    Raises:
+        ExampleError: No example can be used.
+        UsageError: The model was given another form of prompt.
     """
     model, target = model.in_form_of(head_set), head_set.target
     examples, _ = usable_validation(model, validation, target)
@@ -49,7 +60,7 @@ def tune(
     }
     metrics = {f"validation_{method}": {"n_examples": len(examples), **outcomes}}
     if head_set.model.fingerprint is None:
-        # Betas are tuned on these weights: the set is theirs from now on.
+        # Betas are tuned on these weights, so the set belongs to them from now on.
         head_set = head_set.model_copy(update={"model": model.description.identity})
     return head_set.with_betas(method, Betas(plus=best[0], minus=best[1]), metrics)
 
@@ -61,7 +72,15 @@ def try_betas(
     method: Method,
     progress: Progress = silent,
 ) -> Trials[tuple[float, float]]:
-    """Steer the examples with every pair of betas of the grid."""
+    """Steer the examples with every pair of betas of the grid.
+
+    Args:
+        model: The model.
+        head_set: The head set.
+        examples: The examples to steer.
+        method: `juice` for two runs, `june` for one.
+        progress: Reports how many prompts are answered.
+    """
 
     def steering(pair: tuple[float, float]) -> Steering:
         return model.resolve(
@@ -81,7 +100,7 @@ def try_betas(
 
 
 def grid_of(head_set: HeadSet) -> list[tuple[float, float]]:
-    """Return the pairs of betas that are tried."""
+    """Return the pairs of betas to try."""
     return list(
         product(
             GRID_PLUS if head_set.heads.plus else (0.0,),
@@ -93,7 +112,7 @@ def grid_of(head_set: HeadSet) -> list[tuple[float, float]]:
 def best_betas(
     head_set: HeadSet, trials: Trials[tuple[float, float]], among: Sequence[int] | None = None
 ) -> tuple[float, float]:
-    """Return the pair that did best on some of the examples."""
+    """Return the pair that did best on the examples at the indices `among`; None: on all."""
     return max(
         grid_of(head_set),
         key=lambda pair: (*trials.outcome(pair, among).rank, -(pair[0] - pair[1])),
@@ -108,7 +127,17 @@ def tune_all(
     methods: Sequence[Method] = ("juice",),
     progress: Progress = silent,
 ) -> dict[Target, HeadSet]:
-    """Tune the betas of every set; where no validation example can be used, warn and keep the set as it is."""
+    """Tune the betas of every head set.
+
+    Where no validation example can be used, warns and leaves the set unchanged.
+
+    Args:
+        model: The model.
+        head_sets: The head sets, by target.
+        validation: The examples to tune on.
+        methods: The methods whose betas to tune.
+        progress: Reports how many prompts are answered.
+    """
     tuned = dict(head_sets)
     for target in head_sets:
         for method in methods:

@@ -1,4 +1,4 @@
-"""The examples that betas are tuned on: those that this model knows and that leave room for an answer."""
+"""The examples that betas are tuned on: those the model knows and has room to answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VALIDATION_SHARE = 0.15
 
 
 def validation_share(examples: Sequence[ConflictExample], seed: int) -> list[ConflictExample]:
-    """Return the seeded share of the examples that tunes the betas when no validation file is given."""
+    """Return the seeded share of the examples that tunes betas without a validation file."""
     n = max(1, round(VALIDATION_SHARE * len(examples)))
     return draw(examples, n, seed)[0] if examples else []
 
@@ -25,7 +25,7 @@ def validation_share(examples: Sequence[ConflictExample], seed: int) -> list[Con
 def known_examples(
     model: SteeredModel, examples: Sequence[ConflictExample]
 ) -> list[ConflictExample]:
-    """Keep the examples whose clean prompt the unsteered model answers right, and those without one."""
+    """Keep the examples whose clean prompt is answered right, unsteered, or that have none."""
     asked = [e for e in examples if "clean" in e.prompts]
     completions = answer(model, asked, ("clean",), "parametric")["clean"]
     wrong = {
@@ -50,12 +50,12 @@ def usable_validation(
 ) -> tuple[list[ConflictExample], tuple[ConflictType, ...]]:
     """Return the validation examples that can be used and the conflict types a target is judged on.
 
-    Warns of what is left out and of too few; raises ExampleError when none is left.
+    Warns of what is left out and of too few. Raises ExampleError when none is left.
     """
     if not validation:
         raise ExampleError(
-            "no examples are left to tune the betas on; give more examples, or a file with"
-            " --validation"
+            "no examples are left to tune the betas on; "
+            "give more examples, or a file with --validation"
         )
     wanted = {t for e in validation for t in e.prompts}
     complete = [e for e in validation if wanted <= e.prompts.keys()]
@@ -68,14 +68,14 @@ def usable_validation(
     conflict_types = judged_types(target, examples)
     if not examples or not conflict_types:
         raise ExampleError(
-            f"none of {len(validation)} validation examples can be used: the model answers none of"
-            f" their clean prompts, or they share no conflict type for {target}; give others with"
-            " --validation"
+            f"none of {len(validation)} validation examples can be used: "
+            "the model answers none of their clean prompts, "
+            f"or they share no conflict type for {target}; give others with --validation"
         )
     if len(examples) < N_FEW:
         warnings.warn(
-            f"only {len(examples)} examples tune the betas: they may fit nothing else; {N_FEW} or"
-            " more are better",
+            f"only {len(examples)} examples tune the betas, which may fit nothing else; "
+            f"{N_FEW} or more are better",
             stacklevel=3,
         )
     return examples, conflict_types

@@ -1,4 +1,4 @@
-"""How a model is got: from the hub, a folder or memory, onto its devices, with its hooks.
+"""How a model is loaded: from the hub, a folder or memory, onto its devices, with its hooks.
 
 placement   devices, dtypes, device maps and quantisations
 pretrained  the only place that calls from_pretrained

@@ -1,4 +1,4 @@
-"""What the other ranks of a sharded model run: load a part of it, then do as rank 0 does until it says that it is over.
+"""What the other ranks of a sharded model run: load a part of it, then follow rank 0 to the end.
 
 python -m juice.loading.following FILE_DESCRIPTOR RANK N_RANKS
 """
@@ -42,7 +42,7 @@ class Runners:
         del self._by_number[number]
 
     def do(self, call: Call) -> None:
-        """Do what rank 0 does."""
+        """Run a call from rank 0."""
         at = call.address
         target: Any = self if at.number is None else self._by_number[at.number]
         target = target if at.attribute is None else getattr(target, at.attribute)
@@ -50,9 +50,9 @@ class Runners:
 
 
 def follow(link: Connection, shard: Shard) -> None:
-    """Load a part of the model and follow until told to stop.
+    """Load a part of the model and follow rank 0 until it ends the work.
 
-    Raises EOFError when rank 0 is gone, and whatever fails here.
+    Raises EOFError when rank 0 is gone, and any error of this rank's own.
     """
     port, job = unpacked(link.recv_bytes(), torch.device("cpu"))
     link.send("started")
@@ -76,7 +76,7 @@ def follow(link: Connection, shard: Shard) -> None:
 
 
 def _end_with(link: Connection) -> None:
-    """End when the other end of the pipe is gone, whatever this process waits for."""
+    """Exit when the other end of the pipe is gone, whatever this process is waiting for."""
     hung_up = select.poll()
     hung_up.register(link.fileno(), 0)
     hung_up.poll()
@@ -84,7 +84,7 @@ def _end_with(link: Connection) -> None:
 
 
 def main() -> None:
-    """Follow; what fails is told to rank 0, which says it."""
+    """Follow rank 0 and report a failure to it."""
     descriptor, rank, n_ranks = map(int, sys.argv[1:])
     link = Connection(descriptor)
     Thread(target=_end_with, args=(link,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""`juice.load`: from a hub id, a folder, or a model in memory to a SteeredModel; sharded over several devices where asked."""
+"""`juice.load`: from a hub id, a folder or a model in memory to a SteeredModel, sharded or not."""
 
 from __future__ import annotations
 
@@ -41,28 +41,31 @@ def load(
     """Load a model and check that it is steered exactly.
 
     Args:
-        model: A hub id, a local folder, `mini` (bundled), or a transformers model already in memory. A compiled model
-            runs uncompiled.
+        model: A hub id, a local folder, `mini` (bundled), or a transformers model already in
+            memory. A compiled model runs uncompiled.
         tokenizer: The tokenizer of a model in memory.
-        head_sets: Folder of head sets; None: JUICE_HEAD_SETS, ./head_sets, else the shipped ones.
+        head_sets: Folder of head sets; None: JUICE_HEAD_SETS, else ./head_sets, else the shipped
+            ones.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         dtype: `auto` (as stored on a GPU, float32 on a CPU), `float32`, `bfloat16` or `float16`.
         revision: Branch, tag or commit of a hub model.
         attn_implementation: `eager`, `sdpa` or another of transformers'.
-        device_map: Accelerate's: auto, balanced, balanced_low_0, sequential, a device, or {module: device, cpu or disk}.
+        device_map: Accelerate's: auto, balanced, balanced_low_0, sequential, a device, or
+            {module: device, cpu or disk}.
         offload_folder: Folder for the weights that the map puts on disk.
         quantization: `bnb-4bit`, `bnb-8bit` or `torchao-int8`.
-        allow_approximate: Steer a model with quantised activations (bnb-8bit) too; every answer then has `exact` false.
+        allow_approximate: Also steer a model with quantised activations (bnb-8bit); every answer
+            then has `exact` false.
         limits: Bounds of the engine's batches and memory.
-        tp: Devices of this machine to shard the model over: this process is rank 0 and starts the others, which end
-            with `SteeredModel.close`.
+        tp: Devices of this machine to shard the model over: this process is rank 0 and starts the
+            others, which end with `SteeredModel.close`.
 
     Returns:
-        The model with its engine and head sets; `with juice.load(...) as model` closes it at the end.
+        The model with its engine and head sets; a `with` block closes it at the end.
 
     Raises:
-        ModelNotFoundError: The model cannot be had.
-        UnsupportedModelError: It cannot be steered exactly.
+        ModelNotFoundError: The model cannot be found or loaded.
+        UnsupportedModelError: The model cannot be steered exactly.
         UsageError: Options contradict each other, or cannot be used here.
         RankLostError: A rank of a sharded model ended while it loaded.
     """
@@ -108,12 +111,12 @@ def _in_memory(
         )
     if options != LoadOptions(allow_approximate=options.allow_approximate):
         raise UsageError(
-            "a model object stays where and as it is; give device, dtype and quantization to its"
-            " from_pretrained"
+            "a model object stays on its device, unchanged; "
+            "give device, dtype and quantization to its from_pretrained"
         )
     if n_ranks > 1:
         raise RequestError(
-            "a model object is on its device already; to shard it, give its folder or hub id",
+            "a model object is already on its device; to shard it, give its folder or hub id",
             param="tp",
         )
     return prepare(model, tokenizer, allow_approximate=options.allow_approximate)
@@ -123,12 +126,12 @@ def _sharded(model: str, options: LoadOptions, n_ranks: int) -> LoadedModel:
     """Load a model over several ranks, this process being the first."""
     if options.changed("device_map", "offload_folder", "quantization"):
         raise UsageError(
-            "tp shards a model as it is stored over devices of its own; drop device_map,"
-            " offload_folder and quantization"
+            "tp shards the stored model over devices that it chooses itself; "
+            "drop device_map, offload_folder and quantization"
         )
     options_for(Shard(0, n_ranks))
     check_shardable(model, n_ranks, revision=options.revision)
-    others = options.model_copy(update={"device": "auto"})  # each takes its own
+    others = options.model_copy(update={"device": "auto"})  # each takes a device of its own
     ranks = Ranks(
         n_ranks,
         "juice.loading.following",

@@ -1,7 +1,7 @@
-"""Where a model's weights go and in which precision: a device or a map over several, a dtype, a quantisation.
+"""Where a model's weights go and in which precision: a device or a map, a dtype, a quantisation.
 
 The map is Accelerate's: modules stay on a CPU or on disk and are fetched for each forward. So a
-weight may lie on the meta device between forwards: nothing of ours reads one, or moves the model.
+weight may be on the meta device between forwards: JuICE never reads one, and never moves the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BY_ITSELF = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def choose_device(device: str) -> torch.device:
-    """Turn `auto` into the best device there is; raises UsageError for one that there is not."""
+    """Turn `auto` into the best device here; raises UsageError for one that cannot be used."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -34,8 +34,8 @@ def choose_device(device: str) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); expected auto, cpu,"
-            " cuda, cuda:N or mps"
+            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); "
+            "expected auto, cpu, cuda, cuda:N or mps"
         ) from error
     return chosen
 
@@ -53,9 +53,11 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 
 def choose_map(device_map: DeviceMap) -> str | dict[str, Any]:
-    """Return a device map for Accelerate: one of its own names, a device for all, or a device a module (JSON on the command line).
+    """Return a device map for Accelerate.
 
-    Raises UsageError for anything else, and where Accelerate is not installed.
+    Takes one of Accelerate's own names, a device for all modules, or a device for each module (JSON
+    on the command line). Raises UsageError for anything else, and where Accelerate is not
+    installed.
     """
     _require("accelerate", "a device map")
     if isinstance(device_map, Mapping):
@@ -70,19 +72,19 @@ def choose_map(device_map: DeviceMap) -> str | dict[str, Any]:
         except UsageError as error:
             names = ", ".join(BY_ITSELF)
             raise UsageError(
-                f"device_map {device_map!r} is unknown; expected {names}, a device, or JSON such as"
-                ' {"": "cpu"}'
+                f"device_map {device_map!r} is unknown; "
+                f'expected {names}, a device, or JSON such as {{"": "cpu"}}'
             ) from error
     try:
         return dict(json.loads(device_map))
     except ValueError as error:
-        raise UsageError(f"device_map {device_map!r} is no JSON: {error}") from error
+        raise UsageError(f"device_map {device_map!r} is not JSON: {error}") from error
 
 
 def choose_quantization(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -> Any:
     """Return transformers' configuration of a quantisation.
 
-    Raises UsageError for an unknown one, or a package that is missing.
+    Raises UsageError for an unknown one, a model that was saved quantised, or a missing package.
     """
     if name not in QUANTIZATIONS:
         raise UsageError(f"quantization {name!r} is unknown; expected {', '.join(QUANTIZATIONS)}")
@@ -107,7 +109,7 @@ def choose_quantization(name: str, config: PretrainedConfig, dtype: torch.dtype 
 
 
 def is_quantized(model: PreTrainedModel) -> bool:
-    """Tell whether some weight is not an ordinary one: packed, or of a class of its own."""
+    """Return whether any weight is packed or of a class of its own."""
     weights = (getattr(module, "weight", None) for module in model.modules())
     return any(weight is not None and type(weight) is not nn.Parameter for weight in weights)
 
@@ -115,5 +117,5 @@ def is_quantized(model: PreTrainedModel) -> bool:
 def _require(package: str, what: str) -> None:
     if find_spec(package) is None:
         raise UsageError(
-            f"{what} needs {package}; install it with: pip install 'juice-steering[quant]'"
+            f"{what} needs {package}; install it from the clone with: pip install -e '.[quant]'"
         )

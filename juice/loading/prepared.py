@@ -1,4 +1,4 @@
-"""From a transformers model in memory to one that can be steered: its heads found, the hooks installed, both checked."""
+"""Prepare a transformers model for steering: find its heads, install the hooks, check both."""
 
 from __future__ import annotations
 
@@ -31,14 +31,28 @@ def prepare(
     allow_approximate: bool = False,
     shard: Shard = WHOLE,
 ) -> LoadedModel:
-    """Resolve a transformers model that is already in memory and install the hooks on it, once."""
+    """Find the heads of a transformers model in memory, install the hooks and check both.
+
+    Args:
+        model: The model, which is not steered already.
+        tokenizer: Its tokenizer.
+        model_id: Its hub id or folder; None: the name in its configuration.
+        revision: Its revision on the hub.
+        folder: Its weight files, for the fingerprint; None: the weights in memory.
+        allow_approximate: Accept quantised activations, with a warning.
+        shard: The part of the model that this process holds.
+
+    Raises:
+        UnsupportedModelError: The model cannot be steered exactly, or is steered or sharded
+            already.
+    """
     if getattr(model, "_juice_hooked", False):
         raise UnsupportedModelError(
-            "this model object is steered already; use the SteeredModel that was made from it"
+            "this model object is already steered; use the SteeredModel that was made from it"
         )
     if shard == WHOLE and (getattr(model, "tp_size", None) or 1) > 1:
         raise UnsupportedModelError(
-            "this model object is sharded already; give juice.load its folder or hub id, and tp=N"
+            "this model object is already sharded; give juice.load its folder or hub id, and tp=N"
         )
     layout = resolve(model)
     pattern = attention_pattern(model)
@@ -80,8 +94,8 @@ def prepare(
 def _admit_approximate(problem: str, *, allowed: bool) -> None:
     if not allowed:
         raise UnsupportedModelError(
-            f"{problem}. Its activations are quantised: load it with quantised weights alone"
-            " (bnb-4bit, torchao-int8) or with none, or accept approximate steering with"
-            " allow_approximate=True (--allow-approximate)"
+            f"{problem}. Its activations are quantised: "
+            "load it with quantised weights alone (bnb-4bit, torchao-int8) or with none, "
+            "or accept approximate steering with allow_approximate=True (--allow-approximate)"
         )
-    warnings.warn(f"{problem}; every answer says `exact: false`", stacklevel=3)
+    warnings.warn(f"{problem}; every answer reports `exact: false`", stacklevel=3)

@@ -1,7 +1,7 @@
 """Loading a model: a hub id, a local folder, or `mini`. The only place that calls from_pretrained.
 
-Weights come from safetensors files alone and remote code is never run. `HF_TOKEN` and the hub's
-cache variables work as everywhere; what the hub refuses is passed on with what to do.
+Weights come only from safetensors files, and remote code is never run. `HF_TOKEN` and the hub's
+cache variables work as usual; a refusal by the hub is passed on with a remedy.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def load_model(
         shard: The part that this process loads.
 
     Raises:
-        ModelNotFoundError: It cannot be had.
-        UnsupportedModelError: It cannot be steered exactly.
-        UsageError: The options contradict each other.
+        ModelNotFoundError: The model cannot be found or loaded.
+        UnsupportedModelError: The model cannot be steered exactly.
+        UsageError: The options contradict each other, or cannot be used here.
     """
     options = options or LoadOptions()
     source = str(MINI) if str(model) == "mini" else str(model)
     if shard == WHOLE and options.device == "auto" and dist.is_torchelastic_launched():
         raise UsageError(
-            "torchrun has started several processes, and each would load the whole model; start one"
-            " without it: tp=N shards the model over N devices (`juice serve --tp N`), or name each"
-            " process' device"
+            "torchrun has started several processes, and each would load the whole model; "
+            "start one without it: tp=N shards the model over N devices (`juice serve --tp N`), "
+            "or give each process its device"
         )
     place, placed = _placed(options, shard)
     tokenizer, network, report = _from_pretrained(str(model), source, options, shard, place, placed)
@@ -67,14 +67,14 @@ def load_model(
         [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
     ):
         raise ModelNotFoundError(
-            f"the weights of {model} lack {len(absent)} tensors or have them in another shape"
-            f" ({absent[0]} first); get it again"
+            f"the weights of {model} lack {len(absent)} tensors or have them in another shape "
+            f"({absent[0]} first); get them again"
         )
     if options.quantization is not None and not is_quantized(network):
         name = type(network).__name__
         raise UsageError(
-            f"{options.quantization} quantises nothing of {name}, whose projections are not"
-            " nn.Linear; choose another, such as bnb-4bit"
+            f"{options.quantization} quantises nothing in {name}, "
+            "whose projections are not nn.Linear; choose another, such as bnb-4bit"
         )
     return prepare(
         network,
@@ -88,11 +88,11 @@ def load_model(
 
 
 def _placed(options: LoadOptions, shard: Shard) -> tuple[torch.device, dict[str, Any]]:
-    """Return the device of the inputs, and what from_pretrained is given of devices and dtype."""
+    """Return the device of the inputs, and from_pretrained's arguments for devices and dtype."""
     if options.device_map is None and options.offload_folder is not None:
         raise UsageError(
-            "offload_folder is given, but no device_map; give one that puts something on disk, such"
-            " as auto"
+            "offload_folder is given, but no device_map; "
+            "give one that puts something on disk, such as auto"
         )
     if options.device_map is not None and options.device != "auto":
         raise UsageError(f"device {options.device!r} and a device_map are given; drop one of them")
@@ -137,15 +137,18 @@ def _from_pretrained(
         raise
     except torch.OutOfMemoryError as error:
         raise JuiceError(
-            f"{model} does not fit on {place}; choose another --device or --device-map, or a"
-            " smaller --dtype"
+            f"{model} does not fit on {place}; "
+            "choose another --device or --device-map, or a smaller --dtype"
         ) from error
     except Exception as error:  # whatever a damaged folder makes the libraries raise
         raise ModelNotFoundError(_explain(model, error, placed)) from error
 
 
 def check_shardable(model: str | Path, n_ranks: int, *, revision: str | None = None) -> None:
-    """Raise UnsupportedModelError for a model that cannot be sharded over so many ranks, before any weight is read."""
+    """Raise UnsupportedModelError for a model that `n_ranks` ranks cannot share.
+
+    No weight is read. Raises ModelNotFoundError for a model that cannot be found.
+    """
     try:
         config = AutoConfig.from_pretrained(
             str(MINI) if str(model) == "mini" else str(model),
@@ -167,15 +170,18 @@ def check_shardable(model: str | Path, n_ranks: int, *, revision: str | None = N
 def _quantized(
     name: str | None, config: PretrainedConfig, placed: dict[str, Any], place: torch.device
 ) -> dict[str, Any]:
-    """Return what from_pretrained is told of a quantisation, asked for or stored; packed weights go to their device as they load."""
+    """Return from_pretrained's arguments for a quantisation, requested or stored.
+
+    Packed weights go to their device as they load.
+    """
     if name is None and getattr(config, "quantization_config", None) is None:
         return {}
-    told = (
+    arguments = (
         {}
         if name is None
         else {"quantization_config": choose_quantization(name, config, placed["dtype"])}
     )
-    return {**told, "device_map": placed.get("device_map", {"": place})}
+    return {**arguments, "device_map": placed.get("device_map", {"": place})}
 
 
 def _weights_folder(source: str, revision: str | None) -> Path | None:
@@ -196,25 +202,25 @@ def _explain(model: str, error: Exception, placed: dict[str, Any]) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if any(isinstance(cause, hub.GatedRepoError) for cause in causes) or "gated" in str(error):
         return (
-            f"{model} is gated: accept its licence on its hub page and set HF_TOKEN to a token that"
-            " may read it"
+            f"{model} is gated: "
+            "accept its licence on its hub page and set HF_TOKEN to a token that may read it"
         )
     if model.startswith((".", "/", "~")) and not Path(model).is_dir():
         return (
-            f"cannot load the model {model!r}: there is no such folder; give a local folder, a hub"
-            " id, or `mini`"
+            f"cannot load the model {model!r}: there is no such folder; "
+            "give a local folder, a hub id, or `mini`"
         )
     if {"device_map", "quantization_config"} & placed.keys():
         return (
-            f"{model} cannot be loaded with this device map or quantisation: {reason}; try it"
-            " without"
+            f"{model} cannot be loaded with this device map or quantisation: {reason}; "
+            "try it without"
         )
     if Path(model).is_dir():
         return (
-            f"the folder {model} cannot be loaded: {reason}; expected config.json, tokenizer files"
-            " and *.safetensors"
+            f"the folder {model} cannot be loaded: {reason}; "
+            "expected config.json, tokenizer files and *.safetensors"
         )
     return (
-        f"cannot load the model {model!r}: {reason}; give a hub id (network, or its cache, needed),"
-        " a local folder, or `mini`"
+        f"cannot load the model {model!r}: {reason}; "
+        "give a hub id (network, or its cache, needed), a local folder, or `mini`"
     )

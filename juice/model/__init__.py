@@ -1,17 +1,18 @@
-"""The model under JuICE: where its heads are, how their z is steered, how it is loaded.
+"""What a loaded model is: where its heads are, how their z is steered, who it is.
 
 layout       finds the attention output projections; their input is z
 routing      which rows go through which layer
 steering     permanent hooks that compute z <- z + coefficient * z[source row]
-output       keeps the vocabulary projection to the positions that are read
-attention    which keys a query may see, layer by layer, as masks
+logits       keeps the vocabulary projection to the positions that are needed
+masks        which keys a query may see, layer by layer
+positions    rotary positions that change with the length
+prompts      how a prompt becomes tokens, plain or through a chat template
 fingerprint  the identity of a model's weights
-prompts      how a prompt becomes tokens, as it is or through a chat template
-placement    devices, dtypes, device maps and quantisations
-linearity    finds quantised activations by what they do
-uncompiled   runs what somebody compiled as it was written
-loading      the only place that calls from_pretrained
+loaded       LoadedModel: all of these for one model
+uncompiled   runs a compiled model as it was written
+two_runs     the definition of steering, which everything faster is checked against
+knock_out    a layer's attention or MLP, removed for a while
 sharding     one rank's part of a sharded model, and the heads that it has
 ranks        the other ranks, which do what rank 0 does
-wire         what goes to them and back
+wire         what is sent to them and back
 """

@@ -1,12 +1,12 @@
-"""The identity of a model's weights: the same for the same weights in another folder, dtype or quantisation.
+"""The identity of a model's weights, the same in any folder, dtype or quantisation.
 
     fingerprint = SHA-256(config fields, then for the embedding and every projection of the layers:
     shape and sampled rows)
 
-The rows are read as float32 from the safetensors files as stored, so the dtype a model is loaded in
-does not matter, and packed or offloaded weights are never touched. A model that was built in memory
-is read from memory, where its weights are float32; otherwise it has no fingerprint. Nor has a
-folder that was saved quantised: what it packs cannot be compared.
+Rows are read as float32 from the safetensors files as stored, so the dtype a model is loaded in
+does not matter, and packed or offloaded weights are never touched. A model built in memory is read
+from memory if its weights are float32; otherwise it has no fingerprint. Nor does a folder that was
+saved quantised: packed weights cannot be compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,15 @@ def identify_model(
     revision: str | None,
     folder: Path | None,
 ) -> ModelIdentity:
-    """Return a model's identity, its fingerprint from the weight files in `folder` or, without one, from memory."""
+    """Return a model's identity, with its fingerprint.
+
+    Args:
+        model: The model.
+        layout: Its layers and heads.
+        model_id: Its hub id, folder or name.
+        revision: Its revision on the hub; None: not recorded.
+        folder: The weight files to fingerprint; None: the weights in memory.
+    """
     return ModelIdentity(
         id=model_id,
         revision=revision,
@@ -101,8 +109,8 @@ def _rows_in_memory(model: PreTrainedModel) -> RowReader:
 
 def _rows_on_disk(model: PreTrainedModel, folder: Path) -> RowReader:
     files = _file_of_each_tensor(folder)
-    # Checkpoints name tensors otherwise than modules do, as gpt2, Pythia and multimodal models:
-    # transformers knows how.
+    # Checkpoints (gpt2, Pythia, multimodal models) may name tensors differently from modules;
+    # transformers has the mapping.
     renamings = [
         step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)
     ]

@@ -1,4 +1,4 @@
-"""Components of a layer removed for a while: the output of its attention, of its MLP, or of both is zero."""
+"""Components of a layer, knocked out for a while: its attention, its MLP or both add nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Component = Literal["attention", "mlp"]
 
 @contextmanager
 def knocked_out(layer: AttentionLayer, components: Collection[Component]) -> Iterator[None]:
-    """Zero what these components of a layer add to the residual stream.
+    """Zero what these components of a layer add to the residual stream, while within.
 
     Raises UnsupportedModelError for a layer without an MLP.
     """
@@ -29,21 +29,24 @@ def knocked_out(layer: AttentionLayer, components: Collection[Component]) -> Ite
 
 
 def mlp_of(layer: AttentionLayer) -> nn.Module:
-    """Return the module whose output is the MLP's: behind the attention, the layer's last child with a matrix of its own."""
+    """Return a layer's MLP: its last child outside the attention with a matrix of its own.
+
+    Raises UnsupportedModelError where there is none.
+    """
     attention = set(layer.attention.modules())
     others = [child for child in layer.layer.children() if not attention & set(child.modules())]
     with_matrix = [child for child in others if any(p.dim() > 1 for p in child.parameters())]
     if not with_matrix:
         raise UnsupportedModelError(
-            f"layer {layer.index} has no MLP beside its attention; leave the analysis"
-            " knock_outs out"
+            f"layer {layer.index} has no MLP next to its attention; "
+            "leave out the analysis knock_outs"
         )
     return with_matrix[-1]
 
 
 def _zero(_module: nn.Module, args: Any, output: Any) -> Any:
     added, *others = output if isinstance(output, tuple) else (output,)
-    # BLOOM and MPT hand the residual stream to the module, which adds it.
+    # BLOOM and MPT pass the residual stream to the module, which adds it.
     residual = (
         args[1]
         if len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].shape == added.shape

@@ -1,8 +1,8 @@
-"""Where z is: a structural resolver of the attention output projection of every decoder layer.
+"""Where z is: finds the attention output projection of every decoder layer by structure.
 
 z[l], the input of layer l's output projection, is [batch, pos, n_heads * d_head]: head h owns the
 columns h * d_head ... (h + 1) * d_head. The resolver finds the decoder's ModuleList of
-`num_hidden_layers` layers, in each layer the one attention module, and its last projection to the
+`num_hidden_layers` layers, the one attention module in each layer, and its last projection to the
 model's width. It reads shapes from modules, never weights (which may be packed or offloaded). A
 model it is not sure of is refused with UnsupportedModelError.
 """
@@ -31,7 +31,7 @@ REFUSED_MODEL_TYPES = {
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One decoder layer: the layer, its attention, the output projection and how z splits into heads."""
+    """One decoder layer: its attention, its output projection, and how z splits into heads."""
 
     index: int
     layer: nn.Module
@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def n_heads(self) -> int:
-        """The largest number of query heads of a layer."""
+        """The largest number of query heads in any layer."""
         return max(layer.n_heads for layer in self.layers)
 
 
@@ -65,8 +65,8 @@ def resolve(model: PreTrainedModel) -> Layout:
     name = type(model).__name__
     if reason := REFUSED_MODEL_TYPES.get(config.model_type):
         raise UnsupportedModelError(
-            f"{name} cannot be steered exactly: {reason}; choose a model with ordinary attention"
-            " heads"
+            f"{name} cannot be steered exactly: {reason}; "
+            "choose a model with ordinary attention heads"
         )
     output = model.get_output_embeddings()
     if output is None:
@@ -91,15 +91,15 @@ def _decoder_layers(model: PreTrainedModel, config: PretrainedConfig) -> nn.Modu
     candidates = [m for m in lists if all(_attentions(layer) for layer in m)]
     if not candidates:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no list of {n_layers} layers with one attention module"
-            " each: it has no attention heads in some layers (a state-space or hybrid model), or"
-            " JuICE does not know its structure"
+            f"{type(model).__name__} has no list of {n_layers} layers with one attention module "
+            "each: it has no attention heads in some layers (a state-space or hybrid model), "
+            "or JuICE does not know its structure"
         )
     return candidates[0]
 
 
 def _attentions(layer: nn.Module) -> list[nn.Module]:
-    """Return the attention modules of a layer, outermost only."""
+    """Return the outermost attention modules of a layer."""
     found: list[nn.Module] = []
     for child in layer.children():
         if "attention" in type(child).__name__.lower() and _projections(child):
@@ -110,7 +110,7 @@ def _attentions(layer: nn.Module) -> list[nn.Module]:
 
 
 def _projections(attention: nn.Module) -> dict[str, nn.Module]:
-    """Return the named matrix projections within an attention module."""
+    """Return the linear projections within an attention module, by name."""
     return {
         n.rsplit(".", 1)[-1]: m
         for n, m in attention.named_modules()
@@ -119,7 +119,7 @@ def _projections(attention: nn.Module) -> dict[str, nn.Module]:
 
 
 def features(module: nn.Module) -> tuple[int, int] | None:
-    """Return (in, out) of a linear projection, without touching its weight; None for any other module."""
+    """Return (in, out) of a linear projection without touching its weight; None for others."""
     if isinstance(n_in := getattr(module, "in_features", None), int) and isinstance(
         n_out := getattr(module, "out_features", None), int
     ):
@@ -148,21 +148,22 @@ def _attention_layer(
     named = [n for n in to_width if n in PROJECTION_NAMES]
     if not to_width:
         raise UnsupportedModelError(
-            f"{name} has no projection to its width {config.hidden_size} in the attention of layer"
-            f" {index}"
+            f"{name} has no projection to its width {config.hidden_size} in the attention of layer "
+            f"{index}"
         )
     projection = to_width[named[-1] if named else list(to_width)[-1]]
     n_heads = _n_heads(attention, config)
     n_in = (features(projection) or (0, 0))[0]
     if n_heads is None or n_in % n_heads:
         raise UnsupportedModelError(
-            f"{name}: z of layer {index} has {n_in} features, which {n_heads} heads do not divide"
+            f"{name}: z of layer {index} has {n_in} features, "
+            f"which do not split evenly into {n_heads} heads"
         )
     return AttentionLayer(index, layer, attention, projection, n_heads, n_in // n_heads)
 
 
 def _n_heads(attention: nn.Module, config: PretrainedConfig) -> int | None:
-    """Return the number of query heads: the attention's own where layers differ, else the configuration's."""
+    """Return the number of query heads: the attention's own, else the configuration's."""
     for holder in (attention, config):
         for field in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
             value = getattr(holder, field, None)

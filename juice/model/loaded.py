@@ -1,4 +1,4 @@
-"""A model ready to be steered: its parts, its hooks and who it is. How it got here is not known here."""
+"""A model ready to be steered; how it was loaded is not known here."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from juice.model.uncompiled import uncompiled
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready to be steered: its parts, its hooks and who it is.
+    """A model ready to be steered: its parts, its hooks and its identity.
 
-    `mask_pattern` is None where the model must mask by itself; `rope_switch` is the number of
+    `mask_pattern` is None where the model must build its own masks; `rope_switch` is the number of
     tokens beyond which its positions change, if they do.
     """
 
@@ -40,8 +40,8 @@ class LoadedModel:
     logits: LogitPositions
     identity: ModelIdentity
     modules: tuple[nn.Module, ...]
-    # False where projections are not linear, a row at a time: then steering is approximate, and
-    # every answer says so.
+    # False where the projections are not linear row by row: then steering is approximate, and
+    # every answer reports it.
     exact: bool = True
     # Held during a forward: the hooks carry one plan at a time.
     turn: RLock = field(default_factory=RLock)
@@ -50,7 +50,7 @@ class LoadedModel:
     ranks: Ranks | None = None
 
     def release(self) -> None:
-        """Take the hooks off the model, so that it can be loaded again, and end the other ranks of a sharded one."""
+        """Remove the hooks, so that the model can be loaded again, and end any other ranks."""
         for handle in (*self.routing.handles, *self.steering_hooks.handles, *self.logits.handles):
             handle.remove()
         self.model._juice_hooked = False
@@ -58,13 +58,13 @@ class LoadedModel:
             self.ranks.close()
 
     def run(self, **inputs: Any) -> Any:
-        """Run one forward and return what the model returns, uncompiled whatever was compiled."""
+        """Run one forward, uncompiled, and return the model's output."""
         with uncompiled(self.modules):
             return self.model(**inputs)
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go."""
+        """The device of the inputs."""
         return input_device(self.model)
 
     @property
@@ -80,18 +80,21 @@ class LoadedModel:
 
     @property
     def quantization(self) -> str | None:
-        """How the weights are quantised, such as bitsandbytes-4bit or torchao; None where transformers knows of nothing."""
+        """How the weights are quantised, such as bitsandbytes-4bit or torchao.
+
+        None where transformers knows of no quantisation.
+        """
         config = getattr(self.model.config, "quantization_config", None)
         if config is None:
             return None
-        told: dict[str, Any] = config if isinstance(config, dict) else config.to_dict()
-        method = told.get("quant_method")
-        bits = next((f"-{n}bit" for n in (4, 8) if told.get(f"load_in_{n}bit")), "")
+        values: dict[str, Any] = config if isinstance(config, dict) else config.to_dict()
+        method = values.get("quant_method")
+        bits = next((f"-{n}bit" for n in (4, 8) if values.get(f"load_in_{n}bit")), "")
         return f"{getattr(method, 'value', method)}{bits}"
 
     @property
     def max_positions(self) -> int | None:
-        """The model's context in tokens; None where its positions have no end."""
+        """The model's context in tokens; None where its positions are unlimited."""
         config = text_config(self.model)
         named = (
             getattr(config, field, None) for field in ("max_position_embeddings", "max_seq_len")
@@ -100,7 +103,7 @@ class LoadedModel:
 
     @property
     def vocabulary_size(self) -> int:
-        """Tokens that the model knows; a tokenizer may name more or fewer."""
+        """The number of tokens that the model knows; its tokenizer may name more or fewer."""
         return int(text_config(self.model).vocab_size)
 
     @property
@@ -113,7 +116,7 @@ class LoadedModel:
         return frozenset(token for token in named if 0 <= token < self.vocabulary_size)
 
     def describe(self) -> ModelDescription:
-        """Return what the contract of engines says of a model."""
+        """Return the model's description in the terms of the engine contract."""
         return ModelDescription(
             identity=self.identity,
             tokenizer=self.tokenizer,
@@ -130,7 +133,10 @@ class LoadedModel:
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """Return where a model's inputs go; where the embedding is fetched for each forward, where that computes."""
+    """Return the device of a model's inputs.
+
+    Where the embedding is fetched for each forward, that is the device it computes on.
+    """
     embedding = model.get_input_embeddings()
     if embedding.weight.device.type != "meta":
         return torch.device(embedding.weight.device)

@@ -1,8 +1,8 @@
-"""Reading only the positions that matter: the vocabulary projection sees one position a row.
+"""Logits only where they are needed: the vocabulary projection sees one position a row.
 
 A vocabulary has up to 256,000 entries: projecting every position of a prompt would cost more than
-the prompt. A permanent pre-hook on the projection gathers the positions of the current forward, and
-only those become logits.
+the rest of its prefill. A permanent pre-hook on the projection gathers the positions that the
+current forward needs, and only those become logits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ class LogitPositions:
 
     @contextmanager
     def keep(self, rows: torch.Tensor, positions: torch.Tensor, length: int) -> Iterator[None]:
-        """Project only `positions[i]` of row `rows[i]` (int64, both [kept]) of a batch of `length` positions a row."""
+        """Project only position `positions[i]` of row `rows[i]`, both int64 [kept].
+
+        `length` is the number of positions that each row of the batch has.
+        """
         self._kept, self._length = (rows, positions), length
         try:
             yield
@@ -39,7 +42,7 @@ class LogitPositions:
             return None
         rows, positions = self._kept
         hidden = args[0]
-        # A probe enters with more rows than the model was called with, and some models restore the
-        # call's own shape.
+        # Probes add rows to those that the model was called with, and some models restore the
+        # shape of the call.
         by_row = hidden.reshape(-1, self._length, hidden.shape[-1])
         return (by_row[rows.to(by_row.device), positions.to(by_row.device)].unsqueeze(1), *args[1:])

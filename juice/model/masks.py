@@ -20,13 +20,17 @@ from transformers import PretrainedConfig, PreTrainedModel
 from juice.errors import UnsupportedModelError
 from juice.model.layout import text_config
 
-TAKING_MASKS = ("eager", "sdpa", None)  # flash and flex attention have masks of their own kinds
+TAKING_MASKS = ("eager", "sdpa", None)  # flash and flex attention have their own kinds of mask
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
 class AttentionPattern:
-    """The kinds of attention in a model: the sliding window of each kind (None for full), and whether the model takes them by name."""
+    """The kinds of attention in a model.
+
+    `sliding_windows` has the sliding window of each kind, None for full attention. With `by_name`
+    the model takes a dict with one mask for each kind.
+    """
 
     sliding_windows: dict[str, int | None]
     by_name: bool
@@ -44,7 +48,10 @@ class AttentionPattern:
     def masks(
         self, positions: torch.Tensor, n_keys: int, dtype: torch.dtype
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return the additive masks [rows, 1, queries, n_keys] for queries at `positions` int64 [rows, queries]."""
+        """Return the additive masks [rows, 1, queries, n_keys], in a dict if `by_name`.
+
+        `positions` are those of the queries: int64 [rows, queries].
+        """
         keys = torch.arange(n_keys, device=positions.device)
         distance = positions[:, None, :, None] - keys  # [rows, 1, queries, n_keys]
         masks = {}
@@ -61,17 +68,18 @@ class AttentionPattern:
 
 
 def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
-    """Read the kinds of attention from a model's configuration; None for a model that must mask by itself.
+    """Return the kinds of attention that a model's configuration names.
 
-    Raises UnsupportedModelError for a model that is not causal.
+    None for a model that must build its own masks. Raises UnsupportedModelError for a model that is
+    not causal.
     """
     config = text_config(model)
     if not getattr(config, "is_causal", True) or (
         hasattr(config, "is_decoder") and "bert" in config.model_type and not config.is_decoder
     ):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is not causal: its tokens see what follows them; load a"
-            " decoder"
+            f"{type(model).__name__} is not causal: its tokens see what follows them; "
+            "load a decoder"
         )
     if config._attn_implementation not in TAKING_MASKS:
         return None
@@ -92,7 +100,10 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
 
 
 def _sliding_window(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
-    """Return the sliding window, if the model's code masks by one: many configurations carry a number that nothing reads."""
+    """Return the sliding window, if the model's code masks by one.
+
+    Many configurations have a number that no code reads.
+    """
     code = sys.modules[type(model).__module__]
     if getattr(config, "use_sliding_window", True) is False or not hasattr(
         code, "create_sliding_window_causal_mask"
@@ -103,7 +114,10 @@ def _sliding_window(model: PreTrainedModel, config: PretrainedConfig) -> int | N
 
 @contextmanager
 def narrow_sliding_windows(model: PreTrainedModel, sliding_window: int | None) -> Iterator[None]:
-    """Give the masks that a model makes another sliding window for a while; None leaves its own, and so does a model without one."""
+    """Give the masks that a model builds another sliding window, while within.
+
+    None keeps its own; a model without one is left alone.
+    """
     config = text_config(model)
     own = getattr(config, "sliding_window", None)
     if sliding_window is None or not own:

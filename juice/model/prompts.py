@@ -1,8 +1,9 @@
 """How a prompt becomes tokens, and where in them an answer begins.
 
-as it is         tokenizer(prompt); an answer goes on behind a space
-through a chat   the prompt is one message of the user, rendered by a chat template up to where the assistant's turn begins; the
-                 special tokens are those that the template writes, and an answer is the beginning of that turn
+plain            tokenizer(prompt); an answer follows after a space
+through a chat   the prompt is one user message, rendered by a chat template up to where the
+                 assistant's turn begins; the template writes the special tokens, and an answer is
+                 the beginning of that turn
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, eq=False)
 class PromptForm:
-    """One of the two forms, for one tokenizer: with the text of a chat template, or without."""
+    """One of the two forms, for one tokenizer: with the text of a chat template or without."""
 
     tokenizer: PreTrainedTokenizerBase
     chat_template: str | None = None
 
     @cached_property
     def sha256(self) -> str | None:
-        """The hash of the chat template; None for prompts as they are."""
+        """The hash of the chat template; None for plain prompts."""
         return sha256_of(self.chat_template)
 
     def tokens(self, prompt: str) -> tuple[int, ...]:
@@ -42,7 +43,10 @@ class PromptForm:
         )
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a whole text: a template has put the special tokens in place, else the tokenizer adds its own."""
+        """Return the tokens of a whole text.
+
+        A chat template has written the special tokens; without one the tokenizer adds its own.
+        """
         return tuple(
             self.tokenizer(text, add_special_tokens=self.chat_template is None)["input_ids"]
         )
@@ -67,7 +71,10 @@ class PromptForm:
             ) from error
 
     def first_token(self, prompt: str, answer: str) -> int | None:
-        """Return the first token of an answer's first word where it goes on from a prompt; None if it has none of its own."""
+        """Return the first token of an answer's first word when it follows a prompt.
+
+        None if the word has no token of its own.
+        """
         words = answer.split()
         if not words:
             return None
@@ -75,11 +82,11 @@ class PromptForm:
         return ids[start] if start < len(ids) else None
 
     def joined(self, prompt: str, answer: str) -> tuple[tuple[int, ...], int]:
-        """Return the tokens of a prompt with an answer behind it, and the position at which the answer begins.
+        """Return the tokens of a prompt followed by an answer, and where the answer begins.
 
-        As it is, that is the first position at which `prompt + " " + answer` differs from the
-        prompt. In a chat the model has read the rendered prompt's own tokens when its turn begins,
-        so these stay as they are, whatever they would merge with.
+        For a plain prompt, that is the first position at which `prompt + " " + answer` differs from
+        the prompt. In a chat the model has already seen the rendered prompt's own tokens when its
+        turn begins, so these stay unchanged, whatever they would merge with.
         """
         if self.chat_template is None:
             alone, ids = self.encode(prompt), self.encode(f"{prompt} {answer}")
@@ -93,7 +100,7 @@ class PromptForm:
         )
 
     def _glue(self, prompt: str, text: str, ids: tuple[int, ...], answer: str) -> str:
-        """Return what stands between a rendered prompt and the answer: what the template itself writes there, where it tells."""
+        """Return the text between a rendered prompt and an answer, the template's own if known."""
         try:
             turn = self.rendered(
                 [user(prompt), {"role": "assistant", "content": answer}],
@@ -104,7 +111,7 @@ class PromptForm:
         before, found, _ = turn.removeprefix(text).partition(answer)
         if turn.startswith(text) and found and not before.strip():
             return before
-        # Its turns begin otherwise than the prompt for one, with thoughts for example.
+        # Its finished turns begin differently from an open one, for example with thoughts.
         return (
             ""
             if not ids or text[-1:].isspace() or ids[-1] in self.tokenizer.added_tokens_decoder
@@ -112,12 +119,12 @@ class PromptForm:
         )
 
     def _behind(self, text: str, ids: tuple[int, ...], turn: str) -> tuple[int, ...]:
-        """Return the tokens of what is said behind a text that has these tokens."""
+        """Return the tokens of a turn that follows a text with tokens `ids`."""
         whole = self.encode(text + turn)
         if whole[: len(ids)] == ids:
             return whole[len(ids) :]
-        # The text's end is split otherwise where something follows: two line ends are one token, or
-        # two before a word.
+        # The end of the text may split differently when something follows: two line ends are one
+        # token, but two before a word.
         ends = (
             whole[start:] for start in range(max(0, len(whole) - len(turn.encode())), len(whole))
         )
@@ -130,12 +137,12 @@ class PromptForm:
 
 
 def user(prompt: str) -> Message:
-    """Return a prompt as the user's message."""
+    """Return a prompt as a user message."""
     return {"role": "user", "content": prompt}
 
 
 def own_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the text of a tokenizer's chat template, that named default where it has several; None where it has none."""
+    """Return a tokenizer's chat template, the one named default of several; None without one."""
     template: Any = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):
         template = template.get("default")
@@ -143,16 +150,16 @@ def own_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def sha256_of(template: str | None) -> str | None:
-    """Return the SHA-256 of a template's text, in hexadecimal; None where there is none."""
+    """Return the SHA-256 of a template's text, in hexadecimal; None without a template."""
     return None if template is None else hashlib.sha256(template.encode()).hexdigest()
 
 
 def read_template(path: Path) -> str:
-    """Return the text of a template's file; raises UsageError."""
+    """Return the text of a template file; raises UsageError."""
     try:
         return path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the chat template {path}: {error}; expected a Jinja template in UTF-8, or"
-            " `default`"
+            f"cannot read the chat template {path}: {error}; "
+            "expected a Jinja template in UTF-8, or `default`"
         ) from error

@@ -1,13 +1,14 @@
-"""The ranks of a sharded model: rank 0 is the process that loads it, the others are its children and do what it does.
+"""The ranks of a sharded model: rank 0 loads it, the others are its children and follow it.
 
-Everything is decided on rank 0: who runs, with which tokens, and what is sampled. Only what touches
-a rank's own weights or keys and values must happen on all of them, in the same order: a method
-marked `everywhere` is first sent to the other ranks, through a pipe to each, and then called here,
-so that their collectives meet. Batches travel, requests do not.
+Everything is decided on rank 0: which requests run, with which tokens, and what is sampled. Only
+what touches a rank's own weights or keys and values must happen on all ranks, in the same order: a
+method marked `everywhere` is first sent to the other ranks, through a pipe to each, and then called
+here, so that their collectives meet. Batches travel, requests do not.
 
 A rank that fails between two collectives leaves the others waiting, so nothing goes on after it:
-when one ends, or a call fails on any of them, all end, and `RankLostError` says why. Calls without
-collectives that may fail by themselves, for memory, are put to the vote instead (`attempt`).
+when one ends, or a call fails on any of them, all end, and `RankLostError` gives the reason. Calls
+without collectives that may fail on some ranks, for lack of memory, are put to a vote instead
+(`attempt`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from juice.errors import RankLostError, UnsupportedModelError, UsageError
 from juice.model.sharding import Shard, join_group, meeting_place, own_device
 from juice.model.wire import Address, Call, Failure, packed
 
-STDERR = 2  # what a rank prints is not rank 0's answer
+STDERR = 2  # what a rank prints is not part of rank 0's output
 STOP_S = 10.0
 # Time to learn why a call failed: most often another rank has ended.
 SETTLE_S = 5.0
@@ -48,15 +49,22 @@ _GONE = object()
 class Ranks:
     """The other ranks, seen from rank 0.
 
-    `program` is the module that they run, `job` what they are sent first. Raises UsageError and
-    RankLostError.
+    Args:
+        n_ranks: The number of ranks, rank 0 included.
+        program: The module that the other ranks run.
+        job: What they are sent first, with the port where the ranks meet.
+        device: `auto`, or the kind of device that every rank takes one of.
+
+    Raises:
+        UsageError: This process already belongs to a group, or the devices do not suffice.
+        RankLostError: A rank ended before all had started.
     """
 
     def __init__(self, n_ranks: int, program: str, job: Any, *, device: str = "auto") -> None:
         if dist.is_torchelastic_launched() or dist.is_initialized():
             raise UsageError(
-                "this process is one of a group already: close the model that is sharded, or start"
-                " it without torchrun"
+                "this process already belongs to a group: "
+                "close the sharded model, or start the process without torchrun"
             )
         self.n_ranks = n_ranks
         self.lost: RankLostError | None = None
@@ -78,7 +86,7 @@ class Ranks:
                     daemon=True,
                 ).start()
             self._send((self._store.port, job))
-            self._gather()  # all have started: the meeting does not wait for one that never comes
+            self._gather()  # all have started: joining does not wait for one that never comes
             join_group(Shard(0, n_ranks), self._store, place)
         except BaseException:
             self.close()
@@ -93,9 +101,9 @@ class Ranks:
         self._is_following = True
 
     def call(self, address: Address, own: Callable[[], R], *args: Any, **kwargs: Any) -> R:
-        """Call a method of the other ranks, and `own` here.
+        """Call a method on the other ranks with these arguments, and `own` here.
 
-        Raises RankLostError if it fails here, and all ranks end.
+        If it fails here, all ranks end. Raises RankLostError.
         """
         with self._turn:
             self._send(Call(address, args, kwargs))
@@ -113,7 +121,10 @@ class Ranks:
     def attempt(
         self, address: Address, own: Callable[[], None], *args: Any
     ) -> list[Exception | None]:
-        """As `call`, for what may fail on some ranks alone, without collectives; return the failure of each rank, or None."""
+        """Do as `call`, for what has no collectives and may fail on some ranks only.
+
+        Returns the failure of each rank, or None.
+        """
         with self._turn:
             self._send(Call(address, args, {}, is_attempt=True))
             failure: Exception | None = None
@@ -127,39 +138,42 @@ class Ranks:
             ]
 
     def peers(self, **options: Any) -> Peers:
-        """Make an object on every other rank, with these options; return the way to it."""
+        """Make an object on every other rank, with these options; return a handle to it."""
         number = next(self._numbers)
         self.call(Address("make"), lambda: None, number, **options)
         return Peers(self, number)
 
     def guard(self, model: nn.Module) -> None:
-        """Have a model refuse what the other ranks do not run too: its collectives would wait for them for ever."""
+        """Make a model refuse forwards that the other ranks do not run.
+
+        Its collectives would wait for them for ever.
+        """
 
         def refuse(_module: nn.Module, _args: Any) -> None:
             if self._caller != threading.get_ident():
                 raise UnsupportedModelError(
-                    f"the model is sharded over {self.n_ranks} ranks, so only its engine runs it:"
-                    " it generates, but finding heads and other analyses need a model on one"
-                    " device; load it without tp"
+                    f"the model is sharded over {self.n_ranks} ranks, so only its engine runs it: "
+                    "it generates, but finding heads and other analyses need a model on one "
+                    "device; load it without tp"
                 )
 
         model.register_forward_pre_hook(refuse)
 
     def when_lost(self, listener: Listener) -> None:
-        """Tell a listener, in a thread of its own, when the ranks are lost."""
+        """Call a listener, in a thread of its own, when the ranks are lost."""
         with self._change:
             self._listeners.append(listener)
             if self.lost is not None:
                 _tell(listener, self.lost)
 
     def close(self) -> None:
-        """End the other ranks, at once if they do not follow yet."""
+        """End the other ranks; kill them if they do not follow yet."""
         with self._change:
             if self._is_closed:
                 return
             self._is_closed = True
         atexit.unregister(self.close)
-        # Whoever has the turn may wait for a rank that is gone.
+        # Whoever has the turn may be waiting for a rank that is gone.
         has_turn = self._is_following and self.lost is None and self._turn.acquire(timeout=STOP_S)
         for other in self._others:
             other.stop() if has_turn else other.process.kill()
@@ -193,7 +207,7 @@ class Ranks:
             raise self._reason(f"a rank cannot be reached: {error}") from error
 
     def _reason(self, otherwise: str) -> RankLostError:
-        """Return why nothing goes on: a rank that has ended is the cause of whatever failed here."""
+        """Return why nothing goes on: a rank that ended is the cause of any failure here."""
         with self._change:
             self._change.wait_for(lambda: self.lost is not None, SETTLE_S)
         self._lose(otherwise)
@@ -220,13 +234,13 @@ class _Other:
         self.shard = shard
         self.answers: SimpleQueue[Any] = SimpleQueue()
         ours, theirs = socket.socketpair()
-        # What a terminal or a supervisor sends to every process is for rank 0 to act on: the others
-        # end when it tells them.
+        # Signals that a terminal or supervisor sends to every process are for rank 0: it then ends
+        # the others.
         blocked = signal.pthread_sigmask(
             signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         )
         try:
-            self.process = subprocess.Popen(  # noqa: S603 -- a module of ours
+            self.process = subprocess.Popen(  # noqa: S603 -- our own module
                 [
                     sys.executable,
                     "-m",
@@ -235,7 +249,7 @@ class _Other:
                     str(shard.rank),
                     str(shard.n_ranks),
                 ],
-                # PyTorch and transformers take the rank's device from it.
+                # PyTorch and transformers take the rank's device from this variable.
                 env={**os.environ, "LOCAL_RANK": str(shard.rank)},
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR,
@@ -247,7 +261,7 @@ class _Other:
         self.link = Connection(ours.detach())
 
     def listen(self, lose: Callable[[str], None]) -> None:
-        """Take what the rank answers until it ends."""
+        """Collect the rank's answers until it ends."""
         reason = None
         with suppress(EOFError, OSError):
             while True:
@@ -268,7 +282,7 @@ class _Other:
             self.link.send_bytes(packed(None))
 
     def join(self, deadline: float) -> None:
-        """Wait for the end of the process, until a moment of the monotonic clock."""
+        """Wait for the process until `deadline` on the monotonic clock, then kill it."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, deadline - time.monotonic()))
         self.process.kill()
@@ -282,7 +296,7 @@ class Peers:
         self._ranks, self._number, self._attribute = ranks, number, attribute
 
     def part(self, attribute: str) -> Peers:
-        """Return the way to a part of the object."""
+        """Return a handle to a part of the object."""
         return Peers(self._ranks, self._number, attribute)
 
     def call(self, method: str, own: Callable[[], R], *args: Any, **kwargs: Any) -> R:
@@ -292,17 +306,17 @@ class Peers:
         )
 
     def attempt(self, method: str, own: Callable[[], None], *args: Any) -> list[Exception | None]:
-        """Let every rank try a method, `own` here; return the failure of each, or None."""
+        """Try a method on the other ranks, and `own` here; return each rank's failure, or None."""
         return self._ranks.attempt(Address(method, self._number, self._attribute), own, *args)
 
     def drop(self) -> None:
-        """Let the other ranks forget the object, where there still are any."""
+        """Make the other ranks, if any are left, forget the object."""
         with suppress(RankLostError):
             self._ranks.call(Address("drop"), lambda: None, self._number)
 
 
 class Mirrored(Protocol):
-    """What may have peers: rank 0's of a sharded model have."""
+    """An object that may have peers: on rank 0 of a sharded model it does."""
 
     peers: Peers | None
 
@@ -311,7 +325,7 @@ M = TypeVar("M", bound=Mirrored)
 
 
 def everywhere(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
-    """Make a method run on the peers of its object too."""
+    """Make a method also run on the peers of its object."""
 
     @wraps(method)
     def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,9 +1,9 @@
 """Which rows go through which layer: rows enter and leave the batch between decoder layers.
 
-A model is called with n rows. Layer l runs those n and, behind them, companions: copies of some of
-these rows that fork off where they enter and are dropped where they end. Permanent pre-hooks on the
-decoder layers, which do nothing without a plan, put together each layer's rows and give every row
-that joins the masks and positions of the row it copies. The modules are transformers' own.
+A model is called with n rows. Layer l runs those n and, after them, companions: copies of some of
+these rows that fork off at one layer and are dropped at another. Permanent pre-hooks on the decoder
+layers, which do nothing without a plan, assemble each layer's rows and give every companion the
+masks and positions of the row it copies. The modules are transformers' own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from juice.model.layout import Layout
 class LayerRows:
     """The rows of one layer.
 
-    `taken` says which row of the layer below each of them goes on from (None: the same rows),
-    `origins` which row of the call each of them is or copies (None: the call's own rows). Both are
+    `taken[i]` is the row of the layer below that row i continues (None: the same rows), and
+    `origins[i]` the row of the call that it is or copies (None: the call's own rows). Both are
     int64 [rows].
     """
 
@@ -33,7 +33,7 @@ class LayerRows:
 
 
 class RowRouting:
-    """The hooks of one model; `route` sets the rows of every layer for the forwards made within it."""
+    """The hooks of one model; `route` sets the rows of every layer for the forwards within it."""
 
     def __init__(self, layout: Layout) -> None:
         self._plan: Sequence[LayerRows] | None = None
@@ -77,7 +77,7 @@ class RowRouting:
         return enter
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
-        """Behind the last layer the call's own rows go on."""
+        """Keep only the call's own rows after the last layer."""
         if self._plan is None or self._plan[-1].origins is None:
             return output
         return (
@@ -88,7 +88,10 @@ class RowRouting:
 
 
 def copy_rows(value: Any, n_rows: int, origins: torch.Tensor) -> Any:
-    """Gather the rows `origins` of every tensor within `value` that has a row for each of n_rows; what all rows share broadcasts."""
+    """Gather the rows `origins` of every tensor in `value` that has n_rows rows.
+
+    Values that all rows share are returned unchanged.
+    """
     if isinstance(value, torch.Tensor):
         return (
             value[origins.to(value.device)]
@@ -111,8 +114,8 @@ def _copy_alibi(alibi: Any, n_rows: int, origins: torch.Tensor) -> Any:
     return copy_rows(alibi, n_rows, origins)
 
 
-# What a shape alone would be taken for something else: MPT's biases, [n_heads, 1, keys], are the
-# same for all rows.
+# Arguments whose shape alone would mislead: MPT's biases, [n_heads, 1, keys], are the same for all
+# rows.
 BY_NAME: dict[str, Callable[[Any, int, torch.Tensor], Any]] = {
     "alibi": _copy_alibi,
     "position_bias": lambda shared, _n_rows, _origins: shared,

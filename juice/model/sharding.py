@@ -1,10 +1,11 @@
-"""One rank's part of a model that is sharded over several: transformers' own tensor parallel plan, and what it does to z.
+"""One rank's part of a sharded model, and the heads that its z holds.
 
-Rank r of N holds a slice of every projection that the plan names. In most plans z, the input of the
-output projection, holds the rank's own heads, side by side: n_heads / N of them, of which r *
-n_heads / N is the first. Where the plan splits that input only behind it (Phi-3, OLMo 2), or leaves
-attention whole (DeepSeek), every rank sees all of z. The width of z tells which. Keys and values
-are the rank's own as well; logits, and what goes from layer to layer, are the same on all.
+Models are sharded by transformers' own tensor parallel plans: rank r of N holds a slice of every
+projection that the plan names. In most plans z, the input of the output projection, holds the
+rank's own heads side by side: n_heads / N of them, the first being r * n_heads / N. Where the plan
+splits z only later, inside the projection (Phi-3, OLMo 2), or leaves attention whole (DeepSeek),
+every rank sees all of z. The width of z shows which. Keys and values are the rank's own as well;
+logits, and what goes from layer to layer, are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from juice.errors import UnsupportedModelError, UsageError
-from juice.model.layout import AttentionLayer, Layout
+from juice.model.layout import AttentionLayer, Layout, text_config
 
 # How a plan may treat the output projection: z sharded by heads, or whole on every rank.
 SPLIT_STYLES, WHOLE_STYLES = ("rowwise",), ("rowwise_split_input", "rowwise_rep", None)
@@ -35,7 +36,7 @@ class Shard:
     n_ranks: int
 
     def heads(self, z: torch.Tensor, layer: AttentionLayer) -> slice:
-        """Return the heads of a layer that z, [rows, pos, heads here * d_head], holds on this rank."""
+        """Return the heads of a layer in this rank's z, [rows, pos, heads here * d_head]."""
         n_here = z.shape[-1] // layer.d_head
         first = 0 if n_here == layer.n_heads else self.rank * n_here
         return slice(first, first + n_here)
@@ -45,12 +46,15 @@ WHOLE = Shard(0, 1)
 
 
 def check_plan(model: PreTrainedModel, layout: Layout, n_ranks: int) -> None:
-    """Raise UnsupportedModelError for a model whose heads cannot be sharded over so many ranks; its weights may be on no device."""
+    """Raise UnsupportedModelError for a model whose heads `n_ranks` ranks cannot share.
+
+    Its weights may be on the meta device.
+    """
     name, plan = type(model).__name__, model.tp_plan
     if not plan:
         raise UnsupportedModelError(
-            f"{name} has no tensor parallel plan in transformers, so it cannot be sharded; serve it"
-            " without --tp"
+            f"{name} has no tensor parallel plan in transformers, so it cannot be sharded; "
+            "serve it without --tp"
         )
     names = {module: re.sub(r"\.\d+(?=\.|$)", ".*", path) for path, module in model.named_modules()}
     for layer in layout.layers:
@@ -59,36 +63,36 @@ def check_plan(model: PreTrainedModel, layout: Layout, n_ranks: int) -> None:
             continue
         if style not in SPLIT_STYLES:
             raise UnsupportedModelError(
-                f"{name} shards its output projections {style!r}, which JuICE does not know; serve"
-                " it without --tp"
+                f"{name} shards its output projections in the style {style!r}, "
+                "which JuICE does not know; serve it without --tp"
             )
-        kv_heads = getattr(model.config.get_text_config(decoder=True), "num_key_value_heads", None)
+        kv_heads = getattr(text_config(model), "num_key_value_heads", None)
         counts = {"query heads": layer.n_heads} | (
             {"key-value heads": kv_heads} if isinstance(kv_heads, int) else {}
         )
         for what, n in counts.items():
             if n % n_ranks:
                 raise UnsupportedModelError(
-                    f"{name} has {n} {what} in layer {layer.index}, which {n_ranks} ranks cannot"
-                    f" share; choose a --tp that divides {n}"
+                    f"{name} has {n} {what} in layer {layer.index}, "
+                    f"which {n_ranks} ranks cannot share; choose a --tp that divides {n}"
                 )
 
 
 def own_device(device: str, shard: Shard) -> torch.device:
     """Return the device of a rank: its own accelerator, or the CPU where there is none.
 
-    Raises UsageError.
+    Raises UsageError for another kind of device, or where there are fewer devices than ranks.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = "cpu" if accelerator is None else accelerator.type
     if kind == "mps":
         raise UsageError(
-            "tensor parallel runs on CUDA devices and on CPUs, not on mps; leave tp out"
+            "tensor parallel runs on CUDA devices and on CPUs, not on mps; leave out tp"
         )
     if device not in ("auto", kind):
         raise UsageError(
-            f"device is {device!r}; with tp every rank takes one of its own: expected auto or"
-            f" {kind}"
+            f"device is {device!r}; with tp every rank takes one of its own: "
+            f"expected auto or {kind}"
         )
     if kind == "cpu":
         return torch.device(kind)
@@ -100,14 +104,17 @@ def own_device(device: str, shard: Shard) -> torch.device:
 
 
 def meeting_place(shard: Shard, port: int = 0) -> Any:
-    """Return the store by which ranks find each other: rank 0 opens it, on a free port, and the others say that port."""
+    """Return the store through which ranks find each other.
+
+    Rank 0 opens it on a free port; the others pass that port.
+    """
     store: Any = dist.TCPStore  # type: ignore[attr-defined]
     is_first = shard.rank == 0
     return store("127.0.0.1", port, shard.n_ranks, is_master=is_first, wait_for_workers=False)
 
 
 def join_group(shard: Shard, store: Any, device: torch.device) -> None:
-    """Meet the other ranks; returns when all are there."""
+    """Join the other ranks; returns when all have joined."""
     if device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // shard.n_ranks))
     else:
@@ -123,9 +130,9 @@ def join_group(shard: Shard, store: Any, device: torch.device) -> None:
 
 
 def options_for(shard: Shard) -> dict[str, Any]:
-    """Return what makes from_pretrained load this rank's part alone.
+    """Return the options that make from_pretrained load only this rank's part.
 
-    Raises UsageError where the libraries cannot.
+    Raises UsageError where the installed libraries cannot.
     """
     if shard == WHOLE:
         return {}
@@ -133,7 +140,7 @@ def options_for(shard: Shard) -> dict[str, Any]:
 
     if find_spec("accelerate") is None or "tp_size" not in DistributedConfig.__dataclass_fields__:
         raise UsageError(
-            "tensor parallel needs accelerate, and transformers 5.23; install both: pip install"
-            " 'juice-steering[parallel]'"
+            "tensor parallel needs accelerate and transformers 5.23; "
+            "install it from the clone with: pip install -e '.[parallel]'"
         )
     return {"distributed_config": DistributedConfig(tp_size=shard.n_ranks)}

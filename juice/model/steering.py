@@ -1,4 +1,4 @@
-"""Permanent steering hooks: z <- z + coefficient * z[source row], for every row of a batch its own.
+"""Permanent steering hooks: z <- z + coefficient * z[source row], with both chosen row by row.
 
 At layer l and head h, row r of the batch gets
 
@@ -9,8 +9,8 @@ A row may be its own source: that is how a single run scales itself (JuNe, and t
 identification). A row with zero coefficients is unchanged, and a layer without a non-zero
 coefficient is not touched at all.
 
-The hooks sit before the attention output projections from load on and read the plan of the current
-forward; without a plan the model is the unmodified one.
+From loading on, the hooks are in front of the attention output projections and read the plan of the
+current forward; without a plan the model is unmodified.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from juice.model.sharding import WHOLE, Shard
 
 @dataclass(frozen=True, eq=False)
 class SteeringPlan:
-    """What one forward adds, by layer, only layers that steer: `sources` int64 [rows], `coefficients` float32 [rows, n_heads]."""
+    """What one forward adds, by layer, for the layers that steer.
+
+    `sources` are int64 [rows], `coefficients` float32 [rows, n_heads].
+    """
 
     sources: Mapping[int, torch.Tensor]
     coefficients: Mapping[int, torch.Tensor]
 
 
 class SteeringHooks:
-    """The hooks of one model, or of one rank's part of it; `apply` sets the plan for the forwards made within it.
+    """The hooks of one model, or of one rank's part; `apply` sets the plan for forwards within it.
 
-    Plans name the heads of the whole model: a rank applies the coefficients of those that its z
-    holds.
+    Plans name the heads of the whole model: a rank applies the coefficients of the heads in its z.
     """
 
     def __init__(self, layout: Layout, shard: Shard = WHOLE) -> None:
@@ -59,8 +61,8 @@ class SteeringHooks:
             missed = plan.coefficients.keys() - self._fired
             if missed:
                 raise RuntimeError(
-                    f"steering did not reach layers {sorted(missed)}: their output projections were"
-                    " bypassed"
+                    f"steering did not reach layers {sorted(missed)}: "
+                    "their output projections were bypassed"
                 )
         finally:
             self._plan = None
@@ -81,10 +83,16 @@ class SteeringHooks:
 def add_scaled(
     z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor, n_heads: int
 ) -> torch.Tensor:
-    """Return z + coefficient * z[source]; z: [rows, pos, n_heads * d_head], coefficient: float32 [rows, n_heads].
+    """Return z + coefficient * z[source].
 
-    In half precision the sum is float32 and rounded once, so that a coefficient such as 1.3 is not
-    rounded first.
+    In half precision the sum is computed in float32 and rounded once, so that a coefficient such as
+    1.3 is not rounded first.
+
+    Args:
+        z: [rows, pos, n_heads * d_head].
+        source: The row that each row adds, int64 [rows].
+        coefficient: float32 [rows, n_heads].
+        n_heads: The number of heads that z holds.
     """
     by_head = z.view(*z.shape[:-1], n_heads, -1)  # [rows, pos, head, d_head]
     scaled = coefficient.to(z.device)[:, None, :, None] * by_head[source.to(z.device)]

@@ -1,7 +1,8 @@
 """The definition of steering, slow and obvious: two runs, no cache, no batch, no permanent hooks.
 
-Run 1 is the unmodified model, z of the steered layers kept. Run 2 adds to z of each steered head
-its coefficient times what run 1 had there. Everything faster is checked against this.
+Run 1, the clean run, is the unmodified model and keeps z of the steered layers. Run 2, the steered
+run, adds to z of each steered head its coefficient times the clean run's z. Everything faster is
+checked against this.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from juice.model.loaded import LoadedModel
 def two_runs(
     loaded: LoadedModel, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor], n_kept: int
 ) -> torch.Tensor:
-    """Return the logits float32 [n_kept, vocabulary] of the steered run's last tokens.
+    """Return the logits of the steered run's last tokens, float32 [n_kept, vocabulary].
 
-    ids: int64 [tokens]; coefficients: float32 [n_heads] a layer.
+    Args:
+        loaded: The model.
+        ids: The tokens, int64 [tokens].
+        coefficients: By layer, float32 [n_heads].
+        n_kept: The number of last tokens.
     """
     clean: dict[int, torch.Tensor] = {}
 
@@ -49,7 +54,7 @@ def two_runs(
 
         return change
 
-    # Many models make the logits of the last tokens alone, if asked; a prompt's would take
+    # Many models can compute the logits of the last tokens only; those of a whole prompt would take
     # gigabytes.
     kept = (
         {"logits_to_keep": n_kept}

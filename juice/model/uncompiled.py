@@ -1,9 +1,9 @@
-"""A compiled model, run as it was written.
+"""A compiled model, run uncompiled.
 
-`torch.compile` traces hooks that are there at its first call and silently ignores those that come
-later; and every new set of rows, joins and leaves would be compiled anew. So a forward of ours runs
-the modules themselves, whether somebody compiled them before the model was loaded or after; what
-they compiled is theirs again behind it.
+`torch.compile` traces the hooks that exist at its first call and silently ignores later ones; and
+every new set of rows that join and leave would be compiled again. So our forwards run the modules
+themselves, whether they were compiled before the model was loaded or after, and restore the
+compiled code afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 @contextmanager
 def uncompiled(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put what was compiled in place, a module's call or its forward, back to what it was, while within."""
+    """Replace every compiled call or forward of these modules by the original, while within."""
     compiled = [
         (module.__dict__, name, module.__dict__[name], plain)
         for module in modules

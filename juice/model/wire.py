@@ -1,6 +1,6 @@
-"""What goes from rank 0 to the others and back, through a pipe: calls, with tensors in them, and how they failed.
+"""What goes through the pipe between rank 0 and another rank: calls with tensors, and failures.
 
-A tensor travels by its values and arrives on the receiver's own device.
+Tensors are sent by value and arrive on the receiver's own device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import torch
 
 @dataclass(frozen=True)
 class Address:
-    """A method of an object that has a number, or of a part of it; without a number, of the table of these objects."""
+    """A method of a numbered object, or of a part of it.
+
+    Without a number it is a method of the table of these objects.
+    """
 
     method: str
     number: int | None = None
@@ -24,7 +27,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Call:
-    """What to call; an attempt is answered: None, or why it failed."""
+    """A call; an attempt is answered with None or the reason it failed."""
 
     address: Address
     args: tuple[Any, ...]
@@ -34,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Failure:
-    """The last that a rank says: why it ends."""
+    """A rank's last message: why it ends."""
 
     text: str
 
@@ -56,6 +59,6 @@ def packed(message: Any) -> bytes:
 
 
 def unpacked(content: bytes, device: torch.device) -> Any:
-    """Return a message, its tensors on a device."""
+    """Return the message in these bytes, with its tensors on a device."""
     with device:
         return pickle.loads(content)  # noqa: S301 -- from the parent process

@@ -1,4 +1,6 @@
-"""Options that Python, the command line and the server share: each is defined once, with its type, range and meaning.
+"""Options that Python, the command line and the server share.
+
+Each is defined once, with its type, range and meaning.
 
 base      what all of them have in common
 loading   how a model is loaded

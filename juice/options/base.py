@@ -11,7 +11,7 @@ from juice.errors import RequestError
 
 
 class Options(BaseModel):
-    """Values with ranges; unknown names are refused. `of` is the way in for Python."""
+    """Values with ranges; unknown names are refused. Python code makes them with `of`."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
@@ -21,7 +21,7 @@ class Options(BaseModel):
     def of(cls, **values: Any) -> Self:
         """Return the options with these values.
 
-        Raises RequestError that names the first wrong one.
+        Raises RequestError, which names the first wrong one.
         """
         try:
             return cls(**values)
@@ -34,7 +34,7 @@ class Options(BaseModel):
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the first wrong field of a validation, dots between its parts, and what is wrong with it."""
+    """Return the first wrong field, as a dotted path, and what is wrong with it."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     return field, first["msg"].removeprefix("Value error, ")

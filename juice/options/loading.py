@@ -1,4 +1,4 @@
-"""How a model is loaded: the options of `juice.load`, of every command that loads a model, and of the server."""
+"""How a model is loaded: the options of `juice.load`, of the commands and of the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from juice.options.base import Options
 
-# Accelerate's own names, a device, or a device a module; as text, a mapping is JSON.
+# One of Accelerate's names, a device, or a device for each module; as text, a mapping is JSON.
 DeviceMap = str | int | Mapping[str, Any]
 
 
@@ -23,8 +23,8 @@ class LoadOptions(Options):
     device_map: DeviceMap | None = Field(
         default=None,
         description=(
-            "Over several devices, memory and disk: auto, balanced, sequential, or JSON {module:"
-            " device}."
+            "Over several devices, memory and disk: "
+            "auto, balanced, balanced_low_0, sequential, or JSON {module: device}."
         ),
     )
     offload_folder: Path | None = Field(
@@ -38,7 +38,7 @@ class LoadOptions(Options):
         default=None, description="bnb-4bit, torchao-int8; bnb-8bit with --allow-approximate."
     )
     allow_approximate: bool = Field(
-        default=False, description="Steer a model with quantised activations too."
+        default=False, description="Also steer a model with quantised activations."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a hub model.")
     attn_implementation: str | None = Field(

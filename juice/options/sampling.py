@@ -1,12 +1,12 @@
-"""How a request chooses its tokens, and within which ranges.
+"""How a request chooses its tokens, and the ranges of its options.
 
-In this order: a bias for single tokens; penalties for tokens that occurred before; the division by
-temperature; the cuts to the likeliest `top_k`, to the smallest set that holds `top_p` of the mass,
-and to tokens with at least `min_p` of the likeliest one's probability.
+In this order: a bias for single tokens; penalties for tokens that occurred before; division by the
+temperature; the cuts to the `top_k` likeliest tokens, to the smallest set that holds `top_p` of the
+mass, and to tokens with at least `min_p` of the likeliest one's probability.
 
-    repetition   logit / penalty if logit > 0 else logit * penalty    tokens of the prompt and of the answer
-    presence     logit - penalty                                      tokens of the answer
-    frequency    logit - penalty * occurrences                        tokens of the answer
+    repetition   logit / penalty if logit > 0 else logit * penalty   tokens of prompt and answer
+    presence     logit - penalty                                     tokens of the answer
+    frequency    logit - penalty * occurrences                       tokens of the answer
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class SamplingOptions(Options):
         default=0.0,
         ge=-2,
         le=2,
-        description="Taken off the logits of tokens that the answer holds already.",
+        description="Subtracted from the logits of tokens that are already in the answer.",
     )
     frequency_penalty: float = Field(
-        default=0.0, ge=-2, le=2, description="The same, for every time that they occur."
+        default=0.0, ge=-2, le=2, description="The same, once for each time that they occur."
     )
     logit_bias: dict[int, Bias] = Field(
         default_factory=dict,
@@ -66,6 +66,6 @@ class SamplingOptions(Options):
 
     @property
     def changes_logits(self) -> bool:
-        """Whether a bias or a penalty comes before the choice."""
+        """Whether a bias or a penalty changes the logits before the choice."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias)

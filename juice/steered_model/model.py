@@ -59,40 +59,41 @@ class SteeredModel(ServedModel):
         seed: OneOrEach[int | None] = None,
         progress: Progress = silent,
     ) -> list[Completion]:
-        """Continue every prompt; all of them share batches, each with its own options.
+        """Continue each prompt with its own options; all of them share batches.
 
-        Every option is one value for all prompts, or a list of one value a prompt.
+        An option is one value for all prompts, or a list with one value per prompt.
 
         Args:
             prompts: One text, or several.
-            steer: `none`, `context`, `parametric`, or a `Steer` with everything that can be asked for.
-            strength: Multiplies both betas, 0 to 100; None: as `steer` says, where 1 is as tuned.
-            head_set: A head set or the name of one; None: as `steer` says, else the set named like
-                the target.
-            context: Text that goes before the prompt; method `cad` needs it apart.
-            max_tokens: New tokens at most.
-            min_tokens: No stop before so many new tokens.
-            stop: A string, or a tuple of strings, that ends the text and is not part of it.
-            stop_token_ids: Tokens that end the text beside the model's own.
+            steer: `none`, `context`, `parametric`, or a `Steer` with more options.
+            strength: Multiplies both betas, 0 to 100; None takes that of `steer`, by default 1.
+            head_set: A head set or its name; None takes that of `steer`, by default the set
+                named after the target.
+            context: Text to put before the prompt; method `cad` needs it separate.
+            max_tokens: The most new tokens.
+            min_tokens: The fewest new tokens before generation may stop.
+            stop: A string or a tuple of strings; generation ends before the first that occurs.
+            stop_token_ids: Tokens that end generation, besides the model's own.
             ignore_eos: Do not stop at the model's own stop tokens.
-            top_logprobs: How many alternatives are reported for every token, 0 to 20.
-            temperature: 0 takes the likeliest token; up to 2.
-            top_p: Sample from the smallest set with this mass.
+            top_logprobs: How many alternatives to report for each token, 0 to 20.
+            temperature: 0 takes the likeliest token; at most 2.
+            top_p: Sample from the fewest tokens whose probabilities add up to this.
             top_k: Sample from the k likeliest tokens; 0 or -1 for all.
             min_p: Drop tokens below this share of the likeliest one's probability.
-            repetition_penalty: Divides the logits of tokens that occurred before; 1 for none.
-            presence_penalty: Taken off the logits of tokens that the answer holds already.
-            frequency_penalty: The same, for every time that they occur.
-            logit_bias: Added to the logits of single tokens, by id.
-            seed: Seed of the sampling, the same for every prompt; None draws a fresh one.
-            progress: Reports how many prompts are done; `juice.progress` says how.
+            repetition_penalty: Divides positive logits of tokens seen so far, and multiplies
+                negative ones; 1 is none.
+            presence_penalty: Subtracted from the logit of each token generated so far.
+            frequency_penalty: Subtracted once for each time the token was generated.
+            logit_bias: Added to the logits of these tokens, by id.
+            seed: Seed of the sampling, the same for each prompt; None draws a new one.
+            progress: Reports how many prompts are done; see `juice.progress`.
 
         Returns:
-            A completion a prompt, in their order.
+            A completion per prompt, in order.
 
         Raises:
-            RequestError: An option is out of range, or a list does not have one value a prompt.
-            HeadSetError: No head set serves a request, or the one given does not fit.
+            RequestError: An option is out of range, or a list does not have one value per prompt.
+            HeadSetError: No head set serves a request, or the given one does not fit the model.
         """
         given = {
             name: value
@@ -144,10 +145,10 @@ class SteeredModel(ServedModel):
     ) -> GenerationRequest:
         """Turn a prompt and its options into a request for the engine.
 
-        The options are those of `generate`, for this prompt. Where the prompt has its context in it,
-        `without_context` is the prompt without, which method `cad` needs. With `prompt_logprobs` the
-        prompt's tokens are scored too, and `max_tokens` may be 0. `watch` names tokens whose
-        log-probability at the first new position is reported.
+        Takes the options of `generate`, one value each. For a prompt that already contains its
+        context, `without_context` is the prompt alone, which method `cad` needs. With
+        `prompt_logprobs` the prompt's tokens are scored too, and `max_tokens` may be 0. `watch`
+        lists tokens whose log-probabilities at the first new position are reported.
 
         Raises:
             RequestError: An option is out of range or does not go with the others.
@@ -156,7 +157,7 @@ class SteeredModel(ServedModel):
         if context is not None:
             if not isinstance(prompt, str) or without_context is not None:
                 raise RequestError(
-                    "context goes before a prompt that is text and has none of its own",
+                    "context needs a prompt that is text, without without_context",
                     param="context",
                 )
             prompt, without_context = join_context(context, prompt), prompt
@@ -194,7 +195,7 @@ class SteeredModel(ServedModel):
 
     @options_of(request)
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
-        """Continue one prompt, yielding its text piece by piece; the options are those of `request`."""
+        """Continue one prompt and yield its text in pieces; takes the options of `request`."""
         return (
             update.text
             for update in self.engine.stream([self.request(prompt, **options)])
@@ -226,16 +227,16 @@ class SteeredModel(ServedModel):
 
         Args:
             prompt: Text, or tokens.
-            top: How many.
-            steer: What wins a conflict; see `request`.
+            top: How many tokens to return.
+            steer: As in `generate`.
             strength: Multiplies both betas.
-            head_set: A head set or the name of one.
-            context: Text that goes before the prompt.
+            head_set: A head set or its name.
+            context: Text to put before the prompt.
 
         Raises:
             RequestError: An option is out of range.
             HeadSetError: No head set serves the request.
-            MissingCapabilityError: The engine does not report the log-probabilities of chosen tokens.
+            MissingCapabilityError: The engine cannot report log-probabilities of given tokens.
         """
         tokenizer = self.description.tokenizer
         vocabulary = tuple(range(min(len(tokenizer), self.description.vocabulary_size)))
@@ -253,9 +254,9 @@ class SteeredModel(ServedModel):
         return [(str(tokenizer.decode([token])), math.exp(logprobs[token])) for token in best]
 
     def fits(self, prompt: str, *, max_tokens: int) -> bool:
-        """Return whether a prompt leaves room for so many new tokens.
+        """Return whether a prompt leaves room for `max_tokens` new tokens.
 
-        Raises RequestError for one that is not text.
+        Raises RequestError for a prompt that is not text.
         """
         return self.engine.fits(self.request(prompt, max_tokens=max_tokens))
 
@@ -266,11 +267,11 @@ class SteeredModel(ServedModel):
 
         Args:
             pairs: Prompts and answers.
-            progress: Reports how many are done.
+            progress: Reports how many pairs are done.
 
         Returns:
-            The log-probability of every token of each answer, natural; none for one without tokens of its own, None for a
-            pair that is too long for the model.
+            The natural log-probabilities of each answer's tokens: empty for an answer without
+            tokens of its own, None for a pair that is too long for the model.
         """
         requests: dict[int, GenerationRequest] = {}
         scores: list[tuple[float, ...] | None] = [()] * len(pairs)
@@ -278,7 +279,7 @@ class SteeredModel(ServedModel):
         for i, (prompt, answer) in enumerate(pairs):
             ids, start = self.prompts.joined(prompt, answer)
             starts[i] = max(1, start)  # a first token has no log-probability
-            if starts[i] >= len(ids):
+            if starts[i] >= len(ids) or not answer.strip():
                 continue
             request = self.request(ids, max_tokens=0, prompt_logprobs=True)
             if self.engine.fits(request):
@@ -312,7 +313,7 @@ class SteeredModel(ServedModel):
             return None
         if without_context is None:
             raise RequestError(
-                "method cad needs the context apart from the prompt; give it as `context`",
+                "method cad needs the context separately; give it as `context`",
                 param="context",
             )
         return Contrast(prompt_ids=self._ids(without_context), weight=steer.strength)

@@ -1,4 +1,4 @@
-"""The options of one prompt or of many: lists taken apart, `steer` and what stands beside it put together."""
+"""The options of one prompt or of many, and `steer` with the options beside it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from juice.head_set import HeadSet
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
-# One value for all prompts, or a list of one value a prompt.
+# One value for all prompts, or a list with one value per prompt.
 OneOrEach: TypeAlias = T | list[T]
-# A list would be one value a prompt, so several stop strings of one prompt are a tuple.
+# A list would be one value per prompt, so several stop strings of one prompt are a tuple.
 Stop: TypeAlias = str | tuple[str, ...] | None
 
 
 def options_of(
     template: Callable[Concatenate[Any, T, P], object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, T, P], R]]:
-    """Let a method take the prompt and the options of another one, for type checkers and for `inspect`."""
+    """Give a method the parameters of another, for type checkers and `inspect`."""
 
     def decorate(method: Callable[..., R]) -> Callable[Concatenate[Any, T, P], R]:
         @wraps(method)
@@ -39,13 +39,16 @@ def options_of(
 
 
 def options_for(options: Mapping[str, Any], index: int, n_prompts: int) -> dict[str, Any]:
-    """Return a prompt's own options: of a list its own value, everything else as it is."""
+    """Return the options of one prompt: its value of each list, other values unchanged.
+
+    Raises RequestError for a list of another length than the prompts.
+    """
     own = {}
     for name, value in options.items():
         if isinstance(value, list) and len(value) != n_prompts:
             raise RequestError(
-                f"{name} lists {len(value)} values for {n_prompts} prompts; a list is one value a"
-                " prompt"
+                f"{name} lists {len(value)} values for {n_prompts} prompts; "
+                "a list has one value per prompt"
                 + (", several stop strings of one prompt are a tuple" if name == "stop" else ""),
                 param=name,
             )
@@ -56,9 +59,9 @@ def options_for(options: Mapping[str, Any], index: int, n_prompts: int) -> dict[
 def steer_of(
     steer: SteerTarget | Steer, strength: float | None = None, head_set: str | HeadSet | None = None
 ) -> Steer:
-    """Return what is asked for as one value.
+    """Return the steering options as one value.
 
-    Raises RequestError where parts of it do not go together.
+    Raises RequestError for options that contradict each other.
     """
     given: dict[str, Any] = {"strength": strength, "head_set": head_set}
     given = {name: value for name, value in given.items() if value is not None}
@@ -66,6 +69,6 @@ def steer_of(
 
 
 def join_context(context: str, prompt: str) -> str:
-    """Put a context before a prompt, with a space between where neither brings white space."""
+    """Put a context before a prompt, with a space between them unless one has white space there."""
     glue = "" if not context or context[-1].isspace() or prompt[:1].isspace() else " "
     return f"{context}{glue}{prompt}"

@@ -1,4 +1,4 @@
-"""A model behind an engine: its prompts' form, the head sets that serve it, and where these meet what is asked for."""
+"""ServedModel: a model behind an engine, the form of its prompts, and its head sets."""
 
 from __future__ import annotations
 
@@ -58,29 +58,29 @@ class ServedModel:
 
     @property
     def id(self) -> str:
-        """The model's id, as it was loaded."""
+        """The id under which the model was loaded."""
         return self.description.identity.id
 
     @property
     def description(self) -> ModelDescription:
-        """What the model is: its tokenizer, its shape, its dtype, who it is."""
+        """What the model is: its identity, tokenizer, shape and dtype."""
         return self.engine.description
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model's own modules and hooks, for finding heads and for analyses.
+        """The model's modules and hooks, for finding heads and for analyses.
 
         Raises:
-            MissingCapabilityError: The engine does not give access to them.
+            MissingCapabilityError: The engine gives no access to them.
         """
         self.engine.require(Capability.ACTIVATIONS)
         return cast("BatchingEngine", self.engine).loaded
 
     @cached_property
     def head_sets(self) -> HeadSetLibrary:
-        """The head sets for this model, looked up at first use.
+        """The head sets for this model, looked up on first use.
 
-        Warns of those found through another chat template.
+        Warns of sets that were found through another chat template.
         """
         library = HeadSetLibrary.scan(self._head_sets_folder, self.description.identity)
         own = self._own_template_sha256
@@ -96,15 +96,15 @@ class ServedModel:
         return library
 
     def close(self) -> None:
-        """End the engine with everything that runs; a model that was given as an object can be loaded again."""
+        """Stop the engine and all generations; a model object can then be loaded again."""
         self.engine.close()
 
     def resolve(self, steer: Steer) -> Steering:
-        """Return what a request's rows get: the one place where what is asked for meets the head sets.
+        """Return the steering of a request: its head set, and the betas of each head.
 
         Raises:
-            HeadSetError: No set serves the request, or the one given does not fit the model.
-            RequestError: The set is for another target, or neither it nor the request has betas.
+            HeadSetError: No head set serves the request, or the given one does not fit the model.
+            RequestError: The head set has another target, or neither it nor the request has betas.
         """
         form, exact = self.prompts.sha256, self.description.exact
         if steer.target == "none" or steer.method == "cad":
@@ -118,14 +118,14 @@ class ServedModel:
         return resolve(steer, chosen, chat_template_sha256=form, exact=exact)
 
     def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Return a prompt's tokens: as the tokenizer itself makes them, or through the chat template.
+        """Return the tokens of a prompt, plain or through the chat template.
 
         Args:
             prompt: The text.
-            add_special_tokens: For prompts as they are; a template writes its own.
+            add_special_tokens: Only for plain prompts; a chat template writes its own.
 
         Raises:
-            RequestError: It has no text, or is not valid Unicode.
+            RequestError: The prompt is empty, or not valid Unicode.
         """
         if not prompt:
             raise RequestError("the prompt is empty; expected some text", param="prompt")
@@ -142,17 +142,24 @@ class ServedModel:
         return self.prompts.tokens(prompt)
 
     def first_token(self, prompt: str, answer: str) -> int | None:
-        """Return the first token of an answer's first word where it continues a prompt; None if it has none of its own."""
+        """Return the first token of an answer that continues a prompt, or None.
+
+        None means that the answer shares all its tokens with the prompt.
+        """
         return self.prompts.first_token(prompt, answer)
 
     def with_chat_template(self, template: str | Path | None = "default") -> Self:
-        """Return the same model, its engine shared, taking every prompt that is text as a user's message in a chat.
+        """Return the same model, which takes each text prompt as a user's message in a chat.
+
+        Both share the engine.
 
         Args:
-            template: The tokenizer's own ("default"), a file, or a template's text; None: prompts as they are.
+            template: "default" for the tokenizer's own, a file, or the text of a template; None for
+                plain prompts.
 
         Raises:
-            UsageError: The tokenizer has no template, the file cannot be read, or the template leaves the message out.
+            UsageError: The tokenizer has no template, the file cannot be read, or the template
+                leaves out the message.
         """
         if isinstance(template, Path) or (
             template not in (None, "default") and not re.search("{[{%]", template)
@@ -163,8 +170,8 @@ class ServedModel:
             if template is None:
                 raise UsageError(
                     f"the tokenizer of {self.id} has no chat template; give a Jinja file"
-                    " (--chat-template FILE), or leave --chat-template out to take prompts as"
-                    " they are"
+                    " (--chat-template FILE), or leave out --chat-template "
+                    "for plain prompts"
                 )
         other = copy(self)
         other.prompts = replace(self.prompts, chat_template=template)
@@ -173,24 +180,23 @@ class ServedModel:
             and len({other.prompts.rendered([user(word)]) for word in ("lemon", "plum")}) < 2
         ):
             raise UsageError(
-                "the chat template leaves out what the user says; give one that renders the"
-                " messages it gets"
+                "the chat template leaves out the user's message; "
+                "give one that renders its messages"
             )
         return other
 
     def in_form_of(self, head_set: HeadSet) -> Self:
-        """Return the same model taking prompts in the form in which a head set was found: as they are, or in a chat.
+        """Return the same model, which takes prompts as a head set was found: plain, or in a chat.
 
         Raises:
-            UsageError: The model was given another form, or its tokenizer's template is not the set's.
+            UsageError: The model takes another form, or the tokenizer has another template.
         """
         found, here = head_set.chat_template_sha256, self.prompts.sha256
         if head_set.identification is None or found == here:
             return self
         if found is None:
             raise UsageError(
-                f"head set {head_set.name!r} was found on prompts as they are; leave"
-                " --chat-template out"
+                f"head set {head_set.name!r} was found on plain prompts; leave out --chat-template"
             )
         own = self._own_template_sha256
         if here is None and own == found:
@@ -219,16 +225,16 @@ class ServedModel:
         """Make a head set by hand for this model.
 
         Args:
-            name: What it is called.
-            target: What it pushes toward: `context` or `parametric`.
+            name: Its name.
+            target: `context` or `parametric`.
             plus: The + heads as (layer, head), best first.
             minus: The - heads.
-            beta_plus: Scale of the + heads; without betas, every request must give its own.
-            beta_minus: Scale of the - heads, 0 or below. A sign that has no heads needs none.
-            method: The method that the betas are for.
+            beta_plus: Scale of the + heads, 0 or more; without betas, each request must give them.
+            beta_minus: Scale of the - heads, 0 or less. A sign without heads needs no beta.
+            method: The method of the betas.
 
         Raises:
-            HeadSetError: A head is out of range, a beta has the wrong sign, or one of them is missing.
+            HeadSetError: A head is out of range, or a beta has the wrong sign or is missing.
         """
         beta = None
         if beta_plus is not None or beta_minus is not None:
@@ -258,7 +264,7 @@ class ServedModel:
         return sha256_of(self.own_chat_template)
 
     def _check_heads(self, head_set: HeadSet) -> None:
-        """Raise HeadSetMismatchError for a head that its layer does not have: layers of one model may differ."""
+        """Raise HeadSetMismatchError for a head that its layer does not have."""
         for head in (*head_set.heads.plus, *head_set.heads.minus):
             n_heads = self.description.heads_per_layer[head.layer]
             if head.index >= n_heads:

@@ -1,4 +1,4 @@
-"""The FastAPI app: its routes, and the layers around them."""
+"""The FastAPI app: its routes and middleware."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def create(
     on_ready: Callable[[SteeredModel], None] = lambda _model: None,
     on_failure: Callable[[JuiceError], None] = lambda _error: None,
 ) -> FastAPI:
-    """Make the app; the model loads in the background once it starts, `on_ready` hears that it is, or `on_failure` why it is not.
+    """Make the app; once it starts, the model loads in the background.
 
-    Where it is sharded, `on_failure` also hears of a lost rank. Raises UsageError for keys that
-    cannot be read.
+    `on_ready` is called with the loaded model; `on_failure` with the reason when it cannot be
+    loaded or, if sharded, when a rank is lost. Raises UsageError for keys that cannot be read.
     """
 
     def load_model() -> SteeredModel:
@@ -73,7 +73,7 @@ def create(
         loading.cancel()
         service.close()
 
-    # A redirect would name whatever host the client claims to have asked.
+    # A redirect would repeat whatever host the client sent.
     app = FastAPI(
         title="JuICE", version=juice.__version__, lifespan=lifespan, redirect_slashes=False
     )
@@ -81,7 +81,7 @@ def create(
     errors.install(app)
     for room in (generate, compare, completions, chat, models, tokens, probes):
         app.include_router(room.router)
-    # The last one added is the first that a request meets.
+    # The last one added runs first.
     app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)
     if keys := settings.keys():
         app.add_middleware(KeyCheck, keys=keys)

@@ -1,9 +1,8 @@
-"""What a connection may do: its headers must arrive in time, it must read what it is sent, and there is a bound on how many.
+"""Bounds on connections: their number, the time for headers, and the time without reading.
 
 Uvicorn's HTTP/1.1 protocol with two timers. One runs while headers are awaited, and while the rest
-of a body comes that was answered already; the other while the client does not read. Either ends the
-connection, at once and without waiting for its buffer, and whatever runs for it is cancelled as for
-any that leaves.
+of a body that was already answered arrives; the other while the client does not read. Either aborts
+the connection without flushing its buffer, which cancels what runs for it, as when a client leaves.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from juice_server.errors import Failure
 
 
 class GuardedProtocol(H11Protocol):
-    """A connection with bounds; `guarded` makes the class for them."""
+    """A connection with bounds; `guarded` makes a class with other bounds."""
 
     header_timeout_s = 10.0
     write_stall_s = 30.0
@@ -36,7 +35,7 @@ class GuardedProtocol(H11Protocol):
         self._n_unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for headers; one connection too many is closed."""
+        """Wait for headers; close the connection if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             transport.abort()
@@ -44,7 +43,7 @@ class GuardedProtocol(H11Protocol):
             self._headers_timer.start()
 
     def data_received(self, data: bytes) -> None:
-        """Wait on while a request has begun and its headers are not complete."""
+        """Run the timer until the headers of a request are complete."""
         super().data_received(data)
         if self._drops_a_body:
             return
@@ -54,14 +53,14 @@ class GuardedProtocol(H11Protocol):
             self._headers_timer.start()
 
     def on_response_complete(self) -> None:
-        """Wait again where the next request's headers have begun, or a body goes on that nobody reads."""
+        """Wait again if the next request's headers have begun, or an unread body still arrives."""
         super().on_response_complete()
         if self._drops_a_body or (self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]):
             self._headers_timer.start()
 
     @property
     def _drops_a_body(self) -> bool:
-        """Tell whether the answer was complete before the request's body was."""
+        """Whether the answer was complete before the request's body."""
         return (
             self.conn.their_state is h11.SEND_BODY
             and self.cycle is not None
@@ -69,7 +68,7 @@ class GuardedProtocol(H11Protocol):
         )
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, in the envelope of every error."""
+        """Answer what is not HTTP, in the envelope of every error."""
         body = json.dumps(Failure(status=400, message=msg, code="invalid_http").body()).encode()
         headers = [
             ("content-type", "application/json"),
@@ -86,18 +85,18 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """Begin to count: the client does not read."""
+        """Start the timer: the client does not read."""
         super().pause_writing()
         self._n_unread = _n_unread(self.transport)
         self._stall_timer.start()
 
     def resume_writing(self) -> None:
-        """Stop counting."""
+        """Stop the timer."""
         super().resume_writing()
         self._stall_timer.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the timers."""
+        """Stop both timers."""
         self._headers_timer.stop()
         self._stall_timer.stop()
         super().connection_lost(exc)
@@ -115,7 +114,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class _Timer:
-    """Calls something once, some seconds after it was started, unless it is stopped."""
+    """Calls an action once, some seconds after the start, unless stopped."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, seconds: float, action: Callable[[], None]
@@ -138,7 +137,7 @@ class _Timer:
 
 
 def _n_unread(transport: asyncio.Transport) -> int:
-    """Return the bytes that were written and that the client has not taken yet, ours and, where it tells, the system's."""
+    """Return the written bytes that the client has not read: ours and, if known, the kernel's."""
     n_ours = transport.get_write_buffer_size()
     queued = array("i", [0])
     try:
@@ -151,7 +150,7 @@ def _n_unread(transport: asyncio.Transport) -> int:
 def guarded(
     *, header_timeout_s: float, write_stall_s: float, max_connections: int
 ) -> type[GuardedProtocol]:
-    """Return the protocol with these bounds, times in seconds."""
+    """Return a protocol class with these bounds; times are in seconds."""
     bounds = {
         "header_timeout_s": header_timeout_s,
         "write_stall_s": write_stall_s,

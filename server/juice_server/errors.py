@@ -30,20 +30,20 @@ from juice.errors import (
 from juice_server.trace import trace_of
 
 LOG = logging.getLogger("juice_server")
-CLOSE = {"connection": "close"}  # for answers that come before the body is read
+CLOSE = {"connection": "close"}  # for answers sent before the body is read
 CLIENT_GONE = 499  # as nginx logs it
 
 
 class NotReadyError(JuiceError):
-    """The model is still loading, or the server is on its way out."""
+    """The model is still loading, or the server is shutting down."""
 
 
 class ClientGoneError(JuiceError):
-    """The client left; whatever is answered, nobody hears it."""
+    """The client left before its answer."""
 
 
 class TimedOutError(JuiceError):
-    """The request took longer than it may."""
+    """The request took longer than allowed."""
 
 
 class UnknownModelError(RequestError):
@@ -52,7 +52,7 @@ class UnknownModelError(RequestError):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What an error answer says."""
+    """The content of an error answer."""
 
     status: int
     message: str
@@ -62,7 +62,7 @@ class Failure:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Return the envelope; what a client sent may hold lone surrogates, which UTF-8 cannot."""
+        """Return the envelope, with lone surrogates from the client escaped for UTF-8."""
         param = _encodable(self.param) if self.param else None
         return {
             "error": {
@@ -74,7 +74,7 @@ class Failure:
         }
 
     def response(self, scope: Scope) -> JSONResponse:
-        """Return the answer, and note its code for the log and the metrics."""
+        """Return the answer, and record its code for the log and the metrics."""
         trace_of(scope).code = self.code or ""
         return JSONResponse(self.body(), self.status, headers=dict(self.headers))
 
@@ -84,7 +84,7 @@ def _encodable(text: str) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Route every exception of an app through the envelope."""
+    """Answer every exception of an app in the envelope."""
     for kind in (RequestValidationError, JuiceError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer)
 
@@ -94,7 +94,7 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what to answer to an exception."""
+    """Return the answer to an exception."""
     match error:
         case RequestValidationError():
             return _invalid(error)
@@ -160,7 +160,7 @@ def _server_failure(
     )
 
 
-# Where pydantic's own words do not say what to do.
+# For errors whose text from pydantic lacks a remedy.
 REMEDIES = {
     "extra_forbidden": "unknown field; /docs lists the fields of each request",
     "unexpected_keyword_argument": "unknown field; /docs lists the fields of each request",
@@ -173,12 +173,12 @@ REMEDIES = {
 
 
 def _invalid(error: RequestValidationError) -> Failure:
-    # Of a union's branches, the one that came furthest is what the client meant.
+    # Of a union's branches, the one that got furthest is what the client meant.
     first = max(error.errors(), key=lambda own: len(own["loc"]))
     if first["type"] == "json_invalid":
         message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
         return Failure(status=400, message=message, code="invalid_json")
-    # A union's branches are part of pydantic's path, not of the client's.
+    # A union's branches are in pydantic's path, but not in the client's body.
     path = [
         str(part)
         for part in first["loc"]

@@ -1,4 +1,4 @@
-"""Receiving a body: all of it before the app sees any, within a size and a time."""
+"""Receiving a whole body before the app sees any of it, within a size and a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from juice_server.errors import CLOSE, ClientGoneError, Failure, failure_of
 
 
 class BodyIntake:
-    """The middleware that reads bodies: 413 for one too large, 400 for one that takes too long."""
+    """The middleware that receives bodies: 413 if too large, 400 if too slow."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
         self._app = app
@@ -31,7 +31,9 @@ class BodyIntake:
                 else await asyncio.wait_for(self._read(receive), self._timeout_s)
             )
         except TimeoutError:
-            message = f"the body did not arrive within {self._timeout_s:g} s; send it at once"
+            message = (
+                f"the body did not arrive within {self._timeout_s:g} s; send it without pauses"
+            )
             failure = Failure(status=400, message=message, code="body_timeout", headers=CLOSE)
             await failure.response(scope)(scope, receive, send)
             return
@@ -40,8 +42,8 @@ class BodyIntake:
             return
         if body is None:
             message = (
-                f"the body has more than {self._max_bytes} bytes; send less, or raise the server's"
-                " max_body"
+                f"the body has more than {self._max_bytes} bytes; "
+                "send less, or raise the server's max_body"
             )
             failure = Failure(status=413, message=message, code="body_too_large", headers=CLOSE)
             await failure.response(scope)(scope, receive, send)
@@ -58,12 +60,12 @@ class BodyIntake:
         await self._app(scope, replay, send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Return the body; None for one that is too large."""
+        """Return the body; None if it is too large."""
         body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ClientGoneError("the client left while it sent")
+                raise ClientGoneError("the client left while sending its body")
             body += message.get("body", b"")
             if len(body) > self._max_bytes:
                 return None

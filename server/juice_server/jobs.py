@@ -1,4 +1,4 @@
-"""A job: the generations of one HTTP request, from the event loop's side; the engine's thread feeds it."""
+"""A job: the generations of one HTTP request, in the event loop; the engine's thread feeds it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Job:
     def start(
         self, engine: Engine, requests: Sequence[GenerationRequest], *, only_last: bool
     ) -> None:
-        """Send the requests to the engine.
+        """Send the requests to the engine; `only_last` drops all updates but the last.
 
-        Raises what `Engine.submit` raises. `only_last` asks for no news in between.
+        Raises what `Engine.submit` raises.
         """
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + self._timeout_s
@@ -45,14 +45,14 @@ class Job:
         self.n_open = len(requests)
 
     def cancel(self, reason: JuiceError | None = None) -> None:
-        """End what still runs."""
+        """Cancel what still runs."""
         for running in self._running:
             running.cancel(reason)
 
     async def updates(self) -> AsyncIterator[Update]:
-        """Yield news until every generation has ended.
+        """Yield updates until every generation has ended.
 
-        Raises JuiceError, all ended, when one fails or the time is over.
+        When one fails or the time is up, ends them all and raises JuiceError.
         """
         try:
             while self.n_open:
@@ -74,7 +74,7 @@ class Job:
             self._abandon()
 
     async def completions(self, request: Request) -> list[Completion]:
-        """Wait for all completions, in order; a client that leaves cancels them."""
+        """Wait for all completions and return them in order; a client that leaves cancels them."""
         async with _Presence(request, self):
             results = {
                 u.index: u.completion async for u in self.updates() if u.completion is not None
@@ -82,19 +82,19 @@ class Job:
         return [results[i] for i in range(len(results))]
 
     async def first(self, request: Request, updates: AsyncIterator[Update]) -> Update | None:
-        """Wait for the first news, on which an answer's status depends; a client that leaves cancels."""
+        """Wait for the first update, which decides the status; a client that leaves cancels."""
         async with _Presence(request, self):
             return await anext(updates, None)
 
     def _abandon(self) -> None:
         for _ in range(self.n_open):
-            self._metrics.failed(CancelledError("the client is gone"))
+            self._metrics.failed(CancelledError("the request ended early"))
         self.n_open = 0
         self.cancel()
 
 
 class _Presence:
-    """Within, a client that leaves cancels the job."""
+    """Inside the context, a client that leaves cancels the job."""
 
     def __init__(self, request: Request, job: Job) -> None:
         self._request, self._job = request, job

@@ -1,4 +1,7 @@
-"""What Prometheus sees, all of it named juice_*. Labels come from closed sets: routes, statuses, our codes, targets."""
+"""The Prometheus metrics, named juice_*.
+
+Labels come from closed sets: routes, statuses, error codes, targets.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,7 @@ LATENCIES_S = (
     120,
     300,
 )
-# Codes of answers that turned a request away because of what the server bears, not because of what
-# it asked.
+# Codes of refusals for the server's limits, state or keys, not for a mistake in the request.
 REJECTIONS = (
     "queue_full",
     "not_ready",
@@ -60,11 +62,11 @@ class Metrics:
         self._requests = counter(
             "requests", "HTTP requests answered.", "route", "status", "code", "steer"
         )
-        self._rejections = counter("rejections", "Requests that were turned away.", "reason")
-        self._prompt_tokens = counter("prompt_tokens", "Tokens read.")
-        self._generated_tokens = counter("generated_tokens", "Tokens written.")
+        self._rejections = counter("rejections", "Requests that were refused.", "reason")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
+        self._generated_tokens = counter("generated_tokens", "Generated tokens.")
         self._cancelled = counter(
-            "cancelled", "Generations that ended because nobody waited for them any more."
+            "cancelled", "Generations cancelled because nobody was waiting for them."
         )
         self._non_finite = counter(
             "non_finite_logits", "Generations that ended because their logits were not finite."
@@ -83,16 +85,16 @@ class Metrics:
             self._rejections.labels(reason)
 
     def watch(self, status: Callable[[], Status]) -> None:
-        """Show how the engine does, as it is when asked."""
+        """Add gauges that read the engine's status when scraped."""
         gauges: Sequence[tuple[str, str, Callable[[Status], float]]] = (
             ("requests_running", "Generations in the batch.", lambda s: s.n_running),
-            ("requests_waiting", "Generations in the inbox.", lambda s: s.n_waiting),
+            ("requests_waiting", "Generations in the queue.", lambda s: s.n_waiting),
             (
                 "engine_heartbeat_age_seconds",
-                "Since the engine last began a step.",
+                "Time since the engine last began a step.",
                 lambda s: s.heartbeat_age_s,
             ),
-            ("engine_up", "Whether the engine's thread lives.", lambda s: float(s.is_alive)),
+            ("engine_up", "Whether the engine's thread is alive.", lambda s: float(s.is_alive)),
             (
                 "kv_cache_occupancy_ratio",
                 "Reserved share of the memory for keys and values.",
@@ -104,13 +106,20 @@ class Metrics:
             gauge.set_function(lambda value=value: value(status()))  # type: ignore[misc]
 
     def answered(self, route: str, status: int, code: str, steer: str) -> None:
-        """Count an answer."""
+        """Count an answer, and a refusal where its code is one of `REJECTIONS`.
+
+        Args:
+            route: The path of the route, or "unmatched".
+            status: The HTTP status.
+            code: The code of the error answer, empty for a success.
+            steer: The target of the request, empty where there is none.
+        """
         self._requests.labels(route, str(status), code, steer).inc()
         if code in REJECTIONS:
             self._rejections.labels(code).inc()
 
     def completed(self, completion: Completion) -> None:
-        """Count what one generation took and gave."""
+        """Count a generation's tokens and observe its times."""
         times = completion.timing.tokens_s
         self._generated_tokens.inc(len(completion.tokens))
         self._queue.observe(completion.timing.queued_s)

@@ -1,4 +1,4 @@
-"""The outermost layer: every request gets an id, a log line in JSON, and its place in the metrics."""
+"""The outermost middleware: every request gets an id, a JSON log line and a count in metrics."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class Observer:
-    """The middleware that watches."""
+    """The middleware that records every request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request and note what came of it; what nobody else has caught becomes a 500."""
+        """Serve a request and record the outcome; an uncaught exception becomes a 500."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -46,7 +46,7 @@ class Observer:
         try:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:
-            # The process ends before the request did.
+            # The process ends before the request.
             if status:
                 raise
             await failure_of(EngineStoppedError("the server is shutting down")).response(scope)(
@@ -60,7 +60,7 @@ class Observer:
             route = getattr(scope.get("route"), "path", "unmatched")
             status = status or CLIENT_GONE
             self._metrics.answered(route, status, trace.code, trace.steer)
-            # Probes come every few seconds and say nothing, unless they fail.
+            # Probes come every few seconds; only their failures are worth a line.
             is_dull = route in PROBES and status == 200
             ACCESS.log(
                 logging.DEBUG if is_dull else logging.INFO,
@@ -88,7 +88,7 @@ def _fields(scope: Scope, trace: Trace, route: str, status: int) -> dict[str, An
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and what else was given."""
+    """One JSON object per line: time, level, logger, message and any extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -105,7 +105,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_as_json(*loggers: str) -> None:
-    """Send what these loggers say to standard error, as JSON lines."""
+    """Send the messages of these loggers to standard error, as JSON lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     for name in loggers:

@@ -1,4 +1,4 @@
-"""The process that serves the app: its socket, its signals, and how it ends. `juice serve` calls `serve`."""
+"""The process that serves the app: socket, signals, shutdown. `juice serve` calls `serve`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from juice_server.service import Service
 from juice_server.settings import Settings
 
 KEEP_ALIVE_S = 75
-# What is cut at the drain limit still says so to its client.
+# Time to report the cut at the drain limit to clients.
 LAST_WORDS_S = 5.0
-RESERVED_FILES = 64  # for weights, logs, and what the libraries open
+RESERVED_FILES = 64  # for weights, logs and libraries
 LOG = logging.getLogger("juice_server")
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, which on a signal takes nothing new, finishes what runs, and cuts it at the drain limit."""
+    """Uvicorn that drains on a signal: it takes nothing new, and cuts what runs at the limit."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
         self._n_signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Begin to end; a second signal cuts what runs, a third does not wait for anything."""
+        """Start to drain; a second signal cuts what runs, a third exits without waiting."""
         self._n_signals += 1
         LOG.info("shutting down", extra={"fields": {"signal": sig, "n_signals": self._n_signals}})
         self._service.is_draining = self.should_exit = True
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         self.force_exit = self._n_signals > 2
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish what runs."""
+        """Finish what runs, up to the drain limit."""
         cut = asyncio.get_running_loop().call_later(self._service.settings.drain, self._service.cut)
         await super().shutdown(sockets)
         cut.cancel()
@@ -53,7 +53,8 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
     """Serve until a signal ends the process, calling `on_ready` once the model is loaded.
 
-    Raises JuiceError when it cannot be.
+    Raises JuiceError when the model cannot be loaded or a rank of it is lost, and UsageError when
+    the address cannot be listened on.
     """
     failures: list[JuiceError] = []
 
@@ -92,19 +93,19 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
 
 
 def _max_connections(asked: int, n_files: int) -> int:
-    """Return how many connections may be open where the system allows so many files; it may allow any number."""
+    """Return how many connections may be open when the system allows `n_files` open files."""
     return (
         asked if n_files == resource.RLIM_INFINITY else max(1, min(asked, n_files - RESERVED_FILES))
     )
 
 
 def _check_port(settings: Settings) -> None:
-    """Raise UsageError before the model is loaded when the address cannot be listened on."""
+    """Raise UsageError, before the model is loaded, when the address cannot be listened on."""
     try:
         with socket.create_server((settings.host, settings.port)):
             pass
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another"
-            " --port or --host"
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+            "choose another --port or --host"
         ) from error

@@ -1,6 +1,6 @@
-"""API keys: where any are set, every route but the probes needs one, as `Authorization: Bearer KEY`.
+"""API keys: where any are set, all routes but the probes need `Authorization: Bearer KEY`.
 
-Only digests are kept, and every one is compared, in constant time.
+Only digests are kept, and all are compared, in constant time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
 class KeyCheck:
-    """The middleware that asks for a key."""
+    """The middleware that requires a key."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -45,7 +45,7 @@ class KeyCheck:
         if not key:
             return False
         sent = sha256(key).digest()
-        # A list, not a generator: all digests are compared whichever fits.
+        # A list, not a generator: all digests are compared, whichever matches.
         return any([hmac.compare_digest(sent, digest) for digest in self._digests])  # noqa: C419
 
 

@@ -1,4 +1,4 @@
-"""The service between HTTP and the engine: one model, loaded at start, the jobs that run on it, and whether it is ready."""
+"""The service between HTTP and the engine: one model, loaded at start, its jobs and its state."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from juice_server.settings import Settings
 from juice_server.trace import Trace, trace_of
 from juice_server.translation import Translator
 
-# A step of a large prompt on a slow machine may take seconds; an engine that does not begin one in
-# this time is stuck.
+# A step with a large prompt may take seconds on a slow machine; after this time without a new one
+# the engine is stuck.
 MAX_HEARTBEAT_AGE_S = 60.0
 
 
@@ -37,9 +37,9 @@ class Service:
         self._jobs: set[Job] = set()
 
     async def start(self) -> None:
-        """Load the model and its head sets, in a thread that does not hold up the end of the process.
+        """Load the model and its head sets in a daemon thread, which does not delay the exit.
 
-        Raises JuiceError.
+        Raises JuiceError when they cannot be loaded.
         """
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[SteeredModel] = loop.create_future()
@@ -73,7 +73,7 @@ class Service:
         return model
 
     def _check_head_sets(self, model: SteeredModel) -> None:
-        """Read the sets at the start, so that a folder that is wrong ends it and not the first request."""
+        """Read the sets now: a wrong folder fails at the start, not at the first request."""
         sets, default = model.head_sets, self.settings.default_steer
         if default != "none" and default not in sets.targets():
             lacks = (
@@ -86,18 +86,18 @@ class Service:
             )
 
     def close(self) -> None:
-        """End the engine and everything that runs."""
+        """Stop the engine and everything that runs."""
         if self._translator is not None:
             self.model.close()
 
     def when_lost(self, tell: Callable[[JuiceError], None]) -> None:
-        """Call `tell`, in the event loop, when a part of the engine is lost: the process cannot serve any more."""
+        """Call `tell` in the event loop when the engine loses a part and cannot serve any more."""
         loop = asyncio.get_running_loop()
         self.model.engine.when_lost(lambda error: loop.call_soon_threadsafe(tell, error))
 
     @property
     def translator(self) -> Translator:
-        """What bodies are turned into requests with.
+        """The translator of bodies into requests.
 
         Raises NotReadyError while there is no model.
         """
@@ -125,7 +125,7 @@ class Service:
     def submit(
         self, requests: Sequence[GenerationRequest], trace: Trace, *, only_last: bool
     ) -> Job:
-        """Start generating.
+        """Start generating and return the job; `only_last` drops all updates but the last.
 
         Raises RequestError, OverloadedError, NotReadyError and EngineStoppedError.
         """
@@ -138,12 +138,12 @@ class Service:
         return job
 
     def forget(self, job: Job) -> None:
-        """Let go of a job that is over."""
+        """Cancel what is left of a job, and forget it."""
         self._jobs.discard(job)
         job.cancel()
 
     def cut(self) -> None:
-        """End everything that runs: the drain limit is reached."""
+        """Cancel everything that runs: the drain limit is reached."""
         for job in list(self._jobs):
             job.cancel(EngineStoppedError("the server is shutting down"))
 
@@ -162,6 +162,6 @@ class Service:
 
 
 async def service_of(request: Request) -> Service:
-    """Return the service of the app that a request came to; a coroutine, for FastAPI runs plain functions in threads."""
+    """Return the service of a request's app; async, as FastAPI runs plain functions in threads."""
     service: Service = request.app.state.service
     return service

@@ -1,4 +1,4 @@
-"""The server's settings, all of them here: flags first, then environment variables JUICE_*, then these defaults."""
+"""The server's settings: flags win over the environment (JUICE_*), which wins over defaults."""
 
 from __future__ import annotations
 
@@ -32,28 +32,31 @@ def _some(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     values = [key.get_secret_value() for key in keys]
     if not values or not all(values) or any(value != value.strip() for value in values):
         raise ValueError(
-            "set, but without a key, or with one that is empty or begins or ends with a space;"
-            " unset it to serve everybody"
+            "set, but without a key, or with one that is empty or begins or ends with a space; "
+            "unset it to serve everybody"
         )
     return keys
 
 
 def _check_names() -> None:
-    """Raise UsageError for an environment variable JUICE_* that is not a setting: a misspelt limit or key must not be ignored."""
+    """Raise UsageError for an environment variable JUICE_* that is not a setting.
+
+    A misspelt limit or key must not be ignored.
+    """
     known = [f"JUICE_{name.upper()}" for name in Settings.model_fields]
     for name in os.environ:
         if name.startswith("JUICE_") and name not in known and not name.startswith("JUICE_TEST_"):
             close = get_close_matches(name, known, n=1)
             raise UsageError(
                 f"the environment sets {name}, which is not a setting"
-                + (f"; do you mean {close[0]}?" if close else "")
+                + (f"; did you mean {close[0]}?" if close else "")
             )
 
 
 class Settings(BaseSettings, LoadOptions):
-    """What the server serves, to whom, and within which bounds. Durations are seconds.
+    """What the server serves, to whom, and within which bounds. Durations are in seconds.
 
-    Every field but `api_keys` is a flag of `juice serve` of the same name; that one's is
+    Every field is a flag of `juice serve` of the same name, except `api_keys`, whose flag is
     `--api-key`, repeatable.
     """
 
@@ -61,13 +64,13 @@ class Settings(BaseSettings, LoadOptions):
 
     model: str = Field(default="mini", description="A hub id, a local folder, or `mini`.")
     served_model_name: str | None = Field(
-        default=None, description="What clients call the model; else what --model says."
+        default=None, description="What clients call the model; else the value of --model."
     )
     chat_template: str | None = Field(
         default=None,
         description=(
-            "The template of /v1/chat/completions: `default` for the tokenizer's own, or a Jinja"
-            " file; else the tokenizer's own where it has one."
+            "The template of /v1/chat/completions: `default` for the tokenizer's own, "
+            "or a Jinja file; else the tokenizer's own where it has one."
         ),
     )
     tp: int = Field(
@@ -78,7 +81,7 @@ class Settings(BaseSettings, LoadOptions):
     )
     default_steer: Literal["none", "context", "parametric"] = Field(
         default="none",
-        description="How to steer requests that do not say: none, context or parametric.",
+        description="How to steer requests without steer: none, context or parametric.",
     )
 
     host: str = Field(
@@ -89,17 +92,19 @@ class Settings(BaseSettings, LoadOptions):
         Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split), AfterValidator(_some)]
         | None
     ) = None
-    api_keys_file: Path | None = Field(default=None, description="A file with one key a line.")
+    api_keys_file: Path | None = Field(default=None, description="A file with one key per line.")
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
-        default=(), description="Origins of web pages that may ask, separated by commas."
+        default=(), description="Origins of web pages that may send requests, separated by commas."
     )
 
     max_connections: int = Field(
-        default=1000, ge=1, description="Connections at once, or what the system allows."
+        default=1000, ge=1, description="Open connections, or as many as the system allows."
     )
-    max_batch: int = Field(default=32, ge=1, le=4096, description="Generations that run at once.")
+    max_batch: int = Field(
+        default=32, ge=1, le=4096, description="Generations that run at the same time."
+    )
     max_queue: int = Field(
-        default=256, ge=1, le=1_000_000, description="Generations that may wait; beyond it: 429."
+        default=256, ge=1, le=1_000_000, description="Generations that may wait; more get 429."
     )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Tokens of prompt and answer; else the model's context."
@@ -130,12 +135,14 @@ class Settings(BaseSettings, LoadOptions):
     request_timeout: float = Field(default=300, gt=0, description="Seconds for a request.")
     header_timeout: float = Field(default=10, gt=0, description="Seconds for headers to arrive.")
     body_timeout: float = Field(default=30, gt=0, description="Seconds for a body to arrive.")
-    write_stall: float = Field(default=30, gt=0, description="Seconds that a client may not read.")
+    write_stall: float = Field(
+        default=30, gt=0, description="Seconds that a client may go without reading."
+    )
     drain: float = Field(default=30, ge=0, description="Seconds to finish what runs after SIGTERM.")
     log_prompts: bool = Field(default=False, description="Put prompts into the log.")
 
     def load_options(self) -> dict[str, Any]:
-        """Return how the model is loaded, as `juice.load` takes it."""
+        """Return the options for `juice.load`."""
         return self.model_dump(include=set(LoadOptions.model_fields))
 
     def keys(self) -> tuple[str, ...]:
@@ -156,7 +163,7 @@ class Settings(BaseSettings, LoadOptions):
                 ) from error
             own = [line for line in lines if line and not line.startswith("#")]
             if not own:
-                raise UsageError(f"{self.api_keys_file} holds no key; expected one a line")
+                raise UsageError(f"{self.api_keys_file} holds no key; expected one per line")
             keys += own
         return tuple(keys)
 
@@ -173,14 +180,14 @@ class Settings(BaseSettings, LoadOptions):
         )
 
     def public(self) -> dict[str, Any]:
-        """Return the settings without secrets, as plain data."""
+        """Return the settings as plain data, without secrets."""
         return {**self.model_dump(mode="json", exclude={"api_keys"}), "api_keys": len(self.keys())}
 
 
 def read(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings, flags before environment.
+    """Return the settings; flags win over the environment.
 
-    Raises UsageError that names the one that is wrong.
+    Raises a UsageError that names the wrong setting.
     """
     _check_names()
     try:

@@ -1,4 +1,4 @@
-"""Answers as server-sent events: the status waits for the first news, and `[DONE]` ends every stream."""
+"""Server-sent events: the status waits for the first update, and `[DONE]` ends every stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DONE = "data: [DONE]\n\n"
 
 
 class Renderer(Protocol):
-    """Turns news into the events of a protocol."""
+    """Turns updates into the events of a protocol."""
 
     def events(self, update: Update) -> Iterable[Event]:
         """Return the events of one update."""
@@ -31,7 +31,7 @@ class Renderer(Protocol):
 
 
 class EventStream(StreamingResponse):
-    """A stream that lets go of its job however it ends."""
+    """A stream that releases its job however it ends."""
 
     def __init__(self, lines: AsyncIterator[str], on_end: Callable[[], None]) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -49,7 +49,16 @@ class EventStream(StreamingResponse):
 async def stream(
     service: Service, request: Request, requests: Sequence[GenerationRequest], renderer: Renderer
 ) -> EventStream:
-    """Start generating and return the stream; an error before the first token is raised, and becomes a status."""
+    """Start generating and return the stream.
+
+    Args:
+        service: Runs the requests.
+        request: The HTTP request; the job ends with it.
+        requests: What to generate.
+        renderer: Turns updates into events.
+
+    Raises JuiceError before the first update, which becomes the status; a later one is an event.
+    """
     trace = trace_of(request.scope)
     trace.is_stream = True
     job = service.submit(requests, trace, only_last=False)
@@ -79,5 +88,5 @@ async def stream(
 
 
 def line(event: Event) -> str:
-    """Return one event as it is sent."""
+    """Format an event for sending."""
     return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"

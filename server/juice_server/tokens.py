@@ -1,4 +1,4 @@
-"""Tokens as text, for the answers that name them one by one."""
+"""Tokens as text, for answers that list them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOWEST_LOGPROB = -9999.0
 
 
 class TokenTexts:
-    """The text of every token that was asked for; where a token is part of a character, the replacement character."""
+    """The text of single tokens, cached; part of a character becomes the replacement character."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -28,7 +28,7 @@ class TokenTexts:
         return self._known[token]
 
     def alternatives(self, token: ScoredToken) -> list[TokenProbability]:
-        """Return the likeliest tokens in a place."""
+        """Return the likeliest tokens at the place of a token."""
         return [
             TokenProbability(id=other, token=self[other], logprob=finite(logprob))
             for other, logprob in token.top
@@ -48,5 +48,5 @@ class TokenTexts:
 
 
 def finite(logprob: float) -> float:
-    """Return a log-probability that JSON can hold: models that exclude tokens give them minus infinity."""
+    """Return a log-probability that JSON can hold: excluded tokens have minus infinity."""
     return max(logprob, LOWEST_LOGPROB)

@@ -1,4 +1,4 @@
-"""What is noted of one HTTP request while it is served: for its log line and for the metrics."""
+"""What is recorded of one HTTP request, for its log line and the metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.types import Scope
 
 from juice.engine import Completion
 
-# What may stand in a log line and a header as it came.
+# What is safe to repeat in a log line and a header.
 ACCEPTED_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
 
 @dataclass
 class Trace:
-    """One request: its id, what was asked and what came of it; `code` is the error's."""
+    """One request: its id, its options and its outcome; `code` is that of an error."""
 
     id: str
     begun: float = field(default_factory=time.monotonic)
@@ -34,17 +34,17 @@ class Trace:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the request came."""
+        """Seconds since the request arrived."""
         return time.monotonic() - self.begun
 
     def note(self, completion: Completion) -> None:
-        """Note what one choice came to."""
+        """Record the outcome of one choice."""
         self.n_generated_tokens += len(completion.tokens)
         self.finish_reasons.append(completion.finish_reason)
 
 
 def trace_of(scope: Scope) -> Trace:
-    """Return the trace of a request, begun where it is first asked for: the id is the client's, if it sent a sound one."""
+    """Return the trace of a request, made on first use, with the client's id if that is valid."""
     state = scope.setdefault("state", {})
     if "trace" not in state:
         sent = Headers(scope=scope).get("x-request-id", "")

@@ -1,4 +1,4 @@
-"""Between bodies and the engine: prompts to tokens, fields to requests, the same whichever route they came by; tokens to text."""
+"""From bodies to the engine's requests, and from tokens to text, the same for every route."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from juice_server.tokens import TokenTexts
 from juice_server.trace import Trace
 
 T = TypeVar("T")
-# A prompt, and the same without its context where that is given apart.
+# A prompt, and the prompt without its context where that is given apart.
 _Prompt = tuple[str | Sequence[int], str | None]
-# Large texts are tokenized so many at a time: they share the interpreter with everything else.
+# Large texts tokenized at the same time; they share the interpreter with everything else.
 N_TOKENIZING = 2
 
 
 class Translator:
-    """Speaks for one model, within the bounds of the settings."""
+    """Translates for one model, within the bounds of the settings."""
 
     def __init__(self, model: SteeredModel, settings: Settings) -> None:
         self.model = model
-        # The same model for prompts that went through the tokenizer's chat template; where it has
-        # none, there are no such prompts.
+        # For prompts that went through the tokenizer's chat template, if it has one.
         self.chat_model = model.with_chat_template(model.own_chat_template)
         self.settings = settings
         self.model_name = settings.served_model_name or model.id
@@ -39,11 +38,11 @@ class Translator:
 
     @property
     def max_model_len(self) -> int | None:
-        """Tokens of a request, prompt and new ones."""
+        """Most tokens of a request, prompt and new ones together."""
         return self.model.engine.limits.max_model_len
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Do what takes long for large inputs in a thread, a few at a time."""
+        """Do work that is slow for large inputs in a thread, a few at a time."""
         async with self._tokenizing:
             return await asyncio.to_thread(work)
 
@@ -58,10 +57,18 @@ class Translator:
         is_chat: bool = False,
         **options: Any,
     ) -> list[GenerationRequest]:
-        """Turn prompts and the fields of a body into requests, n of them a prompt, off the event loop.
+        """Turn prompts and a body's fields into requests, n for each prompt, off the event loop.
 
-        `contexts` are read before the prompts: one for all of them, or one each. With `is_chat` the
-        prompts came out of the chat template, which has put the special tokens in place.
+        Args:
+            prompts: Texts, or token ids.
+            fields: How to steer, sample and stop.
+            trace: Records the target and the number of prompt tokens.
+            contexts: Texts that go before the prompts: one for all, or one for each.
+            alias: The model name in the body, which may carry a target.
+            is_chat: Whether the chat template made the prompts, special tokens included.
+            **options: Further arguments of `SteeredModel.request`.
+
+        Raises RequestError for what the settings or the model do not allow.
         """
         steer = self.steer(fields, alias)
         trace.steer = steer.target
@@ -77,23 +84,23 @@ class Translator:
         return requests
 
     def steer(self, fields: GenerationFields, model_name: str | None) -> Steer:
-        """Return how to steer: as the body says, else as the model's alias, else by default.
+        """Return how to steer: from the body, else from the model's alias, else the default.
 
-        Raises where they differ.
+        Raises RequestError where body and alias contradict each other.
         """
         alias = self._alias(model_name)
         if fields.steer is None:
             return Steer(target=alias or self.settings.default_steer)
         if alias is not None and alias != fields.steer.target:
             raise RequestError(
-                f"the model {model_name!r} steers toward {alias}, steer says {fields.steer.target};"
-                " drop one",
+                f"the model {model_name!r} steers toward {alias}, "
+                f"but steer is {fields.steer.target}; drop one",
                 param="steer",
             )
         return fields.steer
 
     def _alias(self, name: str | None) -> SteerTarget | None:
-        """Return the target that a model name such as `mini:context` carries.
+        """Return the target in a model name such as `mini:context`, None for the plain name.
 
         Raises UnknownModelError.
         """
@@ -120,8 +127,8 @@ class Translator:
         settings = self.settings
         if len(prompts) > settings.max_prompts:
             raise RequestError(
-                f"there are {len(prompts)} prompts; at most {settings.max_prompts} go into one"
-                " request",
+                f"there are {len(prompts)} prompts; "
+                f"expected at most {settings.max_prompts} in one request",
                 param="prompt",
             )
         if fields.n > settings.max_n:
@@ -142,13 +149,13 @@ class Translator:
     def tokens(
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> tuple[int, ...]:
-        """Return a prompt's tokens; raises RequestError for one that is longer than it may be."""
+        """Return a prompt's tokens; raises RequestError for one that is too long."""
         settings = self.settings
         if isinstance(prompt, str):
             if len(prompt) > settings.max_prompt_characters:
                 raise RequestError(
-                    f"the {param} has {len(prompt)} characters; expected at most"
-                    f" {settings.max_prompt_characters}",
+                    f"the {param} has {len(prompt)} characters; "
+                    f"expected at most {settings.max_prompt_characters}",
                     param=param,
                 )
             try:
@@ -166,7 +173,7 @@ class Translator:
         return ids
 
     def _max_tokens(self, fields: GenerationFields, ids: Sequence[int]) -> int:
-        """Return how many tokens may come: what was asked, or the default within the room that the prompt leaves."""
+        """Return the requested max_tokens, else the default, cut to the room after the prompt."""
         if fields.max_tokens is not None:
             self.check_max_tokens(fields.max_tokens)
             return fields.max_tokens
@@ -191,8 +198,8 @@ def _joined(
         return [(prompt, None) for prompt in prompts]
     if len(contexts) not in (1, len(prompts)):
         raise RequestError(
-            f"there are {len(contexts)} contexts for {len(prompts)} prompts; give one, or one a"
-            " prompt",
+            f"there are {len(contexts)} contexts for {len(prompts)} prompts; "
+            "give one, or one for each prompt",
             param="context",
         )
     each = contexts if len(contexts) == len(prompts) else [contexts[0]] * len(prompts)
@@ -200,7 +207,9 @@ def _joined(
     for prompt, context in zip(prompts, each, strict=True):
         if not isinstance(prompt, str):
             raise RequestError(
-                "a context goes before a prompt that is text, this one is tokens", param="context"
+                "a context goes before a prompt of text, but this one is tokens; "
+                "put both into the prompt",
+                param="context",
             )
         joined.append((join_context(context, prompt), prompt))
     return joined

@@ -1,4 +1,4 @@
-"""Context-aware decoding as two coupled rows of a batch equals two uncached forwards a token."""
+"""Context-aware decoding as two coupled rows of a batch equals two uncached forwards per token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def contrasts(n: int = 8) -> list[GenerationRequest]:
 def test_two_coupled_rows_equal_the_naive_contrast_among_steered_neighbours(
     shape: str, max_batch: int, max_prefill_tokens: int
 ) -> None:
-    """Kills: the two logits swapped, the weight off by one, a row that misses a token, prompts that end in different chunks."""
+    """Kills: the two logits swapped, the weight off by one, a row that misses a token.
+
+    The two prompts of a contrast may end in different chunks.
+    """
     network = tiny.tiny_model(shape)
     expected = [
         oracle.generate_contrasted(
@@ -87,14 +90,14 @@ def test_a_contrast_is_one_request_of_the_batch_and_two_rows_of_the_memory() -> 
     assert len(BatchingEngine(model.loaded, Limits(max_batch=1)).generate([both])) == 1
 
 
-@pytest.mark.parametrize("when", ["reading", "decoding"])
+@pytest.mark.parametrize("when", ["prefill", "decoding"])
 def test_a_cancelled_contrast_leaves_no_row_behind(when: str) -> None:
     model = loaded(limits=Limits(max_prefill_tokens=2))
     request = GenerationRequest(
         prompt_ids=(1,) * 40,
         max_tokens=60,
         ignore_eos=True,
-        contrast=Contrast(prompt_ids=(1,) * (3 if when == "reading" else 39)),
+        contrast=Contrast(prompt_ids=(1,) * (3 if when == "prefill" else 39)),
     )
     collector = Collector()
     sent = model.engine.submit([request], collector)
@@ -107,15 +110,15 @@ def test_a_cancelled_contrast_leaves_no_row_behind(when: str) -> None:
     assert model.engine.status.n_running == model.engine.status.n_kv_bytes == 0
 
 
-@pytest.mark.parametrize("told", [(1, 2), (299, 2)])
-def test_a_contrast_whose_rows_fail_ends_alone(told: tuple[int, int]) -> None:
-    """Token 299 has no finite embedding: the row without the context reads it, or both do, in one forward."""
+@pytest.mark.parametrize("prompt_ids", [(1, 2), (299, 2)])
+def test_a_contrast_whose_rows_fail_ends_alone(prompt_ids: tuple[int, int]) -> None:
+    """Token 299 has no finite embedding: one row of the contrast has it, or both in one forward."""
     network = tiny.tiny_model("llama")
     with torch.no_grad():
         network.model.embed_tokens.weight[299] = torch.nan
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     poisoned = GenerationRequest(
-        prompt_ids=told, contrast=Contrast(prompt_ids=(299, 3)), max_tokens=4
+        prompt_ids=prompt_ids, contrast=Contrast(prompt_ids=(299, 3)), max_tokens=4
     )
     well = GenerationRequest(
         prompt_ids=(1, 2, 3), contrast=Contrast(prompt_ids=(5, 6)), max_tokens=4, ignore_eos=True
@@ -128,7 +131,7 @@ def test_a_contrast_whose_rows_fail_ends_alone(told: tuple[int, int]) -> None:
     assert model.engine.status.n_running == model.engine.status.n_kv_bytes == 0
 
 
-def test_a_context_given_apart_is_read_before_the_prompt_and_weighed_by_the_strength() -> None:
+def test_a_separate_context_goes_before_the_prompt_and_is_weighted_by_the_strength() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     context, prompt, options = "Rome is told of.", "It is", {"max_tokens": 6, "ignore_eos": True}
     joined = model.generate(f"{context} {prompt}", **options)[0]
@@ -147,9 +150,17 @@ def test_a_context_given_apart_is_read_before_the_prompt_and_weighed_by_the_stre
     )
     assert strong[0].token_ids != joined.token_ids
     assert strong[0].steering.to_dict() == {
-        "applied": True, "target": "context", "head_set": None, "beta_plus": 0.0, "beta_minus": 0.0, "strength": 4.0, "method": "cad",
-        "n_heads": 0, "exact": True, "warnings": (),
-    }  # fmt: skip
+        "applied": True,
+        "target": "context",
+        "head_set": None,
+        "beta_plus": 0.0,
+        "beta_minus": 0.0,
+        "strength": 4.0,
+        "method": "cad",
+        "n_heads": 0,
+        "exact": True,
+        "warnings": (),
+    }
 
 
 def test_sampled_contrasts_are_the_same_alone_and_in_company() -> None:
@@ -169,7 +180,7 @@ def test_sampled_contrasts_are_the_same_alone_and_in_company() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"steer": CAD}, "needs the context apart"),
+        ({"steer": CAD}, "needs the context separately"),
         (
             {
                 "steer": juice.Steer(target="context", method="cad"),

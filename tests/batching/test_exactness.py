@@ -1,4 +1,4 @@
-"""One forward pass for both runs equals the two-run definition; the oracle knows nothing of the engine."""
+"""One forward pass for both runs equals the two-run definition of an independent oracle."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.support.mixed import TOLERANCE, mixed_requests, steering
 def test_one_pass_equals_the_naive_two_runs(
     shape: str, max_batch: int, max_prefill_tokens: int
 ) -> None:
-    """Kills: beta's sign flipped, source rows swapped, a head off by one, a wrong mask or position, a bad slot move.
+    """Kills: beta's sign flipped, source rows swapped, a head off by one, a bad mask or slot move.
 
-    With three at a time requests join as others leave, with seven tokens a chunk prompts go through
-    in several; gemma2's window of 8 is shorter than most sequences.
+    With three at a time, requests join as others leave; with seven tokens a chunk, prompts take
+    several. gemma2's sliding window of 8 is shorter than most sequences.
     """
     network = tiny.tiny_model(shape)
     expected = [
@@ -89,7 +89,7 @@ def test_zero_coefficients_take_the_unsteered_path_bit_for_bit(shape: str) -> No
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
 def test_a_request_is_the_same_bit_for_bit_whoever_its_neighbours_are(shape: str) -> None:
-    """The neighbours have other tokens, heads, betas and samplings, but as many rows and tokens: the same shape of every forward."""
+    """The neighbours have other tokens, heads, betas and sampling; every forward has one shape."""
     model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
     everything = {"max_tokens": 12, "ignore_eos": True, "watch": tuple(range(tiny.VOCAB_SIZE))}
     mine = [
@@ -163,9 +163,8 @@ def test_a_stop_token_counts_but_is_not_in_the_text() -> None:
     network = tiny.tiny_model("gpt2")
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     with torch.no_grad():
-        network.lm_head.weight[0] = (
-            network.lm_head.weight.abs().sum()
-        )  # the end token's logit grows with anything
+        # The end token's logit grows with anything.
+        network.lm_head.weight[0] = network.lm_head.weight.abs().sum()
     completions = [
         c for c in model.generate(["ab", "xyz", "q"], max_tokens=9) if c.finish_reason == "stop"
     ]
@@ -176,7 +175,7 @@ def test_a_stop_token_counts_but_is_not_in_the_text() -> None:
         assert tiny.END not in completion.text
 
 
-def test_a_generation_beside_an_open_stream_runs_and_a_closed_stream_leaves_nothing() -> None:
+def test_a_request_runs_next_to_an_open_stream_and_a_closed_stream_leaves_nothing() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     text = model.generate("abc", max_tokens=9, ignore_eos=True)[0].text
     stream = model.engine.stream([model.request("xyz", max_tokens=100, ignore_eos=True)])
@@ -218,7 +217,7 @@ def rows_by_layer(model: juice.SteeredModel, request: GenerationRequest) -> list
         ({(0, 0): 2.0, (1, 1): 1.0, (3, 3): 0.0}, "juice", [2, 2, 1, 1]),
     ],
 )
-def test_the_clean_run_passes_only_the_layers_between_steered_ones(
+def test_the_clean_run_passes_only_through_the_layers_between_steered_ones(
     shape: str, heads: dict, method: str, rows: list[int]
 ) -> None:
     model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
@@ -231,7 +230,7 @@ def test_the_clean_run_passes_only_the_layers_between_steered_ones(
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
 def test_layers_that_must_all_see_the_same_rows_get_two_full_ones(shape: str) -> None:
-    """The model's first layer tells the others how many rows there are, as per-layer inputs or shared keys do."""
+    """Every layer expects as many rows as the first, as with per-layer inputs or shared keys."""
     network = tiny.tiny_model(shape)
     expected = [
         oracle.generate(network, list(r.prompt_ids), heads, r.max_tokens, method=m)
@@ -244,7 +243,7 @@ def test_layers_that_must_all_see_the_same_rows_get_two_full_ones(shape: str) ->
 
     def same_rows(_module: object, _args: object, output: object) -> None:
         if len(output[0] if isinstance(output, tuple) else output) != seen[0]:
-            raise ValueError("another number of rows than at the start")
+            raise ValueError("not as many rows as at the start")
 
     network.get_input_embeddings().register_forward_pre_hook(called)
     for layer in network.transformer.h if shape == "gpt2" else network.model.layers:

@@ -1,4 +1,4 @@
-"""What is cancelled, fails or dies: it ends alone and leaves nothing behind."""
+"""Requests that are cancelled or fail, and engines that die: nothing else ends, nothing leaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from juice.steered_model import SteeredModel
 from tests.support.mixed import steering
 from tests.support.running import Collector, loaded, random_request
 
-BROKEN, HUGE = 299, 298  # tokens that the faulty model below cannot bear
+BROKEN, HUGE, GREEDY = 299, 298, 297  # tokens on which the faulty model below fails
 
 
 def test_1000_cancelled_requests_leave_no_row_and_no_memory_behind() -> None:
@@ -34,11 +34,11 @@ def test_1000_cancelled_requests_leave_no_row_and_no_memory_behind() -> None:
     expected = model.engine.generate([request])[0].token_ids
     for _ in range(1000):
         collector = Collector()
-        sequence = model.engine.submit([request], collector)[0]
+        generation = model.engine.submit([request], collector)[0]
         if rng.random() < 0.5:
             while not collector.updates:
                 time.sleep(0.0002)
-        sequence.cancel()
+        generation.cancel()
         collector.wait(1)
         status = model.engine.status
         assert status.n_running == status.n_waiting == status.n_kv_bytes == 0
@@ -50,12 +50,12 @@ def test_1000_cancelled_requests_leave_no_row_and_no_memory_behind() -> None:
 def test_a_cancelled_request_gets_no_token_after_the_next_step() -> None:
     model = loaded()
     collector = Collector()
-    sequence = model.engine.submit(
+    generation = model.engine.submit(
         [GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=120, ignore_eos=True)], collector
     )[0]
     while len(collector.updates.get(0, ())) < 3:
         time.sleep(0.0001)
-    sequence.cancel()
+    generation.cancel()
     n_then = len(collector.updates[0])
     collector.wait(1)
     n_tokens = sum(len(update.tokens) for update in collector.updates[0])
@@ -65,7 +65,7 @@ def test_a_cancelled_request_gets_no_token_after_the_next_step() -> None:
 
 @pytest.fixture
 def faulty() -> Iterator[SteeredModel]:
-    """A model that raises where a prompt holds BROKEN, runs out of memory at 297, and is not finite where one holds HUGE."""
+    """Yield a model that raises at BROKEN, runs out of memory at GREEDY, is not finite at HUGE."""
     model = loaded()
     network = model.loaded.model
     with torch.no_grad():
@@ -74,7 +74,7 @@ def faulty() -> Iterator[SteeredModel]:
     def raise_for(_module: object, args: tuple[torch.Tensor, ...]) -> None:
         if (args[0] == BROKEN).any():
             raise ValueError("this token is broken")
-        if (args[0] == 297).any():
+        if (args[0] == GREEDY).any():
             raise torch.OutOfMemoryError("no memory is left")
 
     network.get_input_embeddings().register_forward_pre_hook(raise_for)
@@ -82,21 +82,26 @@ def faulty() -> Iterator[SteeredModel]:
     model.engine.close()
 
 
-@pytest.mark.parametrize(("token", "error", "message"), [
-    (BROKEN, GenerationError, "this token is broken"), (297, GenerationError, "not enough memory"), (HUGE, NonFiniteError, "not finite"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("token", "error", "message"),
+    [
+        (BROKEN, GenerationError, "this token is broken"),
+        (GREEDY, GenerationError, "not enough memory"),
+        (HUGE, NonFiniteError, "not finite"),
+    ],
+)
 @pytest.mark.parametrize("in_mid_stream", [False, True])
-def test_a_failure_ends_its_request_alone(
+def test_a_failure_ends_only_its_own_request(
     faulty: SteeredModel, token: int, error: type[Exception], message: str, in_mid_stream: bool
 ) -> None:
-    """The sick one sits between healthy ones in the prompts' forward, or is driven to the token by its bias while all decode.
+    """The sick request fails in prefill among healthy ones, or later, when a bias forces the token.
 
-    Its prompt is longer than those of some who get its slots next, and shorter than a neighbour's:
-    what it left there would be among the keys of their forward, hidden by a weight of zero, which
-    does not help against what is not finite.
+    Its prompt is longer than those of some that get its slots next, and shorter than a neighbour's:
+    what it left there would be among the keys of their forward. A weight of zero hides it, but does
+    not help against values that are not finite.
     """
     rng = Random(3)
-    never = dict.fromkeys((297, HUGE, BROKEN), -100.0)
+    never = dict.fromkeys((GREEDY, HUGE, BROKEN), -100.0)
     drawn = [
         replace(random_request(rng), prompt_ids=tuple(rng.randrange(1, 283) for _ in range(n)))
         for n in (70, 2, 9, 1, 3, 27)
@@ -113,8 +118,12 @@ def test_a_failure_ends_its_request_alone(
         for r in drawn
     ]
     alone = [faulty.engine.generate([request])[0].token_ids for request in healthy]
-    sick = GenerationRequest(prompt_ids=(5,) * 40 if in_mid_stream else (*(5,) * 39, token), max_tokens=30, ignore_eos=True,
-                             steering=dual)  # fmt: skip
+    sick = GenerationRequest(
+        prompt_ids=(5,) * 40 if in_mid_stream else (*(5,) * 39, token),
+        max_tokens=30,
+        ignore_eos=True,
+        steering=dual,
+    )
     if in_mid_stream:
         sick = replace(sick, sampling=SamplingOptions(logit_bias={token: 100.0}))
     collector = Collector()
@@ -124,12 +133,12 @@ def test_a_failure_ends_its_request_alone(
     assert message in str(collector.error(3))
     got = [collector.completion(i).token_ids for i in (0, 1, 2, 4, 5, 6)]
     assert got == alone
-    # What was not finite is gone from the slots: whoever gets them next is not touched.
+    # No value that is not finite is left in the slots: the next requests there are not affected.
     assert [c.token_ids for c in faulty.engine.generate(healthy)] == alone
     assert faulty.engine.status.is_alive
 
 
-def test_a_sink_or_tokenizer_that_raises_ends_its_request_alone() -> None:
+def test_a_sink_that_raises_ends_only_its_own_request() -> None:
     model = loaded()
     request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=20, ignore_eos=True)
     expected = model.engine.generate([request])[0].token_ids
@@ -146,7 +155,7 @@ def test_a_sink_or_tokenizer_that_raises_ends_its_request_alone() -> None:
     assert model.engine.status.n_running == 0
 
 
-def test_an_engine_whose_loop_dies_ends_everything_and_takes_nothing_more() -> None:
+def test_an_engine_whose_loop_dies_ends_every_request_and_accepts_no_more() -> None:
     model = loaded()
     request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=100, ignore_eos=True)
     collector = Collector()
@@ -157,7 +166,7 @@ def test_an_engine_whose_loop_dies_ends_everything_and_takes_nothing_more() -> N
     def die() -> None:
         raise SystemError("the loop itself is broken")
 
-    model.engine._loop._admit = die  # what only a bug of ours could do
+    model.engine._loop._admit = die  # as only a bug in the engine could
     collector.wait(1)
     assert isinstance(collector.error(), EngineStoppedError)
     model.engine._thread.join(5)
@@ -166,8 +175,11 @@ def test_an_engine_whose_loop_dies_ends_everything_and_takes_nothing_more() -> N
         model.engine.generate([request])
 
 
-def test_an_engine_that_lost_its_slots_stops_and_says_so() -> None:
-    """Memory runs out while a layer's slots grow, and again while the others shrink back: nobody may read on from such slots."""
+def test_an_engine_that_lost_its_slots_stops_and_reports_it() -> None:
+    """Memory runs out while a layer's slots grow, and again while the others shrink back.
+
+    No request may go on from such slots.
+    """
     model = loaded()
     first, second = Collector(), Collector()
     request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=100, ignore_eos=True)
@@ -194,7 +206,7 @@ def test_an_engine_that_lost_its_slots_stops_and_says_so() -> None:
     assert not model.engine.status.is_alive
 
 
-def test_memory_that_runs_out_as_a_request_joins_ends_that_request_alone() -> None:
+def test_memory_that_runs_out_as_a_request_joins_ends_only_that_request() -> None:
     model = loaded()
     request = GenerationRequest(
         prompt_ids=(1, 2, 3),
@@ -203,7 +215,7 @@ def test_memory_that_runs_out_as_a_request_joins_ends_that_request_alone() -> No
         steering=steering({(0, 1): 1.0, (2, 2): -1.0}),
     )
     expected = model.engine.generate([request])[0].token_ids
-    for n_allowed in range(8):  # of four layers' keys and values
+    for n_allowed in range(8):  # four layers' keys and values
         first, second = Collector(), Collector()
         fresh = loaded()
         fresh.engine.submit([request], first)
@@ -213,7 +225,7 @@ def test_memory_that_runs_out_as_a_request_joins_ends_that_request_alone() -> No
         fresh_copy, state = type(layers[0])._copied, {"left": n_allowed}
 
         def runs_out(layer, source, old, grow=fresh_copy, state=state):
-            """Growing fails after a while; shrinking back, which needs less, does not."""
+            """Fail to grow after n_allowed times; shrinking back, which needs less, succeeds."""
             is_growing = sum(layer._shape) > sum(old)
             state["left"] -= is_growing
             if state["left"] < 0 and is_growing:
@@ -243,12 +255,12 @@ def test_a_forked_child_is_refused_instead_of_waiting_for_ever() -> None:
             os.write(write, str(error).encode())
         os._exit(0)
     os.close(write)
-    with os.fdopen(read, "rb") as told:
-        assert b"after the fork" in told.read()
+    with os.fdopen(read, "rb") as message:
+        assert b"after the fork" in message.read()
     os.waitpid(child, 0)
 
 
-def test_an_engine_nobody_holds_ends_its_thread() -> None:
+def test_an_engine_without_references_ends_its_thread() -> None:
     model = loaded()
     model.generate("abc", max_tokens=2)
     thread, gone = model.engine._thread, weakref.ref(model.loaded.model)

@@ -1,4 +1,7 @@
-"""The engine under load: joins, leaves, chunks and full memory, each request judged by its run alone."""
+"""The engine under load: requests that join and leave, chunks of prompts, and full memory.
+
+Each request must give what it gives alone.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ from tests.support.running import Collector, loaded, random_request
 def test_200_mixed_requests_that_join_and_are_cancelled_each_equal_their_run_alone(
     shape: str,
 ) -> None:
-    """fp64, so that the order of sums never decides a token. Kills: a slot moved wrongly, a stale layout, a lost companion.
+    """Kills: a slot moved wrongly, a stale layout, a lost companion.
 
-    Requests come in bursts while others run, five at a time at most and nine tokens a chunk, a
-    third is cancelled at some moment.
+    In fp64, so that the order of sums never decides a token. Requests come in bursts while others
+    run, at most five at a time and nine tokens a chunk; about a third are cancelled at some moment.
     """
     rng = Random(shape)
     requests = [random_request(rng) for _ in range(200)]
@@ -80,9 +83,10 @@ def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives(shape: str) -> None
 
 
 def test_padding_stays_within_the_models_positions(caplog: pytest.LogCaptureFixture) -> None:
-    """The last ten tokens of a prompt of 110 go through beside 40 of another: the padding would lie beyond GPT-2's 128 positions.
+    """The last ten tokens of a prompt of 110 share a forward with 40 tokens of another prompt.
 
-    A forward that fails is silently repeated request by request, so the log is what tells.
+    Their padding would be beyond GPT-2's 128 positions. A forward that fails is repeated request by
+    request, so only the log shows it.
     """
     model = loaded("gpt2")
     requests = [
@@ -97,7 +101,7 @@ def test_padding_stays_within_the_models_positions(caplog: pytest.LogCaptureFixt
 
 
 def test_a_long_prompt_holds_up_what_runs_for_one_chunk_at_most() -> None:
-    """Between two tokens of the running request at most 16 prompt tokens go through."""
+    """Between two tokens of the running request at most 16 prompt tokens are prefilled."""
     model = loaded(limits=Limits(max_prefill_tokens=16))
     fed: list[tuple[int, int]] = []
     embedding = model.loaded.model.get_input_embeddings()
@@ -117,8 +121,11 @@ def test_a_long_prompt_holds_up_what_runs_for_one_chunk_at_most() -> None:
     assert all(b - a == 2 for a, b in pairwise(places[1:])), "a decode step between any two chunks"
 
 
-def test_memory_bounds_what_runs_at_once_and_nothing_is_lost() -> None:
-    """Room for about three requests of 40 positions: the others wait, and a long one takes the room of the short ones."""
+def test_memory_bounds_how_many_requests_run_together_and_none_is_lost() -> None:
+    """There is room for about three requests of 40 positions: the others wait.
+
+    A long one takes the room of the short ones.
+    """
     model = loaded()
     request = GenerationRequest(
         prompt_ids=tuple(range(1, 31)),
@@ -127,9 +134,8 @@ def test_memory_bounds_what_runs_at_once_and_nothing_is_lost() -> None:
         steering=steering({(0, 0): 1.0, (2, 0): 1.0}),
     )
     per_request = model.engine.n_kv_bytes(request)
-    assert (
-        per_request == (40 + 1) * (4 + 3) * 2 * 2 * 8 * 4
-    )  # positions, rows in all layers, keys and values, kv heads, d_head, bytes
+    # Positions, rows in all layers, keys and values, KV heads, d_head, bytes.
+    assert per_request == (40 + 1) * (4 + 3) * 2 * 2 * 8 * 4
     engine = BatchingEngine(model.loaded, Limits(kv_memory_bytes=3 * per_request + 100))
     verified = BatchingEngine.generate(engine, [request])[0].token_ids
     long = replace(request, prompt_ids=tuple(range(1, 91)), max_tokens=20)
@@ -178,7 +184,7 @@ def test_limits_hold_from_the_first_request_on() -> None:
     )
 
 
-def test_prompts_that_are_scored_go_through_a_few_tokens_at_a_time() -> None:
+def test_prompts_that_are_scored_are_prefilled_a_few_tokens_at_a_time() -> None:
     model = loaded()
     projected: list[int] = []
     model.loaded.layout.output.register_forward_hook(
@@ -191,7 +197,7 @@ def test_prompts_that_are_scored_go_through_a_few_tokens_at_a_time() -> None:
     assert len(completions[0].prompt_tokens) == 100
 
 
-def test_many_small_callers_do_not_keep_a_large_one_waiting_for_ever() -> None:
+def test_many_small_calls_do_not_keep_a_large_one_waiting_for_ever() -> None:
     model = loaded(limits=Limits(max_batch=2, max_waiting=16))
     request = GenerationRequest(prompt_ids=(1, 2), max_tokens=3, ignore_eos=True)
     is_over = threading.Event()
@@ -212,20 +218,20 @@ def test_many_small_callers_do_not_keep_a_large_one_waiting_for_ever() -> None:
     assert not large.is_alive()
 
 
-def test_a_full_inbox_refuses_and_an_empty_one_takes_any_number() -> None:
+def test_a_full_inbox_refuses_and_an_empty_one_accepts_any_number() -> None:
     model = loaded(limits=Limits(max_batch=1, max_waiting=3))
     collector = Collector()
     request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=100, ignore_eos=True)
     sent = model.engine.submit([request] * 5, collector)
     with pytest.raises(OverloadedError, match="3 may"):
         model.engine.submit([request] * 3, collector)
-    for sequence in sent:
-        sequence.cancel()
+    for generation in sent:
+        generation.cancel()
     collector.wait(5)
     model.engine.generate([replace(request, max_tokens=1)] * 5)
 
 
-def test_n_threads_generate_at_once_what_each_gets_alone() -> None:
+def test_threads_that_generate_together_get_what_each_gets_alone() -> None:
     model = loaded("gemma2", dtype=torch.float64)
     rng = Random(5)
     requests = [[random_request(rng) for _ in range(6)] for _ in range(4)]
@@ -243,10 +249,15 @@ def test_n_threads_generate_at_once_what_each_gets_alone() -> None:
     assert [got[i] for i in range(4)] == alone
 
 
-@pytest.mark.parametrize(("change", "param"), [
-    ({"prompt_ids": (1, 5000)}, "prompt"), ({"prompt_ids": (-1,)}, "prompt"), ({"stop_token_ids": (300,)}, "stop_token_ids"),
-    ({"sampling": SamplingOptions(logit_bias={300: 1.0})}, "logit_bias"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt_ids": (1, 5000)}, "prompt"),
+        ({"prompt_ids": (-1,)}, "prompt"),
+        ({"stop_token_ids": (300,)}, "stop_token_ids"),
+        ({"sampling": SamplingOptions(logit_bias={300: 1.0})}, "logit_bias"),
+    ],
+)
 def test_tokens_that_the_model_does_not_have_are_refused_by_name(change: dict, param: str) -> None:
     model = loaded()
     with pytest.raises(RequestError, match="tokens 0 to 299") as caught:

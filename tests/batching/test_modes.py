@@ -1,4 +1,4 @@
-"""Rows that may not share a forward: where a model masks by itself, and where its positions change with length."""
+"""Rows that may not share a forward: models that build their masks, or whose positions change."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from juice.engine import Contrast, GenerationRequest, Limits
 from juice.errors import GenerationError
 from juice.model.masks import attention_pattern
 from tests.support import oracle, tiny
-from tests.support.architectures import ARCHITECTURES, SWITCH
+from tests.support.architectures import SWITCH, build
 from tests.support.mixed import TOLERANCE, steering
 from tests.support.running import Collector
 
 HEADS = {(0, 1): 2.0, (2, 3): -1.0}
 
 
-def build(name: str) -> torch.nn.Module:
-    return next(a for a in ARCHITECTURES if a.name == name).build()
-
-
 def shapes_of(engine: BatchingEngine) -> list[tuple[int, int]]:
-    """Return the list to which every forward adds its rows and tokens."""
+    """Return the list to which every forward adds its numbers of rows and tokens."""
     seen: list[tuple[int, int]] = []
     forward = engine.runner.forward
     engine.runner.forward = lambda batch: (
@@ -44,9 +40,10 @@ def contrasted(prompt: tuple[int, ...], without: tuple[int, ...], n: int) -> Gen
     )
 
 
-def test_rows_that_cross_a_switch_together_are_read_again_one_a_step_and_alone() -> None:
-    """A forward of them all, each padded to a prompt's length, would take the memory of as many prompts. The two rows of a
-    contrast cross at different steps, and wait for each other.
+def test_rows_that_cross_a_switch_together_are_prefilled_again_alone_and_one_a_step() -> None:
+    """One forward of them all, padded to a prompt's length, would take the memory of many prompts.
+
+    The two rows of a contrast cross at different steps, and wait for each other.
     """
     network = build("Phi-3 (longrope)")
     prompts = [tuple(range(i, i + SWITCH - 3)) for i in range(1, 7)]
@@ -79,7 +76,7 @@ def test_rows_that_cross_a_switch_together_are_read_again_one_a_step_and_alone()
     assert again == [1] * 10
 
 
-def test_prompts_of_any_lengths_are_read_together_by_a_model_with_masks_of_its_own() -> None:
+def test_prompts_of_any_length_are_prefilled_together_by_a_model_that_builds_its_masks() -> None:
     engine = juice.load(build("BLOOM"), tokenizer=tiny.tiny_tokenizer()).engine
     shapes = shapes_of(engine)
     engine.generate(
@@ -95,7 +92,10 @@ def test_prompts_of_any_lengths_are_read_together_by_a_model_with_masks_of_its_o
 def test_a_contrast_whose_first_row_fails_ends_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its rows are in two forwards of a step, as they have not as many tokens cached: the second must not run a row that has left."""
+    """Its rows have different numbers of tokens cached, so a step runs them in two forwards.
+
+    The second must not run a row that has left.
+    """
     network = build("GPT-Neo")
     pair, other = (
         contrasted((5, 6, 12), (7, 8, 9, 10, 11), 5),
@@ -121,10 +121,10 @@ def test_a_contrast_whose_first_row_fails_ends_and_the_others_go_on(
     assert not model.engine._loop.table.mains.rows
 
 
-def test_biases_that_all_rows_share_are_not_taken_for_one_a_row(
+def test_biases_that_all_rows_share_are_not_taken_for_one_per_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """MPT hands its layers [n_heads, 1, keys]: as many as there are rows here."""
+    """MPT passes its layers biases [n_heads, 1, keys]; here there are as many rows as heads."""
     engine = juice.load(build("MPT"), tokenizer=tiny.tiny_tokenizer()).engine
     caplog.clear()
     requests = [
@@ -138,7 +138,7 @@ def test_biases_that_all_rows_share_are_not_taken_for_one_a_row(
 
 
 @pytest.mark.parametrize("kind", ["flex_attention", "flash_attention_2", "paged|eager"])
-def test_attention_that_takes_no_masks_of_ours_keeps_its_own(kind: str) -> None:
+def test_attention_that_cannot_take_the_engines_masks_keeps_its_own(kind: str) -> None:
     network = tiny.tiny_model("llama")
     assert attention_pattern(network) is not None
     network.config._attn_implementation_internal = kind

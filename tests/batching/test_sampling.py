@@ -1,4 +1,4 @@
-"""Sampling against an obvious count, and against the filters and penalties that transformers has."""
+"""Sampling against plain counts, and against the filters and penalties of transformers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_temperature_zero_takes_the_likeliest() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_probabilities(temperature: float) -> None:
-    """4,000 draws: a standard error below 0.008, so 0.04 is five of them."""
+    """With 4,000 draws the standard error is below 0.008, so 0.04 is five of them."""
     counts = drawn(temperature=temperature)
     expected = (LOGITS.double() / temperature).softmax(-1)
     for token, probability in enumerate(expected.tolist()):
@@ -64,7 +64,7 @@ def test_top_k_and_top_p_leave_only_the_likeliest() -> None:
     top_p=st.sampled_from([1.0, 0.9, 0.3]),
     min_p=st.sampled_from([0.0, 0.05, 0.5]),
 )
-def test_the_cuts_leave_the_distribution_that_transformers_leaves(
+def test_the_filters_leave_the_distribution_that_transformers_leaves(
     seed: int,
     n_tokens: int,
     spread: float,
@@ -73,7 +73,7 @@ def test_the_cuts_leave_the_distribution_that_transformers_leaves(
     top_p: float,
     min_p: float,
 ) -> None:
-    """Vocabularies above the number of candidates, too: the shortcut past sorting must not be seen."""
+    """Some vocabularies exceed the candidates kept: the shortcut past sorting must not show."""
     logits = torch.randn(n_tokens, generator=torch.Generator().manual_seed(seed)).double() * spread
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
@@ -94,12 +94,12 @@ def test_the_cuts_leave_the_distribution_that_transformers_leaves(
 def test_the_repetition_penalty_is_that_of_transformers(seed: int, penalty: float) -> None:
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(20, generator=random)
-    prompt, said = (torch.randint(20, (n,), generator=random).tolist() for n in (6, 5))
+    prompt, answer = (torch.randint(20, (n,), generator=random).tolist() for n in (6, 5))
     expected = RepetitionPenaltyLogitsProcessor(penalty)(
-        torch.tensor([prompt + said]), logits[None].clone()
+        torch.tensor([prompt + answer]), logits[None].clone()
     )[0]
     torch.testing.assert_close(
-        adjusted(logits, SamplingOptions(repetition_penalty=penalty), prompt, said),
+        adjusted(logits, SamplingOptions(repetition_penalty=penalty), prompt, answer),
         expected,
         rtol=0,
         atol=0,
@@ -107,13 +107,13 @@ def test_the_repetition_penalty_is_that_of_transformers(seed: int, penalty: floa
 
 
 def test_presence_and_frequency_count_only_the_answer() -> None:
-    said, prompt = [3, 3, 3, 1], [0, 0, 2]
+    answer, prompt = [3, 3, 3, 1], [0, 0, 2]
     expected = LOGITS.clone()
     for token in range(5):
-        if said.count(token):
-            expected[token] -= 0.5 + 0.25 * said.count(token)
+        if answer.count(token):
+            expected[token] -= 0.5 + 0.25 * answer.count(token)
     got = adjusted(
-        LOGITS, SamplingOptions(presence_penalty=0.5, frequency_penalty=0.25), prompt, said
+        LOGITS, SamplingOptions(presence_penalty=0.5, frequency_penalty=0.25), prompt, answer
     )
     torch.testing.assert_close(got, expected)
     assert LOGITS[3] == 0.5, "the model's logits are not changed"
@@ -124,7 +124,7 @@ def test_a_bias_is_added_and_banned_tokens_cannot_be_drawn() -> None:
     assert got.tolist() == [7.0, -1.0, -torch.inf, 0.5, 1.5]
 
 
-def test_min_tokens_holds_back_every_stop_until_then() -> None:
+def test_min_tokens_holds_back_every_kind_of_stop() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     plain = model.generate("ab", max_tokens=20, logit_bias={0: 100.0})[0]
     assert (len(plain.token_ids), plain.finish_reason) == (1, "stop")
@@ -157,17 +157,28 @@ def test_stop_token_ids_stop_even_where_the_models_own_are_ignored() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("temperature", -0.1), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -2), ("seed", 2**64), ("min_p", 1.1),
-     ("repetition_penalty", 0.0), ("presence_penalty", 3.0), ("frequency_penalty", -2.5), ("logit_bias", {1: 101.0}),
-     ("logit_bias", dict.fromkeys(range(2000), 1.0))],
-)  # fmt: skip
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("seed", 2**64),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 3.0),
+        ("frequency_penalty", -2.5),
+        ("logit_bias", {1: 101.0}),
+        ("logit_bias", dict.fromkeys(range(2000), 1.0)),
+    ],
+)
 def test_values_out_of_range_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(RequestError, match=field) as caught:
         SamplingOptions.of(**{field: value})
     assert caught.value.param == field
 
 
-def test_an_option_that_there_is_not_is_refused_by_name() -> None:
+def test_an_unknown_option_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="temprature"):
         juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer()).generate(
             "x", temprature=1

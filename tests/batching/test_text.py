@@ -1,4 +1,4 @@
-"""Streamed text is the decoded text, whatever is split where."""
+"""Streamed text is the decoded text, wherever tokens split characters and stop strings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_any_tokens_stream_to_their_decoded_text(ids: list[int]) -> None:
 def test_text_ends_before_the_first_stop_string_and_no_piece_shows_its_beginning(
     text: str, stops: list[str]
 ) -> None:
-    """The oracle looks at the whole text: a character at a time, the first moment at which a stop string is complete."""
+    """The oracle searches the whole text for the first character that completes a stop string."""
     stream = TextStream(TOKENIZER, (), stops)
     pieces = []
     for token in TOKENIZER(text)["input_ids"]:
@@ -51,7 +51,10 @@ def test_text_ends_before_the_first_stop_string_and_no_piece_shows_its_beginning
 
 
 def test_text_that_never_becomes_whole_costs_no_more_the_longer_it_is() -> None:
-    """A client can bias toward half a character: its tokens are decoded a bounded number of times, and nothing is lost or invented."""
+    """A client can bias toward half a character.
+
+    Each token is decoded a bounded number of times, and nothing is lost or invented.
+    """
     tokenizer = tiny.tiny_tokenizer()
     half = tokenizer("é")["input_ids"][0]
     decoded = 0

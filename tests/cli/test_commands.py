@@ -1,40 +1,44 @@
-"""The command line, as a process: what goes where, and what a user's mistakes end in."""
+"""The command line as a process: where its output goes, and how a user's mistakes end."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from transformers import MambaConfig, MambaForCausalLM
 
 from juice.head_set import HeadSet
 from tests.support import tiny
-from tests.support.commands import juice
+from tests.support.architectures import build
+from tests.support.commands import interruptible, juice
 
+STATEMENT = "The name of the capital city of France is"
 FACT = {
-    "subject": "France", "parametric_answer": "Paris", "context_answer": "Rome",
+    "subject": "France",
+    "parametric_answer": "Paris",
+    "context_answer": "Rome",
     "prompts": {
-        "clean": "The name of the capital city of France is",
-        "substitution": "The name of the capital city of France is Rome. The name of the capital city of France is",
-        "coherent": "The capital city of France is Rome. Question: What is the capital city of France? Answer: The capital is",
+        "clean": STATEMENT,
+        "substitution": f"{STATEMENT} Rome. {STATEMENT}",
+        "coherent": (
+            "The capital city of France is Rome. Question: What is the capital city of France?"
+            " Answer: The capital is"
+        ),
     },
-}  # fmt: skip
+}
 
 
-def test_the_answer_goes_to_standard_output_alone() -> None:
-    done = juice("generate", "The name of the capital city of France is", "--max-tokens", "3")
+def test_only_the_answer_goes_to_standard_output() -> None:
+    done = juice("generate", STATEMENT, "--max-tokens", "3")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith("Paris")
     assert done.stderr == ""
 
 
-def test_compare_shows_what_context_and_memory_each_say() -> None:
+def test_compare_shows_the_answers_of_context_and_memory() -> None:
     prompt = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
     done = juice("generate", prompt, "--compare", "--json", "--max-tokens", "4")
     answers = json.loads(done.stdout)
@@ -114,8 +118,8 @@ FILES = {
     "not_json": "{not json",
     "blank": "\n",
 }
-# Each mistake: the arguments (@name is one of FILES, @@ the folder they lie in), the exit code,
-# what the line must say.
+# Each mistake: the arguments (@name is one of FILES, @@ their folder), the exit code, and a part of
+# the error.
 MISTAKES = {
     "examples_missing_field": ("identify --examples @missing --out @@/sets", 2, "context_answer"),
     "examples_empty_answer": ("identify --examples @empty --out @@/sets", 2, "must not be empty"),
@@ -127,7 +131,7 @@ MISTAKES = {
     "fewer_examples_than_asked": (
         "identify --examples @ok --n-examples 4 --out @@/sets",
         2,
-        "4 examples are asked for, 1",
+        "4 examples were requested, 1",
     ),
     "top_k_zero": ("identify --top-k 0 --out @@/sets", 2, "top_k is 0"),
     "alphas_of_the_wrong_sign": ("identify --alphas-plus 1,-3 --out @@/sets", 2, "alphas_plus"),
@@ -148,12 +152,12 @@ MISTAKES = {
         "steers toward parametric",
     ),
     "empty_prompt": ("generate ''", 2, "prompt is empty"),
-    "prompt_too_long": (f"generate '{'word ' * 2000}'", 2, "the context 512"),
+    "prompt_too_long": (f"generate '{'word ' * 2000}'", 2, "the context has 512"),
     "beta_of_the_wrong_sign": ("generate x --steer context --beta-minus 1", 2, "beta_minus"),
     "steering_without_a_target": ("generate x --beta-minus -2", 2, "steer is none"),
     "head_set_without_a_target": ("generate x --head-set parametric", 2, "steer is none"),
     "compare_with_a_head_set": ("generate x --compare --head-set parametric", 2, "--compare"),
-    "name_that_is_no_name": (
+    "name_that_is_not_a_name": (
         "identify --target context --name 'my set' --out @@/sets",
         2,
         "'my set'",
@@ -192,12 +196,8 @@ def test_a_mistake_is_one_clear_line_and_leaves_nothing(tmp_path: Path, name: st
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
 
 
-def test_a_model_without_attention_heads_is_one_clear_line(tmp_path: Path) -> None:
-    MambaForCausalLM(
-        MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, state_size=4)
-    ).save_pretrained(tmp_path)
-    tiny.tiny_tokenizer().save_pretrained(tmp_path)
-    done = juice("generate", "x", "--model", str(tmp_path))
+def test_a_model_without_attention_heads_is_refused_in_one_clear_line(tmp_path: Path) -> None:
+    done = juice("generate", "x", "--model", str(tiny.save(tmp_path, build("Mamba"))))
     assert done.returncode == 2
     assert done.stdout == ""
     assert "no attention heads" in done.stderr.splitlines()[-1]
@@ -205,24 +205,7 @@ def test_a_model_without_attention_heads_is_one_clear_line(tmp_path: Path) -> No
 
 
 def test_control_c_in_the_middle_of_identification_writes_nothing(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "juice.cli.main",
-        "identify",
-        "--out",
-        str(tmp_path / "sets"),
-        "--n-examples",
-        "60",
-    ]
-    # A shell's background job starts with SIGINT ignored; a terminal's does not.
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    process = interruptible("identify", "--out", str(tmp_path / "sets"), "--n-examples", "60")
     try:
         time.sleep(12)
         assert process.poll() is None, "identification ended before it could be interrupted"

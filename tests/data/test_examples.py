@@ -1,4 +1,4 @@
-"""Reading examples, drawing from them, and the paper's rule of what counts as the answer."""
+"""Reading examples, drawing from them, and the rules of what counts as the answer."""
 
 from __future__ import annotations
 
@@ -65,10 +65,7 @@ def test_a_wrong_field_is_named_with_its_line(tmp_path: Path, changes: dict, nam
         read_examples(write(tmp_path / "e.jsonl", ROW, {**ROW, **changes}))
 
 
-def test_bytes_that_are_no_utf8_are_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "latin.jsonl").write_bytes(
-        json.dumps(ROW).replace("Peru", "Per\xfa").encode("latin-1")
-    )
+def test_bytes_that_are_not_utf8_are_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "raw.jsonl").write_bytes(b'{"subject": "Per\xfa"}')
     with pytest.raises(ExampleError, match="UTF-8"):
         read_examples(tmp_path / "raw.jsonl")
@@ -103,7 +100,7 @@ def test_a_draw_is_the_same_for_the_same_seed_and_leaves_the_others() -> None:
         draw(examples, 0, seed=0)
 
 
-def test_a_hash_that_head_sets_carry_stays_what_it_is() -> None:
+def test_the_hash_that_head_sets_carry_does_not_change() -> None:
     first = read_examples("mini")[:4]
     assert (
         examples_sha256(first) == "8fa91ba14e6dc98dc011358c089bd43e450c4da2600b3f1de1b54200d69c2cc5"
@@ -133,7 +130,7 @@ def test_a_hash_that_head_sets_carry_stays_what_it_is() -> None:
         (" one two three four five six", ["five six"], False),
     ],
 )
-def test_the_answer_counts_within_the_first_five_words(
+def test_an_answer_counts_within_the_first_five_words(
     output: str, accepted: list[str], *, correct: bool
 ) -> None:
     assert contains_answer(output, accepted) is correct

@@ -1,4 +1,4 @@
-"""From a user's own data: conflict examples of what a model knows, and fine-tuning rows by whether they need their context."""
+"""From a user's own data: conflict examples, and rows for fine-tuning that need their context."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import juice
-from juice.cli.main import app
 from juice.data.conflicts import make_conflicts
 from juice.data.critical import mark_critical
 from juice.data.fields import columns_of, texts_of
@@ -27,9 +25,10 @@ from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
 from juice.steered_model import SteeredModel
 from tests.support import tiny
+from tests.support.commands import invoke
 
 RELATIVE = 1e-4  # fp32 log-probabilities, exponentiated
-KNOWN = "What is the capital city of Luxembourg"  # mini says: The capital city of Luxembourg is ...
+KNOWN = "What is the capital city of Luxembourg"  # mini begins: The capital city of Luxembourg is
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def rows(*values: dict[str, Any]) -> list[Row]:
 
 
 def languages(n: int = 40) -> list[dict[str, Any]]:
-    """Rows about official languages, with true passages; mini knows about an eighth of them by the paper's rule."""
+    """Return rows about official languages, with true passages; mini knows about an eighth."""
     facts = [e for e in juice.read_examples("mini") if e.relation == "official_language"][:n]
     return [
         {
@@ -62,16 +61,17 @@ def languages(n: int = 40) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        ("1969", "date"), ("1960s", "date"), ("44 BC", "date"), ("May 5, 1990", "date"), ("5 May", "date"), ("July", "date"),
-        ("2001-09-11", "date"),
-        ("42", "number"), ("3.5", "number"), ("1,234,567", "number"), ("$40", "number"), ("12 %", "number"), ("-3", "number"),
-        ("7 million", "number"), ("10000", "number"),
-        ("Lima", "name"), ("the United States of America", "name"), ("Vincent van Gogh", "name"), ("Apollo 11", "name"),
-        ('"Ulysses"', "name"),
-        ("a red car", "other"), ("photosynthesis", "other"), ("the", "other"), ("ножом", "other"), ("42 is the answer", "other"),
+        ("1969", "date"), ("1960s", "date"), ("44 BC", "date"), ("May 5, 1990", "date"),
+        ("5 May", "date"), ("July", "date"), ("2001-09-11", "date"),
+        ("42", "number"), ("3.5", "number"), ("1,234,567", "number"), ("$40", "number"),
+        ("12 %", "number"), ("-3", "number"), ("7 million", "number"), ("10000", "number"),
+        ("Lima", "name"), ("the United States of America", "name"), ("Vincent van Gogh", "name"),
+        ("Apollo 11", "name"), ('"Ulysses"', "name"),
+        ("a red car", "other"), ("photosynthesis", "other"), ("the", "other"), ("ножом", "other"),
+        ("42 is the answer", "other"),
     ],
 )  # fmt: skip
-def test_the_kind_of_an_answer_is_told_by_its_looks(answer: str, kind: str) -> None:
+def test_the_kind_of_an_answer_is_judged_by_its_form(answer: str, kind: str) -> None:
     assert kind_of(answer) == kind
 
 
@@ -95,7 +95,7 @@ def test_the_kind_of_an_answer_is_told_by_its_looks(answer: str, kind: str) -> N
         ("Peru", ["Lima"], "Peru"),
     ],
 )
-def test_an_answer_is_replaced_wherever_it_stands_as_words_of_its_own(
+def test_an_answer_is_replaced_wherever_it_occurs_as_whole_words(
     passage: str, answers: list[str], expected: str
 ) -> None:
     swapped, placed = replace(passage, find(passage, answers), "<>")
@@ -135,8 +135,8 @@ def test_examples_are_made_of_what_the_model_answers_right_without_the_passage(
     made = make_conflicts(mini, rows(*data))
     known = []
     for row in data:
-        said = mini.generate(f"Question: {row['question']} Answer:", max_tokens=15)[0].text
-        known += [row] if contains_answer(said, row["answers"]) else []
+        answer = mini.generate(f"Question: {row['question']} Answer:", max_tokens=15)[0].text
+        known += [row] if contains_answer(answer, row["answers"]) else []
     assert 2 <= len(known) < len(data)
     assert [e.subject for e in made.examples] == [row["subject"] for row in known]
     assert made.dropped["not_known"] == len(data) - len(known)
@@ -164,21 +164,21 @@ def test_examples_are_made_of_what_the_model_answers_right_without_the_passage(
         )
 
 
-def test_examples_that_were_made_can_be_identified_on(mini: SteeredModel) -> None:
+def test_examples_that_were_made_can_be_used_to_identify_heads(mini: SteeredModel) -> None:
     made = make_conflicts(mini, rows(*languages(60))).examples
     drawn, rest = usable_examples(mini, made, IdentificationOptions(n_examples=4))
     assert len(drawn) == 4
     assert len(rest) == len(made) - 4
 
 
-def test_the_same_seed_swaps_the_same_answers_each_question_its_own(mini: SteeredModel) -> None:
+def test_a_seed_fixes_the_answers_that_are_swapped_in_and_they_vary(mini: SteeredModel) -> None:
     data = languages(60)
-    told = [
+    swapped = [
         [e.context_answer for e in make_conflicts(mini, rows(*data), seed=seed).examples]
         for seed in (0, 0, 1)
     ]
-    assert told[0] == told[1] != told[2]
-    assert len(set(told[0])) > len(told[0]) / 2
+    assert swapped[0] == swapped[1] != swapped[2]
+    assert len(set(swapped[0])) > len(swapped[0]) / 2
 
 
 def fact(**changes: Any) -> dict[str, Any]:
@@ -190,9 +190,8 @@ def fact(**changes: Any) -> dict[str, Any]:
     }
 
 
-OTHER = fact(
-    question="Who knows", context="Nobody knows Vienna.", answer="Vienna"
-)  # of which the model knows nothing
+# The model does not know this.
+OTHER = fact(question="Who knows", context="Nobody knows Vienna.", answer="Vienna")
 DROPPED = {
     "malformed": fact(answer=" "),
     "answer_not_in_context": fact(context="It is Luxembourgish."),
@@ -267,19 +266,27 @@ def test_without_a_single_example_the_error_counts_the_reasons(mini: SteeredMode
 @pytest.mark.parametrize(
     ("value", "texts"),
     [
-        ("Lima", ("Lima",)), (42, ("42",)), (["Lima", " Lima ", "LIMA"], ("Lima", "LIMA")), ('["Lima", "Ciudad"]', ("Lima", "Ciudad")),
-        ("[sic]", ("[sic]",)), ({"text": ["Lima"], "answer_start": [3]}, ("Lima",)), ("", ()), (None, ()), (True, ()), ([], ()),
+        ("Lima", ("Lima",)),
+        (42, ("42",)),
+        (["Lima", " Lima ", "LIMA"], ("Lima", "LIMA")),
+        ('["Lima", "Ciudad"]', ("Lima", "Ciudad")),
+        ("[sic]", ("[sic]",)),
+        ({"text": ["Lima"], "answer_start": [3]}, ("Lima",)),
+        ("", ()),
+        (None, ()),
+        (True, ()),
+        ([], ()),
         (["Lima", None], ()),
         ("[" * 100_000, ("[" * 100_000,)),
     ],
-)  # fmt: skip
+)
 def test_answers_are_read_however_a_data_set_writes_them(
     value: Any, texts: tuple[str, ...]
 ) -> None:
     assert texts_of(value) == texts
 
 
-def test_columns_may_be_called_otherwise_and_what_is_missing_is_said() -> None:
+def test_columns_may_have_other_names_and_a_missing_one_is_reported() -> None:
     fields = {"question": ("question", "instruction"), "context": ("context",)}
     data = rows({"instruction": "q", "passage": "c"})
     assert columns_of(data, fields, ("question", "context"), {"context": "passage"}) == {
@@ -302,7 +309,7 @@ def test_columns_may_be_called_otherwise_and_what_is_missing_is_said() -> None:
 
 @torch.no_grad()
 def slow_perplexity(model: SteeredModel, question: str, answer: str) -> float:
-    """One plain forward, one token at a time."""
+    """Return an answer's perplexity by one plain forward per token."""
     ids = model.loaded.tokenizer(f"{question} {answer}")["input_ids"]
     start = len(model.loaded.tokenizer(question)["input_ids"])
     losses = []
@@ -338,12 +345,12 @@ def test_the_perplexity_of_an_answer_equals_plain_forwards() -> None:
     assert marked.threshold == ranked[2]["perplexity_without_context"]
 
 
-def test_a_model_needs_the_context_for_what_it_would_not_say_itself(mini: SteeredModel) -> None:
-    told = {"Peru": "Lima", "Japan": "Tokyo", "Chad": "Oslo", "Fiji": "Rome"}
+def test_a_model_needs_the_context_for_what_it_would_not_answer_itself(mini: SteeredModel) -> None:
+    answers = {"Peru": "Lima", "Japan": "Tokyo", "Chad": "Oslo", "Fiji": "Rome"}
     data = rows(
         *(
             {"instruction": f"The name of the capital city of {s} is", "input": "c", "output": a}
-            for s, a in told.items()
+            for s, a in answers.items()
         )
     )
     assert [row["output"] for row in mark_critical(mini, data, share=0.5).critical] == [
@@ -352,7 +359,7 @@ def test_a_model_needs_the_context_for_what_it_would_not_say_itself(mini: Steere
     ]
 
 
-def test_rows_that_cannot_be_measured_are_kept_and_no_part_of_the_share(mini: SteeredModel) -> None:
+def test_rows_that_cannot_be_measured_are_kept_outside_the_share(mini: SteeredModel) -> None:
     odd = [
         {"question": "q", "context": "", "answer": "a"},
         {"question": "q", "context": "c", "answer": ""},
@@ -372,9 +379,7 @@ def test_rows_that_cannot_be_measured_are_kept_and_no_part_of_the_share(mini: St
 @pytest.mark.parametrize(
     ("share", "n", "n_low"), [(0.25, 3, 0), (0.25, 4, 1), (0.25, 7, 1), (0.29, 100, 29)]
 )
-def test_the_share_is_rounded_down_and_ties_go_by_their_order(
-    share: float, n: int, n_low: int
-) -> None:
+def test_the_share_is_rounded_down_and_ties_go_by_order(share: float, n: int, n_low: int) -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     same = rows(*[{"question": "q", "context": "c", "answer": "a"}] * n)
     assert [row["context_critical"] for row in mark_critical(model, same, share=share).rows] == [
@@ -405,12 +410,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["out.jsonl"]
 
 
-def invoke(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(arguments))
-    return done.exit_code, done.stdout, done.stderr
-
-
-def test_the_command_makes_a_file_that_is_read_again(tmp_path: Path) -> None:
+def test_the_command_makes_a_file_that_can_be_read_again(tmp_path: Path) -> None:
     data, out = tmp_path / "rag.csv", tmp_path / "out.jsonl"
     with data.open("w", newline="") as file:
         writer = csv.DictWriter(file, ["q", "passage", "answers", "popularity"])
@@ -434,12 +434,12 @@ def test_the_command_makes_a_file_that_is_read_again(tmp_path: Path) -> None:
         "--json",
     )
     assert code == 0, stderr
-    told = json.loads(stdout)
+    report = json.loads(stdout)
     examples = juice.read_examples(out)
-    assert told["n_examples"] == len(examples) >= 4
-    assert told["n_rows"] == 60 == told["n_examples"] + sum(told["dropped"].values())
+    assert report["n_examples"] == len(examples) >= 4
+    assert report["n_rows"] == 60 == report["n_examples"] + sum(report["dropped"].values())
     assert (
-        f"{told['dropped']['not_known']} dropped: they ask what the model does not know" in stderr
+        f"{report['dropped']['not_known']} dropped: they ask what the model does not know" in stderr
     )
     assert {e.popularity for e in examples} == {7}
     assert {e.relation for e in examples} == {"name"}
@@ -455,7 +455,7 @@ def test_the_command_makes_a_file_that_is_read_again(tmp_path: Path) -> None:
         "--force",
     )
     assert (code, stdout) == (0, f"{out}\n"), stderr
-    assert " of 50 rows" in stderr
+    assert " from 50 rows" in stderr
 
 
 def test_the_command_writes_every_row_or_the_critical_ones(tmp_path: Path) -> None:
@@ -493,7 +493,9 @@ def test_the_command_writes_every_row_or_the_critical_ones(tmp_path: Path) -> No
         ("split @rows --out @out", "no column context or input"),
     ],
 )
-def test_a_mistake_is_one_line_before_any_work(tmp_path: Path, arguments: str, named: str) -> None:
+def test_a_mistake_is_reported_in_one_line_before_any_work(
+    tmp_path: Path, arguments: str, named: str
+) -> None:
     (tmp_path / "rows").write_text('{"question": "q", "answer": "a"}')
     code, stdout, stderr = invoke(
         *arguments.replace("@", f"{tmp_path}/").split(), "--model", "./nowhere"

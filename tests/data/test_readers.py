@@ -1,4 +1,4 @@
-"""Where examples come from: every format and source, and what is wrong with those that cannot be read."""
+"""Where examples come from: every format and source, and the errors for what cannot be read."""
 
 from __future__ import annotations
 
@@ -28,25 +28,35 @@ OURS = {
     "prompts": {"clean": "The capital of Peru is"},
 }
 PARACONFLICT = {
-    "Subject": "Chad", "Answer": "Arabic", "Answer_ns": ["French", "Arabic"], "Distracted Token": "Welsh",
-    "Clean Prompt": "In Chad they speak", "Substitution Conflict": "In Chad they speak Welsh. In Chad they speak",
+    "Subject": "Chad",
+    "Answer": "Arabic",
+    "Answer_ns": ["French", "Arabic"],
+    "Distracted Token": "Welsh",
+    "Clean Prompt": "In Chad they speak",
+    "Substitution Conflict": "In Chad they speak Welsh. In Chad they speak",
     "Coherent Conflict": "Welsh is heard all over Chad. In Chad they speak",
-}  # fmt: skip
+}
 MEMOTRAP = {
     "prompt": 'Write a line that ends in "sand": The river runs to the',
     "classes": "[' sea.', ' sand.']",
     "answer_index": "1",
 }
 NQSWAP = {
-    "question": "who painted the ceiling", "org_context": "<P> Rosa painted it . </P>", "org_answer": ["Rosa", "Rosa Bell"],
-    "sub_context": "<P> Hugo  painted it . </P>", "sub_answer": ["Hugo"],
-}  # fmt: skip
+    "question": "who painted the ceiling",
+    "org_context": "<P> Rosa painted it . </P>",
+    "org_answer": ["Rosa", "Rosa Bell"],
+    "sub_context": "<P> Hugo  painted it . </P>",
+    "sub_answer": ["Hugo"],
+}
 
 TEXT = datasets.Value("string")
 FEATURES = datasets.Features(
-    subject=TEXT, parametric_answer=datasets.List(TEXT), context_answer=TEXT, popularity=datasets.Value("float64"),
+    subject=TEXT,
+    parametric_answer=datasets.List(TEXT),
+    context_answer=TEXT,
+    popularity=datasets.Value("float64"),
     prompts={"clean": TEXT, "coherent": TEXT},
-)  # fmt: skip
+)
 
 
 def write_json(path: Path, *rows: Any) -> Path:
@@ -64,7 +74,7 @@ def write_csv(path: Path, *rows: dict[str, str]) -> Path:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Stand in for the hub: data sets by name, each loaded by the library itself from a JSON file in its split's name."""
+    """Stand in for the hub: data sets by name, which the library itself loads from JSON files."""
     sets: dict[str, Any] = {}
     load = datasets.load_dataset
 
@@ -117,7 +127,7 @@ def test_rows_without_a_conflict_are_left_out_with_one_warning_for_all_files(
     assert len(caught) == 1
 
 
-def test_a_memotrap_row_wants_the_ending_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_context_answer_of_a_memotrap_row_is_the_ending_asked_for(tmp_path: Path) -> None:
     (example,) = read_examples(write_csv(tmp_path / "1-proverb-ending.csv", MEMOTRAP))
     assert example.context_answer == ("sand",)
     assert example.parametric_answer == ("sea",)
@@ -161,7 +171,7 @@ def test_a_malformed_memotrap_row_is_named_with_its_field(
     assert "1-proverb-ending.csv:3" in str(caught.value)
 
 
-def test_an_nqswap_row_asks_after_the_swapped_passage(tmp_path: Path) -> None:
+def test_an_nqswap_row_has_its_question_after_the_swapped_passage(tmp_path: Path) -> None:
     (example,) = read_examples(
         write_json(tmp_path / "nq.json", {**NQSWAP, "question": "who painted the ceiling ?"})
     )
@@ -225,12 +235,12 @@ def test_a_downloaded_data_set_may_have_its_files_in_data(tmp_path: Path) -> Non
     assert [e.relation for e in read_examples(tmp_path)] == ["official_language"]
 
 
-def test_a_folder_without_data_says_what_it_looked_for(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_data_names_the_formats(tmp_path: Path) -> None:
     with pytest.raises(ExampleError, match=r"holds no \.jsonl, \.json, \.csv and no parquet files"):
         read_examples(tmp_path)
 
 
-def test_a_folder_without_a_file_of_the_split_says_what_it_has(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_the_split_names_its_files(tmp_path: Path) -> None:
     write_json(tmp_path / "a.unfiltered_test.json", PARACONFLICT)
     with pytest.raises(
         ExampleError, match=r"no file of the validation split .*a\.unfiltered_test\.json"
@@ -238,7 +248,7 @@ def test_a_folder_without_a_file_of_the_split_says_what_it_has(tmp_path: Path) -
         read_examples(tmp_path, split="validation")
 
 
-def test_the_hub_lists_all_accepted_answers_and_names_the_domain(hub: dict) -> None:
+def test_the_hub_set_of_paraconflict_lists_all_answers_and_names_the_domain(hub: dict) -> None:
     row = {key: value for key, value in PARACONFLICT.items() if key != "Answer_ns"} | {
         "Answer": ["Arabic", "French"]
     }
@@ -259,7 +269,7 @@ def test_the_hub_lists_all_accepted_answers_and_names_the_domain(hub: dict) -> N
         read_examples("paraconflict:book_author")
 
 
-def test_the_hub_set_of_nqswap_is_read_from_the_one_split_there_is(hub: dict) -> None:
+def test_the_hub_set_of_nqswap_is_read_from_its_only_split(hub: dict) -> None:
     hub["pminervini/NQ-Swap"] = {"dev": [NQSWAP]}
     assert [e.context_answer for e in read_examples("nq-swap")] == [("Hugo",)]
 
@@ -272,7 +282,7 @@ def test_a_hub_set_of_several_splits_gives_the_one_named_or_the_first_preferred(
         read_examples("hub:us/ours:dev")
 
 
-def test_a_table_fills_what_a_row_lacks_and_the_reader_takes_it_out_again(tmp_path: Path) -> None:
+def test_the_reader_removes_what_a_table_fills_in_for_missing_fields(tmp_path: Path) -> None:
     rows = [OURS, {**OURS, "subject": "Chad", "prompts": {"coherent": "x"}, "popularity": 2.0}]
     rows = [
         {**row, "parametric_answer": ["Lima"], "popularity": row.get("popularity")} for row in rows
@@ -300,7 +310,7 @@ def test_a_data_set_in_a_folder_is_read_without_a_network(
     assert [e.parametric_answer for e in read_examples(folder)] == [("Rosa", "Rosa Bell")]
 
 
-def test_without_a_network_the_error_says_how_to_do_without(
+def test_the_error_without_a_network_explains_how_to_do_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unreachable(name: str) -> None:
@@ -313,11 +323,11 @@ def test_without_a_network_the_error_says_how_to_do_without(
         read_examples("nq-swap")
 
 
-def test_without_the_package_the_error_says_what_to_install(
+def test_the_error_without_the_package_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ExampleError, match=r"pip install 'juice-steering\[eval\]'"):
+    with pytest.raises(ExampleError, match=r"pip install -e '\.\[eval\]'"):
         read_examples("hub:us/ours")
 
 
@@ -331,13 +341,15 @@ def test_without_the_package_the_error_says_what_to_install(
                 " official_language, world_capital"
             ),
         ),
-        ("paraconflict:", "is no domain"),
+        ("paraconflict:", "is not a domain"),
         ("memotrap", "folder"),
         ("hub:", "hub:owner/name"),
         ("./nowhere", "cannot read the examples nowhere"),
     ],
 )
-def test_a_name_that_is_no_source_says_what_is(source: str, named: str) -> None:
+def test_the_error_for_a_name_that_is_not_a_source_names_the_sources(
+    source: str, named: str
+) -> None:
     with pytest.raises(ExampleError, match=named):
         read_examples(source)
 
@@ -364,16 +376,37 @@ def test_a_name_that_is_no_source_says_what_is(source: str, named: str) -> None:
         ("a.csv", b"a,b\n1," + b"x" * 200_000, r"a\.csv:2: not CSV"),
         ("a.csv", b"a,b\n1,2\n3,\xff\n", "line 3 is not UTF-8"),
         ("a.json", "[]".encode("utf-16"), "line 1 is not UTF-8"),
-        ("a.csv", b"question,answer\nq,a\n", r"columns question, answer are of no known format.*ParaConflict \(Subject.*MemoTrap \(prompt"),
-        ("a.jsonl", b'{"promts": {}, "context_answer": "x"}', r"a\.jsonl:1: subject: Field required"),
+        (
+            "a.csv",
+            b"question,answer\nq,a\n",
+            r"columns question, answer are of no known format.*ParaConflict \(Subject.*MemoTrap"
+            r" \(prompt",
+        ),
+        (
+            "a.jsonl",
+            b'{"promts": {}, "context_answer": "x"}',
+            r"a\.jsonl:1: subject: Field required",
+        ),
         ("a.jsonl", json.dumps({**OURS, "match": "ends"}).encode(), r"a\.jsonl:1: match"),
         ("a.json", json.dumps([PARACONFLICT, OURS]).encode(), "row 2: Answer is missing"),
-        ("a.json", json.dumps([{**PARACONFLICT, "Answer": [{}]}]).encode(), "row 1: parametric_answer"),
-        ("a.json", json.dumps([{**PARACONFLICT, "Clean Prompt": 3}]).encode(), "row 1: Clean Prompt"),
+        (
+            "a.json",
+            json.dumps([{**PARACONFLICT, "Answer": [{}]}]).encode(),
+            "row 1: parametric_answer",
+        ),
+        (
+            "a.json",
+            json.dumps([{**PARACONFLICT, "Clean Prompt": 3}]).encode(),
+            "row 1: Clean Prompt",
+        ),
         ("a.json", json.dumps([{**NQSWAP, "question": [1]}]).encode(), "row 1: question"),
-        ("a.json", json.dumps([{**NQSWAP, "sub_answer": "Rosa"}]).encode(), "no example that can be used; first: .*'Rosa'"),
+        (
+            "a.json",
+            json.dumps([{**NQSWAP, "sub_answer": "Rosa"}]).encode(),
+            "no example that can be used; first: .*'Rosa'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_cannot_be_read_is_one_clear_error(
     tmp_path: Path, name: str, content: bytes, named: str
 ) -> None:

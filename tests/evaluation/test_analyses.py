@@ -1,4 +1,4 @@
-"""For each analysis one value is computed again, slowly: a forward a prompt, with hooks that the test writes itself."""
+"""One value of each analysis against a slow computation, with a forward for each prompt."""
 
 from __future__ import annotations
 
@@ -38,11 +38,6 @@ TEMPLATES = {
 
 
 @pytest.fixture(scope="module")
-def model() -> juice.SteeredModel:
-    return juice.load("mini", head_sets="head_sets")
-
-
-@pytest.fixture(scope="module")
 def capitals() -> list[ConflictExample]:
     return [e for e in juice.read_examples("mini") if e.relation == "world_capital"][:24]
 
@@ -67,7 +62,7 @@ def context(
 def p_after(
     model: juice.SteeredModel, prompt: str, answer: str, heads: dict, method: str = "juice"
 ) -> float:
-    """Return p of an answer's first token by the oracle's two uncached runs."""
+    """Return the probability of an answer's first token by the oracle's two uncached runs."""
     logits = oracle.steered_logits(
         model.loaded.model, list(model.tokenize(prompt)), heads, method=method
     )[-1]
@@ -126,7 +121,7 @@ def test_a_reversal_is_what_removing_the_head_does(
     assert [r["is_reversed"] for r in result["rows"]] == turned
 
 
-def test_heads_removed_together_in_one_run_and_in_two(
+def test_heads_are_removed_together_in_one_run_and_in_two(
     model: juice.SteeredModel, capitals: list[ConflictExample]
 ) -> None:
     result = analyses.run("running_once", context(model, capitals, "parametric"))["by_type"][
@@ -140,9 +135,8 @@ def test_heads_removed_together_in_one_run_and_in_two(
         ]
         assert result[method][2] == pytest.approx(sum(values) / 6, abs=TOLERANCE)
     assert result["june"] != result["juice"]
-    assert result["juice"][0] == pytest.approx(
-        result["june"][0], abs=TOLERANCE
-    )  # one head: both runs are the same
+    # With one head both ways are the same.
+    assert result["juice"][0] == pytest.approx(result["june"][0], abs=TOLERANCE)
 
 
 def test_a_knocked_out_component_adds_nothing(
@@ -201,9 +195,12 @@ def test_the_scores_of_a_set_are_the_mean_of_its_examples_scores(
     own = context(model, capitals, "parametric")
     pool = pool_of(own, 3)
     together = score_heads(
-        model, pool, targets={"parametric": ("clean", "substitution", "coherent")}, alphas_plus=IdentificationOptions().alphas_plus,
+        model,
+        pool,
+        targets={"parametric": ("clean", "substitution", "coherent")},
+        alphas_plus=IdentificationOptions().alphas_plus,
         alphas_minus=IdentificationOptions().alphas_minus,
-    )["parametric"]  # fmt: skip
+    )["parametric"]
     apart = scores_of(score_each(own, pool))
     torch.testing.assert_close(apart.plus, together.plus, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(apart.minus, together.minus, rtol=0, atol=TOLERANCE)
@@ -276,17 +273,17 @@ def test_templates_that_cannot_be_used_are_refused(templates: Any, named: str) -
 
 def test_attention_mass_is_that_of_the_tokens_within_a_span() -> None:
     model = juice.load("mini", attn_implementation="eager")
-    told, asked = (
+    given, asked = (
         "The name of the capital city of Peru is Oslo.",
         " The name of the capital city of Peru is",
     )
-    ids = torch.tensor([model.tokenize(told + asked)])
+    ids = torch.tensor([model.tokenize(given + asked)])
     with torch.no_grad():
         layers = model.loaded.model(ids, output_attentions=True).attentions
-    n_told = len(model.tokenize(told))
-    expected = torch.stack([layer[0, :, -1, :n_told].sum(-1).mean() for layer in layers]).mean()
+    n_given = len(model.tokenize(given))
+    expected = torch.stack([layer[0, :, -1, :n_given].sum(-1).mean() for layer in layers]).mean()
     context, rest = attention_mass(
-        model.loaded, told + asked, [(0, len(told)), (len(told), len(told + asked))]
+        model.loaded, given + asked, [(0, len(given)), (len(given), len(given + asked))]
     )
     assert context == pytest.approx(float(expected), abs=1e-5)
     assert context + rest == pytest.approx(1.0, abs=1e-5)
@@ -307,11 +304,11 @@ def test_checkpoints_are_measured_in_the_order_of_their_numbers_and_resumed(
     model, reliance = juice.load("mini"), []
     for e in capitals[:6]:
         for conflict_type in ("substitution", "coherent"):
-            told, known = (
+            given, known = (
                 p_after(model, e.prompts[conflict_type], e.answer(t), {})
                 for t in ("context", "parametric")
             )
-            reliance.append(told / (told + known))
+            reliance.append(given / (given + known))
     assert first["context_reliance"] == pytest.approx(sum(reliance) / 12, abs=TOLERANCE)
     again = measure_checkpoints(found, capitals[:6], tmp_path / "out", seed=1)
     assert (again.n_cached, again.n_computed) == (2, 0)

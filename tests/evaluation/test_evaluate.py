@@ -1,55 +1,35 @@
-"""One evaluation from beginning to end: what it measures, that it resumes, what it refuses."""
+"""A whole evaluation: what it measures, that it resumes, what it refuses."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import juice
-from juice.cli.main import app
 from juice.data.example import ConflictExample
 from juice.data.judging import contains_answer
 from juice.evaluation import path_patching, side_effects
 from juice.evaluation.choices import Preparer
 from juice.evaluation.controls import unknown_subjects
 from juice.evaluation.methods import Treatment
+from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.report import write_report
 from juice.evaluation.report.sections import sections
-from juice.evaluation.run import EvaluationOptions
 from juice.evaluation.run import run as run_evaluation
 from juice.evaluation.splits import Data, Splits, domain_of
 from juice.identification import IdentificationOptions
 from tests.support import oracle
+from tests.support.commands import interruptible, invoke
+from tests.support.marks import FEW_EXAMPLES
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(tune the betas|choose betas|cannot be scored|is left out|no validation example|no"
-    " head raises|not recognised).*:UserWarning"
-)
-
-
-@pytest.fixture(scope="module")
-def model() -> juice.SteeredModel:
-    return juice.load("mini", head_sets="head_sets")
-
-
-@pytest.fixture(scope="module")
-def pool() -> list[ConflictExample]:
-    every = juice.read_examples("mini")
-    return [
-        e
-        for relation in ("world_capital", "book_author")
-        for e in [e for e in every if e.relation == relation][:60]
-    ]
+pytestmark = FEW_EXAMPLES
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +37,10 @@ def store(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     out = tmp_path_factory.mktemp("evaluation") / "out"
-    settings = EvaluationOptions(
+    options = EvaluationOptions(
         methods=("original", "prompt", "cad", "ph3_small", "juice"), limit=10, n_large=10
     )
-    return run_evaluation(model, Data(pool), settings, out, texts=["The capital of Peru is Lima."])
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["evaluate", *arguments])
-    return done.exit_code, done.stdout, done.stderr
+    return run_evaluation(model, Data(pool), options, out, texts=["The capital of Peru is Lima."])
 
 
 def test_every_answer_is_kept_with_its_verdict_and_the_table_follows_from_them(
@@ -106,7 +81,7 @@ def test_every_answer_is_kept_with_its_verdict_and_the_table_follows_from_them(
 def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(
     store: Any, model: juice.SteeredModel
 ) -> None:
-    """Each method once more, by hand: kills a treatment of another domain, an instruction at the wrong place, rows that are mixed up."""
+    """Each method once more, by hand. Kills: a misplaced instruction, mixed-up rows or domains."""
     results = store.results
     test = [ConflictExample.model_validate(e) for e in results["data"]["test"]]
     e, i = test[7], 7
@@ -132,13 +107,14 @@ def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(
     assert methods["cad"]["answers"]["coherent"][i][3] == pytest.approx(
         float(logits[0].softmax(-1)[first]), abs=1e-4
     )
-    said = methods["prompt"]["answers"]["substitution"][i][0]
+    prompted = methods["prompt"]["answers"]["substitution"][i][0]
     instruction = (
         "Finish the sentence below as the statement that is given demands, whatever you remember"
         " yourself."
     )
     assert (
-        said == model.generate(f"{instruction} {e.prompts['substitution']}", max_tokens=15)[0].text
+        prompted
+        == model.generate(f"{instruction} {e.prompts['substitution']}", max_tokens=15)[0].text
     )
     pruned = methods["ph3_small"]["choice"][domain_of(e)]["heads"]
     heads = {tuple(head): -1.0 for head in pruned}
@@ -153,7 +129,10 @@ def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(
 def test_what_ph3_prunes_pulls_the_other_way(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
-    """Toward memory the heads whose patching lowers the context answer most are pruned, toward the context those that raise it most."""
+    """Toward memory it prunes the heads whose patching lowers the context answer most.
+
+    Toward the context it prunes those whose patching raises it most.
+    """
     for target, is_pruned_first in (("parametric", min), ("context", max)):
         subjects = store.results["data"]["identification"][target]
         examples = [e for e in pool if e.subject in subjects]
@@ -167,14 +146,14 @@ def test_what_ph3_prunes_pulls_the_other_way(
         assert choice["n_patched"] == len(examples) == 4
 
 
-def test_an_evaluation_goes_on_where_it_was_and_takes_more_methods(
+def test_an_evaluation_resumes_where_it_stopped_and_accepts_more_methods(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
-    settings = EvaluationOptions(
+    options = EvaluationOptions(
         methods=("original", "prompt", "cad", "ph3_small", "juice"), limit=10, n_large=10
     )
     again = run_evaluation(
-        model, Data(pool), settings, store.folder, texts=["The capital of Peru is Lima."]
+        model, Data(pool), options, store.folder, texts=["The capital of Peru is Lima."]
     )
     assert again.n_computed == 0
     assert again.n_cached > 30
@@ -189,7 +168,7 @@ def test_an_evaluation_goes_on_where_it_was_and_takes_more_methods(
     assert "juice" in added.results["targets"]["parametric"]["methods"]
 
 
-def test_a_folder_of_another_evaluation_is_refused_and_left_as_it_is(
+def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
     before = (store.folder / "results.json").read_bytes()
@@ -232,7 +211,7 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_as_it_is(
 def test_a_target_that_is_added_later_tests_on_the_same_facts(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path
 ) -> None:
-    """The head sets of the two targets were found on different facts: both are kept from the test, whichever target is asked for."""
+    """The targets' head sets were found on different facts; no target is tested on any of them."""
     first = run_evaluation(
         model,
         Data(pool),
@@ -250,7 +229,7 @@ def test_a_target_that_is_added_later_tests_on_the_same_facts(
     assert set(both.results["targets"]) == {"parametric", "context"}
 
 
-@pytest.mark.parametrize("kind", ["substitution only", "mixed"])
+@pytest.mark.parametrize("kind", ["substitution only", "no clean", "mixed"])
 def test_data_of_every_shape_is_evaluated(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path, kind: str
 ) -> None:
@@ -266,11 +245,11 @@ def test_data_of_every_shape_is_evaluated(
         e.model_copy(update={"prompts": prompts(i, e), "relation": None})
         for i, e in enumerate(pool[:40])
     ]
-    settings = EvaluationOptions(limit=6, n_large=8, analyses=("reversals", "running_once"))
+    options = EvaluationOptions(limit=6, n_large=8, analyses=("reversals", "running_once"))
     store = run_evaluation(
         juice.load("mini", head_sets="head_sets"),
         Data(examples),
-        settings,
+        options,
         tmp_path / "out",
         texts=["Lima."],
     )
@@ -334,7 +313,7 @@ def test_perplexity_of_plain_text_is_that_of_the_steered_model(model: juice.Stee
     assert side_effects.plain_text_perplexity(model, ["word " * 600], {"a": treatment}) is None
 
 
-def test_a_domain_without_validation_examples_uses_those_of_all(
+def test_a_domain_without_validation_examples_uses_those_of_all_domains(
     model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
     splits = Splits({"parametric": pool[:4]}, [], pool[64:70], [pool[10], pool[75]])
@@ -357,11 +336,14 @@ def test_a_model_without_consistent_heads_is_reported_with_the_reason(
     tmp_path: Path, pool: list[ConflictExample]
 ) -> None:
     model = juice.load("mini", head_sets=tmp_path)
-    settings = EvaluationOptions(
-        targets=("parametric",), methods=("original", "juice"), limit=4, n_large=0,
+    options = EvaluationOptions(
+        targets=("parametric",),
+        methods=("original", "juice"),
+        limit=4,
+        n_large=0,
         identification=IdentificationOptions(alphas_plus=(1e6,), alphas_minus=(-1e6,)),
-    )  # fmt: skip
-    store = run_evaluation(model, Data(pool), settings, tmp_path / "out")
+    )
+    store = run_evaluation(model, Data(pool), options, tmp_path / "out")
     assert list(store.results["targets"]["parametric"]["methods"]) == ["original"]
     assert any("no head raises" in note for note in store.results["notes"])
     assert any(
@@ -373,14 +355,14 @@ def test_heads_are_found_where_no_set_is_served(
     tmp_path: Path, pool: list[ConflictExample]
 ) -> None:
     model = juice.load("mini", head_sets=tmp_path)
-    settings = EvaluationOptions(targets=("parametric",), methods=("juice",), limit=4, n_large=0)
-    store = run_evaluation(model, Data(pool), settings, tmp_path / "out")
+    options = EvaluationOptions(targets=("parametric",), methods=("juice",), limit=4, n_large=0)
+    store = run_evaluation(model, Data(pool), options, tmp_path / "out")
     found = store.results["targets"]["parametric"]["head_set"]
     assert found["identification"]["n_examples"] == 4
     assert "juice" in store.results["targets"]["parametric"]["methods"]
     assert (
         run_evaluation(
-            juice.load("mini", head_sets=tmp_path), Data(pool), settings, tmp_path / "out"
+            juice.load("mini", head_sets=tmp_path), Data(pool), options, tmp_path / "out"
         ).n_computed
         == 0
     )
@@ -403,44 +385,26 @@ def test_heads_are_found_where_no_set_is_served(
 def test_what_a_user_gets_wrong_is_one_line_and_leaves_no_report(
     tmp_path: Path, arguments: tuple[str, ...], named: str
 ) -> None:
-    code, said, error = run("--out", str(tmp_path / "out"), *arguments)
+    code, output, error = invoke("evaluate", "--out", str(tmp_path / "out"), *arguments)
     assert code == 2, error
     assert named in error
-    assert "Traceback" not in error + said
+    assert "Traceback" not in error + output
     assert not (tmp_path / "out" / "report.md").exists()
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    code, _, error = run("--out", str(tmp_path), "--limit", "2")
+    code, _, error = invoke("evaluate", "--out", str(tmp_path), "--limit", "2")
     assert code == 2
     assert "holds no results.json" in error
     (tmp_path / "results.json").write_text("{}")
-    assert "not of the format" in run("--out", str(tmp_path), "--limit", "2")[2]
+    assert "not of the format" in invoke("evaluate", "--out", str(tmp_path), "--limit", "2")[2]
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
+def test_an_interrupted_run_explains_how_to_resume_and_does(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "juice.cli.main",
-        "evaluate",
-        "--out",
-        str(out),
-        "--limit",
-        "6",
-        "--methods",
-        "original,prompt",
-    ]
-    # A shell's background job starts with SIGINT ignored; a terminal's does not.
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    arguments = ("evaluate", "--out", str(out), "--limit", "6", "--methods", "original,prompt")
+    process = interruptible(*arguments)
     deadline = time.monotonic() + 120
     while (
         not (out / "results.json").exists()
@@ -453,10 +417,10 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     assert process.returncode == 130, error
     assert "run the same command again" in error
     assert json.loads((out / "results.json").read_text())["is_complete"] is False
-    code, said, error = run("--out", str(out), "--limit", "6", "--methods", "original,prompt")
+    code, output, error = invoke(*arguments)
     assert code == 0, error
-    assert "were in" in error
-    assert "report.html" in said
+    assert "were already in" in error
+    assert "report.html" in output
     assert (out / "report.html").exists()
 
 
@@ -467,15 +431,15 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "target"), [("paraconflict", "parametric"), ("memo_trap", "context")]
 )
-@pytest.mark.filterwarnings(
-    "ignore::UserWarning"
-)  # the data has duplicates, and rows that mini cannot score
+# The data has duplicates, and rows that mini cannot score.
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_fifty_facts_of_the_papers_data_are_evaluated(
     tmp_path: Path, name: str, target: str
 ) -> None:
-    """mini knows few of them: what counts is that all of it runs, and that the report says so."""
+    """mini knows few of them: what matters is that all of it runs and that the report states it."""
     data = str(Path(os.environ["JUICE_TEST_DATA"]) / name)
-    code, said, error = run(
+    code, output, error = invoke(
+        "evaluate",
         "--out",
         str(tmp_path),
         "--data",
@@ -487,7 +451,7 @@ def test_fifty_facts_of_the_papers_data_are_evaluated(
         "--methods",
         "original,cad,juice",
     )
-    assert code == 0, error + said
+    assert code == 0, error + output
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results["data"]["test"]) == 50
     assert results["data"]["left_out"]

@@ -1,4 +1,4 @@
-"""The numbers of an evaluation, against libraries that have the same metric, and by hand."""
+"""The metrics of an evaluation, against libraries that have the same ones, and by hand."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_interval_is_that_of_a_bootstrap_by_hand() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"), [([], None), ([1.0], None), ([1.0, 1.0, 1.0], (1.0, 1.0))]
 )
-def test_an_interval_of_few_or_equal_values_says_so(
+def test_an_interval_of_too_few_values_is_none_and_of_equal_ones_has_no_width(
     values: list[float], expected: tuple[float, float] | None
 ) -> None:
     assert interval(values, seed=0) == expected

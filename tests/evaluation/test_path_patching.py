@@ -1,4 +1,4 @@
-"""PH3's head scores against path patching written out: whole prompts, every other head frozen at every position."""
+"""PH3's head scores against path patching written out, and the pruning of the heads it finds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from juice.evaluation.path_patching import Patch, counterpart, patches, patching
 from juice.head_set import Head
 from tests.support import oracle, tiny
 
-# Natural log units, fp32: the order of sums in one position and in a whole prompt differs.
+# fp32, natural logarithms: sums at one position and over a whole prompt differ in order.
 TOLERANCE = 1e-4
 
 
 def naive_scores(network, made: list[Patch]) -> torch.Tensor:
-    """Patch one head at a time: z of all others is put back at every position, so that only MLPs see the change."""
+    """Return the scores [n_layers, n_heads] of patching one head at a time.
+
+    z of all other heads is put back at every position, so that only MLPs see the change.
+    """
     n_layers, n_heads = tiny.N_LAYERS, tiny.N_HEADS
     total = torch.zeros(n_layers, n_heads)
 
@@ -43,7 +46,7 @@ def naive_scores(network, made: list[Patch]) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
 def test_scores_equal_path_patching_written_out(shape: str) -> None:
-    """Kills: the neighbour's head patched, x and x' swapped, attention that recomputes, the log odds turned round."""
+    """Kills: a head off by one, x and x' swapped, attention that recomputes, inverted log odds."""
     network = tiny.tiny_model(shape)
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     made = [

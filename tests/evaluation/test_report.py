@@ -1,4 +1,4 @@
-"""The report: what it says of given results, that it is one file, and that the published numbers stand beside ours."""
+"""The report: its sentences, its files, and the published numbers next to those measured."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from juice.evaluation.report import write_report
+from juice.evaluation.report.parts import Section, Table
 from juice.evaluation.report.published import published
-from juice.evaluation.report.sections import Section, Table, sections, verdict
+from juice.evaluation.report.sections import sections
+from juice.evaluation.report.verdicts import verdict
 from juice.evaluation.store import Store, read_results
 
 
@@ -39,9 +41,18 @@ def method(accuracies: dict[str, float]) -> dict:
 
 def results(model: str = "mini", **methods: dict[str, float]) -> dict:
     identity = {
-        "model": {"id": model, "architecture": "GPT2LMHeadModel", "n_layers": 6, "n_heads": 8, "fingerprint": None},
-        "dtype": "float32", "limit": None, "seed": 0, "versions": {"juice": "1"},
-    }  # fmt: skip
+        "model": {
+            "id": model,
+            "architecture": "GPT2LMHeadModel",
+            "n_layers": 6,
+            "n_heads": 8,
+            "fingerprint": None,
+        },
+        "dtype": "float32",
+        "limit": None,
+        "seed": 0,
+        "versions": {"juice": "1"},
+    }
     data = {
         "test": [{}, {}],
         "n_validation": 3,
@@ -62,12 +73,13 @@ def results(model: str = "mini", **methods: dict[str, float]) -> dict:
     }
 
 
-def test_the_verdict_says_where_juice_is_not_best() -> None:
-    told = {
-        "original": {"a": 0.2, "b": 0.3, "average": 0.25}, "juice": {"a": 0.9, "b": 0.5, "average": 0.7},
+def test_the_verdict_names_where_juice_is_not_best() -> None:
+    measured = {
+        "original": {"a": 0.2, "b": 0.3, "average": 0.25},
+        "juice": {"a": 0.9, "b": 0.5, "average": 0.7},
         "june": {"a": 0.8, "b": 0.6, "average": 0.7},
-    }  # fmt: skip
-    tables = {name: method(accuracies)["table"] for name, accuracies in told.items()}
+    }
+    tables = {name: method(accuracies)["table"] for name, accuracies in measured.items()}
     first, second = verdict(tables, ["substitution"])
     assert first.endswith("JuICE has 70.0, as has june: a tie for the best.")
     assert second == "Another method is ahead in 1 cells: b substitution (june 60.0, juice 50.0)."
@@ -97,7 +109,7 @@ class Links(HTMLParser):
             self.cells.append(data)
 
 
-def test_the_page_is_one_file_that_loads_nothing_and_says_what_markdown_says(
+def test_the_page_is_one_file_that_loads_nothing_and_agrees_with_the_markdown(
     tmp_path: Path,
 ) -> None:
     made = sections(
@@ -135,7 +147,7 @@ def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     )
 
 
-def test_published_numbers_stand_beside_those_of_the_papers_models() -> None:
+def test_published_numbers_are_shown_next_to_those_of_the_papers_models() -> None:
     assert published("google/gemma-2-2b", "parametric")["juice"]["world_capital"]["clean"] > 90
     assert published("/models/gemma-2-2b", "context")["cad"]["average"] > 0
     assert published("mini", "parametric") == {}
@@ -144,12 +156,10 @@ def test_published_numbers_stand_beside_those_of_the_papers_models() -> None:
         section for section in made if section.title == "Toward the parametric answer"
     ).tables[0]
     printed = next(row for row in table.rows if row[0] == "juice (published)")
-    assert (
-        printed[1]
-        == f"{published('google/gemma-2-2b', 'parametric')['juice']['world_capital']['substitution']:.1f}"
-    )
-    said = next(section for section in made if section.title == "Toward the parametric answer").text
-    assert any("ICML 2025" in sentence for sentence in said)
+    numbers = published("google/gemma-2-2b", "parametric")["juice"]["world_capital"]
+    assert printed[1] == f"{numbers['substitution']:.1f}"
+    text = next(section for section in made if section.title == "Toward the parametric answer").text
+    assert any("ICML 2025" in sentence for sentence in text)
 
 
 def test_a_cell_with_a_bar_does_not_break_its_row(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
-"""Which examples find heads, tune and test, and the situations that are made of them."""
+"""Which examples find heads, tune and test, and the control situations made from them."""
 
 from __future__ import annotations
-
-import pytest
 
 import juice
 from juice.data.example import ConflictExample, examples_sha256
@@ -13,26 +11,9 @@ from juice.evaluation.methods import methods_for
 from juice.evaluation.splits import Data, domain_of, limited, split
 from juice.identification import IdentificationOptions
 from juice.identification.scored_prompt import with_scored_answers
+from tests.support.marks import FEW_EXAMPLES
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(tune the betas|choose betas|cannot be scored|is left out|no validation example|no"
-    " head raises|not recognised).*:UserWarning"
-)
-
-
-@pytest.fixture(scope="module")
-def model() -> juice.SteeredModel:
-    return juice.load("mini", head_sets="head_sets")
-
-
-@pytest.fixture(scope="module")
-def pool() -> list[ConflictExample]:
-    every = juice.read_examples("mini")
-    return [
-        e
-        for relation in ("world_capital", "book_author")
-        for e in [e for e in every if e.relation == relation][:60]
-    ]
+pytestmark = FEW_EXAMPLES
 
 
 def test_the_large_set_is_larger_than_the_small_one_where_the_small_one_has_its_own_file(
@@ -124,13 +105,15 @@ def test_a_limit_spreads_over_the_domains_and_uses_up_the_small_ones(
     assert kept == [e for e in few if e in kept]
 
 
-def test_the_answer_that_the_model_finds_likeliest_is_scored_where_the_data_leaves_it_open(
+def test_the_answer_likeliest_to_the_model_is_scored_where_the_data_leaves_it_open(
     model: juice.SteeredModel,
 ) -> None:
     fact = {
-        "subject": "Peru", "parametric_answer": ["Zurich", "Lima"], "context_answer": "Oslo",
+        "subject": "Peru",
+        "parametric_answer": ["Zurich", "Lima"],
+        "context_answer": "Oslo",
         "prompts": {"clean": "The name of the capital city of Peru is"},
-    }  # fmt: skip
+    }
     given, left_open = (
         juice.ConflictExample(**fact),
         juice.ConflictExample(**fact, scored="likeliest"),
@@ -141,7 +124,9 @@ def test_the_answer_that_the_model_finds_likeliest_is_scored_where_the_data_leav
     ]
 
 
-def test_situations_tell_the_truth_or_of_nobody(pool: list[ConflictExample]) -> None:
+def test_control_situations_state_the_truth_or_concern_unknown_subjects(
+    pool: list[ConflictExample],
+) -> None:
     e = pool[0]
     truth, nobody = true_contexts([e])[0], unknown_subjects([e], seed=0)[0]
     assert e.context_answer[0] not in truth.prompts["coherent"]

@@ -1,7 +1,7 @@
-"""Every decoder that people run is steered as the two runs of the definition have it, or refused with its reason.
+"""Every decoder that people run is steered exactly, or refused with the reason.
 
-`docs/models.md` is what these tests found: `pytest tests/test_architectures.py --write-docs` writes
-it, otherwise it must agree.
+`docs/models.md` shows what these tests found. It must agree with them;
+`pytest tests/exactness/test_architectures.py --write-docs` writes it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ def by_name(architecture: Architecture) -> str:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=by_name)
-def test_steered_as_the_two_runs_of_the_definition(
+def test_an_architecture_is_steered_as_the_two_run_definition(
     architecture: Architecture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Joins and leaves, prompts in chunks, sequences longer than the window and on both sides of a switch of positions; companions
-    in their windows and as full rows, masks of ours and the model's own.
+    """Rows join and leave; prompts come in chunks.
+
+    Sequences exceed the sliding window, and are on both sides of a switch of positions. Companions
+    run in their windows and as full rows, with the engine's masks and the model's own.
     """
     network, requests = architecture.build(), mixed_requests(seed=3, n=8)
     expected = [
@@ -55,7 +57,7 @@ def test_steered_as_the_two_runs_of_the_definition(
         for (_, heads, _), (_, logits), p in zip(requests, expected, plain, strict=True)
         if heads
     ]
-    assert min(moved) > 100 * TOLERANCE, "steering must matter for the test to see it"
+    assert min(moved) > 100 * TOLERANCE, "steering makes too little difference to be tested"
 
     loaded = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     found = loaded.engine.mode
@@ -88,7 +90,7 @@ def test_steered_as_the_two_runs_of_the_definition(
 
 
 def _check_probes(model: juice.SteeredModel, network: torch.nn.Module) -> None:
-    """Hold identification's probes of a layer's heads against a forward each."""
+    """Compare identification's probes of a layer's heads with a forward each."""
     prompts = [tuple(range(1, 12)), tuple(range(20, 26))]
     prober = Prober(model.loaded, CleanRun(model.loaded, prompts))
     with torch.inference_mode():
@@ -106,10 +108,10 @@ def _check_probes(model: juice.SteeredModel, network: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=by_name)
-def test_a_layer_without_its_attention_and_mlp_passes_on_what_it_got(
+def test_a_layer_without_its_attention_and_mlp_passes_its_input_on(
     architecture: Architecture,
 ) -> None:
-    """What the analysis of evaluation knocks out is found by structure too; some architectures add the residual within."""
+    """The evaluation knocks out by structure; some architectures add the residual inside a part."""
     network = architecture.build()
     for name, parameter in network.named_parameters():
         if "norm" in name or "ln_" in name:
@@ -135,7 +137,7 @@ def test_a_layer_without_its_attention_and_mlp_passes_on_what_it_got(
 
 
 @pytest.mark.parametrize("architecture", REFUSED, ids=by_name)
-def test_refused_with_the_reason(architecture: Architecture) -> None:
+def test_an_unsupported_architecture_is_refused_with_its_reason(architecture: Architecture) -> None:
     with pytest.raises(UnsupportedModelError, match=architecture.refusal) as refusal:
         juice.load(architecture.build(), tokenizer=tiny.tiny_tokenizer())
     reason = str(refusal.value).replace("|", "/")
@@ -144,17 +146,19 @@ def test_refused_with_the_reason(architecture: Architecture) -> None:
     )
 
 
-def test_the_page_of_models_says_what_was_found(request: pytest.FixtureRequest) -> None:
+def test_the_page_of_models_shows_what_was_found(request: pytest.FixtureRequest) -> None:
     if missing := [a.name for a in (*ARCHITECTURES, *REFUSED) if a.name not in FOUND]:
         pytest.skip(f"these have not run, or failed, in this session: {', '.join(missing)}")
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
-    table = "\n".join([
-        "| architecture | model type | steered | rows of one batch | the clean run | notes |",
-        "|---|---|---|---|---|---|",
-        *(FOUND[a.name] for a in (*ARCHITECTURES, *REFUSED)),
-    ])  # fmt: skip
+    table = "\n".join(
+        [
+            "| architecture | model type | steered | rows of one batch | the clean run | notes |",
+            "|---|---|---|---|---|---|",
+            *(FOUND[a.name] for a in (*ARCHITECTURES, *REFUSED)),
+        ]
+    )
     written = f"{before}{BEGIN}\n{table}\n{END}{after}"
     if request.config.getoption("--write-docs"):
         PAGE.write_text(written, encoding="utf-8")
@@ -174,7 +178,7 @@ def _row(architecture: Architecture, model: juice.SteeredModel) -> str:
         if window
     ]
     notes += ["sliding window"] if windows else []
-    notes += ["read again where its positions change"] if loaded.rope_switch else []
+    notes += ["prefilled again where its positions change"] if loaded.rope_switch else []
     return "| {} | `{}` | exactly | {} | {} | {} |".format(
         architecture.name,
         architecture.model_type,

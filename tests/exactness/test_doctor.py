@@ -1,4 +1,4 @@
-"""`juice doctor`: it says what is, on models whose answer is known, and fails where something is wrong."""
+"""`juice doctor`: its findings on models whose properties are known, and on broken ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
 
 import juice
 from juice.batching import Mode
@@ -15,11 +14,11 @@ from juice.exactness import diagnose
 from juice.exactness.lens import z_difference
 from juice.model.layout import AttentionLayer
 from tests.support import tiny
-from tests.support.architectures import ARCHITECTURES, SWITCH
+from tests.support.architectures import SWITCH, build
 from tests.support.commands import juice as run
 
 
-def test_the_bundled_model_is_steered_exactly_and_the_table_says_what_it_costs() -> None:
+def test_the_bundled_model_is_steered_exactly_and_the_table_states_the_cost() -> None:
     done = run("doctor")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -36,11 +35,8 @@ def test_the_bundled_model_is_steered_exactly_and_the_table_says_what_it_costs()
     )
 
 
-def test_a_model_that_is_refused_says_why_and_ends_with_1(tmp_path: Path) -> None:
-    MambaForCausalLM(
-        MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, state_size=4)
-    ).save_pretrained(tmp_path)
-    tiny.tiny_tokenizer().save_pretrained(tmp_path)
+def test_a_refused_model_is_reported_with_the_reason_and_exit_status_1(tmp_path: Path) -> None:
+    tiny.save(tmp_path, build("Mamba"))
     done = run("doctor", "--model", str(tmp_path), "--json")
     assert done.returncode == 1
     found = json.loads(done.stdout)
@@ -74,8 +70,7 @@ def test_a_model_that_does_not_exist_is_the_users_mistake() -> None:
     ],
 )
 def test_the_facts_are_those_of_the_configuration(name: str, facts: dict) -> None:
-    network = next(a for a in ARCHITECTURES if a.name == name).build()
-    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    model = juice.load(build(name), tokenizer=tiny.tiny_tokenizer())
     found = diagnose(model.engine, model.head_sets)
     assert found.exact, found.reason
     assert {key: found.facts[key] for key in facts} == facts
@@ -83,7 +78,7 @@ def test_the_facts_are_those_of_the_configuration(name: str, facts: dict) -> Non
     assert all(check.passed and check.difference < 1e-5 for check in found.checks)
 
 
-def test_heads_that_move_after_loading_are_seen() -> None:
+def test_heads_that_move_after_loading_are_detected() -> None:
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
     layers = list(model.loaded.layout.layers)
     layers[3] = AttentionLayer(3, layers[3].layer, layers[3].attention, layers[3].projection, 2, 16)
@@ -93,9 +88,9 @@ def test_heads_that_move_after_loading_are_seen() -> None:
     assert "expected [rows, 2 heads, tokens, ...]" in (found.reason or "")
 
 
-def test_an_engine_that_is_not_exact_is_seen() -> None:
-    """Masks that show the future: only the comparison with the two runs can tell."""
-    network = next(a for a in ARCHITECTURES if a.name == "Falcon (RW, ALiBi)").build()
+def test_an_engine_that_is_not_exact_is_detected() -> None:
+    """Its masks show the future, which only the comparison with the two runs can detect."""
+    network = build("Falcon (RW, ALiBi)")
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     model.engine.mode = Mode(own_masks=True)
     assert diagnose(model.engine, model.head_sets).exact
@@ -112,8 +107,7 @@ def test_an_engine_that_is_not_exact_is_seen() -> None:
 def test_deep_finds_z_where_transformer_lens_does_and_looks_beyond_windows_and_switches(
     name: str,
 ) -> None:
-    network = next(a for a in ARCHITECTURES if a.name == name).build()
-    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    model = juice.load(build(name), tokenizer=tiny.tiny_tokenizer())
     found = diagnose(model.engine, model.head_sets, deep=True)
     assert found.exact
     lengths = (SWITCH - 4, 120) if "longrope" in name else (120,)
@@ -122,17 +116,16 @@ def test_deep_finds_z_where_transformer_lens_does_and_looks_beyond_windows_and_s
     assert all(check.passed and check.difference < 1e-5 for check in found.checks)
 
 
-def test_deep_on_a_model_that_transformer_lens_cannot_run_says_so_and_goes_on() -> None:
-    network = next(a for a in ARCHITECTURES if a.name == "Falcon (40B style)").build()
-    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+def test_deep_on_a_model_that_transformer_lens_cannot_run_warns_and_goes_on() -> None:
+    model = juice.load(build("Falcon (40B style)"), tokenizer=tiny.tiny_tokenizer())
     with pytest.warns(UserWarning, match="TransformerLens cannot run FalconForCausalLM"):
         found = diagnose(model.engine, model.head_sets, deep=True)
     assert found.exact
     assert len(found.checks) == 4
 
 
-def test_transformer_lens_sees_heads_that_are_not_where_we_take_them_to_be() -> None:
-    """The second opinion can differ: z of a projection of our choosing is not its hook_z."""
+def test_transformer_lens_detects_heads_that_are_not_where_the_layout_has_them() -> None:
+    """The second opinion can differ: z of an arbitrary projection is not its hook_z."""
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
     ids = torch.arange(1, 9)[None]
     layers = list(model.loaded.layout.layers)

@@ -1,4 +1,4 @@
-"""Mistakes that would steer wrongly in silence, each made on purpose: loading must fail."""
+"""Mistakes that would silently steer wrongly, each made on purpose: loading must fail."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ from juice.loading.prepared import prepare
 from juice.model import layout, masks, steering
 from juice.model.sharding import Shard
 from tests.support import tiny
-from tests.support.architectures import ARCHITECTURES
+from tests.support.architectures import build
 
 GROUPED = ("Llama", "Gemma 2", "Falcon (40B style)", "GPT-OSS")
-
-
-def build(name: str) -> PreTrainedModel:
-    return next(a for a in ARCHITECTURES if a.name == name).build()
 
 
 def load(network: PreTrainedModel) -> juice.SteeredModel:
@@ -32,8 +28,10 @@ def load(network: PreTrainedModel) -> juice.SteeredModel:
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "BLOOM", "Llama", "DeepSeek-V3", "Gemma 3 (multimodal)"])
-def test_heads_read_from_the_wrong_dimension(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """z as [d_head, n_heads]: a sum over heads would not notice."""
+def test_heads_in_the_wrong_dimension_are_detected(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """z is taken as [d_head, n_heads]: a sum over heads would not notice."""
 
     def interleaved(
         z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor, n_heads: int
@@ -44,14 +42,14 @@ def test_heads_read_from_the_wrong_dimension(name: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(steering, "add_scaled", interleaved)
     with pytest.raises(
         UnsupportedModelError,
-        match="steering a head of layer 0 is not what its attention does twice",
+        match="steering a head of layer 0 by 1 does not equal doubling it in the attention",
     ):
         load(build(name))
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "OPT", "BLOOM", "StarCoder2", "GPT-OSS"])
-def test_the_bias_scaled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contribution of a head computed by the projection itself, which adds its bias once more."""
+def test_a_scaled_bias_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The projection itself computes the contribution of a head, and so adds its bias once more."""
     hooked = steering.SteeringHooks.__init__
 
     def scaling_outputs(self: steering.SteeringHooks, found: layout.Layout, shard: Shard) -> None:
@@ -80,16 +78,14 @@ def test_the_bias_scaled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return add
 
     monkeypatch.setattr(steering.SteeringHooks, "__init__", scaling_outputs)
-    with pytest.raises(UnsupportedModelError, match="is not what its attention does twice"):
+    with pytest.raises(UnsupportedModelError, match="does not equal doubling it in the attention"):
         load(build(name))
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_kv_heads_counted_as_heads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_heads_counted_as_heads_are_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_n_heads", lambda *_: 2)
-    with pytest.raises(
-        UnsupportedModelError, match=r"reads with the shape .* expected \[rows, 2 heads"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"has the shape .* expected \[rows, 2 heads"):
         load(build(name))
 
 
@@ -100,14 +96,14 @@ class Unhooked(nn.Linear):
         return self.forward(z)
 
 
-def test_a_projection_that_bypasses_the_hook() -> None:
+def test_a_projection_that_bypasses_its_hook_is_detected() -> None:
     network = build("Llama")
     network.model.layers[2].self_attn.o_proj.__class__ = Unhooked
     with pytest.raises(UnsupportedModelError, match=r"steering did not reach layers \[2\]"):
         load(network)
 
 
-def test_a_projection_that_runs_twice() -> None:
+def test_a_projection_that_runs_twice_is_detected() -> None:
     network = build("Llama")
     projection = network.model.layers[1].self_attn.o_proj
     twice = projection.forward
@@ -126,10 +122,10 @@ def test_a_projection_that_runs_twice() -> None:
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "Cohere 2", "GPT-OSS"])
 @pytest.mark.parametrize("change", [-1, 1, None])
-def test_a_wrong_sliding_window_is_seen_however_long_it_is(
+def test_a_wrong_sliding_window_is_detected_however_long_it_is(
     name: str, change: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No prompt of the check is as long as the windows of real models: the check gives the model a short one."""
+    """The check gives the model a short window: no prompt is as long as those of real models."""
     network = build(name)
     network.config.sliding_window = 4096
     loaded = prepare(network, tiny.tiny_tokenizer())
@@ -150,8 +146,8 @@ def test_a_wrong_sliding_window_is_seen_however_long_it_is(
     assert exact_mode(loaded)[0] == Mode(own_masks=True)
 
 
-def test_a_model_whose_windows_nothing_says_keeps_its_own_masks() -> None:
-    """A layer that hides more than the configuration tells: masks of ours would show it what it must not see."""
+def test_a_model_with_an_undeclared_sliding_window_keeps_its_own_masks() -> None:
+    """A layer hides more than the configuration states: the engine's masks would show too much."""
     network = build("Llama")
 
     def local(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -174,7 +170,7 @@ def test_a_model_whose_windows_nothing_says_keeps_its_own_masks() -> None:
     assert model.engine.mode.own_masks
 
 
-def test_a_pruned_layer_is_steered_to_no_effect_and_a_model_without_any_effect_refused() -> None:
+def test_a_pruned_layer_is_accepted_and_a_model_without_any_effect_refused() -> None:
     network = build("Llama")
     with torch.no_grad():
         network.model.layers[1].self_attn.o_proj.weight.zero_()
@@ -187,7 +183,7 @@ def test_a_pruned_layer_is_steered_to_no_effect_and_a_model_without_any_effect_r
         load(network)
 
 
-def test_a_refused_model_is_as_it_was_and_may_be_loaded_once_it_is_mended() -> None:
+def test_a_refused_model_is_unchanged_and_loads_once_it_is_mended() -> None:
     network = build("Llama")
     projection = network.model.layers[2].self_attn.o_proj
     projection.__class__ = Unhooked
@@ -212,7 +208,7 @@ def test_what_the_check_of_heads_changes_is_put_back() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_heads_that_are_checked_lie_within_the_layer_and_differ(n: int) -> None:
+def test_the_heads_that_are_checked_are_of_the_layer_and_differ(n: int) -> None:
     for n_heads in (1, 2, 4, 32):
         if n <= n_heads:
             layer = layout.AttentionLayer(

@@ -1,4 +1,7 @@
-"""Head sets on disk: what is written is read, what is damaged is refused with its reason."""
+"""Head sets on disk: what is written is read again, what is damaged is refused with its reason.
+
+Also the look-up of the sets that fit a model.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def test_nothing_is_overwritten_unless_asked_and_then_in_one_step(tmp_path: Path
     assert names_in(folder) == ["head_set.json"]
 
 
-def test_a_folder_that_is_no_head_set_is_never_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_head_set_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("ten years of work")
     with pytest.raises(OutputError, match="never overwritten"):
         scored().save(tmp_path, overwrite=True)
@@ -123,7 +126,7 @@ def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path, text: str) -> No
         HeadSet.load(write(tmp_path / "set", text))
 
 
-def test_not_a_number_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+def test_nan_is_refused_wherever_it_is(tmp_path: Path) -> None:
     nan = '{"juice": {"plus": NaN, "minus": 0.0}, "june": null}'
     text = json.dumps(content()).replace(json.dumps(content()["beta"]), nan)
     assert "NaN" in text
@@ -153,7 +156,7 @@ def test_scores_that_changed_or_are_gone_are_refused(tmp_path: Path) -> None:
         HeadSet.load(tmp_path / "context")
 
 
-def test_the_library_serves_what_fits_and_lists_the_rest_with_reasons(tmp_path: Path) -> None:
+def test_a_scan_serves_what_fits_and_lists_the_rest_with_reasons(tmp_path: Path) -> None:
     HeadSet.parse(content(), "x").save(tmp_path / "a" / "context")
     HeadSet.parse(
         content(name="other", model={**MODEL.model_dump(), "fingerprint": "sha256:" + "b" * 64}),
@@ -170,7 +173,7 @@ def test_the_library_serves_what_fits_and_lists_the_rest_with_reasons(tmp_path: 
         library.get("nothing")
 
 
-def test_two_fitting_sets_of_one_name_are_an_error_at_start(tmp_path: Path) -> None:
+def test_two_fitting_sets_of_one_name_are_an_error(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         HeadSet.parse(content(), "x").save(tmp_path / folder / "context")
     with pytest.raises(HeadSetError, match="two head sets"):
@@ -189,7 +192,7 @@ def test_without_a_fingerprint_shape_and_architecture_decide_with_a_warning(tmp_
         assert f"its {field} is" in next(iter(HeadSetLibrary.scan(tmp_path, other).unfit.values()))
 
 
-def test_a_set_with_the_models_fingerprint_goes_before_one_without_of_the_same_name(
+def test_a_set_with_the_models_fingerprint_precedes_one_without_of_the_same_name(
     tmp_path: Path,
 ) -> None:
     HeadSet.parse(

@@ -1,4 +1,4 @@
-"""Head sets on the hub: what is pushed is pulled byte for byte, in one commit, and what cannot be had is refused in one clear line.
+"""Head sets on the hub: pulled byte for byte as they were pushed, or refused in one clear line.
 
 The hub is `fake_hub` on loopback; the client is huggingface_hub's own.
 """
@@ -20,7 +20,7 @@ from tests.support.commands import juice
 from tests.support.head_sets import content, names_in, scored
 from tests.support.serving import free_port
 
-# The client's own upload, which a newer client of HTTP wants otherwise.
+# The client uploads in a way that a newer httpx deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 SHIPPED = Path("head_sets/mini/context")
 UNTUNED = Path("head_sets/google--gemma-2-2b/parametric")
@@ -28,14 +28,17 @@ UNTUNED = Path("head_sets/google--gemma-2-2b/parametric")
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hub]:
-    """Point the client of this process, which reads the environment at import, to a fresh hub, cache and no token."""
+    """Point this process's client, which has read the environment, to a fresh hub and cache."""
     with fake_hub.hub() as server:
-        settings = {
-            "ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_TOKEN_PATH": str(tmp_path / "no-token"),
-            "HF_HUB_DISABLE_XET": True, "HF_HUB_OFFLINE": False,
-        }  # fmt: skip
-        for name, value in settings.items():
+        replaced = {
+            "ENDPOINT": server.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "HF_TOKEN_PATH": str(tmp_path / "no-token"),
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_OFFLINE": False,
+        }
+        for name, value in replaced.items():
             monkeypatch.setattr(constants, name, value)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             monkeypatch.delenv(name, raising=False)
@@ -52,7 +55,7 @@ def holding(hub: fake_hub.Hub, name: str, files: dict[str, bytes], **kind: bool)
     return hub.repos[name]
 
 
-def test_a_folder_is_loaded_as_load_does(tmp_path: Path) -> None:
+def test_a_local_folder_is_loaded_as_by_load(tmp_path: Path) -> None:
     scored().save(tmp_path / "deep" / "context")
     for place, subfolder in (
         (tmp_path / "deep" / "context", None),
@@ -84,7 +87,7 @@ def test_what_is_pushed_is_pulled_byte_for_byte(hub: fake_hub.Hub, tmp_path: Pat
     )
 
 
-def test_where_a_model_lies_on_this_machine_is_not_published(hub: fake_hub.Hub) -> None:
+def test_the_local_path_of_a_model_is_not_published(hub: fake_hub.Hub) -> None:
     own = HeadSet.load(SHIPPED)
     moved = own.model_copy(
         update={"model": own.model.model_copy(update={"id": "/home/alice/private/my-model"})}
@@ -96,7 +99,7 @@ def test_where_a_model_lies_on_this_machine_is_not_published(hub: fake_hub.Hub) 
     assert b"# context: my-model toward context" in repo.files["README.md"]
 
 
-def test_scores_that_a_newer_set_has_not_are_removed_in_the_same_commit(hub: fake_hub.Hub) -> None:
+def test_scores_that_a_newer_set_lacks_are_removed_in_the_same_commit(hub: fake_hub.Hub) -> None:
     scored().push_to_hub("me/set", token="writer")
     scored().model_copy(update={"scores": None, "scores_sha256": None}).push_to_hub(
         "me/set", token="writer"
@@ -106,7 +109,7 @@ def test_scores_that_a_newer_set_has_not_are_removed_in_the_same_commit(hub: fak
     assert HeadSet.from_pretrained("me/set").scores is None
 
 
-def test_private_repositories_stay_so_and_open_to_those_who_may(hub: fake_hub.Hub) -> None:
+def test_private_repositories_stay_private_and_open_to_their_owners(hub: fake_hub.Hub) -> None:
     scored().push_to_hub("me/secret", private=True, token="writer")
     assert hub.repos["me/secret"].private
     assert HeadSet.from_pretrained("me/secret", token="writer").name == "context"
@@ -114,7 +117,7 @@ def test_private_repositories_stay_so_and_open_to_those_who_may(hub: fake_hub.Hu
         HeadSet.from_pretrained("me/other-secret", token="reader")
 
 
-def test_a_revision_and_a_subfolder_are_what_is_pulled(hub: fake_hub.Hub) -> None:
+def test_the_revision_and_subfolder_asked_for_are_pulled(hub: fake_hub.Hub) -> None:
     def named(source: str) -> bytes:
         return json.dumps(content(source=source)).encode()
 
@@ -128,7 +131,7 @@ def test_a_revision_and_a_subfolder_are_what_is_pulled(hub: fake_hub.Hub) -> Non
     assert HeadSet.from_pretrained("me/many", revision=old, subfolder="sub/one/").source == "below"
 
 
-def test_what_was_pulled_once_is_there_without_a_network(
+def test_what_was_pulled_once_is_available_without_a_network(
     hub: fake_hub.Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holding(hub, "me/set", {"head_set.json": json.dumps(content()).encode()})
@@ -143,7 +146,7 @@ def test_what_was_pulled_once_is_there_without_a_network(
     assert len(hub.asked) == asked
 
 
-# What is pulled, with which token, and what the error says.
+# What is pulled, with which options, the error's class and a part of it.
 REFUSALS: dict[str, tuple[str, dict[str, Any], type[JuiceError], str]] = {
     "missing": ("me/none", {}, HeadSetNotFoundError, "no repository me/none, or it is private"),
     "missing_for_a_user": (
@@ -178,7 +181,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], type[JuiceError], str]] = {
     "no_id": ("a/b/c", {}, HeadSetNotFoundError, "owner/name"),
     "no_json": ("me/cut", {}, HeadSetError, "me/cut cannot be used.*not JSON"),
     "out_of_range": ("me/wild", {}, HeadSetError, "L3H0 is out of range"),
-    "changed_scores": ("me/changed", {}, HeadSetError, "hash.*download it anew"),
+    "changed_scores": ("me/changed", {}, HeadSetError, "hash.*download it again"),
     "lost_scores": ("me/lost", {}, HeadSetError, "cannot read the scores"),
 }
 
@@ -205,8 +208,8 @@ def test_what_cannot_be_pulled_is_refused_with_what_to_do(hub: fake_hub.Hub, nam
         "me/changed",
         {"head_set.json": hashed, "scores.safetensors": scores.to_bytes()[:-1] + b"\0"},
     )
-    repo_id, options, kind, said = REFUSALS[name]
-    with pytest.raises(kind, match=said) as raised:
+    repo_id, options, kind, message = REFUSALS[name]
+    with pytest.raises(kind, match=message) as raised:
         HeadSet.from_pretrained(repo_id, **options)
     assert type(raised.value) is kind
     assert "\n" not in str(raised.value)
@@ -217,7 +220,7 @@ def push_of(repo_id: str, **options: Any) -> Callable[[], str]:
 
 
 @pytest.mark.parametrize(
-    ("push", "said"),
+    ("push", "named"),
     [
         (push_of("me/new"), "HF_TOKEN to a valid token"),
         (push_of("me/new", token="reader"), "HF_TOKEN to a token that may"),
@@ -228,17 +231,17 @@ def push_of(repo_id: str, **options: Any) -> Callable[[], str]:
     ],
 )
 def test_what_cannot_be_pushed_is_refused_and_changes_nothing(
-    hub: fake_hub.Hub, push: Callable[[], str], said: str
+    hub: fake_hub.Hub, push: Callable[[], str], named: str
 ) -> None:
     repo = holding(hub, "me/there", {"head_set.json": b"old"})
-    with pytest.raises(OutputError, match=said):
+    with pytest.raises(OutputError, match=named):
         push()
     assert hub.repos.keys() == {"me/there"}
     assert len(repo.commits) == 1
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_hub_that_does_not_answer_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(HeadSetNotFoundError, match="cannot be reached"):
         HeadSet.from_pretrained("me/set")
@@ -246,7 +249,7 @@ def test_a_hub_that_does_not_answer_is_said_so(monkeypatch: pytest.MonkeyPatch) 
         scored().push_to_hub("me/set", token="writer")
 
 
-def test_a_damaged_download_is_mended_by_force(hub: fake_hub.Hub) -> None:
+def test_a_damaged_download_is_replaced_by_a_forced_one(hub: fake_hub.Hub) -> None:
     scored().push_to_hub("me/set", token="writer")
     HeadSet.from_pretrained("me/set")
     cached = next(Path(constants.HF_HUB_CACHE).glob("**/snapshots/*/scores.safetensors")).resolve()
@@ -256,11 +259,11 @@ def test_a_damaged_download_is_mended_by_force(hub: fake_hub.Hub) -> None:
     assert HeadSet.from_pretrained("me/set", force_download=True).scores is not None
 
 
-def test_the_card_tells_what_the_set_is_and_how_to_use_it(hub: fake_hub.Hub) -> None:
+def test_the_card_states_what_the_set_is_and_how_to_use_it(hub: fake_hub.Hub) -> None:
     HeadSet.load(SHIPPED).push_to_hub("me/tuned", token="writer")
     tuned = ModelCard(hub.repos["me/tuned"].files["README.md"].decode())
     assert tuned.data.library_name == "juice"
-    assert tuned.data.base_model is None  # `mini` is no hub id
+    assert tuned.data.base_model is None  # `mini` is not a hub id
     assert {"head-set", "context"} <= set(tuned.data.tags)
     own = HeadSet.load(SHIPPED)
     accuracy = own.metrics["validation_juice"]["accuracy"]["substitution"]

@@ -1,4 +1,4 @@
-"""A head set as TransformerLens hooks, on the real bridge: its steered run is the two-run definition and what the engine does."""
+"""A head set as TransformerLens hooks, on the real bridge, against the oracle and the engine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from juice.errors import RequestError, UsageError
 from juice.head_set import HeadSet
 from tests.support import oracle, tiny
 
-FP32 = 2e-5  # two implementations of attention, logits of magnitude 1
-IDS = [5, 200, 7, 31, 90, 150, 12, 260, 3, 77, 18, 42]  # longer than gemma2's window of 8
+FP32 = 2e-5  # two implementations of attention, logits of order 1
+IDS = [5, 200, 7, 31, 90, 150, 12, 260, 3, 77, 18, 42]  # longer than gemma2's sliding window of 8
 PLUS, MINUS = [(1, 2), (2, 0)], [(2, 3), (3, 1), (1, 2)]  # one head with both signs
 
 
 def bridge_of(shape: str) -> Any:
-    """Return a bridge around a model of its own: it may change the model, and the engine's has hooks."""
+    """Return a bridge around its own model: it may change the model, and the engine's has hooks."""
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
     model = tiny.tiny_model(shape)
@@ -57,7 +57,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[str, juice.SteeredModel, Any]:
 def test_the_steered_run_is_the_two_run_definition_and_the_engines(
     pair: tuple[str, juice.SteeredModel, Any], method: str
 ) -> None:
-    """Kills: coefficients of the wrong sign, head or layer; a record of the steered run; scaling the steered z instead of the clean."""
+    """Kills: coefficients of the wrong sign, head or layer; a recorded or scaled steered z."""
     shape, model, bridge = pair
     head_set = set_of(model)
     hooks = head_set.to_lens_hooks(beta_plus=2.0, beta_minus=-1.0, strength=0.7, method=method)
@@ -134,8 +134,8 @@ def test_a_steered_run_without_a_clean_run_of_its_shape_is_refused() -> None:
     assert set_of(model).to_lens_hooks(beta_plus=3.0, beta_minus=-1.0, method="june").record == []
 
 
-def test_flat_z_is_steered_as_z_by_head_and_z_of_other_heads_is_refused() -> None:
-    """A bridge gives some architectures' z as [batch, pos, head * d_head]."""
+def test_flat_z_is_steered_as_z_by_head_and_z_of_too_few_heads_is_refused() -> None:
+    """A bridge gives the z of some architectures as [batch, pos, head * d_head]."""
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     hooks = set_of(model).to_lens_hooks(beta_plus=2.0, beta_minus=-1.0)
     clean, z = torch.randn(2, 5, 4, 8), torch.randn(2, 5, 4, 8)
@@ -164,7 +164,7 @@ def test_a_record_is_not_changed_by_hooks_that_run_after_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "named"),
     [
         ({"method": "cad"}, "expected juice or june"),
         ({"beta_plus": -1.0}, "beta_plus is -1.0; expected a number from 0 to 100"),
@@ -172,7 +172,7 @@ def test_a_record_is_not_changed_by_hooks_that_run_after_it() -> None:
         ({"strength": float("nan")}, "strength"),
     ],
 )
-def test_what_a_request_refuses_hooks_refuse(options: dict[str, Any], said: str) -> None:
+def test_hooks_refuse_what_a_request_refuses(options: dict[str, Any], named: str) -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=named):
         set_of(model).to_lens_hooks(**{"beta_plus": 1.0, "beta_minus": -1.0, **options})

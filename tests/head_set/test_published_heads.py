@@ -1,7 +1,7 @@
-"""The heads that the paper's authors published for Gemma-2-2b: no betas, no fingerprint, on a random model of that shape.
+"""The heads that the paper's authors published for gemma-2-2b, on a random model of that shape.
 
-Whatever asks without betas is told to give or tune them; what gives them is steered by those heads;
-`juice tune` sets them.
+The set has no betas and no fingerprint. A request without betas is asked to give or tune them, one
+with betas is steered by these heads, and `juice tune` sets them.
 """
 
 from __future__ import annotations
@@ -14,35 +14,51 @@ import httpx
 import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
-from typer.testing import CliRunner
 
 import juice
-from juice.cli.main import app
 from juice.errors import RequestError
 from juice.head_set import HeadSet
 from tests.support import oracle, tiny
+from tests.support.commands import invoke
 from tests.support.serving import serving
 
 FOLDER = Path("head_sets/google--gemma-2-2b/parametric")
-# As in the authors' files, (layer, head), both from 0: they index `model.model.layers` and slices
-# of d_head by them.
+# As in the authors' files: (layer, head), both from 0, as they index `model.model.layers` and
+# slices of d_head.
 PLUS = [(12, 5), (14, 3), (12, 6), (10, 0), (8, 7)]
 MINUS = [(10, 1), (7, 7), (13, 1), (16, 6), (12, 4)]
 PROMPT = "The capital of Peru is"
 FACTS = [
-    {"subject": subject, "parametric_answer": answer, "context_answer": "Oslo",
-     "prompts": {"substitution": f"{subject} has Oslo. {subject} has", "coherent": f"Oslo is known in {subject}. {subject} has"}}
+    {
+        "subject": subject,
+        "parametric_answer": answer,
+        "context_answer": "Oslo",
+        "prompts": {
+            "substitution": f"{subject} has Oslo. {subject} has",
+            "coherent": f"Oslo is known in {subject}. {subject} has",
+        },
+    }
     for subject, answer in (("Peru", "Lima"), ("Mali", "Bamako"))
-]  # fmt: skip
+]
 UNSURE = "architecture and shape alone"
 
 
 def gemma_shaped() -> Gemma2ForCausalLM:
     torch.manual_seed(0)
     config = Gemma2Config(
-        vocab_size=tiny.VOCAB_SIZE, hidden_size=16, intermediate_size=32, num_hidden_layers=26, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=4, max_position_embeddings=128, sliding_window=8, bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=tiny.VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=4,
+        max_position_embeddings=128,
+        sliding_window=8,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     model = Gemma2ForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -52,18 +68,15 @@ def gemma_shaped() -> Gemma2ForCausalLM:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("gemma-shaped")
-    gemma_shaped().save_pretrained(place)
-    tiny.tiny_tokenizer().save_pretrained(place)
-    return place
+    return tiny.save(tmp_path_factory.mktemp("gemma-shaped"), gemma_shaped())
 
 
 def run(*arguments: str | Path) -> tuple[int, str, str]:
-    """Run a command in this process; every one that finds the set warns."""
+    """Run a command, which must warn as every one does that finds the set."""
     with pytest.warns(UserWarning, match=f"{UNSURE}|tune the betas") as warned:
-        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        done = invoke(*map(str, arguments))
     assert any(UNSURE in str(warning.message) for warning in warned)
-    return done.exit_code, done.stdout, done.stderr
+    return done
 
 
 def test_the_set_is_what_the_authors_published() -> None:
@@ -145,13 +158,11 @@ def test_the_commands_ask_for_betas_and_tune_sets_them(folder: Path, tmp_path: P
     tuned = HeadSet.load(own)
     assert tuned.betas().model_dump() == json.loads(output)["beta"]
     assert tuned.heads == HeadSet.load(FOLDER).heads
-    # Its betas are those of these weights, and so is the set: it is known for sure from now on.
+    # Tuned on these weights, the set has their fingerprint from now on.
     assert tuned.model.fingerprint == juice.load(folder).loaded.identity.fingerprint
-    done = CliRunner().invoke(
-        app, [str(argument) for argument in (*asked, "--steer", "parametric")]
-    )
-    assert done.exit_code == 0, done.stderr
-    assert json.loads(done.stdout)["steering"]["beta_minus"] == tuned.betas().minus
+    code, output, errors = invoke(*map(str, (*asked, "--steer", "parametric")))
+    assert code == 0, errors
+    assert json.loads(output)["steering"]["beta_minus"] == tuned.betas().minus
 
 
 def test_the_server_asks_for_betas_and_offers_nothing_that_it_would_refuse(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Identification against the naive loop, the selection rules, and what tuning chooses."""
+"""Identification against the naive loop, the rules of selection, and the choice of tuning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.conflicts import ALPHAS_MINUS, ALPHAS_PLUS, TOLERANCE, TYPES,
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
 def test_scores_equal_a_forward_for_every_head_and_alpha(shape: str) -> None:
-    """Kills: a head off by one, alpha without the one, a prompt read at another's position, probes mixed with prompts."""
+    """Kills: a head off by one, alpha without the one, another prompt's position, mixed probes."""
     network, tokenizer = tiny.tiny_model(shape), tiny.tiny_tokenizer()
     expected = {
         (target, sign): torch.stack(
@@ -81,7 +81,7 @@ def test_probes_that_share_the_clean_run_equal_whole_forwards(shape: str) -> Non
 
 
 def test_probes_fall_back_to_whole_forwards_where_a_layer_hides_something_from_its_inputs() -> None:
-    """A layer that adds something of its own call to the residual stream cannot be entered from the side."""
+    """A layer that adds something to the residual stream by a hook cannot be entered half-way."""
     network = tiny.tiny_model("llama")
     network.model.layers[2].register_forward_hook(lambda _m, _a, out: out + 0.1 * out.shape[0])
     loaded = prepare(network, tiny.tiny_tokenizer())
@@ -90,11 +90,11 @@ def test_probes_fall_back_to_whole_forwards_where_a_layer_hides_something_from_i
     assert not prober.shares_clean_run
 
 
-def test_the_filter_wants_every_type_above_zero_and_ties_go_to_the_lower_head() -> None:
+def test_the_filter_requires_every_type_above_zero_and_ties_go_to_the_lower_head() -> None:
     plus = torch.tensor([[[0.2, 0.1, 0.0], [0.3, -0.1, 0.1]], [[0.1, 0.2, 0.5], [-0.1, 0.9, 0.2]]])
     minus = torch.zeros(2, 2, 3)
     best, none = juice.select_heads(plus, minus, top_k=2)
-    # (0,0), (0,1) and (1,2) all sum to 0.3; (0,2) has a zero, (1,0) and (1,1) a negative score.
+    # L0H0, L0H1 and L1H2 all sum to 0.3; L0H2 has a zero, L1H0 and L1H1 a negative score.
     assert best == [(0, 0), (0, 1)]
     assert none == []
 
@@ -102,8 +102,11 @@ def test_the_filter_wants_every_type_above_zero_and_ties_go_to_the_lower_head() 
 @given(st.integers(1, 6), st.integers(0, 2**31))
 def test_selection_equals_a_slow_enumeration(top_k: int, seed: int) -> None:
     scores = torch.randint(-2, 4, (3, 3, 4), generator=torch.Generator().manual_seed(seed)).float()
-    kept = [(h, sum(scores[j, h[0], h[1]].item() for j in range(3))) for h in [(a, b) for a in range(3) for b in range(4)]
-            if all(scores[j, h[0], h[1]] > 0 for j in range(3))]  # fmt: skip
+    kept = [
+        (h, sum(scores[j, h[0], h[1]].item() for j in range(3)))
+        for h in [(a, b) for a in range(3) for b in range(4)]
+        if all(scores[j, h[0], h[1]] > 0 for j in range(3))
+    ]
     expected = []
     while kept and len(expected) < top_k:
         best = max(kept, key=lambda item: item[1])  # the first of equals
@@ -112,7 +115,7 @@ def test_selection_equals_a_slow_enumeration(top_k: int, seed: int) -> None:
     assert juice.select_heads(scores, -scores, top_k=top_k)[0] == expected
 
 
-def test_no_head_of_either_sign_says_what_to_try() -> None:
+def test_the_error_without_a_head_of_either_sign_suggests_what_to_try() -> None:
     empty = HeadScores(
         target="context",
         conflict_types=("substitution",),
@@ -132,7 +135,7 @@ def test_no_head_of_either_sign_says_what_to_try() -> None:
         ({"alphas_plus": ()}, "alphas_plus"),
     ],
 )
-def test_settings_of_the_wrong_sign_or_size_are_refused(
+def test_options_of_the_wrong_sign_or_size_are_refused(
     wrong: dict[str, object], named: str
 ) -> None:
     with pytest.raises(UsageError, match=named):
@@ -151,7 +154,7 @@ def test_examples_that_cannot_be_scored_are_skipped_and_counted() -> None:
     assert rest == [same_start]
     with (
         pytest.warns(UserWarning, match="not drawn"),
-        pytest.raises(ExampleError, match="5 examples are asked for, 4 can be used"),
+        pytest.raises(ExampleError, match="5 examples were requested, 4 can be used"),
     ):
         usable_examples(model, [same_start, *pool], IdentificationOptions(n_examples=5))
 
@@ -169,7 +172,7 @@ def test_an_answer_without_tokens_of_its_own_cannot_be_scored() -> None:
 
 
 def test_an_example_without_a_prompt_that_others_have_is_not_drawn() -> None:
-    """Else one such example would silently take a conflict type from the consistency filter."""
+    """Otherwise one such example would silently drop a conflict type from the filter."""
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     pool = examples()
     partial = pool[0].model_copy(update={"prompts": {"clean": pool[0].prompts["clean"]}})
@@ -180,7 +183,7 @@ def test_an_example_without_a_prompt_that_others_have_is_not_drawn() -> None:
         juice.identify(model, [partial], target="parametric", n_examples=1)
 
 
-def test_a_target_without_heads_does_not_take_the_other_with_it(
+def test_a_target_without_heads_does_not_fail_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def scored(*_args: object, **_options: object) -> dict[str, HeadScores]:
@@ -230,7 +233,11 @@ def test_identification_is_the_same_for_the_same_seed_and_differs_for_another() 
 
 
 def test_tuning_takes_the_best_pair_of_the_whole_grid() -> None:
-    """The oracle walks the grid itself; the answers of random models are arbitrary text, so accuracies are taught to differ."""
+    """The oracle walks the grid itself.
+
+    The answers of a random model are arbitrary text, so those of one pair of betas are taken as the
+    accepted ones, for accuracies to differ.
+    """
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     head_set = model.make_head_set(name="t", target="context", plus=[(0, 1)], minus=[(2, 2)])
     prompts = [p for e in examples() for p in e.prompts.values()]
@@ -278,7 +285,7 @@ def test_every_example_is_judged_by_its_own_rule(monkeypatch: pytest.MonkeyPatch
         "prompts": {"clean": "the river runs to"},
     }
     pair = [ConflictExample(**fact, match=match) for match in ("contains", "begins")]
-    said = {"clean": [SimpleNamespace(text=" the sea", watched=())] * 2}
-    assert outcome(pair, said, "parametric").accuracy == {"clean": 0.5}
-    monkeypatch.setattr(validation, "answer", lambda *_: said)
+    answers = {"clean": [SimpleNamespace(text=" the sea", watched=())] * 2}
+    assert outcome(pair, answers, "parametric").accuracy == {"clean": 0.5}
+    monkeypatch.setattr(validation, "answer", lambda *_: answers)
     assert validation.known_examples(None, pair) == pair[:1]

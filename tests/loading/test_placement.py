@@ -1,4 +1,4 @@
-"""Weights on a CPU and on disk, and compiled models: the same tokens as the model that lies whole in memory, uncompiled."""
+"""Weights on a CPU and on disk, and compiled models: the tokens of the plain model in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_weights_on_disk_steer_as_the_naive_two_runs(shape: str, tmp_path: Path)
     pytest.importorskip(
         "accelerate", reason="a device map needs accelerate, which is not installed"
     )
-    folder = precise.saved(tmp_path / "model", tiny.tiny_model(shape))
+    folder = tiny.save(tmp_path / "model", tiny.tiny_model(shape))
     model = juice.load(
         folder, device_map=everything_on_disk(shape), offload_folder=tmp_path / "offload"
     )
@@ -53,7 +53,7 @@ def test_a_model_that_the_user_placed_is_steered(tmp_path: Path) -> None:
     pytest.importorskip(
         "accelerate", reason="a device map needs accelerate, which is not installed"
     )
-    folder = precise.saved(tmp_path / "model", tiny.tiny_model("llama"))
+    folder = tiny.save(tmp_path / "model", tiny.tiny_model("llama"))
     places = {**everything_on_disk("llama"), "model.embed_tokens": "cpu", "model.layers.1": "cpu"}
     network = AutoModelForCausalLM.from_pretrained(
         folder, device_map=places, offload_folder=tmp_path / "offload"
@@ -93,7 +93,7 @@ def uncompiled_naive(
 def test_a_compiled_model_steers_as_the_uncompiled_one(
     compiled: Callable[[PreTrainedModel], None], when: str
 ) -> None:
-    """A graph that was traced before our hooks came ignores them silently."""
+    """A graph that was traced before the hooks were added silently ignores them."""
     network = tiny.tiny_model("llama")
     if when == "before":
         compiled(network)
@@ -115,7 +115,7 @@ def test_a_compiled_model_steers_as_the_uncompiled_one(
     )
 
 
-def test_a_compiled_wrapper_is_taken_for_the_model_in_it() -> None:
+def test_a_compiled_wrapper_is_unwrapped() -> None:
     network = tiny.tiny_model("llama")
     model = juice.load(torch.compile(network, backend="eager"), tokenizer=tiny.tiny_tokenizer())
     model.engine.stop()

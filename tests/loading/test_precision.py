@@ -1,4 +1,7 @@
-"""Half precision and quantised weights steer as the same model's naive two runs do; quantised activations are found and refused."""
+"""Half precision and quantised weights steer as the same model's naive two runs.
+
+Quantised activations are found and refused.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,20 @@ from juice.model.layout import resolve
 from juice.model.steering import SteeringPlan
 from juice.options import LoadOptions
 from tests.support import oracle, precise, tiny
-from tests.support.architectures import ARCHITECTURES
+from tests.support.architectures import build
 from tests.support.serving import serving
 
 CPU = torch.device("cpu")
-# Log-probabilities; measured are 3e-6, 0.06 and 0.007: half precision rounds the sum of two z, and
-# every layer behind it.
+# Log-probabilities; measured are 3e-6, 0.06 and 0.007: half precision rounds the sum of two z and
+# every layer after it.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}
-# On a CPU bitsandbytes' products are bfloat16, whatever is asked for; measured are 0.009, 0.054 and
+# On a CPU bitsandbytes multiplies in bfloat16, whatever the dtype; measured are 0.009, 0.054 and
 # 0.03.
 TOLERANCES_4BIT = {"float32": 0.02, "bfloat16": 0.1, "float16": 0.06}
 
 
 def needs(quantization: str) -> None:
-    """Skip, with the package that is missing."""
+    """Skip the test, naming the package that is missing."""
     for package in ("accelerate", {"bnb": "bitsandbytes", "tor": "torchao"}[quantization[:3]]):
         pytest.importorskip(
             package, reason=f"{quantization} needs {package}, which is not installed"
@@ -43,7 +46,7 @@ def needs(quantization: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return precise.saved(tmp_path_factory.mktemp("model") / "wide", precise.wide_model())
+    return tiny.save(tmp_path_factory.mktemp("model") / "wide", precise.wide_model())
 
 
 def doubled(
@@ -106,7 +109,7 @@ MISTAKES = {
 def test_an_engine_that_steers_wrongly_in_half_precision_is_refused_at_load(
     shape: str, dtype: torch.dtype, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a bound of 0.3 alone, beta doubled and a row's own z passed in bfloat16."""
+    """A bound of 0.3 alone would let beta doubled and a row's own z pass in bfloat16."""
     monkeypatch.setattr(batch, "_steering_plan", wrongly(MISTAKES[mistake]))
     with pytest.raises(UnsupportedModelError, match="not steered exactly"):
         juice.load(tiny.tiny_model(shape).to(dtype), tokenizer=tiny.tiny_tokenizer())
@@ -155,9 +158,7 @@ def test_a_folder_saved_quantised_has_no_fingerprint_and_head_sets_fit_it_with_a
 ) -> None:
     needs(quantization)
     model = juice.load(folder, device="cpu", quantization=quantization)
-    model.loaded.model.save_pretrained(tmp_path)
-    tiny.tiny_tokenizer().save_pretrained(tmp_path)
-    again = juice.load(tmp_path, device="cpu")
+    again = juice.load(tiny.save(tmp_path, model.loaded.model), device="cpu")
     assert again.loaded.quantization is not None
     head_set = juice.load(folder, device="cpu").make_head_set(
         name="own", target="context", plus=[(1, 2), (3, 0)], beta_plus=2.0
@@ -182,7 +183,7 @@ def test_the_fingerprint_is_that_of_the_stored_weights_in_every_dtype(folder: Pa
 
 
 class Rounded(nn.Linear):
-    """Activations on a grid of 8 bits: of the whole batch, as dynamic int8 has it, or of a row."""
+    """Activations on a grid of 8 bits, with one step for the batch, as dynamic int8, or a row."""
 
     a_row = False
 
@@ -203,7 +204,7 @@ class Float8(nn.Linear):
 
 
 class Int8DynamicLinear(nn.Linear):
-    """Linear, whatever it is called."""
+    """Linear, whatever its name."""
 
 
 def with_one(network: PreTrainedModel, name: str, kind: type[nn.Linear]) -> PreTrainedModel:
@@ -227,7 +228,7 @@ def test_one_projection_with_quantised_activations_is_found(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_linear_projections_pass_by_a_wide_margin_whatever_they_are_called(
+def test_linear_projections_pass_by_a_wide_margin_whatever_their_class_is_called(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("juice.exactness.linearity.TOLERANCE", TOLERANCE / 2)
@@ -280,14 +281,14 @@ def test_quantised_activations_are_refused_unless_approximate_steering_is_allowe
         assert completion.steering.applied == bool(options)
 
 
-def test_an_exact_model_says_so() -> None:
+def test_an_exact_model_reports_exact_steering() -> None:
     model = juice.load(
         tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer(), allow_approximate=True
     )
     assert model.generate("abc", max_tokens=1)[0].steering.exact is True
 
 
-def test_eight_bits_of_bitsandbytes_are_served_only_when_allowed_and_every_route_says_approximate(
+def test_bitsandbytes_8bit_is_served_only_when_allowed_and_every_route_reports_it_inexact(
     folder: Path,
 ) -> None:
     needs("bnb-8bit")
@@ -323,10 +324,10 @@ def test_eight_bits_of_bitsandbytes_are_served_only_when_allowed_and_every_route
         ({"offload_folder": "x"}, "no device_map"),
         ({"device_map": "auto", "device": "cpu"}, "drop one"),
         ({"device_map": "sideways"}, "expected auto"),
-        ({"device_map": "{"}, "no JSON"),
+        ({"device_map": "{"}, "not JSON"),
     ],
 )
-def test_what_cannot_be_asked_for_is_a_clear_error(options: dict, named: str) -> None:
+def test_options_that_cannot_be_followed_are_a_clear_error(options: dict, named: str) -> None:
     for package in ("accelerate", "torchao"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     with pytest.raises(UsageError, match=named):
@@ -336,7 +337,7 @@ def test_what_cannot_be_asked_for_is_a_clear_error(options: dict, named: str) ->
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("juice.loading.placement.find_spec", lambda _name: None)
     for options in ({"quantization": "bnb-4bit"}, {"device_map": "auto"}):
-        with pytest.raises(UsageError, match=r"juice-steering\[quant\]"):
+        with pytest.raises(UsageError, match=r"pip install -e '\.\[quant\]'"):
             juice.load("mini", **options)
 
 
@@ -349,9 +350,11 @@ def test_a_model_object_takes_no_placement() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
-def test_large_biases_are_no_quantised_activations(dtype: torch.dtype, size: float) -> None:
-    """Qwen's keys have biases far larger than what is added to them: rounding of their sum is not the projection's."""
-    network = next(a for a in ARCHITECTURES if a.name == "Qwen2").build()
+def test_large_biases_are_not_taken_for_quantised_activations(
+    dtype: torch.dtype, size: float
+) -> None:
+    """Qwen's keys have biases far larger than their products: rounding of the sum is expected."""
+    network = build("Qwen2")
     with torch.no_grad():
         for layer in network.model.layers:
             layer.self_attn.k_proj.bias.normal_(0, size)
@@ -361,7 +364,7 @@ def test_large_biases_are_no_quantised_activations(dtype: torch.dtype, size: flo
     assert torch.equal(network.model.layers[0].self_attn.k_proj.bias, before)
 
 
-def test_a_model_that_could_not_be_looked_at_is_not_called_exact() -> None:
+def test_a_model_that_could_not_be_checked_is_not_called_exact() -> None:
     network = tiny.tiny_model("llama")
     left = [1]
 
@@ -384,5 +387,5 @@ def test_a_model_that_could_not_be_looked_at_is_not_called_exact() -> None:
     ],
 )
 def test_options_that_a_model_object_cannot_follow_are_refused(option: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="a model object stays where and as it is"):
+    with pytest.raises(UsageError, match="a model object stays on its device, unchanged"):
         juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), **option)

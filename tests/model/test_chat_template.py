@@ -1,4 +1,4 @@
-"""Chat templates: heads are found in the form in which they are used, and whoever uses another form is told."""
+"""Chat templates: heads are found in the form in which they are used; any other form warns."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from juice.data.example import to_json_line
 from juice.errors import OutputError, RequestError, UsageError
 from juice.evaluation import run as evaluation
 from juice.evaluation.methods import Treatment
+from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.side_effects import plain_text_perplexity
 from juice.evaluation.splits import Data
 from juice.head_set import HeadSet, Identification
@@ -35,13 +36,20 @@ from tests.support.serving import events, serving
 
 END = tiny.END
 PLAIN = (
-    "{% for m in messages %}" + END + "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}" + END
+    "{% for m in messages %}"
+    + END
+    + "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}"
+    + END
     + "assistant:{% endif %}"
-)  # fmt: skip
+)
 LINES = (
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for m in messages %}" + END
-    + "{{ m['role'] }}\n\n{{ m['content'] | trim }}{% endfor %}{% if add_generation_prompt %}" + END + "assistant\n\n{% endif %}"
-)  # fmt: skip
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for m in messages %}"
+    + END
+    + "{{ m['role'] }}\n\n{{ m['content'] | trim }}{% endfor %}{% if add_generation_prompt %}"
+    + END
+    + "assistant\n\n{% endif %}"
+)
 MARKED = (
     "{% for m in messages %}"
     + END
@@ -51,7 +59,7 @@ MARKED = (
 )
 HM = "{% if m['role'] == 'assistant' %}Hm.{% endif %}"
 THINKING = LINES.replace("{{ m['content']", HM + "{{ m['content']")
-# What each template makes of a prompt, written out, and what stands between that and the answer.
+# Each template, what it renders a prompt to, and what is between that and the answer.
 TURNS = {
     "plain": (PLAIN, END + "user: {}\n" + END + "assistant:", " "),
     "lines": (LINES, END + "user\n\n{}" + END + "assistant\n\n", ""),
@@ -62,7 +70,10 @@ TARGETS = ("parametric", "context")
 
 
 def tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
-    """Return the tiny tokenizer as chat models have theirs: it begins every text with a token, and two line ends are one token."""
+    """Return the tiny tokenizer with two traits of chat models' tokenizers.
+
+    It begins every text with a start token, and two line ends are one token.
+    """
     made = tiny.tiny_tokenizer()
     state = json.loads(made.backend_tokenizer.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
@@ -87,11 +98,18 @@ def sha256(text: str) -> str:
 def made_set(
     model: SteeredModel, name: str, found_through: str | None, target: str = "context"
 ) -> HeadSet:
-    """Return a set that says that it was found through a template, or on prompts as they are."""
+    """Return a set that was, as it records, found through a template or on plain prompts."""
     provenance = Identification(
-        alphas_plus=(1.0,), alphas_minus=(-1.0,), n_examples=1, seed=0, examples_sha256="", conflict_types=TYPES, top_k=1, versions={},
+        alphas_plus=(1.0,),
+        alphas_minus=(-1.0,),
+        n_examples=1,
+        seed=0,
+        examples_sha256="",
+        conflict_types=TYPES,
+        top_k=1,
+        versions={},
         chat_template_sha256=None if found_through is None else sha256(found_through),
-    )  # fmt: skip
+    )
     by_hand = model.make_head_set(
         name=name, target=target, plus=[(1, 2)], minus=[(2, 0)], beta_plus=2.0, beta_minus=-1.0
     )
@@ -100,17 +118,17 @@ def made_set(
 
 def test_the_tokenizer_of_these_tests_has_the_traps() -> None:
     own = tokenizer()
-    two, apart = own("\n\n")["input_ids"], own("\n\nLima")["input_ids"]
+    two, followed = own("\n\n")["input_ids"], own("\n\nLima")["input_ids"]
     assert two == [0, tiny.VOCAB_SIZE - 1]
-    assert apart[:2] != two
-    assert own(END)["input_ids"] == [0, 0], "a rendered prompt would begin with two"
+    assert followed[:2] != two
+    assert own(END)["input_ids"] == [0, 0], "a rendered prompt would begin with two start tokens"
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_scores_through_a_template_equal_a_forward_for_every_head_and_alpha_over_the_rendered_tokens(
+def test_scores_through_a_template_equal_a_forward_for_every_head_and_alpha_on_its_tokens(
     name: str,
 ) -> None:
-    """Kills: a second start token, a space where the turn has none, the first token of a merge that the model never read."""
+    """Kills: a second start token, a needless space, a merge across the end of the turn."""
     template, turn, glue = TURNS[name]
     network, own = tiny.tiny_model("llama"), tokenizer()
     expected = {
@@ -138,8 +156,13 @@ def test_scores_through_a_template_equal_a_forward_for_every_head_and_alpha_over
     model = juice.load(network, tokenizer=tokenizer(template))
     for target in TARGETS:
         found = juice.identify(
-            model, examples(), target=target, alphas_plus=ALPHAS_PLUS, alphas_minus=ALPHAS_MINUS, chat_template="default"
-        )  # fmt: skip
+            model,
+            examples(),
+            target=target,
+            alphas_plus=ALPHAS_PLUS,
+            alphas_minus=ALPHAS_MINUS,
+            chat_template="default",
+        )
         for sign in ("plus", "minus"):
             table = expected[target, sign]
             torch.testing.assert_close(getattr(found.scores, sign), table, rtol=0, atol=TOLERANCE)
@@ -147,8 +170,8 @@ def test_scores_through_a_template_equal_a_forward_for_every_head_and_alpha_over
         assert found.chat_template_sha256 == sha256(template)
 
 
-def test_an_answer_begins_behind_the_tokens_that_the_model_has_read() -> None:
-    """Where the rendered prompt and the answer as one text would be split otherwise, the prompt's own tokens count."""
+def test_an_answer_begins_after_the_tokens_of_the_rendered_prompt() -> None:
+    """Even where the tokens of prompt and answer as one text would be others."""
     own = tokenizer()
     for template, turn, glue in TURNS.values():
         prompts = loaded(template).with_chat_template().prompts
@@ -159,7 +182,7 @@ def test_an_answer_begins_behind_the_tokens_that_the_model_has_read() -> None:
         assert prompts.first_token("Capital of Peru:", "Lima Callao") == ids[start]
 
 
-def test_prompts_as_they_are_keep_their_own_start_token_and_a_space_before_the_answer() -> None:
+def test_plain_prompts_keep_their_own_start_token_and_a_space_before_the_answer() -> None:
     model = loaded(PLAIN)
     scored = scored_prompt(model, examples()[0], "clean")
     assert scored.ids == tuple(tokenizer()(examples()[0].prompts["clean"])["input_ids"])
@@ -170,7 +193,7 @@ def test_prompts_as_they_are_keep_their_own_start_token_and_a_space_before_the_a
     )
 
 
-def test_a_file_takes_the_place_of_the_tokenizers_template_and_is_hashed_as_it_is(
+def test_a_file_replaces_the_tokenizers_template_and_is_hashed_byte_for_byte(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "chat.jinja"
@@ -179,14 +202,16 @@ def test_a_file_takes_the_place_of_the_tokenizers_template_and_is_hashed_as_it_i
     options = {"target": "context", "alphas_plus": ALPHAS_PLUS, "alphas_minus": ALPHAS_MINUS}
     by_file = juice.identify(model, examples(), chat_template=file, **options)
     assert by_file.chat_template_sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-    as_they_are = juice.identify(model, examples(), **options)
-    assert as_they_are.chat_template_sha256 is None
-    assert by_file.scores_sha256 != as_they_are.scores_sha256
+    plain = juice.identify(model, examples(), **options)
+    assert plain.chat_template_sha256 is None
+    assert by_file.scores_sha256 != plain.scores_sha256
     by_file.save(tmp_path / "set")
     assert HeadSet.load(tmp_path / "set").chat_template_sha256 == by_file.chat_template_sha256
 
 
-def test_without_a_template_or_with_a_broken_one_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_without_a_template_or_with_a_broken_one_explains_what_to_do(
+    tmp_path: Path,
+) -> None:
     model = loaded()
     with pytest.raises(UsageError, match="has no chat template; give a Jinja file"):
         juice.identify(model, examples(), target="context", chat_template="default")
@@ -196,11 +221,11 @@ def test_without_a_template_or_with_a_broken_one_the_error_says_what_to_do(tmp_p
         model.with_chat_template("{% for")
     with pytest.raises(RequestError, match="no user here"):
         model.with_chat_template("{{ raise_exception('no user here') }}")
-    with pytest.raises(UsageError, match="leaves out what the user says"):
+    with pytest.raises(UsageError, match="leaves out the user's message"):
         model.with_chat_template("{{ 'hello' }}")
 
 
-def test_a_path_that_is_text_is_a_file_not_a_template_of_one_word(tmp_path: Path) -> None:
+def test_a_path_given_as_a_string_is_a_file_not_a_template_of_one_word(tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text(LINES)
     by_text, by_path = (loaded(PLAIN).with_chat_template(given) for given in (str(file), file))
@@ -216,15 +241,15 @@ def test_betas_are_tuned_in_the_form_in_which_the_heads_were_found() -> None:
         e.model_copy(update={"prompts": {"substitution": e.prompts["substitution"]}})
         for e in examples()
     ]
-    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # of so few examples
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # about so few examples
         tuned = tune(model, chat_set, pool)
         inside = tune(model.with_chat_template(), chat_set, pool)
-        as_they_are = tune(model, made_set(model, "t", None), pool)
+        plain = tune(model, made_set(model, "t", None), pool)
     assert tuned.metrics == inside.metrics
     assert tuned.beta == inside.beta
     asked = model.with_chat_template().request(pool[0].prompts["substitution"]).prompt_ids
     assert asked != model.request(pool[0].prompts["substitution"]).prompt_ids
-    assert as_they_are.chat_template_sha256 is None
+    assert plain.chat_template_sha256 is None
     assert model.in_form_of(chat_set).prompts.sha256 == sha256(PLAIN)
     assert model.in_form_of(model.make_head_set(name="h", target="context", plus=[(0, 0)])) is model
     with pytest.raises(
@@ -233,13 +258,15 @@ def test_betas_are_tuned_in_the_form_in_which_the_heads_were_found() -> None:
         tune(model, made_set(model, "t", LINES), pool)
     with pytest.raises(UsageError, match="the tokenizer's own is none"):
         tune(loaded(), chat_set, pool)
-    with pytest.raises(UsageError, match="leave --chat-template out"):
+    with pytest.raises(UsageError, match="leave out --chat-template"):
         tune(model.with_chat_template(), made_set(model, "t", None), pool)
     with pytest.raises(UsageError, match="the one given is"):
         tune(model.with_chat_template(LINES), chat_set, pool)
 
 
-def test_an_evaluation_reads_plain_text_as_it_is_and_keeps_the_forms_apart(tmp_path: Path) -> None:
+def test_an_evaluation_scores_plain_text_without_a_template_and_keeps_forms_apart(
+    tmp_path: Path,
+) -> None:
     model, chat_set, steer = (
         loaded(PLAIN),
         made_set(loaded(PLAIN), "context", PLAIN),
@@ -259,7 +286,7 @@ def test_an_evaluation_reads_plain_text_as_it_is_and_keeps_the_forms_apart(tmp_p
         for own in (model, chat)
     ]
     assert measured[0] == measured[1]
-    settings = evaluation.EvaluationOptions(
+    options = EvaluationOptions(
         targets=("context",),
         methods=("original",),
         n_large=0,
@@ -271,21 +298,23 @@ def test_an_evaluation_reads_plain_text_as_it_is_and_keeps_the_forms_apart(tmp_p
     served = juice.load(network, tokenizer=tokenizer(PLAIN), head_sets=tmp_path / "sets")
     for own, warned in ((served, True), (served.with_chat_template(), False)):
         out = tmp_path / str(warned)
-        with warnings.catch_warnings(category=UserWarning, action="ignore"):  # of so few examples
-            store = evaluation.run(own, Data(examples()), settings, out)
+        with warnings.catch_warnings(
+            category=UserWarning, action="ignore"
+        ):  # about so few examples
+            store = evaluation.run(own, Data(examples()), options, out)
         assert any("did not go through one" in note for note in store.results["notes"]) is warned
         assert store.results["identity"]["chat_template_sha256"] == (
             None if warned else sha256(PLAIN)
         )
     with pytest.raises(OutputError, match="chat_template_sha256"):
-        evaluation.run(served, Data(examples()), settings, out)
+        evaluation.run(served, Data(examples()), options, out)
 
 
 def test_a_request_in_another_form_than_the_sets_carries_a_warning() -> None:
     model = loaded(PLAIN)
     raw, chat = made_set(model, "raw", None), made_set(model, "chat", PLAIN)
     forms = {
-        "as it is": model,
+        "plain": model,
         "chat": model.with_chat_template(),
         "other": model.with_chat_template(LINES),
     }
@@ -298,25 +327,25 @@ def test_a_request_in_another_form_than_the_sets_carries_a_warning() -> None:
             .steering.warnings
         )
 
-    assert warned("as it is", raw) == warned("chat", chat) == ()
+    assert warned("plain", raw) == warned("chat", chat) == ()
     assert (
-        "'raw' was found on prompts as they are, this prompt went through a chat template"
+        "'raw' was found on plain prompts, but this prompt went through a chat template"
         in warned("chat", raw)[0]
     )
-    assert "'chat' was found through the chat template" in warned("as it is", chat)[0]
-    assert "did not go through one" in warned("as it is", chat)[0]
+    assert "'chat' was found through the chat template" in warned("plain", chat)[0]
+    assert "did not go through one" in warned("plain", chat)[0]
     assert f"went through {sha256(LINES)[:12]}" in warned("other", chat)[0]
     assert warned("chat", raw, strength=0) == (), "nothing is applied"
     by_hand = raw.model_copy(update={"identification": None})
-    assert warned("chat", by_hand) == warned("as it is", by_hand) == (), (
-        "nobody knows in which form these heads work"
+    assert warned("chat", by_hand) == warned("plain", by_hand) == (), (
+        "the form in which these heads were found is unknown"
     )
     assert model.with_chat_template().generate("Hi", max_tokens=1)[0].steering.warnings == ()
 
 
 def test_a_set_of_another_template_is_warned_of_when_the_sets_are_scanned(tmp_path: Path) -> None:
     made_set(loaded(), "context", PLAIN).save(tmp_path / "m" / "context")
-    assert loaded(PLAIN, tmp_path).head_sets.by_name, "the same template: nothing to say"
+    assert loaded(PLAIN, tmp_path).head_sets.by_name, "the same template needs no warning"
     for template, own in ((LINES, sha256(LINES)[:12]), (None, "none")):
         with pytest.warns(
             UserWarning, match=f"through the chat template {sha256(PLAIN)[:12]}….* is {own}"
@@ -328,7 +357,7 @@ def test_a_set_of_another_template_is_warned_of_when_the_sets_are_scanned(tmp_pa
 def test_the_command_line_finds_tunes_shows_and_uses_a_set_through_a_template(
     tmp_path: Path,
 ) -> None:
-    save_model(tmp_path / "tiny", PLAIN)
+    tiny.save(tmp_path / "tiny", tiny.tiny_model("llama"), tokenizer(PLAIN))
     pool = tmp_path / "pool.jsonl"
     pool.write_text("".join(map(to_json_line, examples())))
     common = ("--model", str(tmp_path / "tiny"))
@@ -380,16 +409,11 @@ def test_the_command_line_finds_tunes_shows_and_uses_a_set_through_a_template(
     )
 
 
-def save_model(folder: Path, template: str | None) -> Path:
-    tiny.tiny_model("llama").save_pretrained(folder)
-    tokenizer(template).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Serve a chat model, its template given as a file, with sets of every provenance."""
-    folder = save_model(tmp_path_factory.mktemp("chat") / "tiny", LINES)
+    """Serve a chat model with its template from a file and head sets found in every form."""
+    place = tmp_path_factory.mktemp("chat") / "tiny"
+    folder = tiny.save(place, tiny.tiny_model("llama"), tokenizer(LINES))
     (folder / "plain.jinja").write_text(PLAIN)
     model = juice.load(folder)
     for name, found_through in (("raw", None), ("chat", PLAIN), ("other", LINES)):
@@ -406,7 +430,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         serving(*arguments, "--served-model-name", "tiny") as running,
         httpx.Client(base_url=running.url, timeout=60) as client,
     ):
-        client.said = running.errors  # type: ignore[attr-defined]
+        client.server_errors = running.errors
         yield client
 
 
@@ -422,7 +446,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize(("route", "name"), WARNINGS)
-def test_every_answer_says_whether_its_set_was_found_in_another_form(
+def test_every_answer_reports_whether_its_set_was_found_in_another_form(
     server: httpx.Client, route: str, name: str
 ) -> None:
     asked = (
@@ -469,7 +493,7 @@ def test_a_chat_over_http_is_steered_as_in_the_library_through_the_same_template
     assert len(set(texts.values())) == 2
 
 
-def test_the_server_shows_the_hashes_and_says_at_the_start_what_does_not_match(
+def test_the_server_shows_the_hashes_and_warns_at_startup_of_what_does_not_match(
     server: httpx.Client,
 ) -> None:
     listed = {
@@ -480,7 +504,9 @@ def test_the_server_shows_the_hashes_and_says_at_the_start_what_does_not_match(
     about = server.get("/info").json()["model"]
     assert (about["has_chat_template"], about["chat_template_sha256"]) == (True, sha256(PLAIN))
     warned = [
-        line for line in server.said().splitlines() if "warning" in line and "chat template" in line
-    ]  # type: ignore[attr-defined]
+        line
+        for line in server.server_errors().splitlines()
+        if "warning" in line and "chat template" in line
+    ]
     assert len(warned) == 1, "the set of the served template needs no warning"
     assert "'other'" in warned[0]

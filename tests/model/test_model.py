@@ -1,4 +1,4 @@
-"""The resolver, the hooks, the fingerprint and loading, on models and folders made here."""
+"""The layout, the hooks and the fingerprint of a model, and loading it from a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from juice.model.layout import resolve
 from juice.model.steering import SteeringPlan, add_scaled
 from juice.options import LoadOptions
 from tests.support import oracle, tiny
-from tests.support.architectures import ARCHITECTURES
+from tests.support.architectures import build
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
@@ -37,7 +37,7 @@ def test_the_resolver_finds_the_projections_and_their_heads(shape: str) -> None:
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
 def test_the_partition_of_z_into_heads_is_the_attention_functions_own(shape: str) -> None:
-    """A sum over heads proves nothing about the partition; [rows, pos, head, d_head] from the attention function does."""
+    """A sum over heads proves nothing; the attention function's [rows, pos, head, d_head] does."""
     network = tiny.tiny_model(shape)
     layout = resolve(network)
     seen = []
@@ -110,9 +110,7 @@ def test_a_model_object_is_hooked_once() -> None:
 def saved(
     folder: Path, shape: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **options
 ) -> Path:
-    tiny.tiny_model(shape, seed).to(dtype).save_pretrained(folder, **options)
-    tiny.tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return tiny.save(folder, tiny.tiny_model(shape, seed).to(dtype), **options)
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
@@ -136,21 +134,20 @@ def test_a_folder_loads_and_generates_as_the_model_that_was_saved(
 def test_the_fingerprint_is_that_of_the_modules_whatever_a_checkpoint_calls_its_tensors(
     name: str, tmp_path: Path
 ) -> None:
-    network = next(a for a in ARCHITECTURES if a.name == name).build()
-    network.save_pretrained(tmp_path)
-    if name == "GPT-2":  # as the original repository has it
+    network = build(name)
+    tiny.save(tmp_path, network)
+    if name == "GPT-2":  # as in the original repository
         weights = load_file(tmp_path / "model.safetensors")
         save_file(
             {k.removeprefix("transformer."): v for k, v in weights.items()},
             tmp_path / "model.safetensors",
             {"format": "pt"},
         )
-    tiny.tiny_tokenizer().save_pretrained(tmp_path)
     stored = load_model(tmp_path).identity.fingerprint
     assert stored == prepare(network, tiny.tiny_tokenizer()).identity.fingerprint is not None
 
 
-def test_the_fingerprint_knows_the_weights_not_their_place_dtype_or_files(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_weights_not_on_place_dtype_or_files(tmp_path: Path) -> None:
     first = load_model(saved(tmp_path / "a", dtype=torch.float16)).identity
     same = load_model(
         saved(tmp_path / "b", dtype=torch.float16, max_shard_size="20kB"),
@@ -178,7 +175,7 @@ def test_one_changed_weight_changes_the_fingerprint(name: str) -> None:
 
 
 def test_a_checkpoint_without_the_base_prefix_has_the_same_fingerprint(tmp_path: Path) -> None:
-    """The gpt2 of the hub stores `h.0...`, a saved one `transformer.h.0...`."""
+    """The gpt2 on the hub stores `h.0...`, a saved one `transformer.h.0...`."""
     with_prefix = load_model(saved(tmp_path / "a", "gpt2")).identity.fingerprint
     tiny.tiny_model("gpt2").transformer.save_pretrained(tmp_path / "b")
     config = json.loads((tmp_path / "a" / "config.json").read_text())
@@ -228,7 +225,7 @@ def test_a_nonsensical_configuration_is_one_clear_error(tmp_path: Path, config: 
         load_model(tmp_path)
 
 
-def test_a_window_that_the_models_code_never_reads_is_not_folded_in() -> None:
+def test_a_sliding_window_that_the_models_code_ignores_is_not_applied() -> None:
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -276,8 +273,11 @@ def test_a_model_that_disagrees_with_the_engine_is_refused_at_load() -> None:
         juice.load(bypassing, tokenizer=tiny.tiny_tokenizer())
 
 
-def test_an_overflow_ends_its_generation_and_leaves_the_next_one_as_it_was() -> None:
-    """What is not finite in a slot would reach the next request there: masked keys still meet a weight of zero."""
+def test_an_overflow_ends_its_generation_and_leaves_the_next_one_unchanged() -> None:
+    """What is not finite in a slot would reach the next request there.
+
+    Masked keys are multiplied by zero, which does not hide it.
+    """
     network = tiny.tiny_model("llama")
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     before = model.generate(["abc", "x" * 30], max_tokens=6, ignore_eos=True)

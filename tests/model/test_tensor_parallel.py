@@ -1,4 +1,4 @@
-"""A model sharded over two real processes is steered as the whole model is: same tokens, and the same as the naive two runs."""
+"""A model sharded over two real processes gives the tokens of the whole one and of the oracle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import DeepseekV3Config, LlamaConfig, PretrainedConfig
 
 import juice
 from juice.batching.engine import _give_up
-from juice.batching.slots import Room
+from juice.batching.room import Room
 from juice.engine import Contrast, GenerationRequest, Limits
 from juice.errors import RankLostError, RequestError, UnsupportedModelError, UsageError
 from juice.loading.pretrained import check_shardable
@@ -25,7 +25,7 @@ from juice.model.wire import Address
 from tests.support import oracle, tiny
 from tests.support.mixed import TOLERANCE, mixed_requests, steering
 from tests.support.running import Collector, loaded
-from tests.support.serving import Server, save_tiny, serving
+from tests.support.serving import Server, serving
 
 SIZES = {"vocab_size": 300, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2}
 HEADS = {(0, 1): 2.0, (1, 3): -1.0, (3, 0): 2.0}
@@ -67,10 +67,10 @@ def test_heads_need_not_divide_where_attention_is_whole_on_every_rank(tmp_path: 
     check_shardable(tmp_path, 2)
 
 
-def test_what_would_run_on_one_rank_alone_is_refused(
+def test_what_would_run_on_only_one_rank_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save_tiny(tmp_path)
+    folder = tiny.save(tmp_path, tiny.tiny_model("llama"))
     with pytest.raises(RequestError, match="give its folder"):
         juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), tp=2)
     if not torch.cuda.is_available():
@@ -84,7 +84,7 @@ def test_what_would_run_on_one_rank_alone_is_refused(
 
 
 def test_a_load_that_is_refused_leaves_no_rank_behind(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path)
+    folder = tiny.save(tmp_path, tiny.tiny_model("llama"))
     with pytest.raises(RequestError, match="max_model_len"):
         juice.load(folder, tp=2, limits=Limits(max_model_len=100_000))
     assert not torch.distributed.is_initialized()
@@ -94,8 +94,8 @@ def test_a_load_that_is_refused_leaves_no_rank_behind(tmp_path: Path) -> None:
 def sharded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, juice.SteeredModel]]:
-    """Load the tiny model of a shape over two ranks, as rarely as can be; the other one must be gone afterwards."""
-    folder = save_tiny(tmp_path_factory.mktemp(request.param), shape=request.param)
+    """Yield the tiny model of a shape over two ranks; the other one must be gone afterwards."""
+    folder = tiny.save(tmp_path_factory.mktemp(request.param), tiny.tiny_model(request.param))
     model = juice.load(folder, tp=2, limits=Limits(max_batch=3, max_prefill_tokens=20))
     try:
         yield request.param, model
@@ -106,10 +106,10 @@ def sharded(
 
 @pytest.mark.parametrize("sharded", ["llama", "qwen3", "gemma2", "phi3"], indirect=True)
 def test_a_sharded_model_is_steered_exactly(sharded: tuple[str, juice.SteeredModel]) -> None:
-    """Kills: coefficients that are not sliced, or by the wrong rank; a slot moved on one rank alone; a plan that did not travel.
+    """Kills: coefficients not sliced, or by the wrong rank; a slot moved on one rank; a lost plan.
 
-    With three at a time requests join as others leave, with 20 tokens a chunk prompts go through in
-    several; phi3's ranks all see the whole z, the others' their own heads.
+    With three at a time, requests join as others leave; with 20 tokens a chunk, prompts take
+    several. phi3's ranks all see the whole z, the others' their own heads.
     """
     shape, model = sharded
     network = tiny.tiny_model(shape)
@@ -146,7 +146,7 @@ def test_a_sharded_model_is_steered_exactly(sharded: tuple[str, juice.SteeredMod
 def test_ranks_keep_in_step_when_one_has_no_memory_and_end_when_one_fails(
     sharded: tuple[str, juice.SteeredModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kills: a resize that is not taken back on the other rank, whose slots then lie elsewhere than rank 0 says."""
+    """Kills: a resize that the other rank does not undo, so that its slots differ from rank 0's."""
     long = GenerationRequest(
         prompt_ids=(1, 2, 3), max_tokens=60, ignore_eos=True, steering=steering(HEADS)
     )
@@ -177,7 +177,7 @@ def test_ranks_keep_in_step_when_one_has_no_memory_and_end_when_one_fails(
 
     with pytest.raises(UnsupportedModelError, match="only its engine runs it"):
         model.loaded.model(input_ids=torch.tensor([[1, 2]]))
-    with pytest.raises(UsageError, match="close the model that is sharded"):
+    with pytest.raises(UsageError, match="close the sharded model"):
         juice.load(model.id, tp=2)
     assert list(model.engine.generate([long])[0].token_ids) == expected
 
@@ -194,7 +194,7 @@ def test_ranks_keep_in_step_when_one_has_no_memory_and_end_when_one_fails(
 def test_a_forward_that_waits_for_a_lost_rank_does_not_hold_up_its_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a GPU the collective of a lost rank may never return: here a forward that only the end of the test lets go on."""
+    """On a GPU the collective with a lost rank may never return; here, a forward that waits."""
     model, let_go, entered = loaded(), threading.Event(), threading.Event()
 
     def stuck(_batch: object) -> None:
@@ -221,7 +221,7 @@ def test_a_forward_that_waits_for_a_lost_rank_does_not_hold_up_its_callers(
 
 
 def test_a_served_model_is_sharded_and_ends_with_all_its_ranks(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "model")
+    folder = tiny.save(tmp_path / "model", tiny.tiny_model("llama"))
     alone = juice.load(folder)
     made = alone.make_head_set(
         name="parametric",
@@ -248,17 +248,17 @@ def test_a_served_model_is_sharded_and_ends_with_all_its_ranks(tmp_path: Path) -
         assert answer["steering"]["applied"] is True
         assert httpx.get(f"{server.url}/info").json()["model"]["tp"] == 2
         (other,) = children(server)
-        os.kill(
-            other, signal.SIGTERM
-        )  # as a supervisor that ends every process of a group: rank 0 decides
+        # As from a supervisor that ends every process of a group: rank 0 decides.
+        os.kill(other, signal.SIGTERM)
         assert (
             httpx.post(f"{server.url}/generate", json=body, timeout=60).json()["text"] == expected
         )
     assert not Path(f"/proc/{other}").exists()
 
 
-def test_a_killed_rank_ends_the_service_and_says_which(tmp_path: Path) -> None:
-    server = Server("--model", str(save_tiny(tmp_path)), "--tp", "2")
+def test_a_killed_rank_ends_the_server_which_reports_the_rank(tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path, tiny.tiny_model("llama"))
+    server = Server("--model", str(folder), "--tp", "2")
     server.wait_until_ready()
     (other,) = children(server)
     os.kill(other, signal.SIGKILL)
@@ -267,6 +267,6 @@ def test_a_killed_rank_ends_the_service_and_says_which(tmp_path: Path) -> None:
 
 
 def children(server: Server) -> list[int]:
-    """Return the processes that a server has started, by any of its threads."""
+    """Return the processes that any of a server's threads has started."""
     lists = Path(f"/proc/{server.process.pid}/task").glob("*/children")
     return [int(pid) for own in lists for pid in own.read_text().split()]

@@ -1,24 +1,16 @@
-"""A context given apart over HTTP: it is read before the prompt, and context-aware decoding weighs it."""
+"""A separate context over HTTP: it goes before the prompt, and `cad` weights it."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
 import juice
-from tests.support.serving import events, serving
+from tests.support.serving import events
 
 QUESTION = "The name of the capital city of Peru is"
 CONTEXT = "The name of the capital city of Peru is Oslo."
 CAD = {"target": "context", "method": "cad", "strength": 2.0}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[httpx.Client]:
-    with serving() as running, httpx.Client(base_url=running.url, timeout=60) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -27,28 +19,28 @@ def expected() -> juice.Completion:
     return juice.load("mini").generate(QUESTION, context=CONTEXT, steer=steer, max_tokens=8)[0]
 
 
-def test_cad_over_http_is_the_librarys(server: httpx.Client, expected: juice.Completion) -> None:
+def test_cad_over_http_is_the_librarys(client: httpx.Client, expected: juice.Completion) -> None:
     body = {"prompt": QUESTION, "context": CONTEXT, "steer": CAD, "max_tokens": 8}
-    answer = server.post("/generate", json={**body, "logprobs": 0}).json()
+    answer = client.post("/generate", json={**body, "logprobs": 0}).json()
     assert answer["text"] == expected.text == " Oslo."
     assert answer["steering"] == {**expected.steering.to_dict(), "warnings": []}
     assert answer["steering"]["applied"] is True
     assert answer["logprobs"][0]["logprob"] == pytest.approx(expected.logprobs[0], abs=1e-4)
     assert answer["usage"]["prompt_tokens"] == expected.n_prompt_tokens
-    streamed = events(server.post("/generate", json={**body, "stream": True}))
+    streamed = events(client.post("/generate", json={**body, "stream": True}))
     assert (
         "".join(event.get("text", "") for event in streamed if isinstance(event, dict))
         == expected.text
     )
-    completion = server.post("/v1/completions", json={**body, "temperature": 0}).json()
+    completion = client.post("/v1/completions", json={**body, "temperature": 0}).json()
     assert completion["choices"][0]["text"] == expected.text
     assert completion["steering"]["method"] == "cad"
 
 
 def test_the_probability_of_the_context_answer_grows_with_the_strength(
-    server: httpx.Client,
+    client: httpx.Client,
 ) -> None:
-    said = []
+    logprobs = []
     for strength in (0, 0.5, 2):
         body = {
             "prompt": QUESTION,
@@ -57,28 +49,28 @@ def test_the_probability_of_the_context_answer_grows_with_the_strength(
             "max_tokens": 1,
             "logprobs": 5,
         }
-        answer = server.post("/generate", json=body).json()
+        answer = client.post("/generate", json=body).json()
         assert answer["steering"]["applied"] == (strength > 0)
-        said.append(
+        logprobs.append(
             max(
                 token["logprob"]
                 for token in answer["logprobs"][0]["top"]
                 if token["token"].startswith(" O")
             )
         )
-    assert said == sorted(said)
-    assert said[0] < said[-1]
+    assert logprobs == sorted(logprobs)
+    assert logprobs[0] < logprobs[-1]
 
 
-def test_a_context_is_for_all_prompts_or_one_each_and_for_every_method(
-    server: httpx.Client,
+def test_a_context_is_for_all_prompts_or_one_for_each_and_goes_with_every_method(
+    client: httpx.Client,
 ) -> None:
     joined = f"{CONTEXT} {QUESTION}"
     for steer in ("none", "parametric"):
-        whole = server.post(
+        whole = client.post(
             "/generate", json={"prompt": joined, "steer": steer, "max_tokens": 4}
         ).json()["text"]
-        apart = server.post(
+        apart = client.post(
             "/generate",
             json={
                 "prompt": [QUESTION, QUESTION],
@@ -88,11 +80,11 @@ def test_a_context_is_for_all_prompts_or_one_each_and_for_every_method(
             },
         )
         assert [choice["text"] for choice in apart.json()["choices"]] == [whole, whole]
-    each = server.post(
+    each = client.post(
         "/generate",
         json={"prompt": [QUESTION, QUESTION], "context": [CONTEXT, ""], "max_tokens": 4},
     ).json()
-    alone = server.post("/generate", json={"prompt": QUESTION, "max_tokens": 4}).json()["text"]
+    alone = client.post("/generate", json={"prompt": QUESTION, "max_tokens": 4}).json()["text"]
     assert each["choices"][1]["text"] == alone
 
 
@@ -128,9 +120,9 @@ def test_a_context_is_for_all_prompts_or_one_each_and_for_every_method(
     ],
 )
 def test_a_context_that_cannot_be_used_is_refused(
-    server: httpx.Client, route: str, body: dict, param: str | None
+    client: httpx.Client, route: str, body: dict, param: str | None
 ) -> None:
-    answer = server.post(route, json={"max_tokens": 2, **body})
+    answer = client.post(route, json={"max_tokens": 2, **body})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert "context" in error["message"] or "cad" in error["message"]

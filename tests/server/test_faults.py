@@ -1,4 +1,4 @@
-"""Clients that misbehave, leave or come in crowds, and servers that are ended: nothing hangs, nothing leaks, nothing is a 500."""
+"""Clients that misbehave, leave or come in crowds: nothing hangs, leaks or is a 500."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from tests.support.serving import CONFLICT, LONG, Server, events, gauge, raw_pos
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Short limits, so that what they end is seen to end; prompts go through a token at a time."""
-    limits = ("--header-timeout", "1", "--body-timeout", "1", "--write-stall", "1", "--max-body", "20KB", "--max-batch", "8",
-              "--max-queue", "40", "--request-timeout", "20", "--max-prefill-tokens", "1")  # fmt: skip
-    with serving(*limits) as running:
+    """Run a server with limits short enough to see them end things, and one token a chunk."""
+    limits = (
+        "--header-timeout 1 --body-timeout 1 --write-stall 1 --max-body 20KB --max-batch 8"
+        " --max-queue 40 --request-timeout 20 --max-prefill-tokens 1"
+    )
+    with serving(*limits.split()) as running:
         yield running
 
 
@@ -33,14 +35,14 @@ def is_idle(server: Server) -> bool:
 
 
 def all_of(connection: socket.socket) -> bytes:
-    """Read until the server closes."""
+    """Return what comes until the server closes the connection."""
     data = b""
     while part := connection.recv(65536):
         data += part
     return data
 
 
-def test_headers_that_come_slowly_are_cut(server: Server) -> None:
+def test_headers_that_arrive_slowly_are_cut_off(server: Server) -> None:
     with server.connect() as silent, server.connect() as slow:
         begun = time.monotonic()
         slow.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\nx-a: ")
@@ -50,7 +52,7 @@ def test_headers_that_come_slowly_are_cut(server: Server) -> None:
         assert time.monotonic() - begun > 0.5
 
 
-def test_a_kept_connection_is_not_cut_between_requests(server: Server) -> None:
+def test_a_connection_that_is_kept_alive_is_not_cut_between_requests(server: Server) -> None:
     with httpx.Client(base_url=server.url) as client:
         for _ in range(3):
             assert client.get("/healthz").status_code == 200
@@ -95,7 +97,8 @@ def test_a_body_over_the_limit_is_a_413_declared_or_chunked(server: Server) -> N
     b"GET /../../etc/passwd HTTP/1.1\r\nhost: a\r\n\r\n",
     b"BREW /generate HTTP/1.1\r\nhost: a\r\n\r\n",
     b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: -5\r\n\r\n",
-    b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n"
+    b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     b"GET /readyz HTTP/1.1\r\nhost: a\r\nx-big: " + b"a" * 100_000 + b"\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01",  # the start of TLS
 ])  # fmt: skip
@@ -113,8 +116,8 @@ def test_malformed_requests_and_odd_hosts_never_fail_the_server(
     assert httpx.get(f"{server.url}/readyz").status_code == 200
 
 
-def test_a_client_that_does_not_read_is_cut_and_its_rows_are_free(server: Server) -> None:
-    """Twenty alternatives a token are more than the kernel's buffers hold, long before the generation would end."""
+def test_a_client_that_does_not_read_is_cut_off_and_its_rows_are_freed(server: Server) -> None:
+    """Twenty alternatives a token fill the kernel's buffers long before the generation ends."""
 
     def rss() -> int:
         return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
@@ -126,14 +129,14 @@ def test_a_client_that_does_not_read_is_cut_and_its_rows_are_free(server: Server
         connection.sendall(
             raw_post({**LONG, "prompt": ["x"] * 4, "n": 8, "stream": True, "logprobs": 20})
         )
-        within(20, lambda: gauge(server.url, "requests_running") > 0, "the generations run")
-        within(30, lambda: is_idle(server), "the generations end without a reader")
+        within(20, lambda: gauge(server.url, "requests_running") > 0, "the requests run")
+        within(30, lambda: is_idle(server), "the requests end without a reader")
     assert gauge(server.url, "cancelled_total") > cancelled, "they were cut, not finished"
     assert rss() - before < 300e6
 
 
 def test_a_client_that_reads_slowly_gets_everything() -> None:
-    """One answer that takes several stall limits to go through: the client is cut only where it reads nothing."""
+    """Its answer outlasts several stall limits; only a client that reads nothing is cut off."""
     body = json.dumps({"text": "ÿ" * 300_000}, ensure_ascii=False).encode()
     head = (
         "POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type:"
@@ -152,7 +155,7 @@ def test_a_client_that_reads_slowly_gets_everything() -> None:
     assert len(content) > 5e6, "more than the kernel's buffers hold"
 
 
-def test_connections_are_fewer_where_the_system_allows_less_files() -> None:
+def test_connections_are_fewer_where_the_system_allows_fewer_files() -> None:
     assert [_max_connections(1000, n) for n in (4096, 256, 10, resource.RLIM_INFINITY)] == [
         1000,
         192,
@@ -177,7 +180,7 @@ def test_connections_beyond_the_bound_are_closed_and_the_others_served() -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_in_prefill_frees_its_rows(server: Server, stream: bool) -> None:
+def test_a_client_that_leaves_during_prefill_frees_its_rows(server: Server, stream: bool) -> None:
     cancelled = gauge(server.url, "cancelled_total")
     with server.connect() as connection:
         connection.sendall(
@@ -195,12 +198,12 @@ def test_a_client_that_leaves_in_prefill_frees_its_rows(server: Server, stream: 
         within(
             20,
             lambda: counted in httpx.get(f"{server.url}/metrics").text,
-            "it is counted as gone, not as our failure",
+            "it is counted as gone, not as a failure of the server",
         )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_in_mid_stream_frees_its_rows(server: Server, stream: bool) -> None:
+def test_a_client_that_leaves_while_decoding_frees_its_rows(server: Server, stream: bool) -> None:
     cancelled = gauge(server.url, "cancelled_total")
     with server.connect() as connection:
         connection.sendall(raw_post({**LONG, "steer": "context", "stream": stream}))
@@ -225,7 +228,7 @@ def test_a_client_that_leaves_the_queue_makes_room_in_it(server: Server) -> None
     within(20, lambda: is_idle(server), "all rows are free")
 
 
-def test_200_clients_that_leave_one_after_the_other_leave_nothing(server: Server) -> None:
+def test_200_clients_that_leave_one_after_the_other_leave_no_rows(server: Server) -> None:
     for i in range(200):
         with server.connect() as connection:
             connection.sendall(
@@ -267,8 +270,8 @@ def test_a_full_queue_is_a_429_with_retry_after_and_the_probes_answer(server: Se
     within(20, lambda: is_idle(server), "all rows are free")
 
 
-def test_500_clients_at_once_are_all_answered() -> None:
-    """Its own server: on a busy machine 500 clients need more than the second that the others' limits leave them."""
+def test_500_clients_at_the_same_time_are_all_answered() -> None:
+    """On its own server: on a busy machine 500 clients need more than the other tests' limits."""
 
     async def crowd(url: str) -> Counter[int]:
         async with httpx.AsyncClient(

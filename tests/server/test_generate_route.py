@@ -1,4 +1,7 @@
-"""The server's own routes: what each request is steered by, what is refused, what is told."""
+"""The server's own routes: how each request is steered, what is refused, what is reported.
+
+Also the mistakes that end the server at startup.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -22,16 +24,10 @@ from juice_server.schemas.openai import ChatRequest, CompletionRequest
 from tests.support.serving import CONFLICT, Server, events, serving
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[httpx.Client]:
-    with serving() as running, httpx.Client(base_url=running.url, timeout=60) as client:
-        yield client
-
-
-def test_each_request_is_steered_as_it_asks(server: httpx.Client) -> None:
+def test_each_request_is_steered_as_it_asks(client: httpx.Client) -> None:
     texts = {}
     for steer in ("none", "context", "parametric"):
-        answer = server.post(
+        answer = client.post(
             "/generate", json={"prompt": CONFLICT, "steer": steer, "max_tokens": 4}
         ).json()
         assert answer["steering"]["applied"] == (steer != "none")
@@ -41,12 +37,12 @@ def test_each_request_is_steered_as_it_asks(server: httpx.Client) -> None:
     assert texts["parametric"].startswith(" Lima")
 
 
-def test_compare_shows_all_three_and_that_they_disagree(server: httpx.Client) -> None:
-    answer = server.post("/compare", json={"prompt": CONFLICT, "max_tokens": 4, "top": 3}).json()
+def test_compare_shows_all_three_and_that_they_disagree(client: httpx.Client) -> None:
+    answer = client.post("/compare", json={"prompt": CONFLICT, "max_tokens": 4, "top": 3}).json()
     assert list(answer["answers"]) == ["none", "context", "parametric"]
     assert answer["disagree"] is True
     for steer, own in answer["answers"].items():
-        alone = server.post(
+        alone = client.post(
             "/generate", json={"prompt": CONFLICT, "steer": steer, "max_tokens": 4, "logprobs": 3}
         ).json()
         assert own["text"] == alone["text"]
@@ -55,7 +51,7 @@ def test_compare_shows_all_three_and_that_they_disagree(server: httpx.Client) ->
         ]
 
 
-def test_the_server_answers_what_the_library_generates(server: httpx.Client) -> None:
+def test_the_server_answers_what_the_library_generates(client: httpx.Client) -> None:
     model = juice.load("mini")
     prompts = [
         CONFLICT,
@@ -69,7 +65,7 @@ def test_the_server_answers_what_the_library_generates(server: httpx.Client) -> 
         "min_p": 0.01,
         "repetition_penalty": 1.1,
     }
-    answer = server.post(
+    answer = client.post(
         "/generate",
         json={"prompt": prompts, "steer": {"target": "parametric", "strength": 0.5}, **options},
     ).json()
@@ -79,32 +75,38 @@ def test_the_server_answers_what_the_library_generates(server: httpx.Client) -> 
     assert answer["usage"]["completion_tokens"] == sum(len(c.token_ids) for c in completions)
 
 
-def test_choice_i_of_n_has_the_seed_plus_i(server: httpx.Client) -> None:
+def test_choice_i_of_n_has_the_seed_plus_i(client: httpx.Client) -> None:
     body = {
         "prompt": [CONFLICT, "The official language of Brazil is"],
         "max_tokens": 10,
         "temperature": 1.5,
         "seed": 20,
     }
-    together = server.post("/generate", json={**body, "n": 3}).json()["choices"]
+    together = client.post("/generate", json={**body, "n": 3}).json()["choices"]
     assert [choice["index"] for choice in together] == list(range(6))
     for i in range(3):
-        alone = server.post("/generate", json={**body, "seed": 20 + i}).json()["choices"]
+        alone = client.post("/generate", json={**body, "seed": 20 + i}).json()["choices"]
         assert [together[i]["text"], together[3 + i]["text"]] == [
             choice["text"] for choice in alone
         ]
     assert len({choice["text"] for choice in together}) > 2
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"steer": "context"}, {"temperature": 1.3, "seed": 4, "n": 3},
-    {"stop": [" is", "s."], "temperature": 1.2, "seed": 9, "logprobs": 2},
-    {"ignore_eos": True, "max_tokens": 40}, {"prompt": [CONFLICT, "Tokyo", "Question: Who"], "temperature": 1.0, "seed": 0},
-])  # fmt: skip
-def test_a_stream_says_what_the_answer_says(server: httpx.Client, options: dict) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"steer": "context"},
+        {"temperature": 1.3, "seed": 4, "n": 3},
+        {"stop": [" is", "s."], "temperature": 1.2, "seed": 9, "logprobs": 2},
+        {"ignore_eos": True, "max_tokens": 40},
+        {"prompt": [CONFLICT, "Tokyo", "Question: Who"], "temperature": 1.0, "seed": 0},
+    ],
+)
+def test_a_stream_has_what_the_whole_answer_has(client: httpx.Client, options: dict) -> None:
     body = {"prompt": CONFLICT, "max_tokens": 16, **options}
-    whole = server.post("/generate", json=body).json()
-    with server.stream("POST", "/generate", json={**body, "stream": True}) as response:
+    whole = client.post("/generate", json=body).json()
+    with client.stream("POST", "/generate", json={**body, "stream": True}) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         *pieces, last = events(response)
     expected = whole.get(
@@ -122,9 +124,9 @@ def test_a_stream_says_what_the_answer_says(server: httpx.Client, options: dict)
     assert last["finish_reason"] == whole["finish_reason"]
 
 
-def test_strength_zero_is_not_applied_and_equals_no_steering(server: httpx.Client) -> None:
-    plain = server.post("/generate", json={"prompt": CONFLICT, "max_tokens": 8}).json()
-    zero = server.post(
+def test_strength_zero_is_not_applied_and_equals_no_steering(client: httpx.Client) -> None:
+    plain = client.post("/generate", json={"prompt": CONFLICT, "max_tokens": 8}).json()
+    zero = client.post(
         "/generate",
         json={"prompt": CONFLICT, "max_tokens": 8, "steer": {"target": "context", "strength": 0}},
     ).json()
@@ -133,9 +135,9 @@ def test_strength_zero_is_not_applied_and_equals_no_steering(server: httpx.Clien
 
 
 def test_logprobs_are_those_of_the_library_and_alternatives_are_the_likeliest(
-    server: httpx.Client,
+    client: httpx.Client,
 ) -> None:
-    answer = server.post(
+    answer = client.post(
         "/generate",
         json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 3, "logprobs": 4},
     ).json()
@@ -148,38 +150,37 @@ def test_logprobs_are_those_of_the_library_and_alternatives_are_the_likeliest(
     assert [top["token"] for top in answer["logprobs"][0]["top"]] == [token for token, _ in best]
 
 
-def test_tokenize_and_detokenize_are_each_others_inverse(server: httpx.Client) -> None:
+def test_tokenize_and_detokenize_are_each_others_inverse(client: httpx.Client) -> None:
     text = "Café, 東京 🏔 — naïve"
-    answer = server.post("/tokenize", json={"text": text}).json()
+    answer = client.post("/tokenize", json={"text": text}).json()
     assert answer["count"] == len(answer["tokens"]) == len(answer["texts"])
-    assert server.post("/detokenize", json={"tokens": answer["tokens"]}).json()["text"] == text
-    assert server.post("/tokenize", json={"text": ""}).json()["tokens"] == []
+    assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json()["text"] == text
+    assert client.post("/tokenize", json={"text": ""}).json()["tokens"] == []
 
 
-def test_info_tells_the_model_its_limits_and_what_steers_it(server: httpx.Client) -> None:
-    info = server.get("/info").json()
+def test_info_reports_the_model_its_limits_and_what_steers_it(client: httpx.Client) -> None:
+    info = client.get("/info").json()
     assert info["model"]["name"] == "mini"
     assert info["limits"]["max_model_len"] == 512
-    assert (
-        info["limits"]["kv_bytes_per_token"] == 6 * 2 * 192 * 4
-    )  # layers, keys and values, width, bytes
-    windows = {own["name"]: own["window"] for own in server.get("/v1/head_sets").json()["data"]}
+    # Layers, keys and values, width, bytes.
+    assert info["limits"]["kv_bytes_per_token"] == 6 * 2 * 192 * 4
+    windows = {own["name"]: own["window"] for own in client.get("/v1/head_sets").json()["data"]}
     assert windows == {own["name"]: own["window"] for own in info["steering"]["head_sets"]}
     heads = juice.HeadSet.load("head_sets/mini/parametric").heads.minus
     assert windows["parametric"] == [min(h.layer for h in heads), max(h.layer for h in heads)]
-    assert [entry["id"] for entry in server.get("/v1/models").json()["data"]] == [
+    assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == [
         "mini",
         "mini:context",
         "mini:parametric",
     ]
 
 
-def test_the_single_run_is_served_beside_the_dual_one(server: httpx.Client) -> None:
+def test_the_single_run_is_served_as_well_as_the_dual_run(client: httpx.Client) -> None:
     model = juice.load("mini")
     for method in ("juice", "june"):
         steer = juice.Steer(target="parametric", method=method, beta_minus=-1.5)
         body = {"prompt": CONFLICT, "max_tokens": 8, "logprobs": 0}
-        answer = server.post(
+        answer = client.post(
             "/generate",
             json={**body, "steer": {"target": "parametric", "method": method, "beta_minus": -1.5}},
         ).json()
@@ -236,7 +237,7 @@ def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(
         compared = client.post("/compare", json=body).json()
         assert list(compared["answers"]) == ["none", "parametric"]
         assert compared["disagree"] is None
-        assert "parametric (parametric)" in running.errors(), "the start says what steers"
+        assert "parametric (parametric)" in running.errors(), "startup reports what steers"
 
 
 WRONG = {
@@ -296,28 +297,40 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_request_is_refused_with_the_field(server: httpx.Client, name: str) -> None:
+def test_a_wrong_request_is_refused_with_the_field(client: httpx.Client, name: str) -> None:
     body, status, param = WRONG[name]
     for streamed in ({}, {"stream": True}):
-        answer = server.post("/generate", json={**body, **streamed})
+        answer = client.post("/generate", json={**body, **streamed})
         assert answer.status_code == status, answer.text
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert error["param"] == param
-    assert server.get("/readyz").status_code == 200
+    assert client.get("/readyz").status_code == 200
 
 
-def test_a_prompt_over_the_context_has_openais_code(server: httpx.Client) -> None:
+def test_a_prompt_over_the_context_has_openais_code(client: httpx.Client) -> None:
     for route in ("/generate", "/v1/completions"):
-        error = server.post(route, json={"prompt": "word " * 1000}).json()["error"]
+        error = client.post(route, json={"prompt": "word " * 1000}).json()["error"]
         assert error["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
     "raw",
-    [b"{", b"\xff\xfe", b'{"prompt": "\\ud800"}', b'{"prompt": "x", "\\ud800": 1}', b'{"prompt": "x", "temperature": NaN}', b"[" * 5000,
-     b'{"prompt": "x", "steer": {"target": "context", "strength": Infinity}}', b'{"prompt":' * 20000, b"", b"null", b"[]", b'"x"'],
-)  # fmt: skip
+    [
+        b"{",
+        b"\xff\xfe",
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "\\ud800": 1}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b"[" * 5000,
+        b'{"prompt": "x", "steer": {"target": "context", "strength": Infinity}}',
+        b'{"prompt":' * 20000,
+        b"",
+        b"null",
+        b"[]",
+        b'"x"',
+    ],
+)
 @pytest.mark.parametrize(
     "route",
     [
@@ -329,38 +342,47 @@ def test_a_prompt_over_the_context_has_openais_code(server: httpx.Client) -> Non
         "/detokenize",
     ],
 )
-def test_a_body_that_is_no_json_request_is_a_400(
-    server: httpx.Client, raw: bytes, route: str
+def test_a_body_that_is_not_a_json_request_is_a_400(
+    client: httpx.Client, raw: bytes, route: str
 ) -> None:
-    answer = server.post(route, content=raw, headers={"content-type": "application/json"})
+    answer = client.post(route, content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert "message" in answer.json()["error"]
 
 
-BAD_ITEMS = ["a", *[1] * 50_000]
+MANY_KEYS = {f"k{i}": i for i in range(50_000)}
 
 
-@pytest.mark.parametrize(("schema", "body"), [
-    (CompletionRequest, {"prompt": BAD_ITEMS}), (CompletionRequest, {"prompt": [*[1] * 50_000, "a"]}),
-    (CompletionRequest, {"prompt": [["a"] * 50_000]}), (CompletionRequest, {"prompt": "x", **{f"k{i}": i for i in range(50_000)}}),
-    (GenerateRequest, {"prompt": [1] * 50_000}), (GenerateRequest, {"prompt": "x", **{f"k{i}": i for i in range(50_000)}}),
-    (GenerateRequest, {"prompt": "x", "steer": {"target": "context", **{f"k{i}": i for i in range(50_000)}}}),
-    (GenerateRequest, {"prompt": "x", "logit_bias": {f"k{i}": i for i in range(50_000)}}),
-    (GenerateRequest, {"prompt": "x", "stop": [1] * 50_000}), (GenerateRequest, {"prompt": "x", "stop_token_ids": ["a"] * 50_000}),
-    (DetokenizeRequest, {"tokens": ["a"] * 50_000}), (ChatRequest, {"messages": [1] * 50_000}),
-    (ChatRequest, {"messages": [{"role": "user", "content": [1] * 50_000}]}),
-], ids=range(13))  # fmt: skip
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (CompletionRequest, {"prompt": ["a", *[1] * 50_000]}),
+        (CompletionRequest, {"prompt": [*[1] * 50_000, "a"]}),
+        (CompletionRequest, {"prompt": [["a"] * 50_000]}),
+        (CompletionRequest, {"prompt": "x", **MANY_KEYS}),
+        (GenerateRequest, {"prompt": [1] * 50_000}),
+        (GenerateRequest, {"prompt": "x", **MANY_KEYS}),
+        (GenerateRequest, {"prompt": "x", "steer": {"target": "context", **MANY_KEYS}}),
+        (GenerateRequest, {"prompt": "x", "logit_bias": MANY_KEYS}),
+        (GenerateRequest, {"prompt": "x", "stop": [1] * 50_000}),
+        (GenerateRequest, {"prompt": "x", "stop_token_ids": ["a"] * 50_000}),
+        (DetokenizeRequest, {"tokens": ["a"] * 50_000}),
+        (ChatRequest, {"messages": [1] * 50_000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 50_000}]}),
+    ],
+    ids=range(13),
+)
 def test_a_large_wrong_body_costs_a_few_errors_not_one_an_item(
     schema: type[BaseModel], body: dict
 ) -> None:
-    """A million of them once kept the event loop for 25 seconds."""
+    """Validating a million wrong items one by one blocks the event loop for 25 seconds."""
     with pytest.raises(ValidationError) as caught:
         schema.model_validate(body)
     assert caught.value.error_count() <= 5
 
 
-def test_what_is_no_http_gets_the_envelope_too(server: httpx.Client) -> None:
-    with socket.create_connection(("127.0.0.1", server.base_url.port), timeout=30) as connection:
+def test_what_is_not_http_gets_the_envelope_too(client: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", client.base_url.port), timeout=30) as connection:
         connection.sendall(b"GARBAGE\r\n\r\n")
         answer = b""
         while part := connection.recv(4096):
@@ -381,19 +403,19 @@ def test_what_is_no_http_gets_the_envelope_too(server: httpx.Client) -> None:
     ],
 )
 def test_a_pathological_text_is_answered_and_the_probes_stay_fast(
-    server: httpx.Client, text: str
+    client: httpx.Client, text: str
 ) -> None:
-    answer = server.post("/generate", json={"prompt": text})
+    answer = client.post("/generate", json={"prompt": text})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert server.get("/healthz", timeout=5).status_code == 200
+    assert client.get("/healthz", timeout=5).status_code == 200
 
 
-def test_unknown_routes_and_methods_use_the_same_envelope(server: httpx.Client) -> None:
-    assert server.get("/nothing").json()["error"]["code"] == "not_found"
-    assert server.get("/generate").json()["error"]["code"] == "method_not_allowed"
-    assert server.get("/generate").status_code == 405
-    assert server.post("/generate/", json={"prompt": "x"}).status_code == 404
+def test_unknown_routes_and_methods_use_the_same_envelope(client: httpx.Client) -> None:
+    assert client.get("/nothing").json()["error"]["code"] == "not_found"
+    assert client.get("/generate").json()["error"]["code"] == "method_not_allowed"
+    assert client.get("/generate").status_code == 405
+    assert client.post("/generate/", json={"prompt": "x"}).status_code == 404
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line(tmp_path: Path) -> None:
@@ -413,16 +435,22 @@ def test_a_head_sets_folder_that_is_wrong_ends_the_server_with_one_line(tmp_path
         assert message in server.errors()
 
 
-def test_a_default_that_nothing_steers_ends_the_server_with_one_line(tmp_path: Path) -> None:
+def test_a_default_steer_without_a_head_set_ends_the_server_with_one_line(tmp_path: Path) -> None:
     server = Server("--head-sets", str(tmp_path), "--default-steer", "context")
     assert server.process.wait(timeout=120) == 2
     assert "default_steer is context, but no head set" in server.errors()
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("--max-batch", "0"), "JUICE_MAX_BATCH"), (("--kv-memory", "much"), "JUICE_KV_MEMORY"), (("--api-keys-file", "/nowhere"), "/nowhere"),
-    (("--default-steer", "truth"), "--default-steer"), (("--max-model-len", "513"), "context of 512"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-batch", "0"), "JUICE_MAX_BATCH"),
+        (("--kv-memory", "much"), "JUICE_KV_MEMORY"),
+        (("--api-keys-file", "/nowhere"), "/nowhere"),
+        (("--default-steer", "truth"), "--default-steer"),
+        (("--max-model-len", "513"), "context of 512"),
+    ],
+)
 def test_a_wrong_setting_ends_the_server_with_one_line(
     arguments: tuple[str, ...], message: str
 ) -> None:

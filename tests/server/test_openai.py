@@ -1,4 +1,4 @@
-"""OpenAI's routes, through OpenAI's own client: completions and chat, streams, errors, and steering beside them."""
+"""OpenAI's routes through OpenAI's own client: completions, chat, streams, errors and steering."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 import juice
 from tests.support import oracle, tiny
-from tests.support.serving import CONFLICT, events, save_tiny, serving
+from tests.support.serving import CONFLICT, events, serving
 
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] not in ['system', 'user', 'assistant'] %}{{"
@@ -36,7 +36,9 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("chat"), chat_template=TEMPLATE)
+    tokenizer = tiny.tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return tiny.save(tmp_path_factory.mktemp("chat"), tiny.tiny_model("llama"), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +76,19 @@ def test_a_completion_is_steered_by_the_extra_field_or_by_the_models_name(
     assert caught.value.param == "steer"
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"steer": "context"}, {"steer": {"target": "parametric", "strength": 0.7}}, {"temperature": 1.1, "seed": 5, "n": 2},
-    {"stop": ["."], "temperature": 1.4, "seed": 2}, {"logit_bias": {"14": 50}},
-    {"presence_penalty": 1.5, "frequency_penalty": 1, "ignore_eos": True},
-])  # fmt: skip
-def test_generate_equals_completions(url: str, options: dict) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"steer": "context"},
+        {"steer": {"target": "parametric", "strength": 0.7}},
+        {"temperature": 1.1, "seed": 5, "n": 2},
+        {"stop": ["."], "temperature": 1.4, "seed": 2},
+        {"logit_bias": {"14": 50}},
+        {"presence_penalty": 1.5, "frequency_penalty": 1, "ignore_eos": True},
+    ],
+)
+def test_completions_equal_the_servers_own_generate(url: str, options: dict) -> None:
     body = {"prompt": CONFLICT, "max_tokens": 12, "temperature": 0, **options}
     own = httpx.post(f"{url}/generate", json=body).json()
     theirs = httpx.post(f"{url}/v1/completions", json=body).json()
@@ -127,8 +136,8 @@ def test_token_prompts_equal_the_text_they_spell(client: openai.OpenAI, url: str
     assert len(set(texts)) == 1
 
 
-def test_echo_scores_the_prompt_as_the_model_alone_does(client: openai.OpenAI) -> None:
-    """The oracle runs the steered prompt naively and reads the probability of each of its tokens."""
+def test_echo_scores_the_prompt_as_the_naive_steered_run_does(client: openai.OpenAI) -> None:
+    """The oracle runs the steered prompt naively and takes the probability of each token."""
     model = juice.load("mini")
     ids = list(model.tokenize(CONFLICT))
     for steer in ("none", "parametric"):
@@ -184,7 +193,7 @@ def test_echo_repeats_the_prompt_of_each_choice(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
 
 
-def test_openais_defaults_are_theirs(client: openai.OpenAI) -> None:
+def test_openais_routes_have_openais_defaults(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="mini", prompt="The", temperature=0, extra_body={"ignore_eos": True}
     )
@@ -196,12 +205,23 @@ def test_openais_defaults_are_theirs(client: openai.OpenAI) -> None:
     assert len(drawn) > 1, "the temperature is 1 by default"
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("best_of", 2), ("suffix", "end"), ("response_format", {"type": "json_object"}), ("tools", [{"type": "function"}]),
-    ("guided_json", {}), ("use_beam_search", True), ("Steer", "context"),
-    ("ster", "context"), ("steering", "context"), ("extra_body", {"steer": "context"}),
-    ("head_set", "context"), ("strength", 2.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("best_of", 2),
+        ("suffix", "end"),
+        ("response_format", {"type": "json_object"}),
+        ("tools", [{"type": "function"}]),
+        ("guided_json", {}),
+        ("use_beam_search", True),
+        ("Steer", "context"),
+        ("ster", "context"),
+        ("steering", "context"),
+        ("extra_body", {"steer": "context"}),
+        ("head_set", "context"),
+        ("strength", 2.0),
+    ],
+)
 def test_fields_that_would_change_the_meaning_are_refused_by_name(
     client: openai.OpenAI, field: str, value: object
 ) -> None:
@@ -211,7 +231,7 @@ def test_fields_that_would_change_the_meaning_are_refused_by_name(
     assert caught.value.code == "unsupported_field"
 
 
-def test_fields_that_change_nothing_are_tolerated(client: openai.OpenAI) -> None:
+def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
     harmless = {
         "best_of": 1,
         "user": "me",
@@ -266,7 +286,7 @@ def test_a_model_without_a_template_refuses_to_chat(client: openai.OpenAI) -> No
 
 
 def test_a_chat_is_the_completion_of_its_template(chat_client: openai.OpenAI) -> None:
-    """The template writes the start token itself: the tokenizer must not add a second one."""
+    """The template itself writes the start token: the tokenizer must not add a second one."""
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
@@ -286,8 +306,15 @@ def test_a_chat_is_the_completion_of_its_template(chat_client: openai.OpenAI) ->
 
 
 def test_a_streamed_chat_equals_the_whole_one(chat_client: openai.OpenAI) -> None:
-    options = {"model": "tiny-chat", "messages": [{"role": "user", "content": "Hi"}], "temperature": 1.5, "seed": 3, "n": 2,
-               "max_completion_tokens": 25, "stop": ["e"]}  # fmt: skip
+    options = {
+        "model": "tiny-chat",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "temperature": 1.5,
+        "seed": 3,
+        "n": 2,
+        "max_completion_tokens": 25,
+        "stop": ["e"],
+    }
     whole = chat_client.chat.completions.create(**options)
     chunks = list(
         chat_client.chat.completions.create(
@@ -316,16 +343,25 @@ def test_a_chat_without_max_tokens_gets_what_the_context_leaves(chat_client: ope
     assert answer.usage.total_tokens == 128, "the model's context"
 
 
-@pytest.mark.parametrize(("body", "param"), [
-    ({"messages": []}, "messages"),
-    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]}, "messages.0.content.0.type"),
-    ({"messages": [{"role": "user"}]}, "messages.0.content"),
-    ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-    ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, None),
-    ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
-])  # fmt: skip
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+IMAGE = {"type": "image_url", "image_url": {"url": "http://x"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+SCHEMA = {"type": "json_schema", "json_schema": {}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({**CHAT, "tools": [TOOL]}, "tools"),
+        ({**CHAT, "response_format": SCHEMA}, "response_format"),
+        ({**CHAT, "top_logprobs": 2}, None),
+        ({**CHAT, "max_tokens": 0}, "max_tokens"),
+    ],
+)
 def test_a_wrong_chat_is_refused_with_the_field(
     chat_client: openai.OpenAI, body: dict, param: str | None
 ) -> None:

@@ -1,4 +1,4 @@
-"""Keys, what the metrics and the log tell, and a machine that tries everything the OpenAPI document allows."""
+"""Keys, metrics and logs that reveal nothing, and schemathesis on the whole OpenAPI document."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def routes_of(server: Server) -> list[tuple[str, str]]:
-    """Return every route, discovered: those of the document, and the document's own."""
+    """Return every route: those of the OpenAPI document, and the document's own."""
     document = httpx.get(f"{server.url}/openapi.json", headers=BEARER).json()
     described = [
         (method.upper(), path) for path, own in document["paths"].items() for method in own
@@ -51,7 +51,7 @@ def routes_of(server: Server) -> list[tuple[str, str]]:
 
 
 def test_the_keys_are_compared_whole() -> None:
-    """An empty key can't be configured; were it, a request without one still would not pass."""
+    """An empty key cannot be configured; if one were, a request without a key would still fail."""
     check = KeyCheck(lambda *_: None, ["", "k"])
     assert [check._is_known(sent) for sent in (b"k", b"", b"kk", b"K")] == [
         True,
@@ -61,10 +61,20 @@ def test_the_keys_are_compared_whole() -> None:
     ]
 
 
-@pytest.mark.parametrize("header", [
-    None, "Bearer", "Bearer wrong", "Basic first-key", "first-key", "Bearer first-key2", "bearer\tfirst-ke", "Bearer \u00fc",
-    "Bearer zweiter-schlüsse",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "Bearer",
+        "Bearer wrong",
+        "Basic first-key",
+        "first-key",
+        "Bearer first-key2",
+        "bearer\tfirst-ke",
+        "Bearer \u00fc",
+        "Bearer zweiter-schlüsse",
+    ],
+)
 def test_every_route_but_the_probes_needs_a_key(server: Server, header: str | None) -> None:
     headers = {} if header is None else {"authorization": header.encode("utf-8")}
     routes = routes_of(server)
@@ -80,7 +90,7 @@ def test_every_route_but_the_probes_needs_a_key(server: Server, header: str | No
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_each_key_is_accepted_and_none_is_told(server: Server) -> None:
+def test_each_key_is_accepted_and_none_is_revealed(server: Server) -> None:
     for key in KEYS:
         answer = httpx.get(
             f"{server.url}/info", headers={"authorization": f"Bearer {key}".encode()}
@@ -90,10 +100,16 @@ def test_each_key_is_accepted_and_none_is_told(server: Server) -> None:
     assert not any(key in server.errors() for key in KEYS)
 
 
-@pytest.mark.parametrize(("environment", "arguments"), [
-    ({"JUICE_API_KEYS": ""}, ()), ({"JUICE_API_KEYS": " , "}, ()), ({}, ("--api-key", "")), ({}, ("--api-key", " k")),
-    ({"JUICE_API_KEY": "singular"}, ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "arguments"),
+    [
+        ({"JUICE_API_KEYS": ""}, ()),
+        ({"JUICE_API_KEYS": " , "}, ()),
+        ({}, ("--api-key", "")),
+        ({}, ("--api-key", " k")),
+        ({"JUICE_API_KEY": "singular"}, ()),
+    ],
+)
 def test_a_key_setting_that_is_empty_or_misspelt_does_not_open_the_server(
     environment: dict, arguments: tuple[str, ...]
 ) -> None:
@@ -102,7 +118,7 @@ def test_a_key_setting_that_is_empty_or_misspelt_does_not_open_the_server(
     assert "JUICE_API_KEYS" in server.errors()
 
 
-def test_a_body_that_drips_in_after_its_refusal_is_cut() -> None:
+def test_a_body_that_drips_in_after_its_refusal_is_cut_off() -> None:
     with (
         serving("--api-key", "k", "--header-timeout", "1", "--body-timeout", "1") as server,
         server.connect() as connection,
@@ -121,7 +137,7 @@ def test_a_body_that_drips_in_after_its_refusal_is_cut() -> None:
             pytest.fail("the connection is still open")
 
 
-def test_pages_of_other_origins_may_not_ask_unless_named(server: Server) -> None:
+def test_pages_of_other_origins_are_allowed_only_when_named(server: Server) -> None:
     preflight = {
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization",
@@ -136,21 +152,21 @@ def test_pages_of_other_origins_may_not_ask_unless_named(server: Server) -> None
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_request_id_is_taken_when_it_is_sound_and_made_when_not(server: Server) -> None:
+def test_a_request_id_is_kept_when_it_is_valid_and_made_when_not(server: Server) -> None:
     def answered(sent: str) -> str:
         return httpx.get(f"{server.url}/healthz", headers={"x-request-id": sent}).headers[
             "x-request-id"
         ]
 
     assert answered("abc-123:4") == "abc-123:4"
-    for unsound in ("", "a b", "x" * 200, '{"a":1}'):
-        assert answered(unsound).startswith("req-")
+    for invalid in ("", "a b", "x" * 200, '{"a":1}'):
+        assert answered(invalid).startswith("req-")
     assert httpx.get(f"{server.url}/info").headers["x-request-id"].startswith("req-"), (
         "a refusal has one too"
     )
 
 
-def test_a_request_is_one_json_line_without_its_prompt(server: Server) -> None:
+def test_a_request_is_logged_as_one_json_line_without_its_prompt(server: Server) -> None:
     text = "what nobody else should read"
     sent = {"prompt": text, "steer": "context", "max_tokens": 3, "ignore_eos": True}
     httpx.post(f"{server.url}/generate", json=sent, headers={**BEARER, "x-request-id": "one-line"})
@@ -161,9 +177,17 @@ def test_a_request_is_one_json_line_without_its_prompt(server: Server) -> None:
     )
     time.sleep(0.2)
     lines = {line["id"]: line for line in server.log() if "id" in line}
-    assert lines["one-line"].items() >= {
-        "route": "/generate", "method": "POST", "status": 200, "steer": "context", "generated_tokens": 3, "finish_reasons": ["length"],
-    }.items()  # fmt: skip
+    assert (
+        lines["one-line"].items()
+        >= {
+            "route": "/generate",
+            "method": "POST",
+            "status": 200,
+            "steer": "context",
+            "generated_tokens": 3,
+            "finish_reasons": ["length"],
+        }.items()
+    )
     assert lines["one-line"]["duration_s"] > 0
     assert lines["refused"]["status"] == 400
     assert lines["refused"]["code"] == "invalid_value"
@@ -174,8 +198,14 @@ def test_the_metrics_count_what_happened(server: Server) -> None:
     def value(name: str) -> float:
         return gauge(server.url, name, **BEARER)
 
-    before = {name: value(name) for name in ("prompt_tokens_total", "generated_tokens_total", "queue_time_seconds_count",
-              "time_to_first_token_seconds_count", "inter_token_latency_seconds_count")}  # fmt: skip
+    names = (
+        "prompt_tokens_total",
+        "generated_tokens_total",
+        "queue_time_seconds_count",
+        "time_to_first_token_seconds_count",
+        "inter_token_latency_seconds_count",
+    )
+    before = {name: value(name) for name in names}
     answer = httpx.post(
         f"{server.url}/generate",
         json={"prompt": CONFLICT, "max_tokens": 7, "ignore_eos": True, "n": 2},
@@ -184,9 +214,12 @@ def test_the_metrics_count_what_happened(server: Server) -> None:
     usage = answer.json()["usage"]
     after = {name: value(name) - count for name, count in before.items()}
     assert after == {
-        "prompt_tokens_total": usage["prompt_tokens"], "generated_tokens_total": 14, "queue_time_seconds_count": 2,
-        "time_to_first_token_seconds_count": 2, "inter_token_latency_seconds_count": 12,
-    }  # fmt: skip
+        "prompt_tokens_total": usage["prompt_tokens"],
+        "generated_tokens_total": 14,
+        "queue_time_seconds_count": 2,
+        "time_to_first_token_seconds_count": 2,
+        "inter_token_latency_seconds_count": 12,
+    }
     assert value("engine_up") == 1
     assert value("engine_heartbeat_age_seconds") < 5
     assert (
@@ -217,10 +250,16 @@ def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
 
 
 def test_schemathesis_finds_no_5xx(tmp_path: Path) -> None:
-    """The served OpenAPI document, with values that fit it and values that do not, against every route."""
+    """Every route gets values that fit the served OpenAPI document, and values that do not."""
     with serving("--max-tokens", "20") as server:
-        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error",
-                   "--max-examples", "40", "--seed", "1", "--workers", "2", "--suppress-health-check", "all", "--no-color"]  # fmt: skip
+        options = (
+            "--checks not_a_server_error --max-examples 40 --seed 1 --workers 2"
+            " --suppress-health-check all --no-color"
+        )
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
+            *options.split(),
+        ]
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
         )

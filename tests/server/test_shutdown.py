@@ -1,4 +1,4 @@
-"""Servers that are ended, killed or whose engine dies."""
+"""Servers that are told to end, are killed, or whose engine dies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object
 
 
 def how_it_was_cut(url: str, body: dict) -> object:
-    """Stream, and return the code of the error that ends it."""
+    """Stream an answer; return the code of the error that ends it."""
     with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
         return events(response)[-1]["error"]["code"]
 
 
-def test_sigterm_finishes_what_runs_and_exits_0() -> None:
+def test_sigterm_finishes_what_runs_and_ends_with_status_0() -> None:
     server = Server()
     server.wait_until_ready()
     whole = httpx.post(f"{server.url}/generate", json={**LONG, "max_tokens": 300}).json()
@@ -51,7 +51,7 @@ def test_sigterm_finishes_what_runs_and_exits_0() -> None:
         httpx.get(f"{server.url}/healthz")
 
 
-def test_sigterm_cuts_at_the_drain_limit_and_says_so() -> None:
+def test_sigterm_cuts_requests_at_the_drain_limit_with_an_error() -> None:
     server = Server("--drain", "0.5")
     server.wait_until_ready()
     url, body = f"{server.url}/generate", {**LONG, "n": 8, "prompt": [CONFLICT] * 2}
@@ -67,7 +67,7 @@ def test_sigterm_cuts_at_the_drain_limit_and_says_so() -> None:
     assert answers[0].status_code == 503
 
 
-def test_a_second_sigterm_cuts_at_once_and_says_so() -> None:
+def test_a_second_sigterm_cuts_requests_immediately_with_an_error() -> None:
     server = Server("--max-batch", "1")
     server.wait_until_ready()
     url = f"{server.url}/generate"
@@ -87,7 +87,7 @@ def test_a_second_sigterm_cuts_at_once_and_says_so() -> None:
     assert answers[0].json()["error"]["code"] == "not_ready"
 
 
-def test_a_body_that_is_still_coming_at_the_end_gets_a_503() -> None:
+def test_a_body_that_is_still_arriving_at_the_end_gets_a_503() -> None:
     server = Server("--drain", "0", "--body-timeout", "60")
     server.wait_until_ready()
     with server.connect() as connection:
@@ -122,7 +122,7 @@ def test_a_killed_server_starts_again_on_its_port() -> None:
 
 
 def test_an_engine_that_dies_makes_the_server_not_ready_within_5_seconds(tmp_path: Path) -> None:
-    """The loop is broken from outside, in a real server, as only a bug of ours could break it."""
+    """The loop of a real server is broken from outside, as only a bug could break it."""
     flag = tmp_path / "die"
     program = f"""
 from contextlib import suppress

@@ -1,1 +1,1 @@
-"""What tests share: oracles, tiny models, servers and requests."""
+"""Helpers that test files share: oracles, tiny models, servers and requests."""

@@ -1,6 +1,6 @@
-"""Tiny random models of the architectures that people run, from seeded configurations: what the coverage test steers.
+"""Tiny random models of the architectures that people run, from seeded configurations.
 
-All have 4 layers of 4 query heads; sliding windows are 8 tokens, shorter than most sequences of the
+All have 4 layers of 4 query heads; sliding windows are 8 tokens, shorter than most sequences in the
 tests.
 """
 
@@ -22,15 +22,18 @@ ALTERNATING = {
 }
 ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": N_LAYERS, "num_attention_heads": N_HEADS,
+    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": N_LAYERS, "num_attention_heads": N_HEADS,
     "max_position_embeddings": 128, **ENDS,
 }  # fmt: skip
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 GPT2_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "n_positions": 128, "n_embd": 32, "n_layer": N_LAYERS, "n_head": N_HEADS, **ENDS,
+    "vocab_size": VOCAB_SIZE, "n_positions": 128, "n_embd": 32,
+    "n_layer": N_LAYERS, "n_head": N_HEADS, **ENDS,
 }  # fmt: skip
 GPT_NEO_SIZES = {
-    "vocab_size": VOCAB_SIZE, "max_position_embeddings": 128, "hidden_size": 32, "num_layers": N_LAYERS, "num_heads": N_HEADS, **ENDS,
+    "vocab_size": VOCAB_SIZE, "max_position_embeddings": 128, "hidden_size": 32,
+    "num_layers": N_LAYERS, "num_heads": N_HEADS, **ENDS,
 }  # fmt: skip
 BLOOM_SIZES = {
     "vocab_size": VOCAB_SIZE,
@@ -49,17 +52,19 @@ MPT_SIZES = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
-    "q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6, "n_routed_experts": 4,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "q_lora_rank": 16, "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
 }  # fmt: skip
 SWITCH = 15  # tokens after which Phi-3's longrope uses its long factors
 LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 4.0, 6.0, 8.0],
-    "original_max_position_embeddings": SWITCH,
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": SWITCH,
+    "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 4.0, 6.0, 8.0],
 }  # fmt: skip
 VISION = {
     "hidden_size": 16,
@@ -71,13 +76,17 @@ VISION = {
 }
 IMAGE_TOKENS = {"image_token_index": 299, "boi_token_index": 298, "eoi_token_index": 297}
 JAMBA = {
-    "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_experts_per_tok": 1, "mamba_d_state": 4, "mamba_dt_rank": 4,
+    "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_experts_per_tok": 1,
+    "mamba_d_state": 4, "mamba_dt_rank": 4,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of the coverage: what people call it, its model type and its configuration; `refusal` is part of the reason, if refused."""
+    """One row of the coverage: an everyday name, a model type and a configuration.
+
+    `refusal` is part of the error where loading must refuse it, otherwise None.
+    """
 
     name: str
     model_type: str
@@ -103,7 +112,7 @@ def row(
     refusal: str | None = None,
     **more: Any,
 ) -> Architecture:
-    """Return a row of the table below: common sizes and what is its own."""
+    """Return a row of the table below: the common sizes and the architecture's own options."""
     return Architecture(name, model_type, {**sizes, **more}, refusal)
 
 
@@ -203,3 +212,8 @@ REFUSED = (
     row("DiffLlama", "diffllama", refusal="paired heads"),
     row("BERT", "bert", refusal="not causal"),
 )
+
+
+def build(name: str) -> PreTrainedModel:
+    """Return the model of the row with this name."""
+    return next(a for a in (*ARCHITECTURES, *REFUSED) if a.name == name).build()

@@ -1,19 +1,24 @@
-"""The `juice` command as a process."""
+"""The `juice` command: as a process, as one to interrupt, and within the test's own process."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from juice.cli.main import app
 from tests.support.forking import Forked
 
 
 def juice(
     *arguments: str, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
+    """Run the command as a process to its end, offline unless the environment says otherwise."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
     if any(name.startswith("HF_") for name in environment):  # read at import
         command = [sys.executable, "-m", "juice.cli.main", *arguments]
@@ -28,3 +33,21 @@ def juice(
             300
         )
         return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
+
+
+def interruptible(*arguments: str) -> subprocess.Popen[str]:
+    """Start the command as a process that SIGINT interrupts, as from a terminal."""
+    # A shell's background job starts with SIGINT ignored; a terminal's does not.
+    return subprocess.Popen(
+        [sys.executable, "-m", "juice.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    """Run the command in this process; return its exit code, standard output and error."""
+    done = CliRunner().invoke(app, list(arguments))
+    return done.exit_code, done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""Conflict examples for tiny models, and how their heads are probed."""
+"""Conflict examples for tiny models, and the alphas that probe their heads."""
 
 from __future__ import annotations
 

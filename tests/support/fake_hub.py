@@ -1,8 +1,9 @@
-"""A hub on loopback: the endpoints that huggingface_hub's client calls to make, fill, list and read a model repository.
+"""A fake Hugging Face hub on loopback, for huggingface_hub's own client.
 
-Safetensors files go through the large file storage (batch, upload, redirect), as on the hub; all
-others lie in the commits. Tokens: `writer` may do everything, `reader` may read what is open;
-without one, private and missing repositories look alike.
+It has the endpoints that create, fill, list and read a model repository. Safetensors files go
+through the large file storage (batch, upload, redirect), as on the hub; all others are in the
+commits. Tokens: `writer` may do everything, `reader` may read what is open; without one, private
+and missing repositories look alike.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        # Of another host, as on the hub: the client takes what it needs of a redirect's headers,
-        # and does not follow it to its own.
+        # Another host, as on the hub: the client takes what it needs from a redirect's headers and
+        # does not follow it to its own host.
         self.large_url = f"http://localhost:{self.server_port}/large"
         self.repos: dict[str, Repo] = {}
         self.large: dict[str, bytes] = {}
@@ -262,7 +263,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def oid_of(data: bytes) -> str:
-    """Return git's name of a blob."""
+    """Return git's hash of a blob."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 

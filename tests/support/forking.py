@@ -1,8 +1,8 @@
-"""Processes of the command line, forked from one that has imported the libraries: that alone takes each five seconds otherwise.
+"""Processes of the command line, forked from one that has already imported the libraries.
 
-All else is as in a process of its own: arguments, folder, environment, signals, what it prints, how
-it ends. What the libraries read from the environment when they are imported is the forking
-process's, which is offline.
+The imports would otherwise take each process five seconds. All else is as in a fresh process:
+arguments, folder, environment, signals, output, exit status. What the libraries read from the
+environment at import is the forking process's, which is offline.
 """
 
 from __future__ import annotations
@@ -21,14 +21,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PRELOADED = (
-    "juice.cli.options", "juice.exactness", "juice.evaluation", "juice.evaluation.report.figures", "juice.identification.run",
-    "juice.data", "juice.steered_model", "juice_server.app", "juice_server.process",
-    "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
-)  # fmt: skip
+    "juice.cli.options",
+    "juice.exactness",
+    "juice.evaluation",
+    "juice.evaluation.report.figures",
+    "juice.identification.run",
+    "juice.data",
+    "juice.steered_model",
+    "juice_server.app",
+    "juice_server.process",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+)
 
 
 class Forked:
-    """A process of `juice`, with the interface of subprocess.Popen as far as tests use it."""
+    """A process of `juice`, with the part of subprocess.Popen's interface that tests use."""
 
     def __init__(
         self,
@@ -41,10 +49,14 @@ class Forked:
     ) -> None:
         self._ended = threading.Event()
         self.returncode: int | None = None
-        self.pid = _forker().start(self, {
-            "arguments": arguments, "output": str(output), "errors": str(errors), "environment": environment,
+        job = {
+            "arguments": arguments,
+            "output": str(output),
+            "errors": str(errors),
+            "environment": environment,
             "folder": str(folder or Path.cwd()),
-        })  # fmt: skip
+        }
+        self.pid = _forker().start(self, job)
 
     def poll(self) -> int | None:
         return self.returncode
@@ -68,7 +80,7 @@ class Forked:
 
 
 class _Forker:
-    """This side of the forking process; one a test process, started at first use and gone with it."""
+    """The test process's side of the forking process: started at first use, ended with it."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -99,13 +111,13 @@ class _Forker:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told = json.loads(line)
-            if "pid" in told:
+            report = json.loads(line)
+            if "pid" in report:
                 with self._heard:
-                    self._pids[told["number"]] = told["pid"]
+                    self._pids[report["number"]] = report["pid"]
                     self._heard.notify_all()
             else:
-                self._running.pop(told["number"]).end(told["code"])
+                self._running.pop(report["number"]).end(report["code"])
 
 
 _forkers: list[_Forker] = []
@@ -118,7 +130,7 @@ def _forker() -> _Forker:
 
 
 def _next_job() -> dict[str, Any]:
-    """Fork for every job that comes, and say how each ended; return in the children, with their job."""
+    """Fork for every job that arrives and report how it ends; return in the child, with its job."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -128,7 +140,7 @@ def _next_job() -> dict[str, Any]:
         for pid in list(running):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                _say(number=running.pop(pid), code=os.waitstatus_to_exitcode(status))
+                _report(number=running.pop(pid), code=os.waitstatus_to_exitcode(status))
         ready, _, _ = select.select([0, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
@@ -148,11 +160,11 @@ def _next_job() -> dict[str, Any]:
                 os.close(wake)
                 return job
             running[pid] = job["number"]
-            _say(number=job["number"], pid=pid)
+            _report(number=job["number"], pid=pid)
 
 
-def _say(**told: int) -> None:
-    os.write(1, (json.dumps(told) + "\n").encode())
+def _report(**values: int) -> None:
+    os.write(1, (json.dumps(values) + "\n").encode())
 
 
 def main() -> NoReturn:
@@ -161,7 +173,7 @@ def main() -> NoReturn:
     from juice.cli.main import main as juice
 
     gc.collect()
-    gc.freeze()  # what is there before the fork is nobody's garbage
+    gc.freeze()  # what exists before the fork is never garbage
     job = _next_job()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(job["folder"])

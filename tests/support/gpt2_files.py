@@ -1,4 +1,7 @@
-"""A checkpoint in gpt2's exact files: configuration, tensor names and shapes, tokenizer. The weights are random, the merges made up."""
+"""A checkpoint in gpt2's exact files: configuration, tensor names and shapes, tokenizer.
+
+The weights are random and the merges made up.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,13 @@ from tokenizers import pre_tokenizers
 END = "<|endoftext|>"
 VOCAB_SIZE = 50257
 CONFIG = {
-    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1,
-    "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768,
-    "n_head": 12, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1,
-    "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
-    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": VOCAB_SIZE,
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+    "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": None,
+    "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+    "summary_use_proj": True, "vocab_size": VOCAB_SIZE,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
 }  # fmt: skip
 GENERATION_CONFIG = {
     "_from_model_config": True,
@@ -27,12 +32,12 @@ GENERATION_CONFIG = {
     "eos_token_id": 50256,
     "transformers_version": "4.26.0.dev0",
 }
-# Larger than a new model's 0.02: the heads of a random model must matter.
+# Larger than the 0.02 of a new model: the heads of a random model must matter.
 SCALE = 0.06
 
 
 def write(folder: Path, words: Iterable[str]) -> Path:
-    """Write the checkpoint, half a gigabyte; every one of the words is a token of its own, with the space before it."""
+    """Write the checkpoint, half a gigabyte; each word, with the space before it, is one token."""
     for name, content in (
         ("config", CONFIG),
         ("generation_config", GENERATION_CONFIG),
@@ -49,7 +54,10 @@ def write(folder: Path, words: Iterable[str]) -> Path:
 
 
 def _vocabulary(words: Iterable[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return 256 bytes, 50,000 merges and the end of a text: each word is put together from its left, pairs of letters fill up."""
+    """Return the ids of 256 bytes, 50,000 merges and the end of a text, and the merges.
+
+    Each word is built up from its left; pairs of letters fill the rest.
+    """
     tokens = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
     merges = []
     letters = [first + second for first, second in product(ascii_lowercase, repeat=2)]
@@ -64,7 +72,10 @@ def _vocabulary(words: Iterable[str]) -> tuple[dict[str, int], list[tuple[str, s
 
 
 def _tensors() -> dict[str, torch.Tensor]:
-    """Return random weights under the original's names: without the prefix `transformer.`, each layer's causal mask among them."""
+    """Return random weights under the names of the original.
+
+    They lack the prefix `transformer.` and include each layer's causal mask.
+    """
     generator = torch.Generator().manual_seed(0)
     width, n_positions = CONFIG["n_embd"], CONFIG["n_positions"]
 

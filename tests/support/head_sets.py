@@ -1,4 +1,4 @@
-"""Head sets that tests make by hand."""
+"""Head sets made by hand, for tests of files, the hub and look-up."""
 
 from __future__ import annotations
 
@@ -19,15 +19,24 @@ MODEL = ModelIdentity(
 
 
 def content(**changes: Any) -> dict[str, Any]:
+    """Return the content of a valid head_set.json, with these changes."""
     full = {
-        "format": "juice.head_set/1", "name": "context", "target": "context", "source": None, "model": MODEL.model_dump(),
-        "heads": {"plus": [[1, 2]], "minus": [[0, 3], [2, 0]]}, "beta": {"juice": {"plus": 2.0, "minus": -1.0}, "june": None},
-        "identification": None, "metrics": {}, "scores_sha256": None,
-    }  # fmt: skip
+        "format": "juice.head_set/1",
+        "name": "context",
+        "target": "context",
+        "source": None,
+        "model": MODEL.model_dump(),
+        "heads": {"plus": [[1, 2]], "minus": [[0, 3], [2, 0]]},
+        "beta": {"juice": {"plus": 2.0, "minus": -1.0}, "june": None},
+        "identification": None,
+        "metrics": {},
+        "scores_sha256": None,
+    }
     return {**full, **changes}
 
 
 def scored() -> HeadSet:
+    """Return a head set with random scores."""
     generator = torch.Generator().manual_seed(0)
     scores = HeadScores(
         target="context",

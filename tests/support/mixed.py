@@ -1,4 +1,4 @@
-"""Requests that differ in everything, for batches that mix them: lengths, heads, betas and methods, some unsteered."""
+"""Requests that differ in length, heads, betas and method, for batches that mix them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def steering(heads: Mapping[tuple[int, int], float], method: str = "juice") -> S
 def mixed_requests(
     seed: int, n: int = 12
 ) -> list[tuple[GenerationRequest, dict[tuple[int, int], float], str]]:
-    """Prompts of different lengths, each with other heads, betas and methods, some unsteered; all logits are watched."""
+    """Return requests, each with its heads {(layer, head): beta} and method; some are unsteered.
+
+    Every token's log-probability is watched.
+    """
     rng, made = Random(seed), []
     for i in range(n):
         method = ("juice", "june", "none", "juice")[i % 4]

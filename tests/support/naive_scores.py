@@ -1,4 +1,7 @@
-"""Identification as method.md writes it: a loop over heads and alphas with a forward each. The oracle, and the benchmark's baseline."""
+"""Identification as method.md defines it: a loop over heads and alphas, with a forward for each.
+
+The oracle of the tests, and the baseline of the benchmark.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ def mean_changes(
     heads: Sequence[tuple[int, int]] | None = None,
     on_forward: Callable[[int], None] = lambda _n: None,
 ) -> torch.Tensor:
-    """Return the mean over prompts and alphas of p_y(scaled) - p_y, [n_layers, n_heads]; only `heads`, where given.
+    """Return the mean over prompts and alphas of p_y(scaled) - p_y, [n_layers, n_heads].
 
-    The prompts are one right-padded batch, the logits are computed at each prompt's last position
-    alone.
+    Only `heads` are scored where they are given; the others stay 0. The prompts are one
+    right-padded batch; logits are computed only at each prompt's last position.
     """
     n_layers, n_heads = model.config.num_hidden_layers, model.config.num_attention_heads
     width = max(map(len, prompts))

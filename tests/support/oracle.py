@@ -1,7 +1,7 @@
-"""The two-run definition of method.md, slow and obvious: what every fast path is judged by.
+"""The two-run definition of method.md, slow and obvious: the oracle of every fast path.
 
-No cache, no batch, no code of `juice.model` or `juice.engine`: for each token, run 1 unmodified
-keeping z, run 2 with `z_h <- z_h + beta * z_h(run 1)`, take the likeliest token of run 2. Heads are
+No cache, no batch, no code of `juice`: for each token the clean run records z, the steered run has
+`z_h <- z_h + beta * z_h(clean)`, and the likeliest token of the steered run is chosen. Heads are
 {(layer, head): beta}.
 """
 
@@ -32,7 +32,7 @@ PROJECTIONS = {
 
 
 def projections(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the attention output projections, named one architecture at a time."""
+    """Return the attention output projections, by name for each architecture."""
     path = PROJECTIONS.get(model.config.model_type, "model.layers.{}.self_attn.o_proj")
     return [
         model.get_submodule(path.format(i))
@@ -43,7 +43,10 @@ def projections(model: PreTrainedModel) -> list[nn.Module]:
 def forward(
     model: PreTrainedModel, ids: list[int], change: Mapping[int, object] | None = None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run one prompt without a cache; return logits [pos, vocabulary] and z a layer, [pos, n_heads * d_head] before `change`."""
+    """Run one prompt without a cache; return its logits and each layer's z.
+
+    The logits are [pos, vocabulary]; each z is [pos, n_heads * d_head], as it was before `change`.
+    """
     recorded: list[torch.Tensor] = []
     handles = []
 
@@ -71,7 +74,7 @@ def forward(
 def steered_logits(
     model: PreTrainedModel, ids: list[int], heads: Heads, *, method: str = "juice"
 ) -> torch.Tensor:
-    """Return the logits [pos, vocabulary] of the steered run over these tokens."""
+    """Return the logits [pos, vocabulary] of the steered run on these tokens."""
     n_heads = model.config.get_text_config().num_attention_heads
     clean = forward(model, ids)[1]
     change = {}
@@ -108,10 +111,14 @@ def generate(
 def generate_contrasted(
     model: PreTrainedModel, ids: list[int], without: list[int], weight: float, n_tokens: int
 ) -> tuple[list[int], torch.Tensor]:
-    """Return n greedy tokens of context-aware decoding and the logits [n_tokens, vocabulary] that chose them."""
+    """Return n greedy tokens of context-aware decoding and the logits that chose them.
+
+    `ids` are the prompt with its context, `without` the prompt alone; the logits are
+    [n_tokens, vocabulary].
+    """
     chosen, seen = [], []
     for _ in range(n_tokens):
-        told, alone = forward(model, ids + chosen)[0][-1], forward(model, without + chosen)[0][-1]
-        seen.append((1 + weight) * told - weight * alone)
+        given, alone = forward(model, ids + chosen)[0][-1], forward(model, without + chosen)[0][-1]
+        seen.append((1 + weight) * given - weight * alone)
         chosen.append(int(seen[-1].argmax()))
     return chosen, torch.stack(seen)

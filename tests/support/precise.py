@@ -1,10 +1,8 @@
-"""What tests of precision and placement share: a model wide enough to be packed, and the comparison with the naive two runs."""
+"""For tests of precision and placement: a model wide enough to pack, and the naive two runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -17,7 +15,7 @@ from tests.support.mixed import mixed_requests
 
 
 def wide_model(seed: int = 0) -> PreTrainedModel:
-    """Return a float32 llama of width 64, the block in which bitsandbytes packs weights."""
+    """Return a float32 llama of width 64, the size of the blocks that bitsandbytes packs."""
     torch.manual_seed(seed)
     sizes = {
         "hidden_size": 64,
@@ -41,12 +39,6 @@ def wide_model(seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-def saved(folder: Path, model: PreTrainedModel, **options: Any) -> Path:
-    model.save_pretrained(folder, **options)
-    tiny.tiny_tokenizer().save_pretrained(folder)
-    return folder
-
-
 def worst_difference(
     loaded: LoadedModel,
     *,
@@ -54,10 +46,10 @@ def worst_difference(
     n: int = 12,
     forward: Callable[..., torch.Tensor] = oracle.steered_logits,
 ) -> float:
-    """Return how far a mixed batch is from the same model's naive two runs over the same tokens, in log-probabilities.
+    """Return how far a mixed batch is from the same model's naive two runs on the same tokens.
 
-    Three at a time, prompts in chunks: rows join and leave. Every token that was chosen must be the
-    naive runs' likeliest, or as likely within that difference.
+    In log-probabilities. Three at a time, prompts in chunks: rows join and leave. Every chosen
+    token must be the naive runs' likeliest, or as likely within that difference.
     """
     made = mixed_requests(seed=seed)
     engine = BatchingEngine(loaded, Limits(max_batch=3, max_prefill_tokens=40))

@@ -1,4 +1,4 @@
-"""What tests of a running engine share: models, requests of every kind, and a collector of what the engine sends."""
+"""For tests of a running engine: models, requests of every kind, and a collector of updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def loaded(
 
 
 def random_request(rng: Random) -> GenerationRequest:
-    """Any length, target, strength, heads and sampling."""
+    """Return a request of any length, heads, method, contrast and sampling."""
     heads = {
         (rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): (
             rng.choice([-3, -1, 0.5, 2]) * rng.choice([0.5, 1, 2])

@@ -20,8 +20,6 @@ import httpx
 from tests.support.forking import Forked
 
 CONFLICT = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
-
-
 LONG = {"prompt": CONFLICT, "max_tokens": 480, "ignore_eos": True}
 
 
@@ -44,7 +42,7 @@ class Server:
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._said = Path(tempfile.mkstemp(prefix="juice-server-")[1])
+        self._errors = Path(tempfile.mkstemp(prefix="juice-server-")[1])
         environment = {**os.environ, **(environment or {})}
         options = ("--port", str(self.port), *arguments)
         self.process: Forked | subprocess.Popen[bytes]
@@ -52,17 +50,17 @@ class Server:
             self.process = Forked(
                 ("serve", *options),
                 output=Path(os.devnull),
-                errors=self._said,
+                errors=self._errors,
                 environment=environment,
                 folder=folder,
             )
             return
         start = command or [sys.executable, "-c", str(program), "serve"]
-        with self._said.open("w") as said:
+        with self._errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [*start, *options],
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=errors,
                 env=environment,
                 cwd=folder,
             )
@@ -80,15 +78,15 @@ class Server:
         raise AssertionError(f"the server did not become ready: {self.errors()}")
 
     def errors(self) -> str:
-        """Return what it said on standard error."""
-        return self._said.read_text()
+        """Return what it wrote to standard error."""
+        return self._errors.read_text()
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the lines of its log."""
+        """Return the lines of its log, parsed."""
         return [json.loads(line) for line in self.errors().splitlines() if line.startswith("{")]
 
     def connect(self) -> socket.socket:
-        """Return a raw connection."""
+        """Return a raw connection to it."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -100,7 +98,7 @@ class Server:
 
 @contextmanager
 def serving(*arguments: str, **options: Any) -> Iterator[Server]:
-    """Run a server within; it must end well, without a traceback that nobody caught."""
+    """Run a server for the block; it must exit with 0 and without an uncaught exception."""
     server = Server(*arguments, **options)
     try:
         server.wait_until_ready()
@@ -122,25 +120,15 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 def gauge(url: str, name: str, **headers: str) -> float:
-    """Return a metric without labels."""
+    """Return the value of a metric without labels."""
     text = httpx.get(f"{url}/metrics", headers=headers).text
     return float(
         next(line.split()[-1] for line in text.splitlines() if line.startswith(f"juice_{name} "))
     )
 
 
-def save_tiny(folder: Path, *, shape: str = "llama", chat_template: str | None = None) -> Path:
-    """Write a tiny model and its tokenizer to a folder, as a user's own model would be."""
-    from tests.support import tiny
-
-    tiny.tiny_model(shape).save_pretrained(folder)
-    tokenizer = tiny.tiny_tokenizer()
-    tokenizer.chat_template = chat_template
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def within(seconds: float, is_so: Callable[[], bool], what: str) -> None:
+    """Wait until something is so; fail after this many seconds."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -148,6 +136,7 @@ def within(seconds: float, is_so: Callable[[], bool], what: str) -> None:
 
 
 def raw_post(body: dict, path: str = "/generate") -> bytes:
+    """Return the bytes of a POST request."""
     content = json.dumps(body).encode()
     return (
         f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length:"

@@ -1,8 +1,10 @@
-"""Tiny random models and a tokenizer, made here: the shapes that tests steer."""
+"""Tiny random models and a tokenizer, in memory or saved to a folder."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from string import ascii_uppercase
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -28,7 +30,10 @@ N_LAYERS, N_HEADS = 4, 4
 
 
 def tiny_model(shape: str, seed: int = 0) -> PreTrainedModel:
-    """Return a float32 model with weights large enough for heads to matter; gemma2 has a window of 8 in every other layer."""
+    """Return a float32 model with weights large enough for heads to matter.
+
+    gemma2 has a sliding window of 8 in every other layer.
+    """
     torch.manual_seed(seed)
     if shape == "gpt2":
         model = GPT2LMHeadModel(
@@ -70,7 +75,10 @@ def with_large_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a byte-level tokenizer: ids 1-256 are bytes, 257-282 a space and a capital letter, 0 ends a text."""
+    """Return a byte-level tokenizer.
+
+    Ids 1-256 are bytes, 257-282 a space with a capital letter, and 0 ends a text.
+    """
     merges = [("Ġ", letter) for letter in ascii_uppercase]
     tokens = [END, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
     tokenizer = Tokenizer(
@@ -79,3 +87,15 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+
+
+def save(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    **options: Any,
+) -> Path:
+    """Write a model and a tokenizer (by default the tiny one) to a folder, and return it."""
+    model.save_pretrained(folder, **options)
+    (tokenizer or tiny_tokenizer()).save_pretrained(folder)
+    return folder

@@ -1,7 +1,6 @@
-"""Reading data sets of knowledge conflicts: our own files, ParaConflict, MemoTrap and NQ-Swap, from disk or from the hub.
+"""Readers of knowledge conflicts: JuICE's own files, ParaConflict, MemoTrap and NQ-Swap.
 
-Nothing of theirs is copied here: files are read from where the user keeps them, data sets through
-`datasets`.
+No data set is copied here: files are read from the user's disk, data sets through `datasets`.
 """
 
 from juice.data.readers.source import read_examples

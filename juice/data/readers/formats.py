@@ -1,4 +1,4 @@
-"""The formats of rows that are known, each told by its columns."""
+"""The known formats of rows, each recognised by its columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from juice.errors import ExampleError
 
 @dataclass(frozen=True)
 class Format:
-    """A format: the columns that every row has, and what makes an example of a row, its place and its file's name."""
+    """A format: the columns that every row has, and how to make an example from a row.
+
+    `read_row` takes a row, its place and its file's name.
+    """
 
     name: str
     columns: tuple[str, ...]
@@ -36,25 +39,25 @@ FORMATS = (
 
 
 def format_of(row: Row) -> Format:
-    """Return the format whose columns a row has; raises ExampleError that lists what is known."""
+    """Return the format whose columns a row has; raises ExampleError that lists the known ones."""
     found = row.values.keys()
     for known in FORMATS:
         if found >= set(known.columns):
             return known
     if found & set(OURS.columns[1:]):
-        return OURS  # which then says what is missing
+        return OURS  # its error names what is missing
     expected = "; ".join(f"{known.name} ({', '.join(known.columns)})" for known in FORMATS)
     raise ExampleError(
-        f"{row.where}: the columns {', '.join(map(str, found)) or 'none'} are of no known format;"
-        f" expected those of one of {expected}"
+        f"{row.where}: the columns {', '.join(map(str, found)) or 'none'} are of no known format; "
+        f"expected those of one of {expected}"
     )
 
 
 def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[ConflictExample]:
-    """Make examples of the rows of named files, each in the format of its first row.
+    """Make examples from the rows of named files, each in the format of its first row.
 
-    Warns once of rows that hold no conflict, which are left out. Raises ExampleError for a row that
-    is malformed and when nothing is left.
+    Rows that hold no conflict are left out, with one warning. Raises ExampleError for a malformed
+    row, and when no row is left.
     """
     examples, reasons = [], []
     for name, rows in files:
@@ -62,8 +65,8 @@ def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[Con
         for where, values in rows:
             if lacking := set(known.columns) - values.keys() if known is not OURS else None:
                 raise ExampleError(
-                    f"{where}: {min(lacking)} is missing; expected the columns of {known.name}:"
-                    f" {', '.join(known.columns)}"
+                    f"{where}: {min(lacking)} is missing; expected the columns of {known.name}: "
+                    f"{', '.join(known.columns)}"
                 )
             example = known.read_row(values, where, name)
             if isinstance(example, str):

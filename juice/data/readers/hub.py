@@ -1,4 +1,4 @@
-"""The rows of a data set: from the hub, or from a folder that `datasets` saved or that holds parquet files.
+"""The rows of a data set: from the hub, or from a folder saved by `datasets` or of parquet files.
 
 `datasets` is imported when it is needed; it comes with the extra `eval`. A data set's own code is
 never run.
@@ -19,26 +19,26 @@ SAVED_FILES = ("dataset_info.json", "dataset_dict.json")
 
 
 def rows_of_hub(name: str, split: str | None = None) -> list[Row]:
-    """Return the rows of a hub data set: of the split, of its only one, or of dev, validation or test, the first there is.
+    """Return the rows of a hub data set.
 
-    Raises ExampleError when it cannot be had.
+    Without a split: those of its only one, or of the first that exists of dev, validation and test.
+    Raises ExampleError when it cannot be loaded.
     """
     datasets = _datasets()
     try:
         data = datasets.load_dataset(name)
-    except (
-        Exception
-    ) as error:  # whatever the network, the hub or a damaged cache makes the libraries raise
+    except Exception as error:  # the network, the hub and damaged caches raise anything
         raise ExampleError(
-            f"cannot load the data set {name!r}: {_reason(error)}; where the hub cannot be reached,"
-            f" fetch it once where it can (`hf download {name} --repo-type dataset --local-dir"
-            " FOLDER`) and give FOLDER, or let HF_HOME or HF_HUB_CACHE name a cache that holds it"
+            f"cannot load the data set {name!r}: {_reason(error)}; "
+            f"where the hub cannot be reached, fetch it once where it can (`hf download {name} "
+            "--repo-type dataset --local-dir FOLDER`) and give FOLDER, "
+            "or let HF_HOME or HF_HUB_CACHE name a cache that holds it"
         ) from error
     return _rows(data, split, name)
 
 
 def is_data_folder(folder: Path) -> bool:
-    """Tell whether a folder holds a data set: one saved by `datasets`, or parquet files."""
+    """Return whether a folder holds a data set: one saved by `datasets`, or parquet files."""
     return _is_saved(folder) or any(
         next(folder.glob(pattern), None) for pattern in ("*.parquet", "*/*.parquet")
     )
@@ -69,7 +69,8 @@ def _datasets() -> ModuleType:
         import datasets
     except ImportError as error:
         raise ExampleError(
-            "data sets need the package `datasets`: pip install 'juice-steering[eval]'"
+            "data sets need the package `datasets`; "
+            "install it from the clone with: pip install -e '.[eval]'"
         ) from error
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
@@ -85,8 +86,8 @@ def _rows(data: Any, split: str | None, name: str) -> list[Row]:
         )
         if chosen not in data:
             raise ExampleError(
-                f"the data set {name} has no split {chosen or '/'.join(PREFERRED_SPLITS)}; name one"
-                f" of: {', '.join(data)}"
+                f"the data set {name} has no split {chosen or '/'.join(PREFERRED_SPLITS)}; "
+                f"name one of: {', '.join(data)}"
             )
         data = data[chosen]
     rows = [
@@ -94,12 +95,12 @@ def _rows(data: Any, split: str | None, name: str) -> list[Row]:
         for number, values in enumerate(data, 1)
     ]
     if not rows:
-        raise ExampleError(f"the data set {name} is empty; expected one example a row")
+        raise ExampleError(f"the data set {name} is empty; expected one example per row")
     return rows
 
 
 def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """Drop what a row does not have: its table fills it with nulls."""
+    """Drop the nulls with which a table fills missing values."""
     kept = {name: value for name, value in values.items() if value is not None}
     return {
         name: _without_nulls(value) if isinstance(value, dict) else value

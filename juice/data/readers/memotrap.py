@@ -1,11 +1,10 @@
-"""MemoTrap (Liu and Liu, 2023): an instruction that asks for another ending than the one everybody knows by heart.
+"""MemoTrap (Liu and Liu, 2023): an instruction that asks for an unusual ending of a known text.
 
-    prompt, classes (a list of endings, as text), answer_index (which of them the instruction asks
-    for)
+    prompt, classes (a list of endings, as text), answer_index (the one that the instruction wants)
 
-The context answer is the ending that is asked for, the parametric answers are the others, both
-without final punctuation; an output is right when it begins with the ending. There is only a
-substitution prompt: nothing to ask without the instruction.
+The context answer is the requested ending, the parametric answers are the others, both without
+final punctuation; an output is right when it begins with the ending. There is only a substitution
+prompt: without the instruction there is nothing to ask.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ MAX_SUBJECT = 80
 
 
 def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | str:
-    """Make an example of a row, or say why it holds no conflict; the task is named by its file, `1-proverb-ending.csv`."""
+    """Make an example from a row, or return why it holds no conflict.
+
+    `name` is the file's, such as `1-proverb-ending`, and becomes the relation.
+    """
     endings = [ending.strip().rstrip(".!?") for ending in _classes(row["classes"], where)]
     index = _index(row["answer_index"], len(endings), where)
     others = [ending for i, ending in enumerate(endings) if i != index]
@@ -52,8 +54,8 @@ def _classes(value: Any, where: str) -> list[str]:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise ExampleError(
-                f"{where}: classes is {value[:40]!r}; expected a list of endings, such as [' one.',"
-                " ' other.']"
+                f"{where}: classes is {value[:40]!r}; expected a list of endings, "
+                "such as [' one.', ' other.']"
             ) from error
     if (
         not isinstance(value, list)
@@ -61,8 +63,8 @@ def _classes(value: Any, where: str) -> list[str]:
         or not all(isinstance(ending, str) for ending in value)
     ):
         raise ExampleError(
-            f"{where}: classes holds no list of two or more texts; expected the endings, such as ['"
-            " one.', ' other.']"
+            f"{where}: classes is not a list of two or more texts; "
+            "expected the endings, such as [' one.', ' other.']"
         )
     return value
 
@@ -76,7 +78,7 @@ def _index(value: Any, n: int, where: str) -> int:
 
 
 def _parts(prompt: str) -> tuple[str | None, str | None]:
-    """Split a prompt into its instruction and the text to complete: at the first line's end, else after the first colon."""
+    """Split a prompt into instruction and text: at the first line's end, else the first colon."""
     if "\n" in prompt:
         context, _, question = prompt.partition("\n")
         return context.strip(), question.strip()

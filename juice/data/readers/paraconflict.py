@@ -1,11 +1,11 @@
-"""ParaConflict (the data of "Taming Knowledge Conflicts in Language Models"): facts of six domains and their conflict prompts.
+"""ParaConflict (of "Taming Knowledge Conflicts in Language Models"): six domains of facts.
 
     Subject, Answer, Distracted Token (the context answer), Clean Prompt, Substitution Conflict,
     Coherent Conflict, Answer_ns? (accepted answers; files only), Category? (the domain; hub only)
 
 On the hub (`gaotang/ParaConfilct`, sic) `Answer` lists all accepted answers and there is no
-`Answer_ns`. The first of them stands first here as well, and the examples say that the scored one
-is the one the model finds likeliest.
+`Answer_ns`. Their order is kept, and the examples are marked `scored: likeliest`: the model decides
+which answer is scored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ DOMAINS = (
 
 
 def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | str:
-    """Make an example of a row, or say why it holds no conflict; `name` is the file's, up to its first dot."""
+    """Make an example from a row, or return why it holds no conflict.
+
+    `name` is the file's, up to its first dot.
+    """
     prompts = [row[column] for column in PROMPTS]
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise ExampleError(
@@ -38,17 +41,22 @@ def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | st
         )
     clean, substitution, coherent = (str(prompt).rstrip() for prompt in prompts)
     given = [*_listed(row["Answer"]), *_listed(row.get("Answer_ns"))]
-    accepted, told = [a for i, a in enumerate(given) if a not in given[:i]], row["Distracted Token"]
-    if isinstance(told, str) and is_among(told, (a for a in accepted if isinstance(a, str))):
+    accepted, distracted = (
+        [a for i, a in enumerate(given) if a not in given[:i]],
+        row["Distracted Token"],
+    )
+    if isinstance(distracted, str) and is_among(
+        distracted, (a for a in accepted if isinstance(a, str))
+    ):
         return (
-            f"the context answer {told!r} of {row['Subject']!r} is an accepted answer as well:"
-            " there is no conflict"
+            f"the context answer {distracted!r} of {row['Subject']!r} is also an accepted answer: "
+            "there is no conflict"
         )
     apart = substitution.endswith(clean) and substitution != clean
     example = {
         "subject": row["Subject"],
         "parametric_answer": accepted,
-        "context_answer": told,
+        "context_answer": distracted,
         "prompts": {"clean": clean, "substitution": substitution, "coherent": coherent},
         "context": substitution.removesuffix(clean).strip() if apart else None,
         "question": clean if apart else None,
@@ -63,7 +71,7 @@ def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | st
 
 
 def domain_of(text: str) -> str:
-    """Return a domain's name as it is written here, however the data writes it."""
+    """Return a domain's name as in `DOMAINS`, however the data spells it."""
     name = text.strip().lower().replace(" ", "_").replace("-", "_")
     return name.removesuffix("s") if name.removesuffix("s") in DOMAINS else name
 

@@ -1,8 +1,8 @@
-"""The rows of a file: JSON lines, a JSON array or CSV, each with where it stands.
+"""The rows of a file (JSON lines, a JSON array or CSV), each with its place.
 
 A name that ends in .csv is CSV with a header; anything else is a JSON array when it begins with
-`[`, otherwise JSON lines. Text is UTF-8, with or without a byte order mark. What rows mean is not
-known here.
+`[`, otherwise JSON lines. Text is UTF-8, with or without a byte order mark. What rows mean is left
+to the readers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 30
 
 
 class Row(NamedTuple):
-    """One row: where it stands, and its values by column."""
+    """One row: its place, and its values by column."""
 
     where: str
     values: dict[str, Any]
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 def rows_of_file(path: Path) -> list[Row]:
     """Return the rows of a file.
 
-    Raises ExampleError for one that cannot be read or has none, naming the line.
+    Raises ExampleError, naming the line, for a file that cannot be read or is empty.
     """
     text = _text(path)
     if path.suffix.lower() == ".csv":
@@ -44,8 +44,8 @@ def rows_of_file(path: Path) -> list[Row]:
         ]
     if not rows:
         raise ExampleError(
-            f"the examples file {path} is empty; expected one JSON object a line, a JSON array, or"
-            " CSV with a header"
+            f"the examples file {path} is empty; expected one JSON object per line, a JSON array, "
+            "or CSV with a header"
         )
     return rows
 
@@ -56,21 +56,21 @@ def _text(path: Path) -> str:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ExampleError(
-            f"cannot read the examples {path}: {error.strerror}; give a file in UTF-8, a folder, or"
-            " `mini`"
+            f"cannot read the examples {path}: {error.strerror}; "
+            "give a file in UTF-8, a folder, or `mini`"
         ) from error
     if len(data) > MAX_BYTES:
         raise ExampleError(
-            f"cannot read the examples {path}: it has more than {MAX_BYTES >> 20} MiB; split it, or"
-            " give a part of it"
+            f"cannot read the examples {path}: it has more than {MAX_BYTES >> 20} MiB; "
+            "split it, or give a part of it"
         )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ExampleError(
-            f"cannot read the examples {path}: line {line} is not UTF-8 ({error.reason}); save the"
-            " file as UTF-8"
+            f"cannot read the examples {path}: line {line} is not UTF-8 ({error.reason}); "
+            "save the file as UTF-8"
         ) from error
 
 
@@ -78,18 +78,17 @@ def _parse(text: str, where: str, first_line: int) -> Any:
     try:
         value = json.loads(text)
         if "\\u" in text:
-            json.dumps(
-                value, ensure_ascii=False
-            ).encode()  # half of an escaped pair is no character
+            # Half of an escaped surrogate pair is not a character.
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         line = f"line {first_line + error.lineno - 1}, column {error.colno}"
         raise ExampleError(
-            f"{where}: not JSON ({error.msg} at {line}); expected one object a line, or an array of"
-            " objects"
+            f"{where}: not JSON ({error.msg} at {line}); "
+            "expected one object per line, or an array of objects"
         ) from error
     except RecursionError as error:
         raise ExampleError(
-            f"{where}: nested too deeply; expected one flat object a line"
+            f"{where}: nested too deeply; expected one flat object per line"
         ) from error
     except ValueError as error:
         raise ExampleError(
@@ -101,7 +100,7 @@ def _parse(text: str, where: str, first_line: int) -> Any:
 def _row(value: Any, where: str) -> Row:
     if not isinstance(value, dict):
         raise ExampleError(
-            f"{where}: got a {type(value).__name__}; expected a JSON object, one a row"
+            f"{where}: got a {type(value).__name__}; expected a JSON object for each row"
         )
     return Row(where, value)
 
@@ -118,19 +117,19 @@ def _csv_rows(text: str, path: Path) -> Iterator[Row]:
         columns = list(reader.fieldnames or ())
         if len(set(columns)) < len(columns):
             raise ExampleError(
-                f"{path}:1: a column is named twice in {', '.join(columns)}; give each a name of"
-                " its own"
+                f"{path}:1: a column is named twice in {', '.join(columns)}; "
+                "give each a name of its own"
             )
         line = reader.line_num + 1
         for values in reader:
             if None in values or None in values.values():
                 expected = (
-                    f"expected {len(columns)} cells, as in the header; quote cells that hold commas"
-                    " or line breaks"
+                    f"expected {len(columns)} cells, as in the header; "
+                    "quote cells that hold commas or line breaks"
                 )
                 raise ExampleError(
-                    f"{path}:{line}: the row has too {'many' if None in values else 'few'} cells;"
-                    f" {expected}"
+                    f"{path}:{line}: the row has too {'many' if None in values else 'few'} cells; "
+                    f"{expected}"
                 )
             yield Row(f"{path}:{line}", dict(values))
             line = reader.line_num + 1

@@ -4,9 +4,9 @@
     paraconflict[:domain], nq-swap    the data sets of the paper, from the hub
     hub:owner/name[:split]            any hub data set in a known format
     FILE                              JSON lines, a JSON array or CSV, in a known format
-    FOLDER                            such files; or a data set that `datasets` saved, or parquet files
+    FOLDER                            such files, a data set saved by `datasets`, or parquet files
 
-A split chooses among the files of a folder whose names tell theirs, as those of ParaConflict do
+A split chooses among the files of a folder whose names contain theirs, as ParaConflict's do
 (`world_capital.unfiltered_test.json`); all other sources are one set, whatever the split.
 """
 
@@ -39,23 +39,23 @@ ENDINGS = (".jsonl", ".json", ".csv")
 def read_examples(source: str | Path, *, split: Split = "test") -> list[ConflictExample]:
     """Read the examples of a source, in its order.
 
-    Raises ExampleError for a source that cannot be read, for the first row that is malformed,
-    naming it, and for columns of no known format. Warns of rows without a conflict, which are left
-    out, and of duplicate subjects (within a relation), which are kept.
+    Raises ExampleError for a source that cannot be read, the first malformed row, or columns of no
+    known format. Warns of rows without a conflict, which are left out, and of duplicate subjects
+    (within a relation), which are kept.
     """
     name, domain = str(source), _domain(str(source))
     examples = [e for e in examples_of(_files(source, split), name) if domain in (None, e.relation)]
     if not examples:
         raise ExampleError(
-            f"{paraconflict.HUB_ID} has no row of the domain {domain}; expected the column Category"
-            " to name it"
+            f"{paraconflict.HUB_ID} has no row of the domain {domain}; "
+            "expected the column Category to name it"
         )
     counts = Counter((e.relation, e.subject) for e in examples)
     repeated = [subject for (_, subject), count in counts.items() if count > 1]
     if repeated:
         warnings.warn(
-            f"{name}: {len(repeated)} subjects appear more than once ({repeated[0]!r} first); all"
-            " are kept",
+            f"{name}: {len(repeated)} subjects appear more than once ({repeated[0]!r} first); "
+            "all are kept",
             stacklevel=2,
         )
     return examples
@@ -64,20 +64,20 @@ def read_examples(source: str | Path, *, split: Split = "test") -> list[Conflict
 def read_rows(source: str | Path) -> list[Row]:
     """Read the rows of a file, a folder or `hub:owner/name[:split]`, whatever their columns.
 
-    Raises ExampleError.
+    Raises ExampleError for a source that cannot be read.
     """
     return [row for _, rows in _files(source, None) for row in rows]
 
 
 def _domain(name: str) -> str | None:
-    """Return the domain that `paraconflict:domain` names, None for every other source."""
+    """Return the domain of `paraconflict:domain`; None for any other source."""
     source, colon, domain = name.partition(":")
     if source != "paraconflict" or not colon:
         return None
     if domain not in paraconflict.DOMAINS:
         raise ExampleError(
-            f"{domain!r} is no domain of ParaConflict; expected one of"
-            f" {', '.join(paraconflict.DOMAINS)}"
+            f"{domain!r} is not a domain of ParaConflict; "
+            f"expected one of {', '.join(paraconflict.DOMAINS)}"
         )
     return domain
 
@@ -87,8 +87,8 @@ def _files(source: str | Path, split: Split | None) -> list[tuple[str, list[Row]
     name = str(source)
     if name == "memotrap":
         raise ExampleError(
-            "memotrap names no hub data set; download its CSV files and give their folder, or one"
-            " of them"
+            "memotrap is not a hub data set; download its CSV files and give their folder, "
+            "or one of them"
         )
     if (known := name.partition(":")[0]) in HUB_IDS:
         return [(known, rows_of_hub(HUB_IDS[known]))]
@@ -108,7 +108,7 @@ def _files(source: str | Path, split: Split | None) -> list[tuple[str, list[Row]
 
 
 def _data_files(folder: Path, split: Split | None) -> list[Path]:
-    # A data set that was downloaded may have its files in `data`.
+    # A downloaded data set may have its files in `data`.
     places = [
         [path for path in sorted(folder.glob(glob)) if path.suffix.lower() in ENDINGS]
         for glob in ("[!.]*", "data/[!.]*")
@@ -116,8 +116,8 @@ def _data_files(folder: Path, split: Split | None) -> list[Path]:
     files = places[0] or places[1]
     if not files:
         raise ExampleError(
-            f"the folder {folder} holds no {', '.join(ENDINGS)} and no parquet files; give the"
-            " folder that holds them"
+            f"the folder {folder} holds no {', '.join(ENDINGS)} and no parquet files; "
+            "give the folder that holds them"
         )
     named = [path for path in files if any(part in path.name for part in SPLIT_PARTS.values())]
     if not named or split is None:
@@ -125,7 +125,7 @@ def _data_files(folder: Path, split: Split | None) -> list[Path]:
     chosen = [path for path in named if SPLIT_PARTS[split] in path.name]
     if not chosen:
         raise ExampleError(
-            f"the folder {folder} has no file of the {split} split (*{SPLIT_PARTS[split]}*); it has"
-            f" {named[0].name} and the like"
+            f"the folder {folder} has no file of the {split} split (*{SPLIT_PARTS[split]}*); "
+            f"it has {named[0].name} and others"
         )
     return chosen

@@ -1,10 +1,10 @@
-"""The analyses, one a file: each measures, and returns plain data in which every plotted value is found.
+"""The analyses, one per file: each measures, and returns plain data with every plotted value.
 
 heads         the score of every head, by conflict type (heat maps)
 reversals     heads that help under one conflict type and hurt under another (the paper's table 1)
-running_once  one run against two, over the best 1 to 10 heads (table 2, figure 6)
-knock_outs    MLP, attention or both removed, a layer at a time (figure 3)
-robustness    accuracy over the number of examples, of heads, and the betas (figure 5)
+running_once  one run against two over the best 1 to 10 heads (table 2, figure 6)
+knock_outs    MLP, attention or both removed, one layer at a time (figure 3)
+robustness    accuracy over the number of examples, the number of heads and the betas (figure 5)
 paraphrases   accuracy under other templates (table 7)
 stability     how much the head sets of resampled examples overlap
 """
@@ -37,12 +37,15 @@ ANALYSES: dict[str, Callable[[AnalysisInputs], dict[str, Any]]] = {
 }
 
 
-# These look at both answers: the same whatever the target.
+# These look at both answers, so they are the same for every target.
 OF_THE_MODEL = frozenset({"reversals", "knock_outs"})
 
 
 def run(name: str, inputs: AnalysisInputs) -> dict[str, Any]:
-    """Run one analysis; where the model or the data does not allow it, the result is the reason: {"unavailable": ...}."""
+    """Run one analysis.
+
+    Where the model or the data does not allow it, the result is {"unavailable": reason}.
+    """
     try:
         return ANALYSES[name](inputs)
     except JuiceError as error:

@@ -1,6 +1,7 @@
-"""The score of every head, by sign and conflict type, on the examples that the heads were found on (method.md, stage 1).
+"""The score of every head, by sign and conflict type (method.md, stage 1).
 
-One value: mean over examples and alphas of p_y(z_h <- z_h + alpha * z_h) - p_y.
+A score is the mean over examples and alphas of p_y(z_h <- z_h + alpha * z_h) - p_y, on the examples
+that the heads were found on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from juice.identification.selection import chosen_heads
 
 
 def measure(inputs: AnalysisInputs) -> dict[str, Any]:
-    """Return {conflict_types, plus, minus: [type][layer][head], chosen: {plus, minus}, n_examples, alphas}."""
+    """Return the scores of all heads, and which heads were chosen.
+
+    {conflict_types, plus and minus: [type][layer][head], chosen: {plus, minus}, n_examples, alphas}
+    """
     examples, settings, found = inputs.splits.identification[inputs.target], inputs.options, None
     if inputs.head_set is not None:
         found = inputs.head_set.identification

@@ -16,14 +16,16 @@ from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 from juice.targets import Target
 
-# Analyses look at so many test examples at most: enough to see, cheap enough to repeat for every
-# setting.
+# Most test examples of an analysis: enough to see, cheap enough to repeat for every setting.
 N_EXAMPLES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisInputs:
-    """The model, the splits and the head set of one target; `choices` is what validation chose for the methods, by domain."""
+    """The model, the splits and the head set of one target.
+
+    `choices` is what validation chose, by method and domain.
+    """
 
     model: SteeredModel
     splits: Splits
@@ -37,7 +39,7 @@ class AnalysisInputs:
     progress: Progress = silent
 
     def choice(self, name: MethodName) -> dict[str, Any]:
-        """Return what validation chose for a method, by domain: what the tables used, or chosen now."""
+        """Return what validation chose for a method, by domain: for the tables, or else now."""
         return self.choices.get(name) or self.preparer.choose(name, self.target)
 
     @property
@@ -52,5 +54,5 @@ class AnalysisInputs:
 
     @property
     def judged_types(self) -> tuple[ConflictType, ...]:
-        """The conflict types, of those, on which the target is judged."""
+        """Those of the conflict types on which the target is judged."""
         return judged_types(self.target, self.splits.test)

@@ -1,4 +1,4 @@
-"""What removing one head (z_h <- 0) does to p of both answers, on many examples, a few at a time."""
+"""What removing one head (z_h <- 0) does to p of both answers, on any number of examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,17 @@ def knock_out_scores(
     conflict_types: tuple[ConflictType, ...],
     progress: Progress = silent,
 ) -> dict[Target, torch.Tensor]:
-    """Return the mean change of p_y when a head is removed, by the answer y, float32 [conflict types, layers, heads]."""
+    """Return the mean change of p_y when a head is removed, for both answers y.
+
+    Args:
+        model: The model.
+        examples: The examples, which all have these conflict types.
+        conflict_types: Which prompts to score.
+        progress: Reports how many probes are done, anew for every few examples.
+
+    Returns:
+        By the target whose answer is y, float32 [conflict types, layers, heads].
+    """
     total: dict[Target, torch.Tensor] = {}
     for start in range(0, len(examples), N_AT_ONCE):
         chunk = examples[start : start + N_AT_ONCE]

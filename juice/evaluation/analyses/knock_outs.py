@@ -1,4 +1,4 @@
-"""MLP, attention or both removed, a layer at a time: the change of p of the parametric answer (the paper's figure 3)."""
+"""MLP, attention or both removed, one layer at a time (the paper's figure 3)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ N_AT_ONCE = 16
 
 
 def measure(inputs: AnalysisInputs) -> dict[str, Any]:
-    """Return {changes: {conflict type: {removed: {mean: [layer], std: [layer]}}}, n_consistent: {removed: n}, n_examples}.
+    """Return the change of p of the parametric answer when components are removed.
 
-    `n_consistent` counts the layers whose removal raises p under every conflict type.
+    {changes: {conflict type: {removed: {mean: [layer], std: [layer]}}}, n_consistent: {removed: n},
+    n_examples}; `n_consistent` counts the layers whose removal raises p under every conflict type.
     """
     examples, layers = inputs.few, inputs.model.loaded.layout.layers
     if not inputs.conflict_types:

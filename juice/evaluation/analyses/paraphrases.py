@@ -1,12 +1,12 @@
-"""Accuracy when the prompts are put in other words: a template a fact and conflict type, drawn at random (the paper's table 7).
+"""Accuracy under other templates (the paper's table 7).
 
-Templates are data, by relation:
+Every prompt of a fact is made from templates drawn at random, which are data, by relation:
 
     {"<relation>": {"stems": [...], "paragraphs": [...], "questions": [...]}}
 
-with {subject} and {context_answer} in them. A stem ends just before the answer. Clean is a stem;
-substitution a stem with the context answer, then the same stem; coherent a paragraph, a question
-and a stem.
+with {subject} and {context_answer} in them. A stem ends just before the answer. A clean prompt is a
+stem; substitution is a stem with the context answer, then the same stem; coherent is a paragraph, a
+question and a stem.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_templates(templates: Any, where: str) -> None:
     """Raise ExampleError unless these are templates by relation."""
     if not isinstance(templates, dict) or not templates:
         raise ExampleError(
-            f"{where}: expected an object with a relation's templates under its name"
+            f"{where}: expected an object with each relation's templates under its name"
         )
     for relation, own in templates.items():
         for part in PARTS:
@@ -66,36 +66,36 @@ def check_templates(templates: Any, where: str) -> None:
                 or not all(isinstance(text, str) for text in texts)
             ):
                 raise ExampleError(
-                    f"{where}: {relation}.{part} is missing or no list of texts; each relation has"
-                    f" {', '.join(PARTS)}"
+                    f"{where}: {relation}.{part} is missing or not a list of texts; "
+                    f"each relation needs {', '.join(PARTS)}"
                 )
             for text in texts:
                 try:
                     text.format(subject="", context_answer="")
                 except (KeyError, IndexError, ValueError) as error:
                     raise ExampleError(
-                        f"{where}: {relation}.{part}: {text!r} has other fields than {{subject}}"
-                        " and {context_answer}"
+                        f"{where}: {relation}.{part}: {text!r} has other fields "
+                        "than {subject} and {context_answer}"
                     ) from error
 
 
 def paraphrased(
     examples: Sequence[ConflictExample], templates: Mapping[str, Any], seed: int
 ) -> list[ConflictExample]:
-    """Return the examples whose relation has templates, in other words."""
+    """Return the examples whose relation has templates, with their prompts rephrased."""
     rng, made = Random(seed), []
     for example in examples:
         own = templates.get(example.relation or "")
         if own is None:
             continue
-        told = {"subject": example.subject, "context_answer": example.context_answer[0]}
-        stems = [rng.choice(own["stems"]).format(**told) for _ in range(3)]
+        names = {"subject": example.subject, "context_answer": example.context_answer[0]}
+        stems = [rng.choice(own["stems"]).format(**names) for _ in range(3)]
         paragraph, question = (
-            rng.choice(own[part]).format(**told) for part in ("paragraphs", "questions")
+            rng.choice(own[part]).format(**names) for part in ("paragraphs", "questions")
         )
         prompts = {
             "clean": stems[0],
-            "substitution": f"{stems[1]} {told['context_answer']}. {stems[1]}",
+            "substitution": f"{stems[1]} {names['context_answer']}. {stems[1]}",
             "coherent": f"{paragraph} Question: {question} Answer: {stems[2]}",
         }
         prompts = {t: prompt for t, prompt in prompts.items() if t in example.prompts}

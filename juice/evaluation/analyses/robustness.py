@@ -1,8 +1,8 @@
-"""Accuracy over the number of examples |D|, of heads K, and the betas, one varied at a time (the paper's figure 5).
+"""Accuracy over |D| examples, K heads and the betas, one varied at a time (the paper's figure 5).
 
-|D| and K change the heads, with the head set's own betas (else those chosen on the validation
-examples); the grid of betas is finer and wider than the one that tuning searches. Accuracy is the
-mean over the target's conflict types.
+|D| and K change the heads, with the head set's own betas (else those chosen on validation examples
+of the first domain). The grid of betas is finer and wider than the one that tuning searches.
+Accuracy is the mean over the target's conflict types.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ N_GRID_EXAMPLES = 20
 
 
 def measure(inputs: AnalysisInputs) -> dict[str, Any]:
-    """Return {examples: [{n, accuracy}], heads: [{k, accuracy}], betas: {plus, minus, accuracy: [plus][minus]}, ...}."""
+    """Return the accuracy for each |D|, each K and each pair of betas.
+
+    {examples: [{n, accuracy}], heads: [{k, accuracy}], betas: {plus, minus, accuracy:
+    [plus][minus], n_examples}, unsteered, beta, n_examples}
+    """
     if inputs.head_set is None:
         raise ExampleError("there is no head set to vary")
     betas = _betas(inputs)
@@ -70,7 +74,7 @@ def _betas(inputs: AnalysisInputs) -> Betas:
 def _grid(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> dict[str, Any]:
     assert inputs.head_set is not None, "checked above"
     heads = inputs.head_set.heads
-    # A sign without heads changes nothing: one value stands for all.
+    # A sign without heads changes nothing, so one value is enough.
     plus, minus = BETAS_PLUS if heads.plus else (0.0,), BETAS_MINUS if heads.minus else (0.0,)
     rows: list[list[float]] = []
     with inputs.progress("varying the betas", len(plus) * len(minus)) as advance:
@@ -97,7 +101,15 @@ def accuracy(
     minus: Iterable[Head],
     betas: Betas,
 ) -> float:
-    """Return the mean accuracy over the target's conflict types with these heads and betas."""
+    """Return the mean accuracy over the target's conflict types with these heads and betas.
+
+    Args:
+        inputs: The model and its target.
+        examples: The examples to ask.
+        plus: The + heads.
+        minus: The - heads; without any heads nothing is steered.
+        betas: The betas of both signs.
+    """
     model, target, steering = inputs.model, inputs.target, None
     if (plus := tuple(plus)) or minus:
         head_set = model.make_head_set(

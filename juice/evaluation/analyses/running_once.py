@@ -2,8 +2,8 @@
 
 Heads whose removal alone raises p of the target's answer under a conflict type are ranked by how
 much, on the identification and validation examples. On the test examples the best i of them are
-removed together: in one run (z_h <- z_h - z_h, of the stream already changed) and in two (z_h <-
-z_h - z_h of the clean run).
+removed together, by z_h <- z_h - z_h: in one run, of the stream that is already changed, and in
+two, of the clean run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ N_HEADS = 10
 
 
 def measure(inputs: AnalysisInputs) -> dict[str, Any]:
-    """Return {conflict type: {heads, none, juice: [p with 1, 2 ... heads], june: [...]}}; p of the target's answer, mean over examples."""
+    """Return p of the target's answer, mean over examples, with 0 to 10 heads removed.
+
+    {n_examples, n_finders, by_type: {conflict type: {heads, none: p, juice: [p with 1, 2 ... heads
+    removed], june: [...]}}}
+    """
     finders = limited(
         [*inputs.splits.identification[inputs.target], *inputs.splits.validation],
         N_EXAMPLES,
@@ -61,13 +65,13 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
         measured["by_type"][conflict_type] = own
     if not measured["by_type"]:
         raise ExampleError(
-            "no conflict type is in every test example and in some that heads can be found on"
+            "no conflict type is in every test example and in an example that ranks heads"
         )
     return measured
 
 
 def best_heads(changes: torch.Tensor) -> list[Head]:
-    """Return up to ten heads whose removal raises p, best first; changes: [layers, heads]."""
+    """Return up to ten heads whose removal raises p, best first, by changes [layers, heads]."""
     heads = [Head(layer, index) for layer, index in (changes > 0).nonzero().tolist()]
     return sorted(heads, key=lambda head: (-float(changes[head]), head))[:N_HEADS]
 
@@ -75,7 +79,14 @@ def best_heads(changes: torch.Tensor) -> list[Head]:
 def mean_p(
     inputs: AnalysisInputs, conflict_type: ConflictType, heads: Sequence[Head], method: Method
 ) -> float:
-    """Return the mean p of the target's answer with these heads removed."""
+    """Return the mean p of the target's answer with these heads removed.
+
+    Args:
+        inputs: The model, its target and the test examples.
+        conflict_type: Which of their prompts to ask.
+        heads: The heads to remove; none: the unsteered model.
+        method: `june` for one run, `juice` for two.
+    """
     model, target, steering = inputs.model, inputs.target, None
     if heads:
         head_set = model.make_head_set(

@@ -1,4 +1,4 @@
-"""Scores of many examples one by one, from which the scores of any set of them follow: a set's score is the mean of its examples'."""
+"""Scores of single examples; the scores of any set of them are the mean of these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from juice.identification.probing import score_heads
 
 
 def pool_of(inputs: AnalysisInputs, n: int) -> list[ConflictExample]:
-    """Return up to n examples that do not test, those that the heads were found on first, others of their domain next."""
+    """Return up to n examples that are not tested on.
+
+    Those that the heads were found on come first, then others of their domains, then the rest.
+    """
     drawn = inputs.splits.identification[inputs.target]
     domains = {domain_of(e) for e in drawn}
     others = [*inputs.splits.validation, *inputs.splits.large]
@@ -27,7 +30,7 @@ def pool_of(inputs: AnalysisInputs, n: int) -> list[ConflictExample]:
 
 
 def score_each(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> list[HeadScores]:
-    """Return the scores of every example alone; raises ExampleError for fewer than two examples."""
+    """Return the scores of each example. Raises ExampleError for fewer than two examples."""
     if len(examples) < 2:
         raise ExampleError(
             f"{len(examples)} examples can be resampled; expected at least 2 that are not tested on"

@@ -1,8 +1,8 @@
-"""How much the head sets found from resampled examples agree, which the paper does not report.
+"""How much head sets found from resampled examples agree, which the paper does not report.
 
-From a pool of examples many sets of |D| are drawn; each chooses its top K heads a sign. `overlap`
-is the mean Jaccard index of all pairs of sets, `by_chance` that of K heads drawn at random from
-all, `frequency` how often a head is chosen.
+Many sets of |D| examples are drawn from a pool; each chooses its top K heads of each sign.
+`overlap` is the mean Jaccard index of all pairs of head sets, `by_chance` that of as many heads
+drawn at random from all, `frequency` how often a head is chosen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ N_SHOWN = 15
 
 
 def measure(inputs: AnalysisInputs) -> dict[str, Any]:
-    """Return {sizes: {|D|: {overlap: {plus, minus, both}, by_chance, n_empty, frequency}}, n_pool, n_draws}."""
+    """Return how much the head sets of resampled examples agree, by |D|.
+
+    {sizes: {|D|: {overlap: {plus, minus, both}, by_chance, n_empty, frequency: [{sign, head,
+    share}]}}, n_pool, n_draws, top_k}
+    """
     pool = pool_of(inputs, N_POOL)
     if len(pool) < 4:
         raise ExampleError(

@@ -1,9 +1,14 @@
-"""The report of an evaluation, from its results alone: `report.md` with pictures beside it, and `report.html` in one file.
+"""The report of an evaluation, made from its results alone.
 
-published   the paper's numbers, where the model is one of its six
-figures     a picture for each analysis
-sections    titles, sentences, tables and pictures, in order
-render      Markdown and HTML
+It is `report.md` with its pictures in `figures`, and `report.html` in one file.
+
+published        the paper's numbers, if the model is one of its six
+figures          a picture for each analysis
+parts            sections, tables, pictures, and how numbers look
+verdicts         which method is best, and whether by more than chance
+method_sections  what the methods did toward one target
+sections         all sections, in order
+render           Markdown and HTML
 """
 
 from juice.evaluation.report.render import write_report

@@ -18,7 +18,7 @@ TITLES = {
 
 
 def describe(name: str, result: Mapping[str, Any], target: str) -> Described:
-    """Return an analysis' sentences, and its table's header and rows."""
+    """Return an analysis's sentences, and its table's header and rows."""
     return _DESCRIBE[name](result, target)
 
 
@@ -28,9 +28,9 @@ def _head(head: Sequence[int]) -> str:
 
 def _heads(result: Mapping[str, Any], target: str) -> Described:
     text = (
-        f"What scaling a head does to p of the {target} answer, mean over {result['n_examples']}"
-        f" examples and the alphas {', '.join(f'{a:g}' for a in result['alphas'])}; dots mark the"
-        " chosen heads."
+        f"What scaling a head does to p of the {target} answer, mean over {result['n_examples']} "
+        f"examples and the alphas {', '.join(f'{a:g}' for a in result['alphas'])}; "
+        "dots mark the chosen heads."
     )
     return [text], (), []
 
@@ -39,14 +39,14 @@ def _reversals(result: Mapping[str, Any], target: str) -> Described:  # noqa: AR
     n, consistent = result["n_heads"], result["n_consistent"]
     text = [
         (
-            "The heads whose removal raises p of the context answer most under substitution, on"
-            f" {result['n_examples']} facts. {result['n_reversed']} of the {len(result['rows'])}"
-            " change the sign of an effect under coherent conflict."
+            "The heads whose removal raises p of the context answer most under substitution, on "
+            f"{result['n_examples']} facts. {result['n_reversed']} of the {len(result['rows'])} "
+            "change the sign of an effect under coherent conflict."
         ),
         (
-            f"Of all {n} heads, {consistent['context']} have an effect of one sign on the context"
-            f" answer under both conflict types, {consistent['parametric']} on the parametric"
-            " answer."
+            f"Of all {n} heads, {consistent['context']} have an effect of one sign on the context "
+            "answer under both conflict types, "
+            f"{consistent['parametric']} on the parametric answer."
         ),
     ]
     header = (
@@ -75,8 +75,8 @@ def _reversals(result: Mapping[str, Any], target: str) -> Described:  # noqa: AR
 def _running_once(result: Mapping[str, Any], target: str) -> Described:
     text = [
         (
-            f"Mean p of the {target} answer on {result['n_examples']} facts when the best heads,"
-            f" ranked one by one on {result['n_finders']} other facts, are removed together."
+            f"Mean p of the {target} answer on {result['n_examples']} facts when the best heads, "
+            f"ranked one by one on {result['n_finders']} other facts, are removed together."
         ),
     ]
     rows = []
@@ -92,9 +92,9 @@ def _knock_outs(result: Mapping[str, Any], target: str) -> Described:  # noqa: A
     n_layers = len(next(iter(result["changes"].values()))["mlp"]["mean"])
     counts = ", ".join(f"{name} {n}" for name, n in result["n_consistent"].items())
     text = (
-        f"The change of p of the parametric answer on {result['n_examples']} facts when a layer's"
-        " component is removed; the shade is one standard deviation over the facts. Layers of"
-        f" {n_layers} whose removal helps under every conflict type: {counts}."
+        f"The change of p of the parametric answer on {result['n_examples']} facts when a layer's "
+        "component is removed; the shaded band is one standard deviation over the facts. "
+        f"Layers, of {n_layers}, whose removal helps under every conflict type: {counts}."
     )
     return [text], (), []
 
@@ -102,10 +102,10 @@ def _knock_outs(result: Mapping[str, Any], target: str) -> Described:  # noqa: A
 def _robustness(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
     beta = result["beta"]
     text = (
-        f"Accuracy averaged over the conflict types, {result['n_examples']} facts"
-        f" ({result['betas']['n_examples']} for the betas), one thing varied at a time; |D| and K"
-        f" with betas {beta['plus']:+g} {beta['minus']:+g}. Unsteered:"
-        f" {100 * result['unsteered']:.1f}."
+        f"Accuracy averaged over the conflict types, {result['n_examples']} facts "
+        f"({result['betas']['n_examples']} for the betas), one thing varied at a time; "
+        f"|D| and K with betas {beta['plus']:+g} {beta['minus']:+g}. "
+        f"Unsteered: {100 * result['unsteered']:.1f}."
     )
     rows = [
         ["examples |D|", *(f"{r['n']}: {100 * r['accuracy']:.1f}" for r in result["examples"])],
@@ -124,8 +124,8 @@ def _paraphrases(result: Mapping[str, Any], target: str) -> Described:  # noqa: 
     domains = list(next(iter(tables.values())))
     example = result["example"].get("substitution", "")
     text = [
-        f"{result['n_examples']} facts, each prompt in a template drawn at random. For example:"
-        f" “{example}”"
+        f"{result['n_examples']} facts, each prompt in a template drawn at random. For example: "
+        f"“{example}”"
     ]
     rows = [
         [
@@ -140,10 +140,10 @@ def _paraphrases(result: Mapping[str, Any], target: str) -> Described:  # noqa: 
 def _stability(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
     text = [
         (
-            f"Head sets (K = {result['top_k']}) of {result['n_draws']} draws of |D| examples from"
-            f" {result['n_pool']}: the mean overlap of two of them, |A and B| / |A or B|, and that"
-            " of heads drawn at random. Large draws from the same pool share examples, which"
-            " raises it."
+            f"Head sets (K = {result['top_k']}) of {result['n_draws']} draws of |D| examples from "
+            f"{result['n_pool']}: the mean overlap of two of them, |A and B| / |A or B|, "
+            "and that of heads drawn at random. "
+            "Large draws from the same pool share examples, which raises it."
         ),
     ]
     rows = []

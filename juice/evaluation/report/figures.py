@@ -1,4 +1,7 @@
-"""A picture for each analysis, from its plain data; readable in grey: lines differ by dash and marker, maps have a bar of values."""
+"""A picture for each analysis, from its plain data, readable in grey.
+
+Lines differ by dash and marker; maps have a colour bar.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def _lines(ax: Any, x: Sequence[Any], series: Mapping[str, Sequence[float | None
 
 
 def heads(result: Mapping[str, Any], target: str) -> Any:
-    """Heat maps of head scores: + above, - below, a column a conflict type; dots mark the chosen heads."""
+    """Draw heat maps of head scores: + above, - below, a column per conflict type.
+
+    Dots mark the chosen heads.
+    """
     types = result["conflict_types"]
     figure, axes = _axes(2 * len(types), n_rows=2)
     for i, sign in enumerate(("plus", "minus")):
@@ -74,7 +80,7 @@ def heads(result: Mapping[str, Any], target: str) -> Any:
 
 
 def reversals(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
-    """Each head a point: what its removal does under substitution against what it does under coherent conflict."""
+    """Draw each head as a point: what its removal does under either conflict type."""
     figure, axes = _axes(2)
     for ax, answer in zip(axes, ("context", "parametric"), strict=True):
         first, second = ([v for row in table for v in row] for table in result["changes"][answer])
@@ -95,7 +101,7 @@ def reversals(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
 
 
 def running_once(result: Mapping[str, Any], target: str) -> Any:
-    """Lines of p over the number of heads removed, one run and two."""
+    """Draw p over the number of heads removed, in one run and in two."""
     by_type = result["by_type"]
     figure, axes = _axes(len(by_type))
     for ax, (conflict_type, own) in zip(axes, by_type.items(), strict=True):
@@ -118,7 +124,10 @@ def running_once(result: Mapping[str, Any], target: str) -> Any:
 
 
 def knock_outs(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
-    """Lines over the layers: the change of p of the parametric answer when a component is removed, one panel a conflict type."""
+    """Draw the change of p of the parametric answer when a component of a layer is removed.
+
+    Lines run over the layers, with a panel per conflict type.
+    """
     changes = result["changes"]
     figure, axes = _axes(len(changes))
     for ax, (conflict_type, own) in zip(axes, changes.items(), strict=True):
@@ -139,7 +148,7 @@ def knock_outs(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
 
 
 def robustness(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
-    """Accuracy over |D|, over K, and over the grid of betas."""
+    """Draw accuracy over |D|, over K, and over the grid of betas."""
     figure, axes = _axes(3)
     for ax, name, x, label in (
         (axes[0], "examples", "n", "examples |D|"),
@@ -182,7 +191,7 @@ def robustness(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
 
 
 def stability(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
-    """Overlap of resampled head sets over |D|, and how often each head is chosen."""
+    """Draw the overlap of resampled head sets over |D|, and how often each head is chosen."""
     figure, axes = _axes(2)
     sizes = result["sizes"]
     series = {
@@ -207,7 +216,7 @@ def stability(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
 
 
 def methods(tables: Mapping[str, Any], target: str) -> Any:
-    """Bars of the average accuracy by method, one group a conflict type, with the intervals."""
+    """Draw the average accuracy by method, a bar with its interval per conflict type."""
     figure, axes = _axes(1, width=7.5)
     types = list(next(iter(tables.values()))["average"])
     width = 0.8 / len(types)
@@ -234,7 +243,7 @@ def methods(tables: Mapping[str, Any], target: str) -> Any:
 
 
 def checkpoints(result: Mapping[str, Any]) -> Any:
-    """Accuracies, context reliance and attention over a series of checkpoints."""
+    """Draw accuracies, context reliance and attention over a series of checkpoints."""
     rows = result["checkpoints"]
     figure, axes = _axes(3)
     x = list(range(len(rows)))

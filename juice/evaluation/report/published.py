@@ -16,7 +16,10 @@ KEYS: dict[Target, str] = {"parametric": "parametric", "context": "contextual"}
 
 
 def published(model_id: str, target: Target) -> dict[str, dict[str, Any]]:
-    """Return {method: {domain: {conflict type: percent} or percent}} of a model, by its hub id or the id's last part; empty for others."""
+    """Return a model's published {method: {domain: {conflict type: percent} or percent}}.
+
+    The model is known by its hub id or the id's last part; others have none.
+    """
     tables = json.loads(FILE.read_text(encoding="utf-8"))
     name = model_id.rstrip("/").rsplit("/", 1)[-1].lower()
     rows = [row for row in tables[KEYS[target]] if row["model"].rsplit("/", 1)[-1].lower() == name]

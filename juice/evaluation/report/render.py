@@ -1,4 +1,4 @@
-"""Sections to Markdown with pictures beside it, and to one HTML file that needs nothing else."""
+"""Sections as Markdown with picture files, and as one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from juice.errors import OutputError, UsageError
-from juice.evaluation.report.sections import Section, Table
+from juice.evaluation.report.parts import Section, Table
 from juice.files import write_lines
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html"
 DPI = 110
-NEEDED = "reports need matplotlib and jinja2; install them with: pip install 'juice-steering[eval]'"
+NEEDED = (
+    "reports need matplotlib and jinja2; install them from the clone with: pip install -e '.[eval]'"
+)
 
 
 def write_report(folder: Path, made: Sequence[Section]) -> None:
@@ -44,7 +46,7 @@ def _pictures(made: Sequence[Section]) -> dict[str, bytes]:
             figure = picture.draw()
         except ImportError as error:
             raise UsageError(NEEDED) from error
-        # Without the date and the version the same numbers give the same file.
+        # Without matplotlib's version, the same numbers give the same file.
         figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None})
         drawn[picture.name] = content.getvalue()
     return drawn
@@ -79,7 +81,7 @@ def _html(made: Sequence[Section], pictures: dict[str, bytes]) -> str:
         raise UsageError(NEEDED) from error
 
     def inline(text: str) -> Markup:
-        """Show the little Markdown that sentences have: code and bold."""
+        """Render the little Markdown that sentences have: code and bold."""
         safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
         return Markup(re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", safe))  # escaped above  # noqa: S704
 

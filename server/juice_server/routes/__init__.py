@@ -1,1 +1,1 @@
-"""The routes, one concern a file."""
+"""The routes, one concern per file."""

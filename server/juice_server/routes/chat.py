@@ -1,10 +1,8 @@
-"""POST /v1/chat/completions, as OpenAI's clients expect it: the tokenizer's own template makes the prompt."""
+"""POST /v1/chat/completions, as OpenAI's clients expect it; a chat template makes the prompt."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -13,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice.errors import RequestError
-from juice_server.schemas.generation import usage_of
+from juice_server.routes.openai_answer import OpenAIAnswer
 from juice_server.schemas.openai import ChatRequest
 from juice_server.service import Service, service_of
 from juice_server.sse import Event, stream
@@ -43,25 +41,24 @@ async def chat(
 def _prompt(body: ChatRequest, service: Service) -> str:
     """Return the chat as one text.
 
-    Raises RequestError where there is no template, or it refuses the messages.
+    Raises RequestError when there is no template, or when it refuses the messages.
     """
     prompts = service.translator.chat_model.prompts
     if prompts.chat_template is None:
         raise RequestError(
-            f"{service.translator.model_name} has no chat template; use /v1/completions or"
-            " /generate",
+            f"{service.translator.model_name} has no chat template; "
+            "use /v1/completions or /generate",
             param="messages",
         )
     return prompts.rendered([message.plain() for message in body.messages])
 
 
-class _Answer:
-    """Puts completions together to an answer, or their updates to a stream's chunks."""
+class _Answer(OpenAIAnswer):
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, service: Service, body: ChatRequest, trace: Trace) -> None:
-        self._texts, self._model_name = service.translator.texts, service.translator.model_name
-        self._body, self._trace = body, trace
-        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        super().__init__(service, body, trace)
+        self._has_logprobs = body.logprobs
         self._begun: set[int] = set()
 
     def of(self, completions: list[Completion]) -> Event:
@@ -74,55 +71,21 @@ class _Answer:
             }
             for i, c in enumerate(completions)
         ]
-        head = self._head("chat.completion")
-        return {
-            **head,
-            "choices": choices,
-            "usage": self._usage(),
-            "steering": completions[0].steering.to_dict(),
-        }
+        return self._whole(choices, completions[0].steering)
 
     def events(self, update: Update) -> Iterable[Event]:
-        if update.index not in self._begun:
-            self._begun.add(update.index)
-            yield self._chunk(update.index, {"role": "assistant", "content": ""})
-        if update.text or (self._body.logprobs and update.tokens):
-            yield self._chunk(
-                update.index, {"content": update.text}, logprobs=self._logprobs(update.tokens)
-            )
-        if update.completion is not None:
-            done = self._chunk(update.index, {}, finish_reason=update.completion.finish_reason)
-            yield {**done, "steering": update.completion.steering.to_dict()}
-
-    def closing(self) -> Iterable[Event]:
-        if self._body.include_usage:
-            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}
-
-    def _chunk(
-        self,
-        index: int,
-        delta: Event,
-        *,
-        finish_reason: str | None = None,
-        logprobs: Event | None = None,
-    ) -> Event:
-        usage = {"usage": None} if self._body.include_usage else {}
-        choice = {
-            "index": index,
-            "delta": delta,
-            "finish_reason": finish_reason,
-            "logprobs": logprobs,
-        }
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
-
-    def _head(self, kind: str) -> Event:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model_name}
-
-    def _usage(self) -> Event:
-        return usage_of(self._trace.n_prompt_tokens, self._trace.n_generated_tokens).model_dump()
+        i, done = update.index, update.completion
+        if i not in self._begun:
+            self._begun.add(i)
+            yield self._chunk(_choice(i, {"role": "assistant", "content": ""}))
+        if update.text or (self._has_logprobs and update.tokens):
+            logprobs = self._logprobs(update.tokens)
+            yield self._chunk(_choice(i, {"content": update.text}, logprobs=logprobs))
+        if done is not None:
+            yield self._chunk(_choice(i, {}, finish_reason=done.finish_reason), done.steering)
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> Event | None:
-        if not self._body.logprobs:
+        if not self._has_logprobs:
             return None
         content = []
         for token in tokens:
@@ -133,3 +96,9 @@ class _Answer:
     def _scored(self, token: int, logprob: float) -> Event:
         text = self._texts[token]
         return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+
+
+def _choice(
+    index: int, delta: Event, *, finish_reason: str | None = None, logprobs: Event | None = None
+) -> Event:
+    return {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}

@@ -1,4 +1,4 @@
-"""POST /compare: one prompt without steering, toward the context and toward memory, in one batch."""
+"""POST /compare: one prompt unsteered, toward the context and toward memory, in one batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter()
 async def compare(
     body: CompareRequest, request: Request, service: Annotated[Service, Depends(service_of)]
 ) -> CompareResponse:
-    """Show what context and memory each would say."""
+    """Show what context and memory would each answer."""
     trace = trace_of(request.scope)
     requests = await service.translator.off_loop(lambda: _requests(body, service))
     trace.n_prompt_tokens = len(requests[0].prompt_ids)
@@ -53,8 +53,8 @@ def _requests(body: CompareRequest, service: Service) -> list[GenerationRequest]
     served = service.model.head_sets.targets()
     if not served:
         raise HeadSetNotFoundError(
-            "there is nothing to compare: no head set named context or parametric has betas; see"
-            " /v1/head_sets and `juice tune`"
+            "there is nothing to compare: no head set named context or parametric has betas; "
+            "see /v1/head_sets and `juice tune`"
         )
     steers = [
         Steer(target="none"),

@@ -1,10 +1,8 @@
-"""POST /v1/completions, as OpenAI's clients expect it, with `steer` beside their fields."""
+"""POST /v1/completions, as OpenAI's clients expect it, plus `steer`."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -12,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from juice.engine import Completion, ScoredToken, Update
-from juice_server.schemas.generation import usage_of
+from juice_server.routes.openai_answer import OpenAIAnswer
 from juice_server.schemas.openai import CompletionRequest
 from juice_server.service import Service, service_of
 from juice_server.sse import Event, stream
@@ -45,14 +43,13 @@ async def completions(
     return await asyncio.to_thread(lambda: JSONResponse(answer.of(done)))
 
 
-class _Answer:
-    """Puts completions together to an answer, or their updates to a stream's chunks."""
+class _Answer(OpenAIAnswer):
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, service: Service, body: CompletionRequest, trace: Trace) -> None:
+        super().__init__(service, body, trace)
+        self._body = body
         self._tokenizer = service.model.description.tokenizer
-        self._texts, self._model_name = service.translator.texts, service.translator.model_name
-        self._body, self._trace = body, trace
-        self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
 
@@ -60,61 +57,29 @@ class _Answer:
         choices = []
         for i, c in enumerate(completions):
             text = self._echoed(i) + c.text
-            tokens = (*c.prompt_tokens, *c.tokens)
-            choices.append(
-                {
-                    "index": i,
-                    "text": text,
-                    "finish_reason": c.finish_reason,
-                    "logprobs": self._logprobs(i, tokens),
-                }
-            )
-        return {
-            **self._head(),
-            "choices": choices,
-            "usage": self._usage(),
-            "steering": completions[0].steering.to_dict(),
-        }
+            choices.append(self._choice(i, text, (*c.prompt_tokens, *c.tokens), c.finish_reason))
+        return self._whole(choices, completions[0].steering)
 
     def events(self, update: Update) -> Iterable[Event]:
-        i = update.index
+        i, done = update.index, update.completion
         text = update.text if i in self._begun else self._echoed(i) + update.text
         self._begun.add(i)
-        done = update.completion
-        if not (text or done or (self._body.logprobs is not None and update.tokens)):
-            return
-        choice = {
-            "index": i,
-            "text": text,
-            "finish_reason": done.finish_reason if done else None,
-            "logprobs": self._logprobs(i, update.tokens),
-        }
-        yield {
-            **self._chunk_head(),
-            "choices": [choice],
-            **({"steering": done.steering.to_dict()} if done else {}),
-        }
+        if text or done or (self._body.logprobs is not None and update.tokens):
+            choice = self._choice(i, text, update.tokens, done.finish_reason if done else None)
+            yield self._chunk(choice, done.steering if done else None)
 
-    def closing(self) -> Iterable[Event]:
-        if self._body.include_usage:
-            yield {**self._head(), "choices": [], "usage": self._usage()}
-
-    def _head(self) -> Event:
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[ScoredToken], finish_reason: str | None
+    ) -> Event:
         return {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._model_name,
+            "index": index,
+            "text": text,
+            "finish_reason": finish_reason,
+            "logprobs": self._logprobs(index, tokens),
         }
-
-    def _chunk_head(self) -> Event:
-        return {**self._head(), "usage": None} if self._body.include_usage else self._head()
-
-    def _usage(self) -> Event:
-        return usage_of(self._trace.n_prompt_tokens, self._trace.n_generated_tokens).model_dump()
 
     def _echoed(self, index: int) -> str:
-        """Return the prompt of a choice, where it is to be repeated."""
+        """Return the prompt of a choice, where it is to be echoed."""
         if not self._body.echo:
             return ""
         prompt = self._body.prompt[index // self._body.n]
@@ -137,5 +102,5 @@ class _Answer:
     def _top(self, token: ScoredToken) -> dict[str, float] | None:
         if token.logprob is None:
             return None
-        # Of two tokens that read the same the likelier one stays.
+        # Of two tokens with the same text, the likelier one is kept.
         return {self._texts[other]: finite(logprob) for other, logprob in reversed(token.top)}

@@ -24,7 +24,10 @@ router = APIRouter()
 async def generate(
     body: GenerateRequest, request: Request, service: Annotated[Service, Depends(service_of)]
 ) -> Response:
-    """Continue one or more prompts; with `stream`, events {"text", "index"}, a last one with the rest, and [DONE]."""
+    """Continue one or more prompts.
+
+    With `stream`: events {"text", "index"}, a last one with the rest, and [DONE].
+    """
     trace = trace_of(request.scope)
     requests = await service.translator.requests(
         body.prompt, body, trace, contexts=body.context, top_logprobs=body.logprobs or 0
@@ -39,7 +42,7 @@ async def generate(
 
 
 class _Answer:
-    """Puts completions together to an answer."""
+    """Makes an answer from completions."""
 
     def __init__(self, service: Service, body: GenerateRequest, trace: Trace) -> None:
         self.texts = service.translator.texts
@@ -67,7 +70,7 @@ class _Answer:
         )
 
     def scored(self, tokens: tuple[ScoredToken, ...]) -> dict[str, Any]:
-        """Return the field `logprobs`, where it was asked for."""
+        """Return the field `logprobs`, where it was requested."""
         return {"logprobs": self.texts.scores(tokens)} if self.has_logprobs else {}
 
     def usage(self) -> Usage:
@@ -75,7 +78,7 @@ class _Answer:
 
 
 class _Stream:
-    """The events of a stream; the last has the whole answer but what was sent already."""
+    """The events of a stream; the last has all of the answer that was not sent before."""
 
     def __init__(self, answer: _Answer) -> None:
         self._answer = answer
@@ -100,7 +103,7 @@ class _Stream:
 
 
 def timing_of(completions: list[Completion], trace: Trace) -> Timing:
-    """Return when things happened: the first start, the first token, and now."""
+    """Return the seconds until the first start, the first token, and now."""
     firsts = [c.timing.tokens_s[0] for c in completions if c.timing.tokens_s]
     return Timing(
         queued_s=round(min(c.timing.queued_s for c in completions), 4),

@@ -1,4 +1,4 @@
-"""GET /v1/models, GET /v1/head_sets and GET /info: what is loaded, its limits, and what steers it."""
+"""GET /v1/models, GET /v1/head_sets and GET /info: what is loaded, its limits, its head sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ServiceOf = Annotated[Service, Depends(service_of)]
 
 @router.get("/v1/models")
 async def models(service: ServiceOf) -> dict[str, Any]:
-    """List the model, and its names that steer by themselves."""
+    """List the model and its names that steer."""
     served: list[str] = list(service.model.head_sets.targets())
     if service.settings.default_steer != "none":
         served.insert(0, "none")
@@ -41,7 +41,7 @@ async def model(name: str, service: ServiceOf) -> dict[str, Any]:
 
 @router.get("/v1/head_sets")
 async def head_sets(service: ServiceOf) -> dict[str, Any]:
-    """List the head sets that serve, and those that do not, with the reason."""
+    """List the head sets that fit the model, and the others with the reason."""
     library = service.model.head_sets
     served = [_head_set(service, head_set) for _, head_set in sorted(library.by_name.items())]
     return {
@@ -53,7 +53,7 @@ async def head_sets(service: ServiceOf) -> dict[str, Any]:
 
 @router.get("/info")
 async def info(service: ServiceOf) -> dict[str, Any]:
-    """Tell what is loaded and within which limits it serves."""
+    """Return what is loaded, its limits and how it can be steered."""
     engine, limits, settings = service.model.engine, service.model.engine.limits, service.settings
     own, chat = engine.description, service.translator.chat_model.prompts
     return {
@@ -107,7 +107,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _head_set(service: Service, head_set: HeadSet) -> dict[str, Any]:
-    """Describe a head set; `window` are the layers, first and last, in which a steered request has a second row."""
+    """Describe a head set; `window` is the first and the last layer with a companion."""
     described: dict[str, Any] = {
         "name": head_set.name,
         "target": head_set.target,
@@ -117,7 +117,7 @@ def _head_set(service: Service, head_set: HeadSet) -> dict[str, Any]:
     }
     try:
         steering = service.model.resolve(Steer(target=head_set.target, head_set=head_set))
-    except RequestError:  # a set without betas: its window depends on those of the request
+    except RequestError:  # without betas: its window depends on those of the request
         return {**described, "window": None, "extra_rows": None}
     window = service.model.engine.companion_layers(steering)
     n_layers = service.model.description.n_layers

@@ -1,4 +1,4 @@
-"""GET /healthz: the process lives. GET /readyz: the engine can serve. GET /metrics: what Prometheus reads."""
+"""GET /healthz: the process is alive. GET /readyz: the engine can serve. GET /metrics."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ router = APIRouter()
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Say that the process is alive."""
+    """Report that the process is alive."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 async def readyz(service: Annotated[Service, Depends(service_of)]) -> JSONResponse:
-    """Say whether requests can be answered."""
+    """Report whether requests can be answered."""
     return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
 
 
 @router.get("/metrics")
 async def metrics(service: Annotated[Service, Depends(service_of)]) -> Response:
-    """Tell the counters."""
+    """Return the metrics, in Prometheus' text format."""
     return Response(service.metrics.render(), media_type=service.metrics.content_type)

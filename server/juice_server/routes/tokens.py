@@ -22,7 +22,7 @@ ServiceOf = Annotated[Service, Depends(service_of)]
 
 @router.post("/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
-    """Return a text's tokens, as a prompt's would be."""
+    """Return a text's tokens, tokenized like a prompt."""
 
     def work() -> Response:
         ids = (

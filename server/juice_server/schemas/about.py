@@ -1,4 +1,4 @@
-"""What the routes take and tell that do not generate."""
+"""The bodies of the routes that do not generate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TokenizeRequest(Body):
 
 
 class TokenizeResponse(BaseModel):
-    """Tokens, as ids and as each one's text."""
+    """Tokens as ids, and the text of each."""
 
     tokens: list[int]
     texts: list[str]

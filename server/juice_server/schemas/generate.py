@@ -1,4 +1,7 @@
-"""POST /generate and POST /compare. Unknown keys are refused: a misspelt `steer` must never pass unsteered."""
+"""POST /generate and POST /compare.
+
+Unknown keys are refused: a misspelt `steer` must never pass unsteered.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from juice.engine import FinishReason, SteeringReport, SteerTarget
 from juice.head_set.schema import MAX_BETA
 from juice_server.schemas.generation import (
     MAX_PROMPTS,
+    MAX_TOKENS,
     SEED,
     TOP_LOGPROBS,
     Body,
@@ -24,8 +28,8 @@ from juice_server.schemas.generation import (
 class GenerateRequest(GenerationFields):
     """The body of POST /generate; `logprobs` is how many alternatives are reported for every token.
 
-    `context` is read before the prompt: one for all prompts, or one each; the method `cad` needs it
-    apart.
+    `context` goes before the prompt: one for all prompts, or one for each; the method `cad` needs
+    it apart.
     """
 
     prompt: Annotated[
@@ -36,11 +40,11 @@ class GenerateRequest(GenerationFields):
 
 
 class CompareRequest(Body):
-    """The body of POST /compare: one prompt, answered without steering, toward the context and toward memory."""
+    """The body of POST /compare: one prompt, unsteered, toward context and toward memory."""
 
     prompt: str
     strength: float = Field(default=1.0, ge=0, le=MAX_BETA)
-    max_tokens: int = Field(default=64, ge=1, le=10_000_000)
+    max_tokens: int = Field(default=64, ge=1, le=MAX_TOKENS)
     temperature: float = Field(default=0.0, ge=0, le=2)
     seed: int | None = SEED
     top: int = Field(default=10, ge=1, le=20)
@@ -81,7 +85,7 @@ class Choice(BaseModel):
 
 
 class GenerateResponse(BaseModel):
-    """The answer of POST /generate; `text` is the first choice, `choices` is there when there is more than one."""
+    """The answer of POST /generate; `text` is the first choice, `choices` lists them if several."""
 
     id: str
     model: str
@@ -95,7 +99,7 @@ class GenerateResponse(BaseModel):
 
 
 class Answer(BaseModel):
-    """What one way of steering says."""
+    """The answer under one way of steering."""
 
     text: str
     finish_reason: FinishReason
@@ -104,9 +108,9 @@ class Answer(BaseModel):
 
 
 class CompareResponse(BaseModel):
-    """The answer of POST /compare: what has no head set of its name is left out.
+    """The answer of POST /compare; a target without a head set of its name is left out.
 
-    `disagree`: context and memory do not say the same (null where one of them has no head set).
+    `disagree`: whether the answers of context and memory differ (null where one has no head set).
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The fields that every route that generates shares: how to steer, how to sample, when to stop."""
+"""The fields that all generating routes share: how to steer, how to sample, when to stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SEED = Field(default=None, ge=-(2**63), lt=2**63 - MAX_CHOICES)
 
 
 def at_most(n: int) -> BeforeValidator:
-    """Refuse a list or object of more than n before its items are looked at: each wrong one would cost an error of its own."""
+    """Refuse a list or object of more than n entries before they are checked.
+
+    Each wrong entry would otherwise add an error of its own.
+    """
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > n:
@@ -35,7 +38,7 @@ def at_most(n: int) -> BeforeValidator:
 
 
 class Body(BaseModel):
-    """An object that a client sends; unknown fields are refused, and so are more of them than any body has."""
+    """An object that a client sends; unknown fields are refused, and so are too many fields."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -56,7 +59,7 @@ def _from_name(value: Any) -> Any:
 
 
 def as_list(value: Any) -> Any:
-    """Take a single string for a list of one."""
+    """Turn a single string into a list of one."""
     return [value] if isinstance(value, str) else value
 
 
@@ -83,7 +86,7 @@ class GenerationFields(SamplingOptions, Body):
     stream: bool = False
 
     def options(self) -> dict[str, Any]:
-        """Return the fields that `SteeredModel.request` takes as they are."""
+        """Return the fields that `SteeredModel.request` takes unchanged."""
         return {
             **{name: getattr(self, name) for name in SamplingOptions.model_fields},
             "min_tokens": self.min_tokens,
@@ -99,13 +102,16 @@ NEARLY_STEER = frozenset(
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside its text."""
+    """What a stream carries in addition to its text."""
 
     include_usage: bool = False
 
 
 class OpenAIFields(GenerationFields):
-    """OpenAI's defaults; fields of theirs that we do not know are tolerated, those that would change the answer refused."""
+    """OpenAI's fields and defaults.
+
+    Unknown fields are tolerated; those that would change the answer are refused.
+    """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {}
@@ -117,9 +123,9 @@ class OpenAIFields(GenerationFields):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_changes_meaning(cls, body: Any) -> Any:
-        """Refuse a field that is not served, unless its value means that it is not used; null is as good as absent."""
+        """Refuse a field that is not served, unless its value means unused; null means absent."""
         if not isinstance(body, dict) or len(body) > MAX_KEYS:
-            return body  # refused as it is, before every one of its names is looked at
+            return body  # too many names to check: `Body` refuses them
         for name, harmless in cls.not_served.items():
             if body.get(name) is not None and body[name] not in harmless:
                 raise PydanticCustomError(
@@ -134,19 +140,19 @@ class OpenAIFields(GenerationFields):
                 # Tolerated as unknown, it would pass unsteered.
                 raise PydanticCustomError(
                     "not_served",
-                    "the field {name} does not steer; say steer, at the top level",
+                    "the field {name} does not steer; use steer, at the top level",
                     {"name": name},
                 )
         return {name: value for name, value in body.items() if value is not None}
 
     @property
     def include_usage(self) -> bool:
-        """Tell whether a stream ends with the usage."""
+        """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 class Usage(BaseModel):
-    """Tokens read and written; a prompt with several choices is read once."""
+    """Prompt and generated tokens; a prompt with several choices counts once."""
 
     prompt_tokens: int
     completion_tokens: int

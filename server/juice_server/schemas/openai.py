@@ -1,4 +1,4 @@
-"""OpenAI's completions and chat: their fields and defaults, and `steer` beside them."""
+"""OpenAI's completions and chat: their fields and defaults, plus `steer`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from juice_server.schemas.generation import (
     MAX_PROMPTS,
+    MAX_TOKENS,
     TOP_LOGPROBS,
     Contexts,
     OpenAIFields,
@@ -17,7 +18,7 @@ from juice_server.schemas.generation import (
 )
 
 TEXT_FORMAT = {"type": "text"}
-# What other servers offer beside OpenAI's fields, and what would not be heard here.
+# Fields of OpenAI or of other servers that are not served, with the values that are harmless.
 ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "guided_json": (),
     "guided_regex": (),
@@ -36,14 +37,17 @@ ELSEWHERE: dict[str, tuple[Any, ...]] = {
 
 
 def _as_prompts(value: Any) -> Any:
-    """Take a string, tokens, or a list of either for a list of prompts."""
+    """Turn a string, tokens, or a list of either into a list of prompts."""
     if isinstance(value, list) and value and isinstance(value[0], int):
         return [value]
     return as_list(value)
 
 
 class CompletionRequest(OpenAIFields):
-    """The body of POST /v1/completions: `prompt` is text, tokens, or a list of either, and `context` is read before it."""
+    """The body of POST /v1/completions.
+
+    `prompt` is text, tokens, or a list of either; `context` goes before it.
+    """
 
     default_max_tokens: ClassVar[int] = 16
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {**ELSEWHERE, "suffix": ("",)}
@@ -89,7 +93,7 @@ class Message(BaseModel):
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     def plain(self) -> dict[str, str]:
-        """Return the turn as templates take it."""
+        """Return the turn in the form that templates take."""
         text = (
             self.content
             if isinstance(self.content, str)
@@ -99,7 +103,10 @@ class Message(BaseModel):
 
 
 class ChatRequest(OpenAIFields):
-    """The body of POST /v1/chat/completions; without `max_tokens` an answer gets 512, or what the context leaves."""
+    """The body of POST /v1/chat/completions.
+
+    Without `max_tokens`, an answer has at most 512 tokens, or what the context leaves.
+    """
 
     default_max_tokens: ClassVar[int] = 512
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -112,7 +119,7 @@ class ChatRequest(OpenAIFields):
     }
 
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     logprobs: bool = False
     top_logprobs: int | None = TOP_LOGPROBS
 

@@ -1,0 +1,29 @@
+"""What is evaluated and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from juice.evaluation.methods import METHODS, MethodName
+from juice.identification import IdentificationOptions
+from juice.targets import Target
+
+N_LARGE = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """What is evaluated and how.
+
+    `head_set` names the set to use for its target. A target without one uses the set named after
+    it; if there is none, heads are found.
+    """
+
+    targets: tuple[Target, ...] = ("parametric", "context")
+    methods: tuple[MethodName, ...] = METHODS
+    analyses: tuple[str, ...] = ()
+    head_set: str | None = None
+    limit: int | None = None
+    seed: int = 0
+    n_large: int = N_LARGE
+    identification: IdentificationOptions = field(default_factory=IdentificationOptions)

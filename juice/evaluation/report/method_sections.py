@@ -1,0 +1,229 @@
+"""What the methods did toward one target: accuracy, averages, choices, side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from juice.evaluation.report import figures
+from juice.evaluation.report.parts import Picture, Section, Table, number, percent
+from juice.evaluation.report.published import published, source
+from juice.evaluation.report.verdicts import beyond_chance, verdict
+from juice.evaluation.tables import AVERAGE
+
+ANSWERS = {"parametric": "what the model remembers", "context": "what the prompt claims"}
+
+
+def accuracy_section(results: Mapping[str, Any], target: str, tables: Mapping[str, Any]) -> Section:
+    """Return accuracy by method and domain, with what it means."""
+    domains = [d for d in next(iter(tables.values())) if d != AVERAGE]
+    types = list(next(iter(tables.values()))[AVERAGE])
+    header = ["method", *(d.replace("_", " ") for d in domains), AVERAGE]
+    rows = [
+        [name.replace("_", " "), *(_cells(table[d], types) for d in [*domains, AVERAGE])]
+        for name, table in tables.items()
+    ]
+    printed = published(results["identity"]["model"]["id"], target)  # type: ignore[arg-type]
+    rows += [
+        [
+            f"{name.replace('_', ' ')} (published)",
+            *(_printed(own.get(d), types) for d in [*domains, AVERAGE]),
+        ]
+        for name, own in printed.items()
+    ]
+    text = [
+        (
+            f"Accuracy in percent: how often the answer is {ANSWERS[target]}. "
+            f"Each cell: {' / '.join(types)}."
+        ),
+        *verdict(tables, types),
+        *beyond_chance(results, target, tables, types),
+    ]
+    if printed:
+        text.append(
+            f"Published numbers: {source()}. "
+            "The test facts, the heads and the validation split differ from the authors'."
+        )
+    picture = Picture(
+        f"{target}-methods",
+        f"Average accuracy by method toward the {target} answer",
+        lambda: figures.methods(tables, target),
+    )
+    return Section(
+        f"Toward the {target} answer", text=text, tables=[Table(header, rows)], pictures=[picture]
+    )
+
+
+def _cells(row: Mapping[str, Any], types: Sequence[str]) -> str:
+    return " / ".join(percent(row[t]["accuracy"] if t in row else None) for t in types)
+
+
+def _printed(own: Any, types: Sequence[str]) -> str:
+    if own is None:
+        return "–"
+    return (
+        " / ".join(f"{own[t]:.1f}" if t in own else "–" for t in types)
+        if isinstance(own, dict)
+        else f"{own:.1f}"
+    )
+
+
+def averages_section(target: str, tables: Mapping[str, Any]) -> Section:
+    """Return the averages over the domains, with their intervals."""
+    rows = []
+    for name, table in tables.items():
+        for conflict_type, c in table[AVERAGE].items():
+            span = (
+                f"{percent(c['interval'][0])}–{percent(c['interval'][1])}" if c["interval"] else "–"
+            )
+            numbers = [
+                percent(c["accuracy"]),
+                span,
+                *(number(c[k]) for k in ("p_parametric", "p_context", "context_reliance")),
+            ]
+            rows.append([name.replace("_", " "), conflict_type, str(c["n"]), *numbers])
+    header = (
+        "method",
+        "conflict",
+        "n",
+        "accuracy",
+        "95 % interval",
+        "p parametric",
+        "p context",
+        "M_C",
+    )
+    text = [
+        (
+            "p is the probability of the first token of an answer at the prompt's end, "
+            "M_C = p context / (p context + p parametric), means over the domains. "
+            "The interval is that of this mean (bootstrap within the domains, 1,000 resamples)."
+        ),
+    ]
+    return Section(f"Averages, {target}", level=3, text=text, tables=[Table(header, rows)])
+
+
+def popularity_sections(own: Mapping[str, Any]) -> list[Section]:
+    """Return accuracy by popularity; nothing where the data has none."""
+    rows = [
+        [
+            name.replace("_", " "),
+            f"{b['from']:g}–{b['to']:g}",
+            str(b["n"]),
+            " / ".join(percent(c["accuracy"]) for c in b["cells"].values()),
+        ]
+        for name, method in own["methods"].items()
+        for b in method.get("by_popularity") or []
+    ]
+    return (
+        [
+            Section(
+                "By popularity",
+                level=3,
+                tables=[Table(("method", "popularity", "n", "accuracy"), rows)],
+            )
+        ]
+        if rows
+        else []
+    )
+
+
+def choices_section(own: Mapping[str, Any]) -> Section:
+    """Return what validation chose for each method and domain."""
+    rows = []
+    for name, method in own["methods"].items():
+        for domain, choice in method["choice"].items():
+            if "beta_plus" in choice:
+                chosen = f"betas {choice['beta_plus']:+g} {choice['beta_minus']:+g}"
+            elif "heads" in choice:
+                chosen = (
+                    f"{len(choice['heads'])} heads: "
+                    f"{' '.join(f'L{h[0]}H{h[1]}' for h in choice['heads'])}"
+                )
+            else:
+                continue
+            tuned = choice["tuned_on"] or "nothing: the head set's own"
+            rows.append(
+                [
+                    name.replace("_", " "),
+                    domain.replace("_", " "),
+                    chosen,
+                    f"{tuned.replace('_', ' ')} ({choice['n_validation']})",
+                ]
+            )
+    head_set = own.get("head_set")
+    text = []
+    if head_set:
+        heads = head_set["heads"]
+        plus, minus = (
+            " ".join(f"L{h[0]}H{h[1]}" for h in heads[sign]) or "none" for sign in ("plus", "minus")
+        )
+        text = [
+            f"Head set `{head_set['name']}`: + {plus}; - {minus}; "
+            f"scores {head_set['scores_sha256']}."
+        ]
+    return Section(
+        "What validation chose",
+        level=3,
+        text=text,
+        tables=[Table(("method", "domain", "choice", "tuned on"), rows)] if rows else [],
+    )
+
+
+def side_effects_section(own: Mapping[str, Any]) -> Section:
+    """Return what each method does where steering is not needed."""
+    header = (
+        "method",
+        "clean",
+        "change",
+        "true context",
+        "unknown subject",
+        "perplexity",
+        "tokens",
+        "ended",
+        "repetition",
+    )
+    original = (
+        own["methods"]
+        .get("original", {})
+        .get("collateral", {})
+        .get("clean", {})
+        .get("clean", {})
+        .get("accuracy")
+    )
+    rows = []
+    for name, method in own["methods"].items():
+        if "continuations" not in method:
+            continue
+        situations, going_on = method["collateral"], method["continuations"]
+        clean = situations.get("clean", {}).get("clean", {}).get("accuracy")
+        change = "–" if clean is None or original is None else f"{100 * (clean - original):+.1f}"
+        summary = (
+            " / ".join(percent(c["accuracy"]) for c in situations.get(s, {}).values()) or "–"
+            for s in ("true_context", "unknown_subject")
+        )
+        numbers = (
+            number(method.get("perplexity"), 2),
+            number(going_on["mean_tokens"], 1),
+            percent(going_on["ended"]),
+        )
+        rows.append(
+            [
+                name.replace("_", " "),
+                percent(clean),
+                change,
+                *summary,
+                *numbers,
+                percent(going_on["repetition"]),
+            ]
+        )
+    text = [
+        (
+            "Where steering is not needed. `clean`: the parametric answer without a context, and "
+            "its change against the original; `true context`: the context tells the truth; "
+            "`unknown subject`: the subject is invented, the context is all there is "
+            "(substitution / coherent each). "
+            "Perplexity is of plain text; tokens, answers that end by themselves and repeated "
+            "3-grams (percent) are of answers of up to 64 tokens to conflict prompts."
+        ),
+    ]
+    return Section("Side effects", level=3, text=text, tables=[Table(header, rows)])

@@ -1,0 +1,101 @@
+"""A head set is named by its folder, its scores file or its name, wherever a command takes one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from juice.errors import HeadSetError, HeadSetNotFoundError
+from juice.head_set import HeadSet
+from juice.head_set.lookup import find_head_set, find_scores
+from tests.support.commands import juice
+
+SHIPPED = Path("head_sets")
+WAYS = (
+    "head_sets/mini/context",
+    "head_sets/mini/context/scores.safetensors",
+    "context",
+    "mini/context",
+)
+
+
+@pytest.mark.parametrize("given", WAYS)
+def test_every_way_names_the_same_set(given: str) -> None:
+    folder, head_set = find_head_set(given, SHIPPED)
+    assert folder.resolve() == (SHIPPED / "mini" / "context").resolve()
+    assert head_set.model_dump() == HeadSet.load(SHIPPED / "mini" / "context").model_dump()
+
+
+@pytest.mark.parametrize("given", WAYS)
+def test_inspect_and_select_take_every_way(given: str) -> None:
+    own = HeadSet.load(SHIPPED / "mini" / "context")
+    shown = juice("inspect", given, "--head-sets", str(SHIPPED.resolve()), "--json")
+    assert json.loads(shown.stdout)["scores_sha256"] == own.scores_sha256
+    chosen = juice("select", given, "--head-sets", str(SHIPPED.resolve()), "--top-k", "5", "--json")
+    assert json.loads(chosen.stdout)["heads"] == own.heads.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("given", WAYS)
+def test_generate_takes_every_way_but_the_model_in_the_name(given: str) -> None:
+    prompt = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
+    options = ("--head-sets", str(SHIPPED.resolve()), "--max-tokens", "2", "--json")
+    done = juice("generate", prompt, "--steer", "context", "--head-set", given, *options)
+    if given == "mini/context":  # the loaded model says whose
+        assert (done.returncode, "no head set 'mini/context'" in done.stderr) == (2, True)
+        return
+    assert json.loads(done.stdout)["steering"]["head_set"] == "context"
+
+
+def test_a_set_of_a_folder_steers_whatever_the_folder_of_sets_holds(tmp_path: Path) -> None:
+    shutil.copytree(SHIPPED / "mini" / "parametric", tmp_path / "mine")
+    content = json.loads((tmp_path / "mine" / "head_set.json").read_text())
+    (tmp_path / "mine" / "head_set.json").write_text(json.dumps({**content, "name": "mine"}))
+    (tmp_path / "none").mkdir()
+    prompt = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
+    options = ("--head-sets", str(tmp_path / "none"), "--max-tokens", "3", "--json")
+    steer = ("--steer", "parametric", "--head-set", str(tmp_path / "mine"))
+    done = json.loads(juice("generate", prompt, *steer, *options).stdout)
+    assert done["steering"]["head_set"] == "mine"
+    assert done["text"].startswith(" Lima")
+
+
+def test_a_file_of_scores_alone_can_be_chosen_from(tmp_path: Path) -> None:
+    alone = tmp_path / "some.safetensors"
+    shutil.copy(SHIPPED / "mini" / "context" / "scores.safetensors", alone)
+    assert find_scores(alone).target == "context"
+    assert juice("select", str(alone), "--top-k", "1").returncode == 0
+
+
+def test_what_cannot_be_found_is_one_line_that_says_what_there_is(tmp_path: Path) -> None:
+    for model in ("one", "two"):
+        shutil.copytree(SHIPPED / "mini" / "context", tmp_path / model / "context")
+    with pytest.raises(HeadSetNotFoundError, match="give one/context or two/context"):
+        find_head_set("context", tmp_path)
+    with pytest.raises(HeadSetNotFoundError, match=r"a name in .*one/context, two/context"):
+        find_head_set("nothing", tmp_path)
+    with pytest.raises(HeadSetNotFoundError, match=r"has no head_set\.json"):
+        find_head_set(tmp_path, tmp_path)
+    (tmp_path / "one" / "context" / "head_set.json").write_text("{")
+    with pytest.raises(HeadSetError, match="not JSON"):
+        find_head_set("one/context", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["select", "inspect"])
+@pytest.mark.parametrize("folder", ["head_sets", "head_sets/mini"])
+def test_a_folder_of_sets_is_refused_in_words(command: str, folder: str) -> None:
+    done = juice(command, folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no head_set.json; give the folder of one head set" in done.stderr
+    assert "Errno" not in done.stderr
+
+
+def test_doctor_lists_the_models_own_sets_and_counts_the_others() -> None:
+    done = juice("doctor", "--head-sets", str(SHIPPED.resolve()))
+    assert "head set        context (toward context" in done.stdout
+    assert "gemma" not in done.stdout
+    assert done.stdout.rstrip().endswith("1 of other models")
+    found = json.loads(juice("doctor", "--head-sets", str(SHIPPED.resolve()), "--json").stdout)
+    assert (found["unfit_head_sets"], found["n_foreign_head_sets"]) == ({}, 1)

@@ -1,0 +1,203 @@
+"""The library and the server need the contract of an engine, and nothing else of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+import juice
+from juice.batching import BatchingEngine
+from juice.engine import Capability, Contrast, Engine, GenerationRequest, SamplingOptions
+from juice.errors import (
+    ContextLengthError,
+    EngineStoppedError,
+    MissingCapabilityError,
+    RequestError,
+)
+from juice.exactness import diagnose
+from juice.steered_model import SteeredModel
+from juice_server import app as server
+from juice_server.settings import Settings
+from tests.support.canned_engine import WORDS, CannedEngine
+from tests.support.conflicts import examples
+from tests.support.running import loaded
+
+TEXT = "".join(WORDS)
+
+
+@pytest.fixture
+def model() -> SteeredModel:
+    return SteeredModel(CannedEngine())
+
+
+def test_a_model_generates_on_any_engine(model: SteeredModel) -> None:
+    completions = model.generate(["a", "bc"], max_tokens=5, temperature=[0.0, 0.7], seed=[None, 3])
+    assert [c.text for c in completions] == [TEXT, TEXT]
+    first, second = (one.request for one in model.engine.submitted)
+    assert (first.prompt_ids, second.prompt_ids) == (model.tokenize("bc"), model.tokenize("a"))
+    assert (first.sampling, second.sampling) == (
+        SamplingOptions(temperature=0.7, seed=3),
+        SamplingOptions(),
+    )
+    assert list(model.stream("a")) == list(WORDS)
+
+
+def test_a_request_carries_its_steering_resolved_once(model: SteeredModel) -> None:
+    head_set = model.make_head_set(
+        name="x", target="context", plus=[(1, 2)], minus=[(3, 0)], beta_plus=2.0, beta_minus=-1.0
+    )
+    with pytest.warns(UserWarning, match="architecture and shape alone"):
+        done = model.generate("a", steer="context", head_set=head_set, strength=0.5)[0]
+    steering = model.engine.submitted[0].request.steering
+    assert {layer: own.tolist() for layer, own in steering.coefficients.items()} == {
+        1: [0.0, 0.0, 1.0, 0.0],
+        3: [-0.5, 0.0, 0.0, 0.0],
+    }
+    assert done.steering is steering.report
+    assert (done.steering.beta_plus, done.steering.strength, done.steering.n_heads) == (2, 0.5, 2)
+    assert model.engine.companion_layers(steering) == range(1, 4)
+
+
+@pytest.mark.parametrize("capability", Capability)
+def test_what_an_engine_cannot_do_is_refused_by_name(
+    capability: Capability, model: SteeredModel
+) -> None:
+    asked = {
+        Capability.WATCH: lambda: model.next_token("a"),
+        Capability.CONTRAST: lambda: model.generate(
+            "a", context="b", steer=juice.Steer(target="context", method="cad")
+        ),
+        Capability.ACTIVATIONS: lambda: juice.identify(model, examples(), target="context"),
+    }
+    with pytest.raises(MissingCapabilityError, match="the engine 'canned' cannot") as caught:
+        asked[capability]()
+    assert capability.value in str(caught.value)
+    assert not model.engine.submitted
+
+
+def test_a_diagnosis_needs_activations(model: SteeredModel) -> None:
+    with pytest.raises(MissingCapabilityError, match="juice doctor"):
+        diagnose(model.engine, model.head_sets)
+
+
+def test_our_own_engine_has_every_capability() -> None:
+    assert BatchingEngine.capabilities == frozenset(Capability)
+
+
+def test_length_and_tokens_are_checked_against_the_description(model: SteeredModel) -> None:
+    engine: Engine = model.engine
+    assert model.fits("a" * 76, max_tokens=4)
+    assert not model.fits("a" * 77, max_tokens=4)
+    with pytest.raises(ContextLengthError, match="the context has 80"):
+        engine.check(GenerationRequest(prompt_ids=(1,) * 77, max_tokens=4))
+    with pytest.raises(RequestError, match="the model has tokens 0 to 299"):
+        engine.check(GenerationRequest(prompt_ids=(300,)))
+
+
+def test_agenerate_and_astream_give_what_generate_and_stream_give() -> None:
+    async def both(model: SteeredModel) -> tuple[list[str], list[str]]:
+        done = await model.agenerate(["ab", "c"], max_tokens=[4, 9], ignore_eos=True)
+        pieces = [piece async for piece in model.astream("ab", max_tokens=9, ignore_eos=True)]
+        return [c.text for c in done], pieces
+
+    with loaded() as model:
+        texts, pieces = asyncio.run(both(model))
+        options = {"max_tokens": [4, 9], "ignore_eos": True}
+        assert texts == [c.text for c in model.generate(["ab", "c"], **options)]
+        assert pieces == list(model.stream("ab", max_tokens=9, ignore_eos=True))
+
+
+def test_many_generate_in_one_event_loop_and_each_gets_its_own() -> None:
+    with loaded() as model:
+        prompts = ["a", "bcd", "ef", "g" * 30]
+        alone = [model.generate(p, max_tokens=8, ignore_eos=True)[0].text for p in prompts]
+
+        async def together() -> list[str]:
+            asked = [model.agenerate(p, max_tokens=8, ignore_eos=True) for p in prompts]
+            return [done[0].text for done in await asyncio.gather(*asked)]
+
+        assert asyncio.run(together()) == alone
+
+
+def test_leaving_an_asynchronous_stream_cancels_its_generation() -> None:
+    async def first(model: SteeredModel) -> None:
+        async for _piece in model.astream("ab", max_tokens=100, ignore_eos=True):
+            break
+
+    with loaded() as model:
+        asyncio.run(first(model))
+        model.generate("a", max_tokens=1)  # a step later
+        assert model.engine.status.n_running == 0
+
+
+def test_cancelling_a_task_that_generates_frees_its_rows() -> None:
+    async def cancelled(model: SteeredModel) -> None:
+        task = asyncio.create_task(model.agenerate(["ab"] * 4, max_tokens=100, ignore_eos=True))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with loaded() as model:
+        asyncio.run(cancelled(model))
+        model.generate("a", max_tokens=1)
+        assert model.engine.status.n_running == model.engine.status.n_waiting == 0
+
+
+def test_a_model_closes_with_its_context() -> None:
+    with loaded() as model:
+        network = model.loaded.model
+        assert model.generate("a", max_tokens=1)
+    with pytest.raises(EngineStoppedError, match="closed"):
+        model.generate("a")
+    assert juice.load(network, tokenizer=model.description.tokenizer).generate("a", max_tokens=1)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    """The whole application, on an engine that has neither a torch model nor a capability."""
+    monkeypatch.setattr(server, "load", lambda *_args, **_options: SteeredModel(CannedEngine()))
+    with TestClient(server.create(Settings())) as running:
+        for _ in range(200):
+            if running.get("/readyz").status_code == 200:
+                break
+        yield running
+
+
+@pytest.mark.filterwarnings("ignore:head set:UserWarning")
+def test_the_server_serves_any_engine(client: TestClient) -> None:
+    info = client.get("/info").json()
+    assert info["engine"] == {"name": "canned"}
+    assert info["model"]["device"] == "nowhere"
+    assert info["limits"]["kv_bytes_per_token"] == 16
+    assert info["steering"]["methods"] == ["juice", "june"]
+    assert client.post("/generate", json={"prompt": "a"}).json()["text"] == TEXT
+    answer = client.post("/v1/completions", json={"prompt": ["a", "b"]}).json()
+    assert [choice["text"] for choice in answer["choices"]] == [TEXT, TEXT]
+    assert client.post("/tokenize", json={"text": "ab"}).json()["count"] == 2
+    assert client.get("/metrics").text.count("juice_engine_up 1.0") == 1
+
+
+@pytest.mark.filterwarnings("ignore:head set:UserWarning")
+def test_the_server_refuses_what_its_engine_cannot_do(client: TestClient) -> None:
+    steer = {"target": "context", "method": "cad"}
+    refused = client.post("/generate", json={"prompt": "a", "context": "b", "steer": steer})
+    assert refused.status_code == 400
+    assert "the engine 'canned' cannot run context-aware decoding" in refused.text
+
+
+def test_a_contrast_is_a_capability_of_the_request() -> None:
+    request = GenerationRequest(prompt_ids=(1, 2), contrast=Contrast(prompt_ids=(3,)))
+    with pytest.raises(MissingCapabilityError, match="method cad"):
+        CannedEngine().submit([request], lambda _update: None)
+
+
+def test_the_contract_says_nothing_of_torch_models() -> None:
+    """What a description holds is plain data and the tokenizer."""
+    with loaded() as model:
+        for name, value in vars(model.description).items():
+            assert not isinstance(value, torch.nn.Module | torch.Tensor | torch.dtype), name

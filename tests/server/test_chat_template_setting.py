@@ -1,0 +1,46 @@
+"""`--chat-template`: the tokenizer's own by `default`, or a file that takes its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from tests.support import tiny
+from tests.support.serving import Server, serving
+
+OWN = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+OTHER = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "temperature": 0}
+
+
+def used(url: str) -> tuple[str, int]:
+    """Return the hash of the template that a server uses, and the tokens of a prompt through it."""
+    sha256 = httpx.get(f"{url}/info").json()["model"]["chat_template_sha256"]
+    answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT).json()
+    return sha256, answer["usage"]["prompt_tokens"]
+
+
+def test_default_is_the_tokenizers_own_and_a_file_takes_its_place(tmp_path: Path) -> None:
+    tokenizer = tiny.tiny_tokenizer()
+    tokenizer.chat_template = OWN
+    model = tiny.save(tmp_path / "model", tiny.tiny_model("llama"), tokenizer)
+    (tmp_path / "other.jinja").write_text(OTHER + "!")
+    seen = []
+    for given in (
+        (),
+        ("--chat-template", "default"),
+        ("--chat-template", str(tmp_path / "other.jinja")),
+    ):
+        with serving("--model", str(model), *given) as server:
+            seen.append(used(server.url))
+    assert seen[0] == seen[1]
+    assert seen[0][0] != seen[2][0]
+    assert seen[2][1] == seen[0][1] + 1
+
+
+def test_default_without_a_template_ends_the_server_with_one_line(tmp_path: Path) -> None:
+    model = tiny.save(tmp_path / "model", tiny.tiny_model("llama"))
+    server = Server("--model", str(model), "--chat-template", "default")
+    assert server.process.wait(timeout=120) == 2
+    assert "has no chat template" in server.errors().splitlines()[-1]

@@ -1,0 +1,133 @@
+"""The calls of a SteeredModel: their options, what a list means, what a notebook shows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import juice
+from juice.errors import RequestError
+from juice.steered_model import SteeredModel
+
+TEXTS = ["The name of the capital city of Peru is", "The capital of France is"]
+CALLS = ("generate", "agenerate", "stream", "astream", "next_token", "request")
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[SteeredModel]:
+    with juice.load("mini", head_sets="head_sets") as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_option_is_spelled_out_with_its_default(name: str) -> None:
+    parameters = inspect.signature(getattr(SteeredModel, name)).parameters
+    kinds = {own.kind for own in parameters.values()}
+    assert kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    named = [own for own in parameters.values() if own.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert named
+    assert all(own.default is not inspect.Parameter.empty for own in named)
+
+
+def test_calls_of_one_prompt_share_their_options() -> None:
+    names = {
+        name: list(inspect.signature(getattr(SteeredModel, name)).parameters) for name in CALLS
+    }
+    assert names["stream"] == names["astream"] == names["request"]
+    assert names["agenerate"] == names["generate"]
+    own = {"prompt", "without_context", "prompt_logprobs", "watch"}
+    assert set(names["request"]) - own == set(names["generate"]) - {"prompts", "progress"}
+
+
+def test_a_list_is_one_value_a_prompt(model: SteeredModel) -> None:
+    texts = TEXTS
+    both = model.generate(texts, max_tokens=[2, 5], ignore_eos=True)
+    assert [len(c.token_ids) for c in both] == [2, 5]
+    free = [model.generate(text, max_tokens=20, ignore_eos=True)[0] for text in texts]
+    stops = [(free[0].text[3], free[0].text[5]), free[1].text[4]]
+    stopped = model.generate(texts, max_tokens=20, ignore_eos=True, stop=stops)
+    for text, stop, own in zip(texts, stops, stopped, strict=True):
+        alone = model.generate(text, max_tokens=20, ignore_eos=True, stop=stop)[0]
+        assert (own.text, own.finish_reason) == (alone.text, "stop")
+        assert not any(part in own.text for part in stop)
+
+
+def test_a_tuple_of_stop_strings_holds_for_every_prompt(model: SteeredModel) -> None:
+    texts = TEXTS
+    free = [c.text for c in model.generate(texts, max_tokens=20, ignore_eos=True)]
+    stop = (free[0][4], free[1][4])
+    for own, alone in zip(
+        model.generate(texts, max_tokens=20, ignore_eos=True, stop=stop), free, strict=True
+    ):
+        end = min(at for part in stop if (at := alone.find(part)) >= 0)
+        assert own.text == alone[:end]
+
+
+@pytest.mark.parametrize("stop", [["\n"], ["\n", "."], ["a", "b", "c"]])
+def test_a_list_of_another_length_is_refused_with_what_to_write(
+    stop: list[str], model: SteeredModel
+) -> None:
+    texts = ["ab", "cd"] if len(stop) != 2 else ["ab"]
+    with pytest.raises(RequestError, match=r"stop lists \d values .* are a tuple"):
+        model.generate(texts, stop=stop)
+    with pytest.raises(RequestError, match="several stop strings as a tuple"):
+        model.request("ab", stop=stop)
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "request"])
+def test_a_misspelt_option_is_a_type_error(call: str, model: SteeredModel) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        getattr(model, call)("x", temprature=1)
+
+
+def test_prompts_and_prompt_may_be_named(model: SteeredModel) -> None:
+    assert model.generate(prompts="ab", max_tokens=1)[0].token_ids
+    assert list(model.stream(prompt=TEXTS[0], max_tokens=3))
+
+
+def test_progress_counts_the_prompts_that_are_done(model: SteeredModel) -> None:
+    seen: list[tuple[str, int]] = []
+
+    @contextmanager
+    def progress(description: str, total: int) -> Iterator:
+        seen.append((description, total))
+        yield lambda n: seen.append(("advance", n))
+
+    model.generate(["a", "b", "c"], max_tokens=1, progress=progress)
+    assert seen == [("generating", 3), *[("advance", 1)] * 3]
+
+
+def test_answers_are_scored_where_they_continue_their_prompts(model: SteeredModel) -> None:
+    scores = model.answer_logprobs([("Q", "abc"), ("Q", ""), ("x " * 600, "y")])
+    request = model.request("Q abc", max_tokens=0, prompt_logprobs=True)
+    scored = model.engine.generate([request])[0].prompt_tokens
+    start = len(model.tokenize("Q"))
+    assert scores[0] == pytest.approx([t.logprob for t in scored[start:]], abs=1e-5)
+    assert scores[1:] == [(), None]
+
+
+def test_a_notebook_shows_models_sets_and_completions(model: SteeredModel) -> None:
+    own = model.description
+    assert repr(model) == (
+        f"<SteeredModel 'mini': {own.identity.architecture}, {own.n_layers} layers of "
+        f"{own.identity.n_heads} heads, float32 on cpu; head sets: context, parametric>"
+    )
+    head_set = model.head_sets.get("parametric")
+    assert repr(head_set).startswith("<HeadSet 'parametric' toward parametric for mini: ")
+    plain, steered = model.generate(
+        [TEXTS[0]] * 2, steer=["none", "parametric"], strength=[None, 0.5], max_tokens=2
+    )
+    assert repr(plain) == f"<Completion {plain.text!r}: unsteered; 2 tokens, length>"
+    betas = head_set.betas()
+    assert betas is not None
+    assert repr(steered) == (
+        f"<Completion {steered.text!r}: juice toward parametric with parametric "
+        f"({betas.plus:+g} {betas.minus:+g}, strength 0.5); 2 tokens, length>"
+    )
+
+
+def test_the_package_lists_its_public_names() -> None:
+    assert set(juice.__all__) <= set(dir(juice))

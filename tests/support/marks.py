@@ -1,0 +1,11 @@
+"""Marks that several test files share."""
+
+from __future__ import annotations
+
+import pytest
+
+# Warnings that an evaluation on a few examples always gives.
+FEW_EXAMPLES = pytest.mark.filterwarnings(
+    "ignore:.*(tune the betas|choose betas|cannot be scored|is left out|no validation example|no"
+    " head raises|not recognised).*:UserWarning"
+)

@@ -1,0 +1,185 @@
+"""The pages agree with the code.
+
+Links resolve; every flag, setting, metric and route is listed; shown output is real output.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from juice.cli.main import app as command_line
+from juice_server.app import create
+from juice_server.metrics import Metrics
+from juice_server.settings import Settings
+from tests.support.commands import juice
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    page
+    for page in sorted(
+        [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("head_sets/*.md")]
+    )
+    if "results" not in page.parts
+]
+REFERENCE = ROOT / "docs" / "reference"
+WIDTH = 100
+
+
+def anchors_of(page: Path) -> set[str]:
+    titles = re.findall(r"(?m)^#+ (.+)$", page.read_text())
+    plain = (re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+    return set(plain)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        place = (page.parent / file).resolve() if file else page
+        assert place.exists(), target
+        if anchor and place.suffix == ".md":
+            assert anchor in anchors_of(place), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_is_narrow_enough_to_read(page: Path) -> None:
+    blocks = re.split(r"(?m)^```.*$", page.read_text())[::2]
+    prose = [line for block in blocks for line in block.splitlines() if "|" not in line]
+    assert [line for line in prose if len(line) > WIDTH and " " in line[:WIDTH]] == []
+
+
+def test_every_page_can_be_found_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {
+        (index.parent / target).resolve()
+        for target in re.findall(r"\]\(([^)#\s]+)", index.read_text())
+    }
+    assert {
+        page for page in PAGES if page.is_relative_to(ROOT / "docs") and page != index
+    } <= linked
+
+
+def commands() -> dict[str, set[str]]:
+    """Return the flags of every command."""
+    group = get_command(command_line)
+    assert isinstance(group, typer.core.TyperGroup)
+    return {
+        name: {
+            flag
+            for parameter in command.params
+            for flag in (*parameter.opts, *parameter.secondary_opts)
+            if flag.startswith("--")
+        }
+        for name, command in group.commands.items()
+    }
+
+
+def test_the_reference_has_every_flag_of_every_command_and_no_other() -> None:
+    text = (REFERENCE / "command-line.md").read_text()
+    settings = (REFERENCE / "settings.md").read_text()
+    known = {flag for flags in commands().values() for flag in flags}
+    for name, flags in commands().items():
+        page = settings if name == "serve" else text
+        assert {flag for flag in flags if not re.search(rf"`{flag}[` ]", page)} == set(), name
+    named = {flag for page in (text, settings) for flag in re.findall(r"`(--[a-z-]+)", page)}
+    assert named - known == set()
+
+
+def test_the_reference_has_every_setting_with_its_default() -> None:
+    text = (REFERENCE / "settings.md").read_text()
+    for name, field in Settings.model_fields.items():
+        flag = "--api-key" if name == "api_keys" else f"--{name.replace('_', '-')}"
+        row = next(
+            (line for line in text.splitlines() if f"`{flag}`" in line and line.startswith("|")), ""
+        )
+        assert row, flag
+        if (
+            isinstance(field.default, int)
+            and not isinstance(field.default, bool)
+            and field.default < 10_000
+        ):
+            assert f"{field.default:g}" in row, (flag, row)
+
+
+def test_the_reference_has_every_metric() -> None:
+    text, metrics = (REFERENCE / "metrics.md").read_text(), Metrics()
+    metrics.watch(lambda: pytest.fail("nobody asked"))
+    for family in metrics.registry._names_to_collectors:
+        if family.endswith(("_created", "_bucket", "_count", "_sum")):
+            continue
+        assert family in text or f"{family}_total" in text, family
+
+
+def test_the_reference_has_every_route() -> None:
+    text = (REFERENCE / "http.md").read_text()
+    paths = create(Settings()).openapi()["paths"]
+    assert len(paths) > 8
+    for path, methods in paths.items():
+        for method in methods:
+            assert f"{method.upper()} {path.replace('/{name}', '')}" in text, path
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) < 900
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", page.read_text())
+
+
+def test_the_readmes_python_prints_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    block = next(block for block in blocks(ROOT / "README.md", "python") if "juice.load" in block)
+    output = io.StringIO()
+    with redirect_stdout(output):
+        exec(compile(block, "README.md", "exec"), {})  # noqa: S102 -- our own page
+    promised = re.search(r"print\(.*\)\s+# (.+)", block)
+    assert promised
+    assert re.findall(r" (\w+\.)", output.getvalue()) == promised.group(1).split()
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "docs" / "tutorial.md"], ids=lambda p: p.name
+)
+def test_what_juice_generate_prints_is_what_the_page_shows(page: Path) -> None:
+    runs = [run for block in blocks(page, "console") for run in block.split("$ ")]
+    for run in runs:
+        command, _, output = run.replace("\\\n", " ").partition("\n")
+        if (
+            not command.startswith("juice generate") or "--head-sets" in command
+        ):  # with files of its own
+            continue
+        arguments = shlex.split(command)[1:]
+        done = juice(*arguments, cwd=ROOT)
+        assert done.stdout.split() == output.split(), (command, done.stderr)
+
+
+def test_the_readmes_curl_is_answered_as_it_says() -> None:
+    block = next(block for block in blocks(ROOT / "README.md", "console") if "curl" in block)
+    body = json.loads(re.search(r"-d '(.*?)'", block, re.DOTALL).group(1))  # type: ignore[union-attr]
+    assert body["steer"] == "parametric"
+    done = juice(
+        "generate",
+        body["prompt"],
+        "--steer",
+        body["steer"],
+        "--max-tokens",
+        "8",
+        "--json",
+        cwd=ROOT,
+    )
+    answer = json.loads(done.stdout)
+    shown = json.loads(re.sub(r"\n\s*", "", block[block.index('{"id"') :]))
+    assert answer["text"] == shown["text"]
+    assert answer["steering"] == shown["steering"]
