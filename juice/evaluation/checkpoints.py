@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from juice.data.example import ConflictExample, ConflictType, conflict_types, examples_sha256
-from juice.errors import ExampleError, ModelNotFoundError
+from juice.errors import ExampleError, ModelNotFoundError, UnsupportedModelError
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.contexts import context_end
 from juice.evaluation.methods import Treatment
@@ -130,15 +130,15 @@ def attention_mass(
 ) -> list[float]:
     """Return the last token's attention to each span of characters, mean over layers and heads.
 
-    A token belongs to a span when it is within it, a leading space aside. Raises ExampleError for a
-    model that does not run eager attention.
+    A token belongs to a span when it is within it, a leading space aside.
+    Raises UnsupportedModelError for a model that does not run eager attention.
     """
     encoded = loaded.tokenizer(prompt, return_offsets_mapping=True)
     ids = torch.tensor([encoded["input_ids"]], device=loaded.device)
     with torch.inference_mode(), loaded.turn:
         layers = loaded.run(input_ids=ids, use_cache=False, output_attentions=True).attentions
     if not layers or layers[0] is None:
-        raise ExampleError(
+        raise UnsupportedModelError(
             f"{type(loaded.model).__name__} does not return its attention; "
             "load it with --attn-implementation eager"
         )

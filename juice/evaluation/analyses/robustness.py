@@ -8,7 +8,6 @@ Accuracy is the mean over the target's conflict types.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import product
 from typing import Any
 
 from juice.data.example import ConflictExample
@@ -78,19 +77,13 @@ def _grid(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> dict[s
     plus, minus = BETAS_PLUS if heads.plus else (0.0,), BETAS_MINUS if heads.minus else (0.0,)
     rows: list[list[float]] = []
     with inputs.progress("varying the betas", len(plus) * len(minus)) as advance:
-        for beta_plus, beta_minus in product(plus, minus):
-            if beta_minus == minus[0]:
-                rows.append([])
-            rows[-1].append(
-                accuracy(
-                    inputs,
-                    examples,
-                    heads.plus,
-                    heads.minus,
-                    Betas(plus=beta_plus, minus=beta_minus),
-                )
-            )
-            advance(1)
+        for beta_plus in plus:
+            row: list[float] = []
+            rows.append(row)
+            for beta_minus in minus:
+                betas = Betas(plus=beta_plus, minus=beta_minus)
+                row.append(accuracy(inputs, examples, heads.plus, heads.minus, betas))
+                advance(1)
     return {"plus": list(plus), "minus": list(minus), "accuracy": rows, "n_examples": len(examples)}
 
 
