@@ -99,16 +99,20 @@ def test_length_and_tokens_are_checked_against_the_description(model: SteeredMod
 
 
 def test_agenerate_and_astream_give_what_generate_and_stream_give() -> None:
-    async def both(model: SteeredModel) -> tuple[list[str], list[str]]:
-        done = await model.agenerate(["ab", "c"], max_tokens=[4, 9], ignore_eos=True)
-        pieces = [piece async for piece in model.astream("ab", max_tokens=9, ignore_eos=True)]
-        return [c.text for c in done], pieces
+    prompts, n_tokens = ["ab", "c"], [9, 4]  # the second is done first
+
+    async def both(model: SteeredModel) -> tuple[list[tuple[int, ...]], list[str]]:
+        done = await model.agenerate(prompts, max_tokens=n_tokens, ignore_eos=True)
+        pieces = [piece async for piece in model.astream("c", max_tokens=9, ignore_eos=True)]
+        return [c.token_ids for c in done], pieces
 
     with loaded() as model:
-        texts, pieces = asyncio.run(both(model))
-        options = {"max_tokens": [4, 9], "ignore_eos": True}
-        assert texts == [c.text for c in model.generate(["ab", "c"], **options)]
-        assert pieces == list(model.stream("ab", max_tokens=9, ignore_eos=True))
+        tokens, pieces = asyncio.run(both(model))
+        alone = model.generate(prompts, max_tokens=n_tokens, ignore_eos=True)
+        assert tokens == [c.token_ids for c in alone]
+        assert [len(own) for own in tokens] == n_tokens
+        assert pieces == list(model.stream("c", max_tokens=9, ignore_eos=True))
+        assert "".join(pieces)
 
 
 def test_many_generate_in_one_event_loop_and_each_gets_its_own() -> None:
