@@ -23,28 +23,6 @@ JuiceError                        exit code 1: the work failed
 
 from __future__ import annotations
 
-__all__ = [
-    "CancelledError",
-    "ContextLengthError",
-    "EngineStoppedError",
-    "ExampleError",
-    "GenerationError",
-    "HeadSetError",
-    "HeadSetMismatchError",
-    "HeadSetNotFoundError",
-    "JuiceError",
-    "MissingCapabilityError",
-    "ModelNotFoundError",
-    "NoConsistentHeadError",
-    "NonFiniteError",
-    "OutputError",
-    "OverloadedError",
-    "RankLostError",
-    "RequestError",
-    "UnsupportedModelError",
-    "UsageError",
-]
-
 
 class JuiceError(Exception):
     """The root; `exit_code` is what the command line exits with."""
@@ -128,3 +106,16 @@ class MissingCapabilityError(RequestError):
 
 class OutputError(UsageError):
     """A file or folder cannot be written, or exists and must not be overwritten."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what a library's error says, or its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """Return an error and the errors that it was raised from."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    return causes

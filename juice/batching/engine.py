@@ -20,8 +20,8 @@ from juice.batching.generation import Generation
 from juice.batching.inbox import Inbox
 from juice.batching.loop import Loop
 from juice.batching.memory import settled
+from juice.batching.room import Room
 from juice.batching.runner import Mode, Runner
-from juice.batching.scheduler import room_alone
 from juice.batching.text import TextStream
 from juice.engine import Engine, GenerationRequest, Limits, ModelDescription, Sink, Status, Steering
 from juice.errors import ContextLengthError, EngineStoppedError, JuiceError
@@ -102,14 +102,10 @@ class BatchingEngine(Engine):
 
     def n_kv_bytes(self, request: GenerationRequest) -> int:
         """Return the bytes that are reserved for the keys and values of a request."""
-        n_rows = 1 if request.contrast is None else 2
-        room = room_alone(
-            n_rows,
-            self.companion_layers(request.steering),
-            request.n_positions,
-            self.description.n_layers,
-        )
-        return self._loop.runner.cache.n_bytes(room)
+        window = self.companion_layers(request.steering)
+        companions = tuple(int(layer in window) for layer in range(self.description.n_layers))
+        n_mains = 1 if request.contrast is None else 2
+        return self._loop.runner.cache.n_bytes(Room(n_mains, companions, request.n_positions))
 
     def companion_layers(self, steering: Steering) -> range:
         """Return the layers in which a request with this steering has a companion."""

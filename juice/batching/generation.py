@@ -147,10 +147,12 @@ class Generation:
             or self.without._held is None
         ):
             return None
-        told, alone, weight = self._held, self.without._held, self.request.contrast.weight
+        with_context, alone, weight = self._held, self.without._held, self.request.contrast.weight
         self._held = self.without._held = None
         # Tokens that a model rules out have minus infinity in both.
-        return torch.where(told.isneginf(), told, (1 + weight) * told - weight * alone)
+        return torch.where(
+            with_context.isneginf(), with_context, (1 + weight) * with_context - weight * alone
+        )
 
     def advance(self, logits: torch.Tensor, normalizer: float, likeliest: int) -> None:
         """Choose the next token and send what it makes final; `complete` sends the last update.
@@ -166,9 +168,9 @@ class Generation:
             return
         banned = self._stop_token_ids if len(self.tokens) < request.min_tokens else frozenset[int]()
         if self._generator is not None or banned or sampling.changes_logits:
-            said = [token.id for token in self.tokens] if sampling.changes_logits else []
+            generated = [token.id for token in self.tokens] if sampling.changes_logits else []
             token = choose(
-                adjusted(logits, sampling, request.prompt_ids, said, banned),
+                adjusted(logits, sampling, request.prompt_ids, generated, banned),
                 sampling,
                 self._generator,
             )

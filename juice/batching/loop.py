@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from contextlib import suppress
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -20,7 +19,7 @@ from juice.batching.batch import ForwardRows, arrange, forward_batch
 from juice.batching.generation import Generation
 from juice.batching.inbox import Inbox
 from juice.batching.room import Room
-from juice.batching.rows import Lane, RowTable
+from juice.batching.rows import RowTable
 from juice.batching.runner import Mode, Runner
 from juice.batching.scheduler import Scheduler
 from juice.batching.slots import SlotsBrokenError
@@ -55,19 +54,13 @@ class Loop:
         self.beat = time.monotonic()
         self._loaded = loaded
         self._inbox = inbox
-        cache, every = self.runner.cache, tuple(range(loaded.layout.n_layers))
-
-        def lane(layers: tuple[int, ...], *, is_main: bool) -> Lane:
-            return Lane(
-                partial(cache.copy, layers, is_main=is_main),
-                partial(cache.swap, layers, is_main=is_main),
-            )
-
-        self.table = RowTable(
-            lane(every, is_main=True), [lane((layer,), is_main=False) for layer in every]
-        )
+        self.table = RowTable(self.runner.cache)
         self._scheduler = Scheduler(
-            limits, self.table, cache, rope_switch=loaded.rope_switch, by_length=mode.own_masks
+            limits,
+            self.table,
+            self.runner.cache,
+            rope_switch=loaded.rope_switch,
+            by_length=mode.own_masks,
         )
         self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
         self._decode_rows: tuple[int, ForwardRows] | None = None
@@ -147,11 +140,10 @@ class Loop:
             try:
                 self.runner.cache.reserve(room)
             except Exception as error:
+                self._tell(generation, _failure(error))
                 if _is_fatal(error):
-                    self._tell(generation, _failure(error))
                     raise
                 LOG.warning("no memory for a request: %s", error)
-                self._tell(generation, _failure(error))
                 continue
             generation.start()
             for row in generation.rows:
@@ -254,29 +246,23 @@ class Loop:
 
     def _rows_of(self, generations: list[Generation]) -> ForwardRows:
         """Return the rows of some generations; those that decode are kept until a row changes."""
+        version, is_decoding = self.table.version, generations == self.table.decoding
+        if is_decoding and self._decode_rows is not None and self._decode_rows[0] == version:
+            return self._decode_rows[1]
         cache, device = self.runner.cache, self._loaded.device
-        if generations != self.table.decoding:
-            return arrange(generations, self.table, cache, self._n_heads, device)
-        version = self.table.version
-        if self._decode_rows is None or self._decode_rows[0] != version:
-            self._decode_rows = (
-                version,
-                arrange(generations, self.table, cache, self._n_heads, device),
-            )
-        return self._decode_rows[1]
+        rows = arrange(generations, self.table, cache, self._n_heads, device)
+        if is_decoding:
+            self._decode_rows = version, rows
+        return rows
 
     def _fail(self, generation: Generation, error: Exception) -> None:
         """End the request of a generation and erase what it cached."""
         LOG.warning(
             "a request failed: %r", error, exc_info=None if isinstance(error, JuiceError) else error
         )
-        everywhere = range(self._loaded.layout.n_layers)
         for row in generation.owner.rows:
-            self.runner.cache.clear(everywhere, self.table.mains.rows.index(row), is_main=True)
-            for layer in row.window:
-                self.runner.cache.clear(
-                    (layer,), self.table.companions[layer].rows.index(row), is_main=False
-                )
+            for lane in self.table.lanes(row):
+                lane.erase(row)
         self._leave(generation.owner)
         self._tell(generation.owner, _failure(error))
 

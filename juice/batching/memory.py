@@ -22,7 +22,7 @@ SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5, "mps": 0.5}
 
 
 def settled(
-    limits: Limits, max_positions: int | None, device: torch.device, n_ranks: int = 1
+    limits: Limits, max_positions: int | None, device: torch.device, n_ranks: int
 ) -> Limits:
     """Return the limits for a loaded model, with the open ones filled in.
 

@@ -9,25 +9,21 @@ takes a contiguous run of slots in every layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from juice.batching.generation import Generation
-
-Move = Callable[[int, int, int], None]
+from juice.batching.slots import SlotCache
 
 
 class Lane:
-    """The places of one kind of row.
+    """The places of one kind of row, and their slots in these layers of the cache."""
 
-    `copy(source, destination, n)` and `swap(a, b, n)` move the first n positions of what places
-    hold.
-    """
-
-    def __init__(self, copy: Move, swap: Move) -> None:
+    def __init__(self, cache: SlotCache, layers: tuple[int, ...], *, is_main: bool) -> None:
         self.rows: list[Generation] = []
         self.n_decoding = 0
-        self._copy = copy
-        self._swap = swap
+        self._cache = cache
+        self._layers = layers
+        self._is_main = is_main
 
     def join(self, generation: Generation) -> None:
         """Give a generation the last place, among those in prefill."""
@@ -39,7 +35,8 @@ class Lane:
         if place != boundary:
             other = self.rows[boundary]
             self.rows[place], self.rows[boundary] = other, generation
-            self._swap(place, boundary, max(generation.n_cached, other.n_cached))
+            n = max(generation.n_cached, other.n_cached)
+            self._cache.swap(self._layers, place, boundary, n, is_main=self._is_main)
         self.n_decoding += 1
 
     def leave(self, generation: Generation) -> None:
@@ -58,8 +55,13 @@ class Lane:
     def _fill(self, gap: int, source: int) -> int:
         if gap != source:
             self.rows[gap] = self.rows[source]
-            self._copy(source, gap, self.rows[source].n_cached)
+            n = self.rows[source].n_cached
+            self._cache.copy(self._layers, source, gap, n, is_main=self._is_main)
         return source
+
+    def erase(self, generation: Generation) -> None:
+        """Zero what a generation has cached here."""
+        self._cache.clear(self._layers, self.rows.index(generation), is_main=self._is_main)
 
 
 class RowTable:
@@ -68,9 +70,10 @@ class RowTable:
     `version` changes whenever a row does.
     """
 
-    def __init__(self, mains: Lane, companions: list[Lane]) -> None:
-        self.mains = mains
-        self.companions = companions
+    def __init__(self, cache: SlotCache) -> None:
+        layers = tuple(range(len(cache.slot_layers)))
+        self.mains = Lane(cache, layers, is_main=True)
+        self.companions = [Lane(cache, (layer,), is_main=False) for layer in layers]
         self.version = 0
 
     @property

@@ -55,14 +55,14 @@ def adjusted(
         )
     if sampling.repetition_penalty != 1:
         seen = torch.tensor([*prompt_ids, *token_ids], device=logits.device)
-        said = logits[seen]  # a token that occurs twice gets the same value twice
+        own = logits[seen]  # a token that occurs twice gets the same value twice
         logits[seen] = torch.where(
-            said > 0, said / sampling.repetition_penalty, said * sampling.repetition_penalty
+            own > 0, own / sampling.repetition_penalty, own * sampling.repetition_penalty
         )
     if token_ids and (sampling.presence_penalty or sampling.frequency_penalty):
-        said_times = Counter(token_ids)
+        counts = Counter(token_ids)
         answered, times = (
-            torch.tensor(list(v), device=logits.device) for v in (said_times, said_times.values())
+            torch.tensor(list(v), device=logits.device) for v in (counts, counts.values())
         )
         logits[answered] -= sampling.presence_penalty + sampling.frequency_penalty * times
     if banned:

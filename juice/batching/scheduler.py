@@ -133,15 +133,3 @@ class Scheduler:
             else:
                 break
         return chosen
-
-
-def room_alone(n_rows: int, window: range, n_positions: int, n_layers: int) -> Room:
-    """Return the room that a request needs when nothing else runs.
-
-    Args:
-        n_rows: Its main rows.
-        window: The layers in which it has a companion.
-        n_positions: The positions of each of its slots.
-        n_layers: The layers of the model.
-    """
-    return Room(n_rows, tuple(int(layer in window) for layer in range(n_layers)), n_positions)

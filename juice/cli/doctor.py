@@ -40,7 +40,7 @@ def run(
     try:
         loaded = options.load(model, loading, head_sets)
     except UnsupportedModelError as error:
-        found = Diagnosis.refusal(model, str(error))
+        found = Diagnosis(model=model, exact=False, reason=str(error))
     else:
         found = diagnose(loaded.engine, loaded.head_sets, deep=deep, progress=console.progress)
     if json:

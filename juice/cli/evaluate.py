@@ -13,6 +13,7 @@ from juice.options import LoadOptions
 
 if TYPE_CHECKING:
     from juice.data.example import ConflictExample
+    from juice.data.readers.source import Split
     from juice.evaluation.methods import MethodName
     from juice.evaluation.store import Store
     from juice.steered_model import SteeredModel
@@ -100,25 +101,31 @@ def run(
 ) -> None:
     """Measure what steering does to a model on your data, against its baselines; write a report."""
     from juice.evaluation.analyses import ANALYSES
+    from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints
     from juice.evaluation.evaluate import evaluate
     from juice.evaluation.methods import METHODS, methods_for
+    from juice.evaluation.report import require_extra
     from juice.evaluation.sources import read_templates, read_texts
+    from juice.evaluation.splits import limited
 
     require_extra()
     test = _read(data or ["mini"])
     if checkpoints and chat_template is not None:
         raise UsageError("--checkpoints measures plain prompts; leave --chat-template out")
     if checkpoints:
-        _evaluate_checkpoints(
-            checkpoints,
-            test,
+        _check_whole(loading)
+        options.quiet_libraries()
+        store = measure_checkpoints(
+            find_checkpoints(checkpoints),
+            limited(test, limit, seed),
             out,
-            limit=limit,
+            device=loading.device,
+            dtype=loading.dtype,
             seed=seed,
-            loading=loading,
-            force=force,
-            as_json=json,
+            overwrite=force,
+            progress=console.progress,
         )
+        _report(store, as_json=json)
         return
     asked = _names("--methods", methods, [*METHODS, "ph3"])
     chosen: tuple[MethodName, ...] = tuple(
@@ -137,7 +144,8 @@ def run(
             "cad steers toward the context only; choose --target context, or other --methods"
         )
     texts, own_templates = read_texts(text, model), read_templates(templates)
-    to_tune, to_find = _other_splits(data or ["mini"], validation, examples)
+    to_tune = _other_split(data, validation, "validation")
+    to_find = _other_split(data, examples, "identification")
     loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
     store = evaluate(
         loaded,
@@ -171,45 +179,29 @@ def _served(model: SteeredModel, given: str | None) -> str | None:
     return found.name
 
 
-def require_extra() -> None:
-    """Raise UsageError where the extra `eval` is not installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("scipy", "matplotlib", "jinja2") if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"evaluation needs {', '.join(missing)}; "
-            "install it from the clone with: pip install -e '.[eval]'"
-        )
-
-
-def _read(sources: list[str], split: str = "test") -> list[ConflictExample]:
+def _read(sources: list[str], split: Split = "test") -> list[ConflictExample]:
     from juice.data.readers import read_examples
 
-    return [example for source in sources for example in read_examples(source, split=split)]  # type: ignore[arg-type]
+    return [example for source in sources for example in read_examples(source, split=split)]
 
 
-def _other_splits(
-    sources: list[str], validation: str | None, examples: str | None
-) -> tuple[list[ConflictExample] | None, list[ConflictExample] | None]:
-    """Return the examples to tune on and to find heads on, each None where there are none.
+def _other_split(
+    sources: list[str] | None, given: str | None, split: Literal["validation", "identification"]
+) -> list[ConflictExample] | None:
+    """Return the examples of another split than the test's; None where there are none.
 
     They come from their own option, or from the files of a data set's folder.
     """
+    from juice.data.readers.source import SPLIT_PARTS
 
-    def other(given: str | None, split: str) -> list[ConflictExample] | None:
-        if given is not None:
-            return _read([given], split)
-        folders = [source for source in sources if Path(source).is_dir()]
-        pattern = {"validation": "*filtered_validation*", "identification": "*head_finding*"}[split]
-        brought = [
-            folder
-            for folder in folders
-            if any(any(Path(folder, inside).glob(pattern)) for inside in (".", "data"))
-        ]
-        return _read(brought, split) if brought else None
-
-    return other(validation, "validation"), other(examples, "identification")
+    if given is not None:
+        return _read([given], split)
+    brought = [
+        source
+        for source in sources or ()
+        if any(any(Path(source, at).glob(f"*{SPLIT_PARTS[split]}*")) for at in (".", "data"))
+    ]
+    return _read(brought, split) if brought else None
 
 
 def _names(option: str, given: str, known: list[str]) -> tuple[str, ...]:
@@ -221,20 +213,8 @@ def _names(option: str, given: str, known: list[str]) -> tuple[str, ...]:
     return names
 
 
-def _evaluate_checkpoints(
-    given: list[Path],
-    examples: list[ConflictExample],
-    out: Path,
-    *,
-    limit: int | None,
-    seed: int,
-    loading: LoadOptions,
-    force: bool,
-    as_json: bool,
-) -> None:
-    from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints
-    from juice.evaluation.splits import limited
-
+def _check_whole(loading: LoadOptions) -> None:
+    """Raise UsageError for options that checkpoints are not loaded with."""
     ignored = loading.changed(
         "device_map",
         "offload_folder",
@@ -246,18 +226,6 @@ def _evaluate_checkpoints(
     if ignored:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
         raise UsageError(f"--checkpoints are folders, measured whole on one device; drop {named}")
-    options.quiet_libraries()
-    store = measure_checkpoints(
-        find_checkpoints(given),
-        limited(examples, limit, seed),
-        out,
-        device=loading.device,
-        dtype=loading.dtype,
-        seed=seed,
-        overwrite=force,
-        progress=console.progress,
-    )
-    _report(store, as_json=as_json)
 
 
 def _report(store: Store, *, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -41,17 +40,6 @@ def _flags() -> list[inspect.Parameter]:
 FLAGS = _flags()
 
 
-def _with_flags(run: Callable[..., None]) -> Callable[..., None]:
-    def command(**given: Any) -> None:
-        run(**given)
-
-    command.__signature__ = inspect.Signature(FLAGS)  # type: ignore[attr-defined]
-    command.__annotations__ = {flag.name: flag.annotation for flag in FLAGS}
-    command.__doc__, command.__module__ = run.__doc__, run.__module__
-    return command
-
-
-@_with_flags
 def run(**flags: Any) -> None:
     """Serve a model over HTTP (/docs lists the routes); JUICE_* variables set options, too."""
     if not FLAGS:
@@ -73,15 +61,17 @@ def run(**flags: Any) -> None:
     )
 
 
+run.__signature__ = inspect.Signature(FLAGS)  # type: ignore[attr-defined]
+run.__annotations__ = {flag.name: flag.annotation for flag in FLAGS}
+
+
 def _ready(model: Any, url: str, *, has_keys: bool) -> str:
     """Return what was chosen, what steers, and an example call."""
     engine, library = model.engine, model.head_sets
     names = [f"{name} ({own.target})" for name, own in sorted(library.by_name.items())]
     served = ", ".join(names) or "none: every request that steers is refused"
     unfit = f"; not for this model: {', '.join(sorted(library.unfit))}" if library.unfit else ""
-    by_default = next(
-        (own for name, own in library.by_name.items() if name == own.target == "parametric"), None
-    )
+    by_default = library.named_after("parametric")
     own = by_default or next(iter(library.by_name.values()), None)
     asked: Any = (
         {"target": own.target, "head_set": own.name} if own and not by_default else "parametric"

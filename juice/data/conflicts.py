@@ -109,10 +109,9 @@ def make_conflicts(
         _question({field: row.values.get(name) for field, name in column.items()}) for row in rows
     ]
     questions = [question for question in read if question is not None]
-    pools: dict[str, list[str]] = {}
+    pools: dict[str, dict[str, None]] = {}  # each kind's answers, once and in order
     for question in questions:
-        pools.setdefault(question.kind, []).append(question.answers[0])
-    pools = {kind: list(dict.fromkeys(pool)) for kind, pool in pools.items()}
+        pools.setdefault(question.kind, {})[question.answers[0]] = None
     obstacles = [_obstacle(model, question) for question in questions]
     dropped = Counter(
         ["malformed"] * read.count(None) + [obstacle for obstacle in obstacles if obstacle]
@@ -125,7 +124,7 @@ def make_conflicts(
         [q.clean for q in candidates], max_tokens=MAX_TOKENS, progress=progress
     )
     for question, completion in zip(candidates, answers, strict=True):
-        made = _conflict(model, _as_answered(question, completion.text), pools[question.kind], seed)
+        made = _conflict(model, question, completion.text, list(pools[question.kind]), seed)
         if isinstance(made, str):
             dropped[made] += 1
             if made == "not_known":
@@ -177,21 +176,14 @@ def _obstacle(model: AskedModel, question: Question) -> str | None:
     return None if model.fits(question.clean, max_tokens=MAX_TOKENS) else "too_long"
 
 
-def _as_answered(question: Question, output: str) -> Question | None:
-    """Return the question with the answer that the model gave moved to the front, None if none."""
-    given = [answer for answer in question.answers if contains_answer(output, [answer])]
-    return (
-        replace(question, answers=tuple(dict.fromkeys([*given, *question.answers])))
-        if given
-        else None
-    )
-
-
 def _conflict(
-    model: AskedModel, question: Question | None, pool: Sequence[str], seed: int
+    model: AskedModel, question: Question, output: str, pool: Sequence[str], seed: int
 ) -> ConflictExample | str:
-    if question is None:
+    """Make an example of a question that the model answered, or return why it is dropped."""
+    given = [answer for answer in question.answers if contains_answer(output, [answer])]
+    if not given:
         return "not_known"
+    question = replace(question, answers=tuple(dict.fromkeys([*given, *question.answers])))
     # Each question has its own seed, so its swap does not depend on which others the model knows.
     drawn = Random(f"{seed} {question.asked}").sample(pool, min(N_TRIES, len(pool)))
     own = [normalise(answer) for answer in question.answers]

@@ -93,14 +93,14 @@ def parse_example(row: Any, where: str) -> ConflictExample:
 
 
 def judged_types(
-    target: Target, examples: Sequence[ConflictExample], *, in_all: bool = True
+    target: Target,
+    examples: Sequence[ConflictExample],
+    enough: Callable[[Iterable[bool]], bool] = all,
 ) -> tuple[ConflictType, ...]:
-    """Return the conflict types on which a target is judged, of those that all examples have.
+    """Return the conflict types on which a target is judged, of those that enough examples have.
 
-    With `in_all` false, of those that any example has. Toward the context, clean prompts have no
-    right answer.
+    Toward the context, clean prompts have no right answer.
     """
-    enough = all if in_all else any
     return tuple(
         t for t in conflict_types(examples, enough) if t != "clean" or target == "parametric"
     )

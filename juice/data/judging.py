@@ -29,9 +29,9 @@ def normalise(text: str) -> str:
     return " ".join("".join(kept).split())
 
 
-def contains_answer(output: str, accepted: Iterable[str], n_words: int = N_WORDS) -> bool:
-    """Return whether an accepted answer is contained in the first n words of the output."""
-    head = normalise(" ".join(output.split()[:n_words]))
+def contains_answer(output: str, accepted: Iterable[str]) -> bool:
+    """Return whether an accepted answer is contained in the first five words of the output."""
+    head = normalise(" ".join(output.split()[:N_WORDS]))
     return any(answer in head for answer in map(normalise, accepted) if answer)
 
 

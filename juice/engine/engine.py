@@ -133,49 +133,19 @@ class Engine(ABC):
         """
         done: dict[int, Completion] = {}
         with progress(description, len(requests)) as advance:
-            for update in self._updates(requests, only_last=True):
+            for update in self.stream(requests, only_last=True):
                 if update.completion is not None:
                     done[update.index] = update.completion
                     advance(1)
         return [done[i] for i in range(len(requests))]
 
-    def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Update]:
-        """Run all requests, yielding their updates as they come.
+    def stream(
+        self, requests: Sequence[GenerationRequest], *, only_last: bool = False
+    ) -> Iterator[Update]:
+        """Run all requests, yielding their updates as they come, or only each one's last.
 
         Raises JuiceError as soon as one fails.
         """
-        return self._updates(requests, only_last=False)
-
-    async def astream(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Update]:
-        """Do what `stream` does without blocking the event loop; leaving it cancels what runs."""
-        loop, updates = asyncio.get_running_loop(), asyncio.Queue[Update]()
-
-        def sink(update: Update) -> None:
-            loop.call_soon_threadsafe(updates.put_nowait, update)
-
-        submitting = asyncio.ensure_future(
-            asyncio.to_thread(self.submit, requests, sink, wait=True)
-        )
-        try:
-            running = await asyncio.shield(submitting)
-        except asyncio.CancelledError:
-            submitting.add_done_callback(_cancel_all)  # the thread still submits them
-            raise
-        n_open = len(running)
-        try:
-            while n_open:
-                update = await updates.get()
-                if update.error is not None:
-                    raise update.error
-                n_open -= update.is_last
-                yield update
-        finally:
-            for one in running:
-                one.cancel()
-
-    def _updates(
-        self, requests: Sequence[GenerationRequest], *, only_last: bool
-    ) -> Iterator[Update]:
         # Longest first, so that prompts prefilled together need little padding.
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
         updates: SimpleQueue[Update] = SimpleQueue()
@@ -194,11 +164,40 @@ class Engine(ABC):
                 n_open -= update.is_last
                 yield update
         finally:
-            for one in running:
-                one.cancel()
+            _cancel(running)
+
+    async def astream(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Update]:
+        """Do what `stream` does without blocking the event loop; leaving it cancels what runs."""
+        loop, updates = asyncio.get_running_loop(), asyncio.Queue[Update]()
+
+        def sink(update: Update) -> None:
+            loop.call_soon_threadsafe(updates.put_nowait, update)
+
+        submitting = asyncio.ensure_future(
+            asyncio.to_thread(self.submit, requests, sink, wait=True)
+        )
+        try:
+            running = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(_cancel_submitted)  # the thread still submits them
+            raise
+        n_open = len(running)
+        try:
+            while n_open:
+                update = await updates.get()
+                if update.error is not None:
+                    raise update.error
+                n_open -= update.is_last
+                yield update
+        finally:
+            _cancel(running)
 
 
-def _cancel_all(submitted: asyncio.Future[Sequence[Running]]) -> None:
+def _cancel(running: Sequence[Running]) -> None:
+    for one in running:
+        one.cancel()
+
+
+def _cancel_submitted(submitted: asyncio.Future[Sequence[Running]]) -> None:
     if not submitted.cancelled() and submitted.exception() is None:
-        for one in submitted.result():
-            one.cancel()
+        _cancel(submitted.result())

@@ -29,13 +29,6 @@ class Limits:
     max_waiting: int = 1024
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_batch",
-            "max_model_len",
-            "kv_memory_bytes",
-            "max_prefill_tokens",
-            "max_waiting",
-        ):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             if value is not None and value < 1:
                 raise RequestError(f"{name} is {value}; expected at least 1", param=name)

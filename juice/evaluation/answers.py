@@ -44,11 +44,6 @@ class Answer:
         ]
         return [self.output, self.is_correct, *p_values]
 
-    @classmethod
-    def of(cls, row: Sequence[Any] | None) -> Answer | None:
-        """Return the answer that `to_list` made this row of."""
-        return None if row is None else cls(*row)
-
 
 def ask(
     model: SteeredModel,

@@ -31,7 +31,7 @@ from juice.evaluation.answers import Answer, ask
 from juice.evaluation.contexts import context_end
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import interval, mean
-from juice.evaluation.report import write_report
+from juice.evaluation.report import require_extra, write_report
 from juice.evaluation.report.sections import sections
 from juice.evaluation.splits import domain_of, limited
 from juice.evaluation.store import Store
@@ -96,7 +96,9 @@ def measure_checkpoints(
         ExampleError: No example has a conflict prompt.
         ModelNotFoundError: A checkpoint cannot be loaded.
         OutputError: The folder cannot be written, or holds another evaluation.
+        UsageError: The extra `eval` is not installed.
     """
+    require_extra()
     names = [path.name for path in checkpoints]
     if len(set(names)) < len(names):
         names = [str(path) for path in checkpoints]
@@ -171,7 +173,7 @@ def _measure(
     right = [float(a.is_correct) for a in answers]
     return {
         "n": len(answers),
-        "clean_accuracy": mean([float(a.is_correct) for a in clean]) if clean else None,
+        "clean_accuracy": mean([float(a.is_correct) for a in clean]),
         "counterfactual_accuracy": mean(right),
         "counterfactual_interval": interval(right, seed),
         "parametric_accuracy": mean([float(a.is_correct) for a in known]),
@@ -194,7 +196,7 @@ def _answers(
 
 def _attention(
     loaded: LoadedModel, examples: Sequence[ConflictExample], types: Sequence[ConflictType]
-) -> tuple[float | None, float | None]:
+) -> tuple[float, float]:
     on_context, on_subject = [], []
     for example in limited(examples, N_ATTENDED, 0):
         for conflict_type in types:
@@ -212,7 +214,7 @@ def _attention(
             on_context.append(masses[0])
             if named:
                 on_subject.append(sum(masses[1:]))
-    return (mean(on_context) if on_context else None, mean(on_subject) if on_subject else None)
+    return mean(on_context), mean(on_subject)
 
 
 def _weights_sha256(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from juice.data.example import ConflictExample
 from juice.evaluation.methods import METHODS, MethodName
 from juice.evaluation.options import EvaluationOptions
-from juice.evaluation.report import write_report
+from juice.evaluation.report import require_extra, write_report
 from juice.evaluation.report.sections import sections
 from juice.evaluation.run import run
 from juice.evaluation.sources import read_templates, read_texts
@@ -75,7 +75,9 @@ def evaluate(
         ExampleError: Nothing is left to test on, or a file cannot be used.
         HeadSetError: The named head set cannot be used.
         OutputError: The folder cannot be written, or holds another evaluation.
+        UsageError: An option is out of range, or the extra `eval` is not installed.
     """
+    require_extra()
     options = EvaluationOptions(
         targets=tuple(targets),
         methods=tuple(methods),

@@ -34,8 +34,8 @@ def head_sets_of(
     for target in options.targets:
         if target in chosen:
             continue
-        served = model.head_sets.by_name.get(target)
-        if served is not None and served.target == target and served.identification is not None:
+        served = model.head_sets.named_after(target)
+        if served is not None and served.identification is not None:
             chosen[target] = served
             continue
         found = store.unit(

@@ -79,9 +79,9 @@ def context_reliance(p_context: float, p_parametric: float) -> float | None:
     return p_context / total if total > 0 else None
 
 
-def repetition(tokens: Sequence[int], n: int = N_GRAM) -> float:
+def repetition(tokens: Sequence[int]) -> float:
     """Return the share of n-grams that occurred earlier; 0 for a text with fewer than two."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    grams = list(zip(*(tokens[i:] for i in range(N_GRAM)), strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 

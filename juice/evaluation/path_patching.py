@@ -18,19 +18,20 @@ Source: Jin et al., "Cutting Off the Head Ends the Conflict" (2024).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import torch
+from torch import nn
 
 from juice.data.example import ConflictExample, ConflictType
 from juice.data.passage import swapped
 from juice.errors import JuiceError
 from juice.head_set import Head
 from juice.identification.scored_prompt import scored_prompt
+from juice.model.hooks import hooked
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
@@ -171,20 +172,18 @@ def _last_position(
     z is [n_heads, d_head] in each layer, the logits are [vocabulary].
     """
     kept: list[torch.Tensor] = []
-    with ExitStack() as stack:
-        for layer in loaded.layout.layers:
+    layers = loaded.layout.layers
 
-            def keep(_module: Any, args: tuple[Any, ...], n_heads: int = layer.n_heads) -> None:
-                kept.append(args[0][0, -1].view(n_heads, -1))
+    def keep(_module: Any, args: tuple[Any, ...]) -> None:
+        kept.append(args[0][0, -1].view(layers[len(kept)].n_heads, -1))
 
-            stack.callback(layer.projection.register_forward_pre_hook(keep).remove)
-        tokens = torch.tensor([ids], device=loaded.device)
-        rows, last = (
-            torch.tensor([0], device=loaded.device),
-            torch.tensor([len(ids) - 1], device=loaded.device),
-        )
-        with loaded.logits.keep(rows, last, len(ids)):
-            logits = loaded.run(input_ids=tokens, use_cache=False).logits[0, 0].float()
+    tokens = torch.tensor([ids], device=loaded.device)
+    rows, last = torch.tensor([[0], [len(ids) - 1]], device=loaded.device)
+    with (
+        hooked(layer.projection.register_forward_pre_hook(keep) for layer in layers),
+        loaded.logits.keep(rows, last, len(ids)),
+    ):
+        logits = loaded.run(input_ids=tokens, use_cache=False).logits[0, 0].float()
     return kept, logits
 
 
@@ -207,23 +206,13 @@ def _forward_one(
                 rows[row, head.index] = other[layer][head.index]
         given.append(rows.flatten(1)[:, None])
     tokens = torch.full((n_rows, 1), ids[-1], device=loaded.device)
-    with _given(loaded, given):
+    z_of = {layer.projection: own for layer, own in zip(loaded.layout.layers, given, strict=True)}
+
+    def put(projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (z_of[projection], *args[1:])
+
+    with hooked(projection.register_forward_pre_hook(put) for projection in z_of):
         logits: torch.Tensor = loaded.run(
             input_ids=tokens, position_ids=torch.full_like(tokens, len(ids) - 1), use_cache=False
         ).logits
     return logits[:, 0].float()
-
-
-@contextmanager
-def _given(loaded: LoadedModel, z: list[torch.Tensor]) -> Iterator[None]:
-    """Replace what each layer's attention computes by z, [rows, 1, n_heads * d_head]."""
-    with ExitStack() as stack:
-        for layer, own in zip(loaded.layout.layers, z, strict=True):
-
-            def put(
-                _module: Any, args: tuple[Any, ...], own: torch.Tensor = own
-            ) -> tuple[Any, ...]:
-                return (own, *args[1:])
-
-            stack.callback(layer.projection.register_forward_pre_hook(put).remove)
-        yield

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,11 +83,7 @@ def run(
             ),
         )
         head_sets = head_sets_of(model, examples, options, store, progress)
-        served = {
-            t: s
-            for t in TARGETS
-            if (s := model.head_sets.by_name.get(t)) is not None and s.target == t
-        }
+        served = {t: s for t in TARGETS if (s := model.head_sets.named_after(t)) is not None}
         splits = split(
             model,
             examples,
@@ -102,13 +97,16 @@ def run(
             store.check("templates", sha256(json.dumps(templates, sort_keys=True)))
         _warn(model, splits, head_sets)
     store.results["data"] = described(splits, head_sets)
+    preparer = Preparer(
+        model=model, splits=splits, head_sets=head_sets, seed=options.seed, progress=progress
+    )
     for target in options.targets:
-        if not judged_types(target, splits.test, in_all=False):
+        if not judged_types(target, splits.test, any):
             raise ExampleError(
                 f"no test example has a conflict prompt that the {target} target is judged on; "
                 "give substitution or coherent ones"
             )
-        _Target(model, splits, head_sets, options, store, target, texts, progress).run(templates)
+        _evaluate(target, preparer, options, store, texts, templates)
     store.results["is_complete"] = True
     store.save()
     return store
@@ -140,104 +138,80 @@ def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSe
             )
 
 
-@dataclass(frozen=True)
-class _Target:
-    """The work of one target."""
+def _evaluate(
+    target: Target,
+    preparer: Preparer,
+    options: EvaluationOptions,
+    store: Store,
+    texts: Sequence[str],
+    templates: Mapping[str, Any] | None,
+) -> None:
+    """Do the work of one target."""
+    for name in methods_for(target, options.methods):
+        _measure(name, target, preparer, store, texts)
+    methods = store.results.get("targets", {}).get(target, {}).get("methods", {})
+    inputs = AnalysisInputs(
+        model=preparer.model,
+        splits=preparer.splits,
+        target=target,
+        head_set=preparer.head_sets.get(target),
+        preparer=preparer,
+        seed=options.seed,
+        options=options.identification,
+        choices={name: own["choice"] for name, own in methods.items()},
+        templates=templates,
+        progress=preparer.progress,
+    )
+    for analysis in options.analyses:
+        if analysis in analyses.OF_THE_MODEL and target != options.targets[0]:
+            continue
+        with _noting(store):
+            make = partial(analyses.run, analysis, inputs)
+            store.unit("targets", target, "analyses", analysis, make=make)
 
-    model: SteeredModel
-    splits: Splits
-    head_sets: dict[Target, HeadSet]
-    options: EvaluationOptions
-    store: Store
-    target: Target
-    texts: Sequence[str]
-    progress: Progress
 
-    def run(self, templates: Mapping[str, Any] | None) -> None:
-        preparer = Preparer(
-            model=self.model,
-            splits=self.splits,
-            head_sets=self.head_sets,
-            seed=self.options.seed,
-            progress=self.progress,
-        )
-        for name in methods_for(self.target, self.options.methods):
-            self._method(name, preparer)
-        methods = self.store.results.get("targets", {}).get(self.target, {}).get("methods", {})
-        inputs = AnalysisInputs(
-            model=self.model,
-            splits=self.splits,
-            target=self.target,
-            head_set=self.head_sets.get(self.target),
-            preparer=preparer,
-            seed=self.options.seed,
-            options=self.options.identification,
-            choices={name: own["choice"] for name, own in methods.items()},
-            templates=templates,
-            progress=self.progress,
-        )
-        for analysis in self.options.analyses:
-            if analysis in analyses.OF_THE_MODEL and self.target != self.options.targets[0]:
-                continue
-            with _noting(self.store):
-                self._unit("analyses", analysis, make=partial(analyses.run, analysis, inputs))
-
-    def _unit(self, *path: str, make: Callable[[], Any]) -> Any:
-        return self.store.unit("targets", self.target, *path, make=make)
-
-    def _method(self, name: MethodName, preparer: Preparer) -> None:
-        at, description = ("methods", name), f"{name.replace('_', ' ')}, {self.target}"
-        with _noting(self.store):
-            try:
-                choice = self._unit(*at, "choice", make=lambda: preparer.choose(name, self.target))
-            except MethodUnavailableError as error:
-                warnings.warn(
-                    f"{name} toward the {self.target} answer is left out: {error}", stacklevel=2
-                )
-                return
-            treatments = preparer.treatments(name, self.target, choice)
-            answers = self._unit(
-                *at, "answers", make=lambda: self._answers(treatments, description)
+def _measure(
+    name: MethodName, target: Target, preparer: Preparer, store: Store, texts: Sequence[str]
+) -> None:
+    """Measure one method."""
+    model, test, seed = preparer.model, preparer.splits.test, preparer.seed
+    unit = partial(store.unit, "targets", target, "methods", name)
+    with _noting(store):
+        try:
+            choice = unit("choice", make=lambda: preparer.choose(name, target))
+        except MethodUnavailableError as error:
+            warnings.warn(f"{name} toward the {target} answer is left out: {error}", stacklevel=2)
+            return
+        treatments = preparer.treatments(name, target, choice)
+        asked = model, test, treatments, seed, preparer.progress
+        answers = unit("answers", make=lambda: _answers(name, target, preparer, treatments))
+        unit("collateral", make=lambda: side_effects.collateral(*asked))
+        unit("continuations", make=lambda: side_effects.continuations(*asked))
+        if name not in ("prompt", "cad"):  # plain text has neither an instruction nor a context
+            unit(
+                "perplexity",
+                make=lambda: side_effects.plain_text_perplexity(model, texts, treatments),
             )
-            self._unit(*at, "collateral", make=lambda: self._collateral(treatments))
-            self._unit(*at, "continuations", make=lambda: self._continuations(treatments))
-            if name not in ("prompt", "cad"):  # plain text has neither an instruction nor a context
-                self._unit(
-                    *at,
-                    "perplexity",
-                    make=lambda: side_effects.plain_text_perplexity(
-                        self.model, self.texts, treatments
-                    ),
-                )
-        own = {t: [Answer.of(row) for row in rows] for t, rows in answers.items()}
-        method = self.store.results["targets"][self.target]["methods"][name]
-        method["table"] = table(self.splits.test, own, self.options.seed)
-        method["by_popularity"] = by_popularity(self.splits.test, own, self.options.seed)
+    own = {t: [row and Answer(*row) for row in rows] for t, rows in answers.items()}
+    method = store.results["targets"][target]["methods"][name]
+    method["table"] = table(test, own, seed)
+    method["by_popularity"] = by_popularity(test, own, seed)
 
-    def _answers(
-        self, treatments: dict[str, Treatment], description: str
-    ) -> dict[str, list[list[Any] | None]]:
-        conflict_types = judged_types(self.target, self.splits.test, in_all=False)
-        answers = ask(
-            self.model,
-            self.splits.test,
-            conflict_types,
-            treatments,
-            self.target,
-            progress=self.progress,
-            description=description,
-        )
-        return {t: [None if a is None else a.to_list() for a in own] for t, own in answers.items()}
 
-    def _collateral(self, treatments: dict[str, Treatment]) -> dict[str, Any]:
-        return side_effects.collateral(
-            self.model, self.splits.test, treatments, self.options.seed, self.progress
-        )
-
-    def _continuations(self, treatments: dict[str, Treatment]) -> dict[str, Any]:
-        return side_effects.continuations(
-            self.model, self.splits.test, treatments, self.options.seed, self.progress
-        )
+def _answers(
+    name: MethodName, target: Target, preparer: Preparer, treatments: Mapping[str, Treatment]
+) -> dict[str, list[list[Any] | None]]:
+    test = preparer.splits.test
+    answers = ask(
+        preparer.model,
+        test,
+        judged_types(target, test, any),
+        treatments,
+        target,
+        progress=preparer.progress,
+        description=f"{name.replace('_', ' ')}, {target}",
+    )
+    return {t: [None if a is None else a.to_list() for a in own] for t, own in answers.items()}
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def continuations(
     examples: Sequence[ConflictExample],
     treatments: Mapping[str, Treatment],
     seed: int,
-    progress: Progress = silent,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Return how long answers to conflict prompts are, how many end, and how much they repeat.
 
@@ -131,11 +131,7 @@ def continuations(
     )
     return {
         "n": len(completions),
-        "mean_tokens": (
-            mean([float(len(c.token_ids)) for c in completions]) if completions else None
-        ),
-        "ended": (
-            mean([float(c.finish_reason == "stop") for c in completions]) if completions else None
-        ),
-        "repetition": mean([repetition(c.token_ids) for c in completions]) if completions else None,
+        "mean_tokens": mean([float(len(c.token_ids)) for c in completions]),
+        "ended": mean([float(c.finish_reason == "stop") for c in completions]),
+        "repetition": mean([repetition(c.token_ids) for c in completions]),
     }

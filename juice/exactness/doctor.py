@@ -45,6 +45,11 @@ class _Patient:
     def loaded(self) -> LoadedModel:
         return self.engine.loaded
 
+    @property
+    def sliding_windows(self) -> list[int]:
+        pattern = self.loaded.mask_pattern
+        return [own for own in pattern.sliding_windows.values() if own] if pattern else []
+
     def tokenize(self, text: str) -> tuple[int, ...]:
         return PromptForm(self.loaded.tokenizer).tokens(text)
 
@@ -121,11 +126,6 @@ def diagnose(
 
 def _facts(model: _Patient) -> dict[str, Any]:
     loaded, engine, layers = model.loaded, model.engine, model.loaded.layout.layers
-    sliding_windows = {
-        w
-        for w in (loaded.mask_pattern.sliding_windows.values() if loaded.mask_pattern else ())
-        if w is not None
-    }
     return {
         "architecture": loaded.identity.architecture,
         "fingerprint": loaded.identity.fingerprint,
@@ -140,7 +140,7 @@ def _facts(model: _Patient) -> dict[str, Any]:
         ),
         "kv_bytes_per_token": engine.n_kv_bytes_per_token,
         "context": loaded.max_positions,
-        "sliding_window": min(sliding_windows) if sliding_windows else None,
+        "sliding_window": min(model.sliding_windows, default=None),
         "rope_switch": loaded.rope_switch,
         "full_rows": engine.mode.full_rows,
         "own_masks": engine.mode.own_masks,
@@ -169,15 +169,7 @@ def _as_if_tuned(head_set: HeadSet) -> Steering:
 def _check_all_heads(model: _Patient) -> list[Check]:
     difference = check_heads(model.loaded, model.loaded.layout.n_heads)
     name = "each head of each layer: steering by 1 against doubling in the attention"
-    return [
-        Check(
-            name=name,
-            passed=True,
-            difference=difference,
-            bound=HEADS_TOLERANCE,
-            unit="of its effect",
-        )
-    ]
+    return [_check(name, difference, HEADS_TOLERANCE, "of its effect")]
 
 
 def _check_engine(model: _Patient) -> list[Check]:
@@ -213,12 +205,7 @@ def _long_lengths(model: _Patient) -> list[int]:
 
     One exceeds the sliding windows; the new tokens of another cross a switch of positions.
     """
-    pattern, switch = model.loaded.mask_pattern, model.loaded.rope_switch
-    widths = [
-        width
-        for width in (pattern.sliding_windows.values() if pattern else ())
-        if width is not None
-    ]
+    widths, switch = model.sliding_windows, model.loaded.rope_switch
     wanted = {max([512, *(width + N_TOKENS for width in widths)])} | (
         {switch - N_TOKENS // 2} if switch else set()
     )
@@ -242,16 +229,7 @@ def _check_lens(model: _Patient) -> list[Check]:
     )
     if difference is None:
         return []
-    return [
-        Check(
-            name=name,
-            passed=difference <= bound,
-            difference=difference,
-            bound=bound,
-            unit="of its size",
-            decisive=False,
-        )
-    ]
+    return [replace(_check(name, difference, bound, "of its size"), decisive=False)]
 
 
 CHECKS = {
@@ -283,9 +261,9 @@ def _steered(model: _Patient, ids: tuple[int, ...]) -> float:
 
 
 def _nats(model: _Patient, name: str, difference: float) -> list[Check]:
-    bound = bound_of(model.loaded)
-    return [
-        Check(
-            name=name, passed=difference <= bound, difference=difference, bound=bound, unit="nats"
-        )
-    ]
+    return [_check(name, difference, bound_of(model.loaded), "nats")]
+
+
+def _check(name: str, difference: float, bound: float, unit: str) -> Check:
+    passed = difference <= bound
+    return Check(name=name, passed=passed, difference=difference, bound=bound, unit=unit)

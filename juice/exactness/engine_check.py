@@ -98,8 +98,8 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
     except Exception as error:  # whatever a model raises at inputs that it does not expect
         raise UnsupportedModelError(f"{name} cannot run with JuICE's cache: {error!r}") from error
     plain, steered = (
-        _largest(d.value for d in unsteered_runs),
-        _largest(d.value for d in steered_runs),
+        largest(d.value for d in unsteered_runs),
+        largest(d.value for d in steered_runs),
     )
     bound = bound_of(loaded)
     # Tighter than for unsteered runs, whose bound would hide wrong steering.
@@ -115,10 +115,10 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
     if loaded.exact and not (plain <= bound and steered <= tighter):
         raise UnsupportedModelError(
             f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ "
-            f"by {_largest((plain, steered)):.2g} from its own ({plain:.2g} unsteered); it ignores "
+            f"by {largest((plain, steered)):.2g} from its own ({plain:.2g} unsteered); it ignores "
             "the cache, masks or positions it is given, or mixes rows"
         )
-    return _largest((plain, steered))
+    return largest((plain, steered))
 
 
 def bound_of(loaded: LoadedModel) -> float:
@@ -141,8 +141,9 @@ class Difference(NamedTuple):
     rounding: float
 
 
-def _largest(values: Iterable[float]) -> float:
-    return max(values, key=lambda value: (value != value, value))  # NaN is the worst
+def largest(values: Iterable[float]) -> float:
+    """Return the largest number; NaN is larger than any."""
+    return max(values, key=lambda value: (value != value, value))
 
 
 def _differences(loaded: LoadedModel, mode: Mode) -> tuple[list[Difference], list[Difference]]:

@@ -11,8 +11,9 @@ taken for heads, a bias that is scaled along, or a projection that bypasses its 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from juice.errors import JuiceError, UnsupportedModelError
+from juice.model.hooks import hooked
 from juice.model.layout import AttentionLayer, text_config
 from juice.model.loaded import LoadedModel
 from juice.model.routing import copy_rows
@@ -87,9 +89,17 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
         torch.arange(1, N_TOKENS + 1, device=loaded.device)[None].repeat(rows, 1)
         % loaded.vocabulary_size
     )
-    fired = _Counts(layers)
+    fired: Counter[nn.Module] = Counter()
+
+    def count(projection: nn.Module, *_: Any) -> None:
+        fired[projection] += 1
+
     try:
-        with loaded.turn, _plain_attention(loaded), fired.counting():
+        with (
+            loaded.turn,
+            _plain_attention(loaded),
+            hooked(layer.projection.register_forward_hook(count) for layer in layers),
+        ):
             steered = _attention_outputs(
                 loaded,
                 ids,
@@ -108,9 +118,10 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
         raise UnsupportedModelError(f"{name}: its heads cannot be checked: {error!r}") from error
     worst, is_moved = 0.0, False
     for layer, by_hook, by_attention in zip(layers, steered, doubled, strict=True):
-        if fired.of(layer) != 2:
+        if fired[layer.projection] != 2:
             raise UnsupportedModelError(
-                f"{name}: the output projection of layer {layer.index} ran {fired.of(layer)} times "
+                f"{name}: the output projection of layer {layer.index} ran "
+                f"{fired[layer.projection]} times "
                 "in two forwards; expected once a forward"
             )
         if layer.index not in doubling.seen:
@@ -185,13 +196,12 @@ def _attention_outputs(loaded: LoadedModel, ids: torch.Tensor, change: Any) -> l
     def leave(_module: nn.Module, _args: Any, output: Any) -> None:
         outputs.append((output[0] if isinstance(output, tuple | list) else output).float())
 
-    with ExitStack() as stack:
-        for layer in loaded.layout.layers:
-            stack.callback(
-                layer.attention.register_forward_pre_hook(enter, with_kwargs=True).remove
-            )
-            stack.callback(layer.attention.register_forward_hook(leave).remove)
-        stack.enter_context(change)
+    attentions = [layer.attention for layer in loaded.layout.layers]
+    with (
+        hooked(own.register_forward_pre_hook(enter, with_kwargs=True) for own in attentions),
+        hooked(own.register_forward_hook(leave) for own in attentions),
+        change,
+    ):
         loaded.run(input_ids=ids, use_cache=False)
     return outputs
 
@@ -200,18 +210,14 @@ def _attention_outputs(loaded: LoadedModel, ids: torch.Tensor, change: Any) -> l
 def _within(layers: Sequence[AttentionLayer], doubling: _Doubling) -> Iterator[None]:
     """Double inside the attention modules only: a router of experts has a softmax too."""
 
-    def enter(layer: AttentionLayer) -> Any:
+    def inside(layer: AttentionLayer | None) -> Any:
         return lambda *_: setattr(doubling, "layer", layer)
 
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.callback(layer.attention.register_forward_pre_hook(enter(layer)).remove)
-            stack.callback(
-                layer.attention.register_forward_hook(
-                    lambda *_: setattr(doubling, "layer", None)
-                ).remove
-            )
-        stack.enter_context(doubling)
+    with (
+        hooked(own.attention.register_forward_pre_hook(inside(own)) for own in layers),
+        hooked(own.attention.register_forward_hook(inside(None)) for own in layers),
+        doubling,
+    ):
         yield
 
 
@@ -225,29 +231,3 @@ def _plain_attention(loaded: LoadedModel) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = was
-
-
-class _Counts:
-    """How often each layer's projection ran."""
-
-    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
-        self._layers = layers
-        self._counts = dict.fromkeys((layer.index for layer in layers), 0)
-
-    def of(self, layer: AttentionLayer) -> int:
-        return self._counts[layer.index]
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for layer in self._layers:
-                stack.callback(
-                    layer.projection.register_forward_hook(self._count(layer.index)).remove
-                )
-            yield
-
-    def _count(self, index: int) -> Any:
-        def count(*_: Any) -> None:
-            self._counts[index] += 1
-
-        return count

@@ -6,7 +6,6 @@ The input of the output projection of layer l is its `blocks.{l}.attn.hook_z`.
 from __future__ import annotations
 
 import warnings
-from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +13,8 @@ import torch
 from torch import nn
 
 from juice.errors import UsageError
+from juice.exactness.engine_check import largest
+from juice.model.hooks import hooked
 from juice.model.loaded import LoadedModel
 
 
@@ -39,15 +40,12 @@ def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float | None:
 
     ours: dict[int, torch.Tensor] = {}
 
-    def keep(index: int) -> Any:
-        def record(_module: nn.Module, args: tuple[Any, ...]) -> None:
-            ours[index] = args[0].float()
+    index_of = {layer.projection: layer.index for layer in loaded.layout.layers}
 
-        return record
+    def keep(projection: nn.Module, args: tuple[Any, ...]) -> None:
+        ours[index_of[projection]] = args[0].float()
 
-    with loaded.turn, ExitStack() as stack:
-        for layer in loaded.layout.layers:
-            stack.callback(layer.projection.register_forward_pre_hook(keep(layer.index)).remove)
+    with loaded.turn, hooked(own.register_forward_pre_hook(keep) for own in index_of):
         loaded.run(input_ids=ids, use_cache=False)
     name = type(loaded.model).__name__
     try:
@@ -68,9 +66,7 @@ def z_difference(loaded: LoadedModel, ids: torch.Tensor) -> float | None:
             stacklevel=2,
         )
         return float("inf")
-    differences = [
+    return largest(
         float((theirs[index].reshape(z.shape) - z).abs().max() / z.abs().max())
         for index, z in ours.items()
-    ]
-    # NaN is the worst.
-    return max(differences, key=lambda difference: (difference != difference, difference))
+    )

@@ -24,6 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from juice.errors import JuiceError, UnsupportedModelError
+from juice.model.hooks import hooked
 from juice.model.layout import Layout, features
 from juice.model.uncompiled import uncompiled
 
@@ -72,9 +73,9 @@ def _inputs(
         if len(args) == 1 and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
             seen[module] = args[0]
 
-    handles = [module.register_forward_pre_hook(keep) for module in projections]
     try:
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
+        with hooked(module.register_forward_pre_hook(keep) for module in projections):
+            model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
     except torch.OutOfMemoryError as error:
         raise JuiceError(
             "there is not enough memory for a forward of two tokens; choose another --device or a "
@@ -82,9 +83,6 @@ def _inputs(
         ) from error
     except Exception as error:  # whatever a model raises
         raise UnsupportedModelError(f"{type(model).__name__} cannot run: {error!r}") from error
-    finally:
-        for handle in handles:
-            handle.remove()
     return seen
 
 

@@ -74,11 +74,6 @@ class Diagnosis:
     unfit_head_sets: dict[str, str] = field(default_factory=dict)
     n_foreign_head_sets: int = 0
 
-    @classmethod
-    def refusal(cls, model: str, reason: str) -> Diagnosis:
-        """Return the diagnosis of a model that does not load for steering."""
-        return cls(model=model, exact=False, reason=reason)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as plain data."""
         return asdict(self)

@@ -38,53 +38,66 @@ class LensHooks:
     steer: list[tuple[str, Hook]]
 
 
-def to_lens_hooks(
-    head_set: HeadSetContent,
-    *,
-    beta_plus: float | None,
-    beta_minus: float | None,
-    strength: float,
-    method: Method,
-) -> LensHooks:
-    """Make the hooks of a head set; for arguments see HeadSet.to_lens_hooks."""
-    if method not in METHODS:
-        raise RequestError(f"method is {method!r}; expected juice or june", param="steer.method")
-    for name, value in (
-        ("strength", strength),
-        ("beta_plus", beta_plus),
-        ("beta_minus", beta_minus),
-    ):
-        check_scale(name, value)
-    coefficients = coefficients_of(
-        head_set, betas_of(head_set, method, beta_plus, beta_minus), strength
-    )
-    recorded: dict[int, torch.Tensor] = {}
+class LensHeadSet(HeadSetContent):
+    """A head set that steers in TransformerLens."""
 
-    def recording(layer: int) -> Hook:
-        def record(z: torch.Tensor, hook: Any = None) -> None:  # noqa: ARG001 -- passed by name
-            # A copy: hooks that run after this one may change z in place.
-            recorded[layer] = z.detach().clone()
+    def to_lens_hooks(
+        self,
+        *,
+        beta_plus: float | None = None,
+        beta_minus: float | None = None,
+        strength: float = 1.0,
+        method: Method = "juice",
+    ) -> LensHooks:
+        """Return TransformerLens hooks: `record` for the clean run, `steer` for the steered run.
 
-        return record
+        Args:
+            beta_plus: Scale of the + heads; None: the tuned one.
+            beta_minus: Scale of the - heads; None: the tuned one.
+            strength: Multiplies both betas.
+            method: `juice`, or `june` for the single run, which records nothing.
 
-    def steering(layer: int, coefficient: torch.Tensor) -> Hook:
-        def steer(z: torch.Tensor, hook: Any = None) -> torch.Tensor:  # noqa: ARG001
-            clean = z if method == "june" else _record_of(recorded.get(layer), z, layer)
-            return _add_scaled(z, clean, coefficient, layer)
+        Raises:
+            RequestError: There are no betas, or a value is out of range.
+            UsageError: Raised by a steered run without a clean run of the same shape.
+        """
+        if method not in METHODS:
+            raise RequestError(
+                f"method is {method!r}; expected juice or june", param="steer.method"
+            )
+        check_scale("strength", strength)
+        check_scale("beta_plus", beta_plus)
+        check_scale("beta_minus", beta_minus)
+        coefficients = coefficients_of(
+            self, betas_of(self, method, beta_plus, beta_minus), strength
+        )
+        recorded: dict[int, torch.Tensor] = {}
 
-        return steer
+        def recording(layer: int) -> Hook:
+            def record(z: torch.Tensor, hook: Any = None) -> None:  # noqa: ARG001 -- passed by name
+                # A copy: hooks that run after this one may change z in place.
+                recorded[layer] = z.detach().clone()
 
-    return LensHooks(
-        record=(
-            [(HOOK_NAME.format(layer), recording(layer)) for layer in coefficients]
-            if method == "juice"
-            else []
-        ),
-        steer=[
-            (HOOK_NAME.format(layer), steering(layer, values))
-            for layer, values in coefficients.items()
-        ],
-    )
+            return record
+
+        def steering(layer: int, coefficient: torch.Tensor) -> Hook:
+            def steer(z: torch.Tensor, hook: Any = None) -> torch.Tensor:  # noqa: ARG001
+                clean = z if method == "june" else _record_of(recorded.get(layer), z, layer)
+                return _add_scaled(z, clean, coefficient, layer)
+
+            return steer
+
+        return LensHooks(
+            record=(
+                [(HOOK_NAME.format(layer), recording(layer)) for layer in coefficients]
+                if method == "juice"
+                else []
+            ),
+            steer=[
+                (HOOK_NAME.format(layer), steering(layer, values))
+                for layer, values in coefficients.items()
+            ],
+        )
 
 
 def _record_of(clean: torch.Tensor | None, z: torch.Tensor, layer: int) -> torch.Tensor:

@@ -74,10 +74,9 @@ class HeadSetLibrary:
         unless another set of its name has the model's fingerprint.
         """
         library, found = cls(find_folder(given), model), {}
-        for path in sorted(library.folder.glob(f"[!.]*/[!.]*/{JSON_FILE}")):
-            key = f"{path.parent.parent.name}/{path.parent.name}"
+        for key, path in _sets_in(library.folder).items():
             try:
-                found[key] = HeadSet.load(path.parent)
+                found[key] = HeadSet.load(path)
             except HeadSetError as error:
                 library.unfit[key] = str(error)
         for key in sorted(found, key=lambda key: not found[key].model.is_certain(model)):
@@ -116,12 +115,13 @@ class HeadSetLibrary:
 
         Those are the targets with a set of the same name that has betas for the method.
         """
-        own = self.by_name
-        return [
-            target
-            for target in TARGETS
-            if target in own and own[target].target == target and own[target].betas(method)
-        ]
+        own = {target: self.named_after(target) for target in TARGETS}
+        return [target for target, found in own.items() if found and found.betas(method)]
+
+    def named_after(self, target: Target) -> HeadSet | None:
+        """Return the set that is named after its own target, if there is one."""
+        found = self.by_name.get(target)
+        return found if found and found.target == target else None
 
     def get(self, name: str) -> HeadSet:
         """Return the set of that name.
@@ -138,6 +138,12 @@ class HeadSetLibrary:
             f"no head set {name!r} for {self.model.id} in {self.folder} (served: {served}); "
             "make one with `juice identify`"
         )
+
+
+def _sets_in(folder: Path) -> dict[str, Path]:
+    """Return the folders of the head sets in a folder, by `<model>/<name>`."""
+    found = [path.parent for path in sorted(folder.glob(f"[!.]*/[!.]*/{JSON_FILE}"))]
+    return {f"{own.parent.name}/{own.name}": own for own in found}
 
 
 def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tuple[Path, HeadSet]:
@@ -158,24 +164,22 @@ def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tup
     if (path / JSON_FILE).exists():
         return path, HeadSet.load(path)
     folder, name = find_folder(head_sets), str(given)
-    found = [own.parent for own in sorted(folder.glob(f"[!.]*/[!.]*/{JSON_FILE}"))]
-    named = [own for own in found if name in (own.name, f"{own.parent.name}/{own.name}")]
+    found = _sets_in(folder)
+    named = [key for key in found if name in (found[key].name, key)]
     if len(named) == 1:
-        return named[0], HeadSet.load(named[0])
+        return found[named[0]], HeadSet.load(found[named[0]])
     if named:
         raise HeadSetNotFoundError(
-            f"several models have a head set {name!r} in {folder}: "
-            f"give {' or '.join(f'{own.parent.name}/{own.name}' for own in named)}"
+            f"several models have a head set {name!r} in {folder}: give {' or '.join(named)}"
         )
     if path.is_dir():
         raise HeadSetNotFoundError(
             f"the folder {path} has no {JSON_FILE}; "
             "give the folder of one head set, such as head_sets/mini/context"
         )
-    there = ", ".join(f"{own.parent.name}/{own.name}" for own in found) or "none"
     raise HeadSetNotFoundError(
         f"there is no head set {name!r}: give the folder of one, such as head_sets/mini/context, "
-        f"its {SCORES_FILE}, or a name in {folder} ({there})"
+        f"its {SCORES_FILE}, or a name in {folder} ({', '.join(found) or 'none'})"
     )
 
 

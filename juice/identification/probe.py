@@ -20,13 +20,14 @@ does not give the clean logits, it falls back to running every row through the w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from juice.errors import ExampleError
+from juice.model.hooks import hooked
 from juice.model.loaded import LoadedModel
 from juice.model.routing import copy_rows
 from juice.model.steering import SteeringPlan
@@ -53,13 +54,12 @@ class CleanRun:
         self.ids = torch.tensor(padded, device=loaded.device)
         self.last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=loaded.device)
         self.layer_inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        with ExitStack() as stack:
-            for layer in loaded.layout.layers:
-                handle = layer.layer.register_forward_pre_hook(self._keep, with_kwargs=True)
-                stack.callback(handle.remove)
-            rows = torch.arange(self.n, device=loaded.device)
-            with loaded.logits.keep(rows, self.last, self.n_positions):
-                self.logits = loaded.run(input_ids=self.ids, use_cache=False).logits[:, 0].float()
+        rows, layers = torch.arange(self.n, device=loaded.device), loaded.layout.layers
+        with (
+            hooked(s.layer.register_forward_pre_hook(self._keep, with_kwargs=True) for s in layers),
+            loaded.logits.keep(rows, self.last, self.n_positions),
+        ):
+            self.logits = loaded.run(input_ids=self.ids, use_cache=False).logits[:, 0].float()
 
     def _keep(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.layer_inputs.append((args, kwargs))
@@ -78,9 +78,8 @@ class Prober:
 
         `factors` is float32 [m, n_heads], 1 for an unscaled head.
         """
-        return (
-            self._shared(layer, factors) if self.shares_clean_run else self._whole(layer, factors)
-        )
+        run = self._shared if self.shares_clean_run else self._whole
+        return run(layer, factors)
 
     def _sharing_is_exact(self) -> bool:
         scale = self._clean.logits.abs().max()
@@ -97,30 +96,22 @@ class Prober:
         return True
 
     def _whole(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
-        clean, n_probes = self._clean, len(factors)
-        rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
-        plan = SteeringPlan({layer: rows}, {layer: (factors - 1).repeat_interleave(clean.n, 0)})
-        with (
-            self._loaded.steering_hooks.apply(plan),
-            self._loaded.logits.keep(rows, clean.last.repeat(n_probes), clean.n_positions),
-        ):
-            logits = self._loaded.run(
-                input_ids=clean.ids.repeat(n_probes, 1), use_cache=False
-            ).logits
-        by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
-        return by_probe
+        coefficients = (factors - 1).repeat_interleave(self._clean.n, 0)
+        rows = torch.arange(len(coefficients), device=coefficients.device)
+        plan = SteeringPlan({layer: rows}, {layer: coefficients})
+        with self._loaded.steering_hooks.apply(plan):
+            return self._probed(self._clean.ids.repeat(len(factors), 1), len(factors))
 
     def _shared(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
-        clean, n_probes = self._clean, len(factors)
+        with hooked(_SharedForward(self._loaded, self._clean, layer, factors).hooks()):
+            return self._probed(self._clean.ids[:1, :1], len(factors))
+
+    def _probed(self, ids: torch.Tensor, n_probes: int) -> torch.Tensor:
+        clean = self._clean
         rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
-        entered = _SharedForward(self._loaded, clean, layer, factors).hooks()
-        with (
-            entered,
-            self._loaded.logits.keep(rows, clean.last.repeat(n_probes), clean.n_positions),
-        ):
-            logits = self._loaded.run(input_ids=clean.ids[:1, :1], use_cache=False).logits
-        by_probe: torch.Tensor = logits.float().view(n_probes, clean.n, -1)
-        return by_probe
+        with self._loaded.logits.keep(rows, clean.last.repeat(n_probes), clean.n_positions):
+            logits: torch.Tensor = self._loaded.run(input_ids=ids, use_cache=False).logits
+        return logits.float().view(n_probes, clean.n, -1)
 
 
 class _SharedForward:
@@ -137,18 +128,11 @@ class _SharedForward:
         # Every probe has a row for each prompt of the clean run.
         self._origins = torch.arange(clean.n, device=clean.ids.device).repeat(len(factors))
 
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for layer in self._layers[self._probed :]:
-                enter = layer.layer.register_forward_pre_hook(
-                    self._enter(layer.index), with_kwargs=True
-                )
-                stack.callback(enter.remove)
-                if layer.index in (self._probed, len(self._layers) - 1):
-                    for handle in self._around_attention(layer.index):
-                        stack.callback(handle.remove)
-            yield
+    def hooks(self) -> Iterator[RemovableHandle]:
+        for layer in self._layers[self._probed :]:
+            yield layer.layer.register_forward_pre_hook(self._enter(layer.index), with_kwargs=True)
+            if layer.index in (self._probed, len(self._layers) - 1):
+                yield from self._around_attention(layer.index)
 
     def _enter(self, index: int) -> Any:
         """Give a layer the clean run's inputs, above the probed one all but the hidden states."""
@@ -174,7 +158,7 @@ class _SharedForward:
 
         return replace
 
-    def _around_attention(self, index: int) -> Iterator[Any]:
+    def _around_attention(self, index: int) -> Iterator[RemovableHandle]:
         layer = self._layers[index]
         yield layer.projection.register_forward_pre_hook(self._at_projection(index))
         for child in layer.layer.children():

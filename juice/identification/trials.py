@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from juice.data.example import ConflictExample, ConflictType, judged_types
 from juice.data.judging import MAX_TOKENS, is_correct
 from juice.engine import Completion, GenerationRequest, Steering
-from juice.progress import Progress, silent
+from juice.progress import Progress
 from juice.steered_model import SteeredModel
 from juice.targets import Target
 
@@ -101,11 +101,11 @@ class Trials(Generic[Choice]):
         target: Target,
         steerings: Mapping[Choice, Steering],
         description: str,
-        progress: Progress = silent,
+        progress: Progress,
     ) -> None:
         self._examples = examples
         self._target: Target = target
-        judged = judged_types(target, examples, in_all=False)
+        judged = judged_types(target, examples, any)
         asked = [(t, i) for t in judged for i, e in enumerate(examples) if t in e.prompts]
         unsteered = {at: scoring_request(model, examples[at[1]], at[0], target) for at in asked}
         # One prompt's steerings follow each other: rows of equal length need no padding.

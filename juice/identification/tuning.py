@@ -51,7 +51,7 @@ def tune(
         UsageError: The model was given another form of prompt.
     """
     model, target = model.in_form_of(head_set), head_set.target
-    examples, _ = usable_validation(model, validation, target)
+    examples = usable_validation(model, validation, target)
     trials = try_betas(model, head_set, examples, method, progress)
     best = best_betas(head_set, trials)
     outcomes = {
@@ -70,7 +70,7 @@ def try_betas(
     head_set: HeadSet,
     examples: Sequence[ConflictExample],
     method: Method,
-    progress: Progress = silent,
+    progress: Progress,
 ) -> Trials[tuple[float, float]]:
     """Steer the examples with every pair of betas of the grid.
 
@@ -124,8 +124,8 @@ def tune_all(
     head_sets: dict[Target, HeadSet],
     validation: Sequence[ConflictExample],
     *,
-    methods: Sequence[Method] = ("juice",),
-    progress: Progress = silent,
+    methods: Sequence[Method],
+    progress: Progress,
 ) -> dict[Target, HeadSet]:
     """Tune the betas of every head set.
 

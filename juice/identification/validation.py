@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from juice.data.example import ConflictExample, ConflictType, draw, judged_types
+from juice.data.example import ConflictExample, draw, judged_types
 from juice.data.judging import MAX_TOKENS, is_correct
 from juice.errors import ExampleError
 from juice.identification.trials import answer
@@ -36,19 +36,10 @@ def known_examples(
     return [e for e in examples if id(e) not in wrong]
 
 
-def fitting_examples(
-    model: SteeredModel, examples: Sequence[ConflictExample]
-) -> list[ConflictExample]:
-    """Keep the examples whose prompts leave room for the scored tokens in the model's context."""
-    return [
-        e for e in examples if all(model.fits(p, max_tokens=MAX_TOKENS) for p in e.prompts.values())
-    ]
-
-
 def usable_validation(
     model: SteeredModel, validation: Sequence[ConflictExample], target: Target
-) -> tuple[list[ConflictExample], tuple[ConflictType, ...]]:
-    """Return the validation examples that can be used and the conflict types a target is judged on.
+) -> list[ConflictExample]:
+    """Return the validation examples that can be used.
 
     Warns of what is left out and of too few. Raises ExampleError when none is left.
     """
@@ -64,9 +55,11 @@ def usable_validation(
             f"{n_partial} validation examples lack a prompt that others have and are left out",
             stacklevel=3,
         )
-    examples = known_examples(model, fitting_examples(model, complete))
-    conflict_types = judged_types(target, examples)
-    if not examples or not conflict_types:
+    fitting = [
+        e for e in complete if all(model.fits(p, max_tokens=MAX_TOKENS) for p in e.prompts.values())
+    ]
+    examples = known_examples(model, fitting)
+    if not examples or not judged_types(target, examples):
         raise ExampleError(
             f"none of {len(validation)} validation examples can be used: "
             "the model answers none of their clean prompts, "
@@ -78,4 +71,4 @@ def usable_validation(
             f"{N_FEW} or more are better",
             stacklevel=3,
         )
-    return examples, conflict_types
+    return examples

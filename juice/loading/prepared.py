@@ -66,9 +66,14 @@ def prepare(
     model.eval()
     reason = why_not_linear(model, layout, input_device(model))
     if reason is not None:
-        _admit_approximate(
-            f"{type(model).__name__} cannot be steered exactly: {reason}", allowed=allow_approximate
-        )
+        problem = f"{type(model).__name__} cannot be steered exactly: {reason}"
+        if not allow_approximate:
+            raise UnsupportedModelError(
+                f"{problem}. Its activations are quantised: "
+                "load it with quantised weights alone (bnb-4bit, torchao-int8) or with none, "
+                "or accept approximate steering with allow_approximate=True (--allow-approximate)"
+            )
+        warnings.warn(f"{problem}; every answer reports `exact: false`", stacklevel=2)
     model._juice_hooked = True
     hooks = RowRouting(layout), SteeringHooks(layout, shard), LogitPositions(layout)
     loaded = LoadedModel(
@@ -89,13 +94,3 @@ def prepare(
         loaded.release()
         raise
     return loaded
-
-
-def _admit_approximate(problem: str, *, allowed: bool) -> None:
-    if not allowed:
-        raise UnsupportedModelError(
-            f"{problem}. Its activations are quantised: "
-            "load it with quantised weights alone (bnb-4bit, torchao-int8) or with none, "
-            "or accept approximate steering with allow_approximate=True (--allow-approximate)"
-        )
-    warnings.warn(f"{problem}; every answer reports `exact: false`", stacklevel=3)

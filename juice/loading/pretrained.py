@@ -22,7 +22,14 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
-from juice.errors import JuiceError, ModelNotFoundError, UnsupportedModelError, UsageError
+from juice.errors import (
+    JuiceError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    UsageError,
+    causes_of,
+    first_line,
+)
 from juice.files import MINI
 from juice.loading.placement import (
     choose_device,
@@ -54,7 +61,7 @@ def load_model(
         UsageError: The options contradict each other, or cannot be used here.
     """
     options = options or LoadOptions()
-    source = str(MINI) if str(model) == "mini" else str(model)
+    source = _source(model)
     if shard == WHOLE and options.device == "auto" and dist.is_torchelastic_launched():
         raise UsageError(
             "torchrun has started several processes, and each would load the whole model; "
@@ -85,6 +92,10 @@ def load_model(
         allow_approximate=options.allow_approximate,
         shard=shard,
     )
+
+
+def _source(model: str | Path) -> str:
+    return str(MINI) if str(model) == "mini" else str(model)
 
 
 def _placed(options: LoadOptions, shard: Shard) -> tuple[torch.device, dict[str, Any]]:
@@ -151,7 +162,7 @@ def check_shardable(model: str | Path, n_ranks: int, *, revision: str | None = N
     """
     try:
         config = AutoConfig.from_pretrained(
-            str(MINI) if str(model) == "mini" else str(model),
+            _source(model),
             revision=revision,
             trust_remote_code=False,
         )
@@ -196,11 +207,8 @@ def _weights_folder(source: str, revision: str | None) -> Path | None:
 
 
 def _explain(model: str, error: Exception, placed: dict[str, Any]) -> str:
-    causes = [error]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)  # type: ignore[arg-type]
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if any(isinstance(cause, hub.GatedRepoError) for cause in causes) or "gated" in str(error):
+    reason = first_line(error)
+    if "gated" in str(error) or any(isinstance(e, hub.GatedRepoError) for e in causes_of(error)):
         return (
             f"{model} is gated: "
             "accept its licence on its hub page and set HF_TOKEN to a token that may read it"

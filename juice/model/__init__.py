@@ -1,6 +1,7 @@
 """What a loaded model is: where its heads are, how their z is steered, who it is.
 
 layout       finds the attention output projections; their input is z
+hooks        hooks that are there for a while
 routing      which rows go through which layer
 steering     permanent hooks that compute z <- z + coefficient * z[source row]
 logits       keeps the vocabulary projection to the positions that are needed

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from juice.errors import UnsupportedModelError
+from juice.model.hooks import hooked
 from juice.model.layout import AttentionLayer
 
 Component = Literal["attention", "mlp"]
@@ -21,10 +22,8 @@ def knocked_out(layer: AttentionLayer, components: Collection[Component]) -> Ite
 
     Raises UnsupportedModelError for a layer without an MLP.
     """
-    with ExitStack() as stack:
-        for component in components:
-            module = layer.attention if component == "attention" else mlp_of(layer)
-            stack.callback(module.register_forward_hook(_zero).remove)
+    modules = [layer.attention if c == "attention" else mlp_of(layer) for c in components]
+    with hooked(module.register_forward_hook(_zero) for module in modules):
         yield
 
 

@@ -120,14 +120,10 @@ def _projections(attention: nn.Module) -> dict[str, nn.Module]:
 
 def features(module: nn.Module) -> tuple[int, int] | None:
     """Return (in, out) of a linear projection without touching its weight; None for others."""
-    if isinstance(n_in := getattr(module, "in_features", None), int) and isinstance(
-        n_out := getattr(module, "out_features", None), int
-    ):
-        return n_in, n_out
-    if isinstance(n_in := getattr(module, "nx", None), int) and isinstance(
-        n_out := getattr(module, "nf", None), int
-    ):
-        return n_in, n_out
+    for names in (("in_features", "out_features"), ("nx", "nf")):
+        n_in, n_out = (getattr(module, name, None) for name in names)
+        if isinstance(n_in, int) and isinstance(n_out, int):
+            return n_in, n_out
     return None
 
 

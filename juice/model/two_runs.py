@@ -8,13 +8,13 @@ checked against this.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 
+from juice.model.hooks import hooked
 from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
 
@@ -61,13 +61,10 @@ def two_runs(
         if "logits_to_keep" in signature(loaded.model.forward).parameters
         else {}
     )
-    logits = torch.empty(0)
+    steered, logits = [loaded.layout.layers[index] for index in coefficients], torch.empty(0)
     with loaded.turn:
         for hook in (keep, add):
-            with ExitStack() as stack:
-                for index in coefficients:
-                    layer = loaded.layout.layers[index]
-                    stack.callback(layer.projection.register_forward_pre_hook(hook(layer)).remove)
+            with hooked(s.projection.register_forward_pre_hook(hook(s)) for s in steered):
                 logits = (
                     loaded.run(input_ids=ids[None], use_cache=False, **kept)
                     .logits[0, -n_kept:]

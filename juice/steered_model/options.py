@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
@@ -27,13 +26,9 @@ def options_of(
     """Give a method the parameters of another, for type checkers and `inspect`."""
 
     def decorate(method: Callable[..., R]) -> Callable[Concatenate[Any, T, P], R]:
-        @wraps(method)
-        def call(*args: Any, **options: Any) -> R:
-            return method(*args, **options)
-
         returned = signature(method).return_annotation
-        call.__signature__ = signature(template).replace(return_annotation=returned)  # type: ignore[attr-defined]
-        return call
+        method.__signature__ = signature(template).replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return method
 
     return decorate
 
@@ -57,7 +52,7 @@ def options_for(options: Mapping[str, Any], index: int, n_prompts: int) -> dict[
 
 
 def steer_of(
-    steer: SteerTarget | Steer, strength: float | None = None, head_set: str | HeadSet | None = None
+    steer: SteerTarget | Steer, strength: float | None, head_set: str | HeadSet | None
 ) -> Steer:
     """Return the steering options as one value.
 

@@ -9,7 +9,6 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Self, cast
 
 from juice.batching import BatchingEngine
@@ -34,12 +33,7 @@ class ServedModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -106,16 +100,20 @@ class ServedModel:
             HeadSetError: No head set serves the request, or the given one does not fit the model.
             RequestError: The head set has another target, or neither it nor the request has betas.
         """
-        form, exact = self.prompts.sha256, self.description.exact
-        if steer.target == "none" or steer.method == "cad":
-            return resolve(steer, None, exact=exact)
-        chosen = steer.head_set
-        if isinstance(chosen, HeadSet):
-            chosen.check_fits(self.description.identity)
-        else:
-            chosen = self.head_sets.get(chosen or steer.target)
-        self._check_heads(chosen)
-        return resolve(steer, chosen, chat_template_sha256=form, exact=exact)
+        chosen = None
+        if steer.target != "none" and steer.method != "cad":
+            if isinstance(steer.head_set, HeadSet):
+                chosen = steer.head_set
+                chosen.check_fits(self.description.identity)
+            else:
+                chosen = self.head_sets.get(steer.head_set or steer.target)
+            self._check_heads(chosen)
+        return resolve(
+            steer,
+            chosen,
+            chat_template_sha256=self.prompts.sha256,
+            exact=self.description.exact,
+        )
 
     def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the tokens of a prompt, plain or through the chat template.

@@ -32,6 +32,7 @@ from juice_server.trace import trace_of
 LOG = logging.getLogger("juice_server")
 CLOSE = {"connection": "close"}  # for answers sent before the body is read
 CLIENT_GONE = 499  # as nginx logs it
+INVALID = "invalid_request_error"
 
 
 class NotReadyError(JuiceError):
@@ -50,13 +51,35 @@ class UnknownModelError(RequestError):
     """The request names a model that is not served."""
 
 
+# The status and the code of each error; a class without its own has those of its nearest base.
+ANSWERS: dict[type, tuple[int, str]] = {
+    ContextLengthError: (400, "context_length_exceeded"),
+    UnknownModelError: (404, "model_not_found"),
+    RequestError: (400, "invalid_value"),
+    HeadSetMismatchError: (422, "head_set_mismatch"),
+    HeadSetNotFoundError: (404, "head_set_not_found"),
+    HeadSetError: (400, "invalid_head_set"),
+    OverloadedError: (429, "queue_full"),
+    NotReadyError: (503, "not_ready"),
+    EngineStoppedError: (503, "not_ready"),
+    ClientGoneError: (CLIENT_GONE, "client_gone"),
+    TimedOutError: (503, "timeout"),
+    CancelledError: (503, "cancelled"),
+    NonFiniteError: (500, "non_finite_logits"),
+    JuiceError: (500, "generation_failed"),
+    Exception: (500, "internal_error"),
+}
+TYPES = {400: INVALID, 404: INVALID, 422: INVALID, 429: "overloaded_error"}
+RETRY_AFTER = {"queue_full": "1", "not_ready": "5"}  # in seconds
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """The content of an error answer."""
 
     status: int
     message: str
-    type: str = "invalid_request_error"
+    type: str = INVALID
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -95,68 +118,28 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 
 def failure_of(error: Exception) -> Failure:
     """Return the answer to an exception."""
-    match error:
-        case RequestValidationError():
-            return _invalid(error)
-        case ContextLengthError():
-            return Failure(
-                status=400, message=str(error), param=error.param, code="context_length_exceeded"
-            )
-        case UnknownModelError():
-            return Failure(status=404, message=str(error), param="model", code="model_not_found")
-        case RequestError():
-            return Failure(status=400, message=str(error), param=error.param, code="invalid_value")
-        case HeadSetMismatchError():
-            return Failure(
-                status=422, message=str(error), param="steer.head_set", code="head_set_mismatch"
-            )
-        case HeadSetNotFoundError():
-            return Failure(
-                status=404, message=str(error), param="steer.head_set", code="head_set_not_found"
-            )
-        case HeadSetError():
-            return Failure(
-                status=400, message=str(error), param="steer.head_set", code="invalid_head_set"
-            )
-        case OverloadedError():
-            return Failure(
-                status=429,
-                message=str(error),
-                type="overloaded_error",
-                code="queue_full",
-                headers={"retry-after": "1"},
-            )
-        case NotReadyError() | EngineStoppedError():
-            return _server_failure(503, error, "not_ready", {"retry-after": "5"})
-        case ClientGoneError():
-            return _server_failure(CLIENT_GONE, error, "client_gone")
-        case TimedOutError():
-            return _server_failure(503, error, "timeout")
-        case CancelledError():
-            return _server_failure(503, error, "cancelled")
-        case NonFiniteError():
-            return _server_failure(500, error, "non_finite_logits")
-        case JuiceError():
-            return _server_failure(500, error, "generation_failed")
-        case HTTPException():
-            code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-            return Failure(
-                status=error.status_code,
-                message=str(error.detail),
-                code=code,
-                headers=error.headers or {},
-            )
-    LOG.error("unexpected error", exc_info=error)
-    return _server_failure(
-        500, "the server failed on this request; its log has the details", "internal_error"
-    )
-
-
-def _server_failure(
-    status: int, message: object, code: str, headers: Mapping[str, str] | None = None
-) -> Failure:
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        return Failure(
+            status=error.status_code,
+            message=str(error.detail),
+            code=HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"),
+            headers=error.headers or {},
+        )
+    message = str(error)
+    if not isinstance(error, JuiceError):
+        LOG.error("unexpected error", exc_info=error)
+        message = "the server failed on this request; its log has the details"
+    status, code = next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)
+    is_about_heads = isinstance(error, HeadSetError)
     return Failure(
-        status=status, message=str(message), type="server_error", code=code, headers=headers or {}
+        status=status,
+        message=message,
+        type=TYPES.get(status, "server_error"),
+        param="steer.head_set" if is_about_heads else getattr(error, "param", None),
+        code=code,
+        headers={"retry-after": RETRY_AFTER[code]} if code in RETRY_AFTER else {},
     )
 
 
@@ -184,7 +167,7 @@ def _invalid(error: RequestValidationError) -> Failure:
         for part in first["loc"]
         if part not in ("body", "query", "path") and not _is_branch(str(part))
     ]
-    said = (
+    problem = (
         str(first["ctx"]["error"])
         if first["type"] == "value_error"
         else REMEDIES.get(first["type"], first["msg"])
@@ -192,8 +175,8 @@ def _invalid(error: RequestValidationError) -> Failure:
     is_not_served = first["type"] == "not_served"
     name = str(first["ctx"]["name"]) if is_not_served else ".".join(path)
     if first["type"] == "model_attributes_type" and name:
-        said = REMEDIES["model_type"]
-    message = f"{name or 'body'}: {said}{_got(first)}"
+        problem = REMEDIES["model_type"]
+    message = f"{name or 'body'}: {problem}{_got(first)}"
     code = "unsupported_field" if is_not_served else "invalid_value"
     return Failure(status=400, message=message, param=name or None, code=code)
 

@@ -23,30 +23,10 @@ class BodyIntake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        try:
-            declared = Headers(scope=scope).get("content-length", "0")
-            body = (
-                None
-                if int(declared) > self._max_bytes
-                else await asyncio.wait_for(self._read(receive), self._timeout_s)
-            )
-        except TimeoutError:
-            message = (
-                f"the body did not arrive within {self._timeout_s:g} s; send it without pauses"
-            )
-            failure = Failure(status=400, message=message, code="body_timeout", headers=CLOSE)
-            await failure.response(scope)(scope, receive, send)
-            return
-        except ClientGoneError as error:
-            await failure_of(error).response(scope)(scope, receive, send)
-            return
-        if body is None:
-            message = (
-                f"the body has more than {self._max_bytes} bytes; "
-                "send less, or raise the server's max_body"
-            )
-            failure = Failure(status=413, message=message, code="body_too_large", headers=CLOSE)
-            await failure.response(scope)(scope, receive, send)
+        declared = int(Headers(scope=scope).get("content-length", "0"))
+        body = await self._body(receive) if declared <= self._max_bytes else self._too_large()
+        if isinstance(body, Failure):
+            await body.response(scope)(scope, receive, send)
             return
         is_read = False
 
@@ -59,15 +39,27 @@ class BodyIntake:
 
         await self._app(scope, replay, send)
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """Return the body; None if it is too large."""
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError("the client left while sending its body")
-            body += message.get("body", b"")
-            if len(body) > self._max_bytes:
-                return None
-            if not message.get("more_body", False):
-                return bytes(body)
+    async def _body(self, receive: Receive) -> bytes | Failure:
+        """Return the body, or why it is refused."""
+        body, is_whole = bytearray(), False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not is_whole:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return failure_of(ClientGoneError("the client left while sending its body"))
+                    body += message.get("body", b"")
+                    if len(body) > self._max_bytes:
+                        return self._too_large()
+                    is_whole = not message.get("more_body", False)
+        except TimeoutError:
+            reason = f"the body did not arrive within {self._timeout_s:g} s; send it without pauses"
+            return Failure(status=400, message=reason, code="body_timeout", headers=CLOSE)
+        return bytes(body)
+
+    def _too_large(self) -> Failure:
+        message = (
+            f"the body has more than {self._max_bytes} bytes; "
+            "send less, or raise the server's max_body"
+        )
+        return Failure(status=413, message=message, code="body_too_large", headers=CLOSE)

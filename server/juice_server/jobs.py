@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 from starlette.requests import Request
 
-from juice.engine import Completion, Engine, GenerationRequest, Running, Update
+from juice.engine import Completion, Engine, GenerationRequest, Update
 from juice.errors import CancelledError, JuiceError
 from juice_server.errors import ClientGoneError, TimedOutError
 from juice_server.metrics import Metrics
@@ -16,33 +16,35 @@ from juice_server.trace import Trace
 
 
 class Job:
-    """Generations that run for one HTTP request and end with it."""
+    """Generations that run for one HTTP request and end with it.
 
-    def __init__(self, trace: Trace, metrics: Metrics, timeout_s: float) -> None:
+    Sends the requests to the engine; `only_last` drops all updates but the last. Raises what
+    `Engine.submit` raises.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[GenerationRequest],
+        trace: Trace,
+        metrics: Metrics,
+        *,
+        timeout_s: float,
+        only_last: bool,
+    ) -> None:
+        loop = asyncio.get_running_loop()
         self._trace = trace
         self._metrics = metrics
         self._timeout_s = timeout_s
-        self._deadline = 0.0
+        self._deadline = loop.time() + timeout_s
         self._updates: asyncio.Queue[Update] = asyncio.Queue()
-        self._running: list[Running] = []
-        self.n_open = 0
-
-    def start(
-        self, engine: Engine, requests: Sequence[GenerationRequest], *, only_last: bool
-    ) -> None:
-        """Send the requests to the engine; `only_last` drops all updates but the last.
-
-        Raises what `Engine.submit` raises.
-        """
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.time() + self._timeout_s
 
         def sink(update: Update) -> None:
             if update.is_last or not only_last:
                 loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
-        self._running = list(engine.submit(requests, sink))
-        self.n_open = len(requests)
+        self._running = engine.submit(requests, sink)
+        self._n_open = len(requests)
 
     def cancel(self, reason: JuiceError | None = None) -> None:
         """Cancel what still runs."""
@@ -55,10 +57,10 @@ class Job:
         When one fails or the time is up, ends them all and raises JuiceError.
         """
         try:
-            while self.n_open:
+            while self._n_open:
                 async with asyncio.timeout_at(self._deadline):
                     update = await self._updates.get()
-                self.n_open -= update.is_last
+                self._n_open -= update.is_last
                 if update.completion is not None:
                     self._metrics.completed(update.completion)
                     self._trace.note(update.completion)
@@ -71,11 +73,14 @@ class Job:
                 f"the request took more than {self._timeout_s:g} s; ask for fewer tokens"
             ) from None
         finally:
-            self._abandon()
+            for _ in range(self._n_open):
+                self._metrics.failed(CancelledError("the request ended early"))
+            self._n_open = 0
+            self.cancel()
 
     async def completions(self, request: Request) -> list[Completion]:
         """Wait for all completions and return them in order; a client that leaves cancels them."""
-        async with _Presence(request, self):
+        async with self._while_present(request):
             results = {
                 u.index: u.completion async for u in self.updates() if u.completion is not None
             }
@@ -83,35 +88,24 @@ class Job:
 
     async def first(self, request: Request, updates: AsyncIterator[Update]) -> Update | None:
         """Wait for the first update, which decides the status; a client that leaves cancels."""
-        async with _Presence(request, self):
+        async with self._while_present(request):
             return await anext(updates, None)
 
-    def _abandon(self) -> None:
-        for _ in range(self.n_open):
-            self._metrics.failed(CancelledError("the request ended early"))
-        self.n_open = 0
-        self.cancel()
+    @asynccontextmanager
+    async def _while_present(self, request: Request) -> AsyncIterator[None]:
+        """Cancel the job if the client leaves while within; raises ClientGoneError in the end."""
 
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            self.cancel()
 
-class _Presence:
-    """Inside the context, a client that leaves cancels the job."""
-
-    def __init__(self, request: Request, job: Job) -> None:
-        self._request, self._job = request, job
-        self._is_gone = False
-
-    async def __aenter__(self) -> None:
-        self._watcher = asyncio.create_task(self._watch())
-
-    async def __aexit__(self, *_exception: object) -> None:
-        self._watcher.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._watcher
-        if self._is_gone:
-            raise ClientGoneError("the client left")
-
-    async def _watch(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
-        self._is_gone = True
-        self._job.cancel()
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await watcher
+            if not watcher.cancelled():
+                raise ClientGoneError("the client left")

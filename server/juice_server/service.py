@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from threading import Thread
+from typing import Annotated
 
+from fastapi import Depends
 from starlette.requests import Request
 
 from juice import SteeredModel
@@ -41,26 +44,17 @@ class Service:
 
         Raises JuiceError when they cannot be loaded.
         """
-        loop = asyncio.get_running_loop()
-        loaded: asyncio.Future[SteeredModel] = loop.create_future()
-
-        def finish(model: SteeredModel | None, error: BaseException | None) -> None:
-            if loaded.cancelled():
-                return
-            if error is not None:
-                loaded.set_exception(error)
-            elif model is not None:
-                loaded.set_result(model)
+        loaded: Future[SteeredModel] = Future()
+        loaded.set_running_or_notify_cancel()  # it cannot be cancelled half-way
 
         def work() -> None:
             try:
-                result: tuple[SteeredModel | None, BaseException | None] = self._prepared(), None
+                loaded.set_result(self._prepared())
             except BaseException as error:
-                result = None, error
-            loop.call_soon_threadsafe(finish, *result)
+                loaded.set_exception(error)
 
         Thread(target=work, name="juice-loading", daemon=True).start()
-        self._translator = Translator(await loaded, self.settings)
+        self._translator = Translator(await asyncio.wrap_future(loaded), self.settings)
         self.metrics.watch(lambda: self.model.engine.status)
 
     def _prepared(self) -> SteeredModel:
@@ -131,8 +125,14 @@ class Service:
         """
         if self.is_draining:
             raise NotReadyError("the server is shutting down")
-        job = Job(trace, self.metrics, self.settings.request_timeout)
-        job.start(self.model.engine, requests, only_last=only_last)
+        job = Job(
+            self.model.engine,
+            requests,
+            trace,
+            self.metrics,
+            timeout_s=self.settings.request_timeout,
+            only_last=only_last,
+        )
         self.metrics.read_prompt(trace.n_prompt_tokens)
         self._jobs.add(job)
         return job
@@ -165,3 +165,6 @@ async def service_of(request: Request) -> Service:
     """Return the service of a request's app; async, as FastAPI runs plain functions in threads."""
     service: Service = request.app.state.service
     return service
+
+
+ServiceOf = Annotated[Service, Depends(service_of)]

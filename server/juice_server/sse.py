@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from juice.engine import GenerationRequest, Update
+from juice.engine import Completion, GenerationRequest, Update
 from juice.errors import JuiceError
 from juice_server.errors import failure_of
 from juice_server.service import Service
@@ -21,7 +22,10 @@ DONE = "data: [DONE]\n\n"
 
 
 class Renderer(Protocol):
-    """Turns updates into the events of a protocol."""
+    """Turns completions into the answer of a protocol, or updates into the events of a stream."""
+
+    def of(self, completions: list[Completion]) -> Event:
+        """Return the whole answer."""
 
     def events(self, update: Update) -> Iterable[Event]:
         """Return the events of one update."""
@@ -44,6 +48,21 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._on_end()
+
+
+async def answered(
+    service: Service,
+    request: Request,
+    requests: Sequence[GenerationRequest],
+    renderer: Renderer,
+    *,
+    is_stream: bool,
+) -> Response:
+    """Generate, and return a stream or the whole answer; raises JuiceError."""
+    if is_stream:
+        return await stream(service, request, requests, renderer)
+    completions = await service.complete(request, requests)
+    return await asyncio.to_thread(lambda: JSONResponse(renderer.of(completions)))
 
 
 async def stream(

@@ -12,20 +12,17 @@ from juice_server.schemas.generate import TokenProbability, TokenScore
 LOWEST_LOGPROB = -9999.0
 
 
-class TokenTexts:
+class TokenTexts(dict[int, str]):
     """The text of single tokens, cached; part of a character becomes the replacement character."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
 
-    def __getitem__(self, token: int) -> str:
-        """Return one token's text."""
-        if token not in self._known:
-            self._known[token] = str(
-                self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
-            )
-        return self._known[token]
+    def __missing__(self, token: int) -> str:
+        """Return and keep one token's text."""
+        text = str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        return self.setdefault(token, text)
 
     def alternatives(self, token: ScoredToken) -> list[TokenProbability]:
         """Return the likeliest tokens at the place of a token."""

@@ -28,7 +28,6 @@ class Trace:
     is_stream: bool = False
     n_prompt_tokens: int = 0
     n_generated_tokens: int = 0
-    n_cancelled: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     prompts: Sequence[str] = ()
 

@@ -13,6 +13,7 @@ from juice.batching import BatchingEngine, Mode
 from juice.engine import GenerationRequest, Limits, SamplingOptions
 from tests.support import oracle, tiny
 from tests.support.mixed import TOLERANCE, mixed_requests, steering
+from tests.support.running import assert_completes
 
 
 @pytest.mark.parametrize(("max_batch", "max_prefill_tokens"), [(3, 60), (64, 2048), (5, 7)])
@@ -35,18 +36,8 @@ def test_one_pass_equals_the_naive_two_runs(
         model.loaded, Limits(max_batch=max_batch, max_prefill_tokens=max_prefill_tokens)
     )
     completions = engine.generate([request for request, _, _ in mixed_requests(seed=1)])
-    for completion, (tokens, logits) in zip(completions, expected, strict=True):
-        assert list(completion.token_ids) == tokens
-        logprobs = logits.log_softmax(-1)
-        torch.testing.assert_close(
-            torch.tensor(completion.watched), logprobs[0], rtol=0, atol=TOLERANCE
-        )
-        torch.testing.assert_close(
-            torch.tensor(completion.logprobs),
-            logprobs[torch.arange(len(tokens)), tokens],
-            rtol=0,
-            atol=TOLERANCE,
-        )
+    for completion, own in zip(completions, expected, strict=True):
+        assert_completes(completion, own, TOLERANCE)
 
 
 def test_the_oracle_itself_differs_between_methods_and_heads() -> None:
@@ -253,13 +244,9 @@ def test_layers_that_must_all_see_the_same_rows_get_two_full_ones(shape: str) ->
     engine = BatchingEngine(
         model.loaded, Limits(max_batch=4, max_prefill_tokens=15), Mode(full_rows=True)
     )
-    for completion, (tokens, logits) in zip(
-        engine.generate([r for r, _, _ in mixed_requests(seed=4)]), expected, strict=True
-    ):
-        assert list(completion.token_ids) == tokens
-        torch.testing.assert_close(
-            torch.tensor(completion.watched), logits.log_softmax(-1)[0], rtol=0, atol=TOLERANCE
-        )
+    completions = engine.generate([r for r, _, _ in mixed_requests(seed=4)])
+    for completion, own in zip(completions, expected, strict=True):
+        assert_completes(completion, own, TOLERANCE)
     request = GenerationRequest(
         prompt_ids=(1, 2, 3),
         max_tokens=3,

@@ -13,9 +13,11 @@ from random import Random
 import pytest
 import torch
 
+import juice
 from juice.engine import GenerationRequest, Limits, SamplingOptions, Update
 from juice.errors import CancelledError, EngineStoppedError, GenerationError, NonFiniteError
 from juice.steered_model import SteeredModel
+from tests.support import tiny
 from tests.support.mixed import steering
 from tests.support.running import Collector, loaded, random_request
 
@@ -242,6 +244,26 @@ def test_memory_that_runs_out_as_a_request_joins_ends_only_that_request() -> Non
         for layer in layers:
             del layer._copied
         assert fresh.engine.generate([request, request])[1].token_ids == expected
+
+
+def test_an_overflow_ends_its_generation_and_leaves_the_next_one_unchanged() -> None:
+    """What is not finite in a slot would reach the next request there.
+
+    Masked keys are multiplied by zero, which does not hide it.
+    """
+    network = tiny.tiny_model("llama")
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    before = model.generate(["abc", "x" * 30], max_tokens=6, ignore_eos=True)
+    weight = network.model.layers[0].mlp.down_proj.weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.inf)
+    with pytest.raises(juice.JuiceError, match="not finite"):
+        model.generate(["y" * 40] * 3, max_tokens=3)
+    with torch.no_grad():
+        weight.copy_(kept)
+    after = model.generate(["abc", "x" * 30], max_tokens=6, ignore_eos=True)
+    assert [c.token_ids for c in after] == [c.token_ids for c in before]
 
 
 def test_a_forked_child_is_refused_instead_of_waiting_for_ever() -> None:

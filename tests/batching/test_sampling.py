@@ -33,6 +33,36 @@ def drawn(n: int = 4000, **options: float) -> Counter[int]:
     return Counter(choose(LOGITS, sampling, generator) for _ in range(n))
 
 
+# A value of each option that must change what comes out of LOGITS or how often.
+NOTICED = {
+    "temperature": 2.0,
+    "top_p": 0.5,
+    "top_k": 1,
+    "min_p": 0.9,
+    "repetition_penalty": 2.0,
+    "presence_penalty": 2.0,
+    "frequency_penalty": 2.0,
+    "logit_bias": {0: 9.0},
+    "seed": 1,
+}
+
+
+@pytest.mark.parametrize("name", SamplingOptions.model_fields)
+def test_every_sampling_option_changes_what_is_drawn(name: str) -> None:
+    """An option that is accepted everywhere and used nowhere would pass all other tests."""
+
+    def tokens(**options: object) -> list[int]:
+        sampling = SamplingOptions(**{"temperature": 1.0, "seed": 0, **options})
+        generator, out = new_generator(sampling), list[int]()
+        for _ in range(200):
+            logits = adjusted(LOGITS, sampling, [2], out[-1:])
+            out.append(choose(logits, sampling, generator))
+        return out
+
+    assert tokens() == tokens()
+    assert tokens(**{name: NOTICED[name]}) != tokens()
+
+
 def test_temperature_zero_takes_the_likeliest() -> None:
     assert choose(LOGITS, SamplingOptions(), new_generator(SamplingOptions())) == 2
 

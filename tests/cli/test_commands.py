@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from juice.head_set import HeadSet
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.commands import interruptible, juice
+from tests.support.serving import within
 
 STATEMENT = "The name of the capital city of France is"
 FACT = {
@@ -205,16 +205,20 @@ def test_a_model_without_attention_heads_is_refused_in_one_clear_line(tmp_path: 
 
 
 def test_control_c_in_the_middle_of_identification_writes_nothing(tmp_path: Path) -> None:
-    process = interruptible("identify", "--out", str(tmp_path / "sets"), "--n-examples", "60")
+    arguments = ("identify", "--out", str(tmp_path / "sets"), "--n-examples", "60")
+    with (tmp_path / "errors").open("w") as file:
+        # As on a terminal: elsewhere there is no progress to see.
+        process = interruptible(*arguments, errors=file, FORCE_COLOR="1", TERM="xterm")
     try:
-        time.sleep(12)
+        within(60, lambda: "scoring heads" in (tmp_path / "errors").read_text(), "heads are scored")
         assert process.poll() is None, "identification ended before it could be interrupted"
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output = process.communicate(timeout=60)[0]
     finally:
         process.kill()
+    errors = (tmp_path / "errors").read_text()
     assert process.returncode == 130
     assert output == ""
-    assert errors.splitlines()[-1] == "juice: error: interrupted; nothing was written"
+    assert errors.splitlines()[-1].endswith("juice: error: interrupted; nothing was written")
     assert "Traceback" not in errors
     assert not (tmp_path / "sets").exists()

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import juice
 from juice.data.example import ConflictExample
 from juice.data.judging import contains_answer
-from juice.evaluation import path_patching, side_effects
-from juice.evaluation.choices import Preparer
-from juice.evaluation.controls import unknown_subjects
+from juice.errors import OutputError
+from juice.evaluation import path_patching
+from juice.evaluation import run as evaluation
 from juice.evaluation.methods import Treatment
 from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.report import write_report
 from juice.evaluation.report.sections import sections
 from juice.evaluation.run import run as run_evaluation
-from juice.evaluation.splits import Data, Splits, domain_of
+from juice.evaluation.side_effects import plain_text_perplexity
+from juice.evaluation.splits import Data, domain_of
 from juice.identification import IdentificationOptions
-from tests.support import oracle
-from tests.support.commands import interruptible, invoke
+from tests.support import oracle, tiny
+from tests.support.chat_templates import PLAIN, loaded, made_set, sha256, tokenizer
+from tests.support.conflicts import examples
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
@@ -273,187 +273,47 @@ def test_data_without_a_conflict_is_refused(
         )
 
 
-def test_collateral_counts_right_answers_where_steering_is_not_needed(
-    model: juice.SteeredModel, pool: list[ConflictExample]
+def test_an_evaluation_scores_plain_text_without_a_template_and_keeps_forms_apart(
+    tmp_path: Path,
 ) -> None:
-    head_set = model.head_sets.get("parametric")
-    steering = model.resolve(juice.Steer(target="parametric", head_set=head_set))
-    examples = pool[4:10]
-    measured = side_effects.collateral(
-        model,
-        examples,
-        {domain_of(e): Treatment(target="parametric", steering=steering) for e in examples},
-        3,
+    model, chat_set, steer = (
+        loaded(PLAIN),
+        made_set(loaded(PLAIN), "context", PLAIN),
+        juice.Steer(target="context"),
     )
-    nobody = unknown_subjects(examples, 3)
-    right = [
-        contains_answer(
-            model.generate(e.prompts["substitution"], steer="parametric", max_tokens=15)[0].text,
-            e.context_answer,
+    chat = model.with_chat_template()
+    measured = [
+        plain_text_perplexity(
+            own,
+            ["Lima lies by the sea."],
+            {
+                "all": Treatment(
+                    target="context", steering=own.resolve(replace(steer, head_set=chat_set))
+                )
+            },
         )
-        for e in nobody
+        for own in (model, chat)
     ]
-    assert measured["unknown_subject"]["substitution"]["accuracy"] == pytest.approx(
-        sum(right) / len(right)
-    )
-    assert measured["clean"]["clean"]["n"] == 6
-
-
-def test_perplexity_of_plain_text_is_that_of_the_steered_model(model: juice.SteeredModel) -> None:
-    text = "The capital of Peru is Lima. The official language of Peru is Spanish."
-    ids = list(model.tokenize(text))
-    steer = juice.Steer(target="parametric", beta_minus=-2.0)
-    treatment = Treatment(target="parametric", steering=model.resolve(steer))
-    heads = {tuple(head): -2.0 for head in model.head_sets.get("parametric").heads.minus}
-    logprobs = oracle.steered_logits(model.loaded.model, ids, heads).log_softmax(-1)
-    expected = torch.exp(-logprobs[torch.arange(len(ids) - 1), ids[1:]].mean())
-    assert side_effects.plain_text_perplexity(model, [text], {"a": treatment}) == pytest.approx(
-        float(expected), rel=1e-4
-    )
-    assert side_effects.plain_text_perplexity(model, ["word " * 600], {"a": treatment}) is None
-
-
-def test_a_domain_without_validation_examples_uses_those_of_all_domains(
-    model: juice.SteeredModel, pool: list[ConflictExample]
-) -> None:
-    splits = Splits({"parametric": pool[:4]}, [], pool[64:70], [pool[10], pool[75]])
-    own = Preparer(
-        model=model, splits=splits, head_sets={"parametric": model.head_sets.get("parametric")}
-    )
-    choice = own.choose("june", "parametric")
-    assert choice["book_author"]["tuned_on"] == "book_author"
-    assert choice["world_capital"]["tuned_on"] == "all domains"
-    none = Preparer(
-        model=model,
-        splits=Splits({"parametric": pool[:4]}, [], [], [pool[10]]),
-        head_sets=own.head_sets,
-    )
-    untuned = none.choose("juice", "parametric")["world_capital"]
-    assert (untuned["beta_minus"], untuned["tuned_on"], untuned["n_validation"]) == (-2.0, None, 0)
-
-
-def test_a_model_without_consistent_heads_is_reported_with_the_reason(
-    tmp_path: Path, pool: list[ConflictExample]
-) -> None:
-    model = juice.load("mini", head_sets=tmp_path)
+    assert measured[0] == measured[1]
     options = EvaluationOptions(
-        targets=("parametric",),
-        methods=("original", "juice"),
-        limit=4,
+        targets=("context",),
+        methods=("original",),
         n_large=0,
-        identification=IdentificationOptions(alphas_plus=(1e6,), alphas_minus=(-1e6,)),
+        identification=IdentificationOptions(n_examples=1),
     )
-    store = run_evaluation(model, Data(pool), options, tmp_path / "out")
-    assert list(store.results["targets"]["parametric"]["methods"]) == ["original"]
-    assert any("no head raises" in note for note in store.results["notes"])
-    assert any(
-        "juice toward the parametric answer is left out" in note for note in store.results["notes"]
-    )
-
-
-def test_heads_are_found_where_no_set_is_served(
-    tmp_path: Path, pool: list[ConflictExample]
-) -> None:
-    model = juice.load("mini", head_sets=tmp_path)
-    options = EvaluationOptions(targets=("parametric",), methods=("juice",), limit=4, n_large=0)
-    store = run_evaluation(model, Data(pool), options, tmp_path / "out")
-    found = store.results["targets"]["parametric"]["head_set"]
-    assert found["identification"]["n_examples"] == 4
-    assert "juice" in store.results["targets"]["parametric"]["methods"]
-    assert (
-        run_evaluation(
-            juice.load("mini", head_sets=tmp_path), Data(pool), options, tmp_path / "out"
-        ).n_computed
-        == 0
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--methods", "juise"), "juise"),
-        (("--methods", ","), "is empty"),
-        (("--analyses", "all,heads"), "'all'"),
-        (("--head-set", "nobody"), "no head set 'nobody'"),
-        (("--data", "/nowhere.jsonl"), "/nowhere.jsonl"),
-        (("--text", "/nowhere.txt"), "/nowhere.txt"),
-        (("--templates", "/nowhere.json"), "/nowhere.json"),
-        (("--checkpoints", "/nowhere"), "no checkpoint"),
-        (("--target", "context", "--head-set", "parametric"), "--target parametric"),
-    ],
-)
-def test_what_a_user_gets_wrong_is_one_line_and_leaves_no_report(
-    tmp_path: Path, arguments: tuple[str, ...], named: str
-) -> None:
-    code, output, error = invoke("evaluate", "--out", str(tmp_path / "out"), *arguments)
-    assert code == 2, error
-    assert named in error
-    assert "Traceback" not in error + output
-    assert not (tmp_path / "out" / "report.md").exists()
-
-
-def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    code, _, error = invoke("evaluate", "--out", str(tmp_path), "--limit", "2")
-    assert code == 2
-    assert "holds no results.json" in error
-    (tmp_path / "results.json").write_text("{}")
-    assert "not of the format" in invoke("evaluate", "--out", str(tmp_path), "--limit", "2")[2]
-
-
-def test_an_interrupted_run_explains_how_to_resume_and_does(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    arguments = ("evaluate", "--out", str(out), "--limit", "6", "--methods", "original,prompt")
-    process = interruptible(*arguments)
-    deadline = time.monotonic() + 120
-    while (
-        not (out / "results.json").exists()
-        and process.poll() is None
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=120)[1]
-    assert process.returncode == 130, error
-    assert "run the same command again" in error
-    assert json.loads((out / "results.json").read_text())["is_complete"] is False
-    code, output, error = invoke(*arguments)
-    assert code == 0, error
-    assert "were already in" in error
-    assert "report.html" in output
-    assert (out / "report.html").exists()
-
-
-@pytest.mark.skipif(
-    "JUICE_TEST_DATA" not in os.environ,
-    reason="JUICE_TEST_DATA names no folder of third-party samples (paraconflict, memo_trap)",
-)
-@pytest.mark.parametrize(
-    ("name", "target"), [("paraconflict", "parametric"), ("memo_trap", "context")]
-)
-# The data has duplicates, and rows that mini cannot score.
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_fifty_facts_of_the_papers_data_are_evaluated(
-    tmp_path: Path, name: str, target: str
-) -> None:
-    """mini knows few of them: what matters is that all of it runs and that the report states it."""
-    data = str(Path(os.environ["JUICE_TEST_DATA"]) / name)
-    code, output, error = invoke(
-        "evaluate",
-        "--out",
-        str(tmp_path),
-        "--data",
-        data,
-        "--target",
-        target,
-        "--limit",
-        "50",
-        "--methods",
-        "original,cad,juice",
-    )
-    assert code == 0, error + output
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert len(results["data"]["test"]) == 50
-    assert results["data"]["left_out"]
-    assert "juice" in results["targets"][target]["methods"]
-    assert "left out: " in (tmp_path / "report.md").read_text()
+    chat_set.save(tmp_path / "sets" / "m" / "context")
+    network = tiny.tiny_model("llama")
+    network.config.max_position_embeddings = 512  # instructions are long in bytes
+    served = juice.load(network, tokenizer=tokenizer(PLAIN), head_sets=tmp_path / "sets")
+    for own, warned in ((served, True), (served.with_chat_template(), False)):
+        out = tmp_path / str(warned)
+        with warnings.catch_warnings(
+            category=UserWarning, action="ignore"
+        ):  # about so few examples
+            store = evaluation.run(own, Data(examples()), options, out)
+        assert any("did not go through one" in note for note in store.results["notes"]) is warned
+        assert store.results["identity"]["chat_template_sha256"] == (
+            None if warned else sha256(PLAIN)
+        )
+    with pytest.raises(OutputError, match="chat_template_sha256"):
+        evaluation.run(served, Data(examples()), options, out)

@@ -21,6 +21,7 @@ from juice.model.knock_out import knocked_out
 from tests.support import oracle, tiny
 from tests.support.architectures import ARCHITECTURES, REFUSED, SWITCH, WINDOW, Architecture
 from tests.support.mixed import TOLERANCE, mixed_requests
+from tests.support.running import assert_completes
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- begin: written by the tests -->", "<!-- end -->"
@@ -74,16 +75,8 @@ def test_an_architecture_is_steered_as_the_two_run_definition(
         completions = BatchingEngine(loaded.loaded, limits, mode).generate(
             [r for r, _, _ in requests]
         )
-        for completion, (tokens, logits) in zip(completions, expected, strict=True):
-            assert list(completion.token_ids) == tokens
-            logprobs = logits.log_softmax(-1)
-            torch.testing.assert_close(
-                torch.tensor(completion.watched), logprobs[0], rtol=0, atol=TOLERANCE
-            )
-            chosen = logprobs[torch.arange(len(tokens)), tokens]
-            torch.testing.assert_close(
-                torch.tensor(completion.logprobs), chosen, rtol=0, atol=TOLERANCE
-            )
+        for completion, own in zip(completions, expected, strict=True):
+            assert_completes(completion, own, TOLERANCE)
     assert not caplog.records, "a batch failed, and its rows were run alone"
     _check_probes(loaded, network)
     FOUND[architecture.name] = _row(architecture, loaded)

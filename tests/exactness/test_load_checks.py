@@ -120,6 +120,24 @@ def test_a_projection_that_runs_twice_is_detected() -> None:
         load(network)
 
 
+class Mixing(torch.nn.Module):
+    """A layer's MLP that lets the rows of a batch see each other."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + x.mean(0, keepdim=True)
+
+
+def test_a_model_that_disagrees_with_the_engine_is_refused_at_load() -> None:
+    mixing = tiny.tiny_model("llama")
+    mixing.model.layers[1].mlp = Mixing(mixing.model.layers[1].mlp)
+    with pytest.raises(UnsupportedModelError, match="not steered exactly"):
+        juice.load(mixing, tokenizer=tiny.tiny_tokenizer())
+
+
 @pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "Cohere 2", "GPT-OSS"])
 @pytest.mark.parametrize("change", [-1, 1, None])
 def test_a_wrong_sliding_window_is_detected_however_long_it_is(

@@ -2,92 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
-import httpx
 import pytest
 import torch
-from transformers import DeepseekV3Config, LlamaConfig, PretrainedConfig
 
 import juice
 from juice.batching.engine import _give_up
 from juice.batching.room import Room
 from juice.engine import Contrast, GenerationRequest, Limits
-from juice.errors import RankLostError, RequestError, UnsupportedModelError, UsageError
-from juice.loading.pretrained import check_shardable
+from juice.errors import RankLostError, UnsupportedModelError, UsageError
 from juice.model.wire import Address
 from tests.support import oracle, tiny
 from tests.support.mixed import TOLERANCE, mixed_requests, steering
 from tests.support.running import Collector, loaded
-from tests.support.serving import Server, serving
 
-SIZES = {"vocab_size": 300, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2}
 HEADS = {(0, 1): 2.0, (1, 3): -1.0, (3, 0): 2.0}
-
-
-@pytest.mark.parametrize(
-    ("config", "n_ranks", "reason"),
-    [
-        (
-            LlamaConfig(**SIZES, num_attention_heads=3, num_key_value_heads=3),
-            2,
-            "3 query heads in layer 0, which 2 ranks",
-        ),
-        (
-            LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1),
-            2,
-            "1 key-value heads",
-        ),
-        (
-            LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2),
-            4,
-            "2 key-value heads in layer 0, which 4 ranks",
-        ),
-        (tiny.tiny_model("gpt2").config, 2, "no tensor parallel plan"),
-    ],
-)
-def test_a_model_that_cannot_be_sharded_is_refused_before_its_weights_are_read(
-    config: PretrainedConfig, n_ranks: int, reason: str, tmp_path: Path
-) -> None:
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=reason):
-        juice.load(tmp_path, tp=n_ranks)
-
-
-def test_heads_need_not_divide_where_attention_is_whole_on_every_rank(tmp_path: Path) -> None:
-    DeepseekV3Config(
-        **SIZES, num_attention_heads=3, num_key_value_heads=3, n_routed_experts=8
-    ).save_pretrained(tmp_path)
-    check_shardable(tmp_path, 2)
-
-
-def test_what_would_run_on_only_one_rank_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tiny.save(tmp_path, tiny.tiny_model("llama"))
-    with pytest.raises(RequestError, match="give its folder"):
-        juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer(), tp=2)
-    if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="expected auto or cpu"):
-            juice.load(folder, tp=2, device="cuda:1")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one of torchrun's")
-    for tp in (1, 2):
-        with pytest.raises(UsageError, match="torchrun"):
-            juice.load(folder, tp=tp)
-    assert juice.load(folder, device="cpu").loaded.n_ranks == 1
-
-
-def test_a_load_that_is_refused_leaves_no_rank_behind(tmp_path: Path) -> None:
-    folder = tiny.save(tmp_path, tiny.tiny_model("llama"))
-    with pytest.raises(RequestError, match="max_model_len"):
-        juice.load(folder, tp=2, limits=Limits(max_model_len=100_000))
-    assert not torch.distributed.is_initialized()
 
 
 @pytest.fixture(scope="module")
@@ -218,55 +151,3 @@ def test_a_forward_that_waits_for_a_lost_rank_does_not_hold_up_its_callers(
         model.engine.generate([GenerationRequest(prompt_ids=(1,), max_tokens=3)])
     let_go.set()
     model.close()
-
-
-def test_a_served_model_is_sharded_and_ends_with_all_its_ranks(tmp_path: Path) -> None:
-    folder = tiny.save(tmp_path / "model", tiny.tiny_model("llama"))
-    alone = juice.load(folder)
-    made = alone.make_head_set(
-        name="parametric",
-        target="parametric",
-        plus=[(0, 1), (3, 0)],
-        minus=[(1, 3)],
-        beta_plus=2,
-        beta_minus=-1,
-    )
-    made.save(tmp_path / "head_sets" / "tiny" / "parametric")
-    arguments = ("--model", str(folder), "--head-sets", str(tmp_path / "head_sets"), "--tp", "2")
-    body = {
-        "prompt": "The capital of France is",
-        "max_tokens": 12,
-        "ignore_eos": True,
-        "steer": "parametric",
-    }
-    expected = alone.generate(
-        body["prompt"], max_tokens=12, ignore_eos=True, steer="parametric", head_set=made
-    )[0].text
-    with serving(*arguments) as server:
-        answer = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
-        assert answer["text"] == expected
-        assert answer["steering"]["applied"] is True
-        assert httpx.get(f"{server.url}/info").json()["model"]["tp"] == 2
-        (other,) = children(server)
-        # As from a supervisor that ends every process of a group: rank 0 decides.
-        os.kill(other, signal.SIGTERM)
-        assert (
-            httpx.post(f"{server.url}/generate", json=body, timeout=60).json()["text"] == expected
-        )
-    assert not Path(f"/proc/{other}").exists()
-
-
-def test_a_killed_rank_ends_the_server_which_reports_the_rank(tmp_path: Path) -> None:
-    folder = tiny.save(tmp_path, tiny.tiny_model("llama"))
-    server = Server("--model", str(folder), "--tp", "2")
-    server.wait_until_ready()
-    (other,) = children(server)
-    os.kill(other, signal.SIGKILL)
-    assert server.process.wait(60) == 1
-    assert "juice: error: rank 1 ended with status -9" in server.errors()
-
-
-def children(server: Server) -> list[int]:
-    """Return the processes that any of a server's threads has started."""
-    lists = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    return [int(pid) for own in lists for pid in own.read_text().split()]

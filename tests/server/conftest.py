@@ -1,4 +1,4 @@
-"""A running server with its defaults: the bundled model and the shipped head sets."""
+"""Running servers: `client` is of one with its defaults, `server` needs a key."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.serving import serving
+from tests.support.serving import KEYS, Server, serving
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     with serving() as running, httpx.Client(base_url=running.url, timeout=60) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(f"# clients\n{KEYS[1]}\n", encoding="utf-8")
+    with serving(
+        "--api-keys-file",
+        str(keys),
+        environment={"JUICE_API_KEYS": KEYS[0], "JUICE_CORS_ORIGINS": "https://a.example"},
+    ) as running:
+        yield running

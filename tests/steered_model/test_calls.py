@@ -10,6 +10,7 @@ import pytest
 
 import juice
 from juice.errors import RequestError
+from juice.options import SamplingOptions
 from juice.steered_model import SteeredModel
 
 TEXTS = ["The name of the capital city of Peru is", "The capital of France is"]
@@ -40,6 +41,15 @@ def test_calls_of_one_prompt_share_their_options() -> None:
     assert names["agenerate"] == names["generate"]
     own = {"prompt", "without_context", "prompt_logprobs", "watch"}
     assert set(names["request"]) - own == set(names["generate"]) - {"prompts", "progress"}
+
+
+def test_every_sampling_option_can_be_given_and_has_one_default() -> None:
+    parameters = inspect.signature(SteeredModel.request).parameters
+    fields = {
+        name: own.get_default(call_default_factory=True) or None
+        for name, own in SamplingOptions.model_fields.items()
+    }
+    assert {name: parameters[name].default or None for name in fields} == fields
 
 
 def test_a_list_is_one_value_a_prompt(model: SteeredModel) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
 from typer.testing import CliRunner
 
@@ -35,14 +36,20 @@ def juice(
         return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
 
 
-def interruptible(*arguments: str) -> subprocess.Popen[str]:
-    """Start the command as a process that SIGINT interrupts, as from a terminal."""
+def interruptible(
+    *arguments: str, errors: TextIO | int = subprocess.PIPE, **environment: str
+) -> subprocess.Popen[str]:
+    """Start the command as a process that SIGINT interrupts, as from a terminal.
+
+    `errors` is where its standard error goes.
+    """
     # A shell's background job starts with SIGINT ignored; a terminal's does not.
     return subprocess.Popen(
         [sys.executable, "-m", "juice.cli.main", *arguments],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
+        env={**os.environ, **environment},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 

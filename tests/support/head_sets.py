@@ -51,3 +51,10 @@ def scored() -> HeadSet:
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def write(folder: Path, text: str) -> Path:
+    """Write a head_set.json with this text to a new folder, and return the folder."""
+    folder.mkdir(parents=True)
+    (folder / "head_set.json").write_text(text)
+    return folder

@@ -1,4 +1,4 @@
-"""For tests of a running engine: models, requests of every kind, and a collector of updates."""
+"""For tests of a running engine: models, requests, a collector of updates, what must come out."""
 
 from __future__ import annotations
 
@@ -48,6 +48,29 @@ def random_request(rng: Random) -> GenerationRequest:
         sampling=sampling,
         **({"steering": steering(heads, rng.choice(["juice", "juice", "june"]))} if heads else {}),
     )
+
+
+def assert_completes(
+    completion: Completion,
+    expected: tuple[list[int], torch.Tensor],
+    tolerance: float,
+    *,
+    is_watched: bool = True,
+) -> None:
+    """Assert that a completion has the tokens and log-probabilities that an oracle gives.
+
+    `expected` are the tokens and the logits [n_tokens, vocabulary] that chose them. Of the first
+    logits the request watched every token, unless `is_watched` is False.
+    """
+    tokens, logits = expected
+    assert list(completion.token_ids) == tokens
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs[torch.arange(len(tokens)), tokens]
+    torch.testing.assert_close(torch.tensor(completion.logprobs), chosen, rtol=0, atol=tolerance)
+    if is_watched:
+        torch.testing.assert_close(
+            torch.tensor(completion.watched), logprobs[0], rtol=0, atol=tolerance
+        )
 
 
 class Collector:

@@ -99,3 +99,14 @@ def save(
     model.save_pretrained(folder, **options)
     (tokenizer or tiny_tokenizer()).save_pretrained(folder)
     return folder
+
+
+def saved(
+    folder: Path,
+    shape: str = "llama",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Path:
+    """Write a new tiny model and its tokenizer to a folder, and return it."""
+    return save(folder, tiny_model(shape, seed).to(dtype), **options)

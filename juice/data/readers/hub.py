@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from juice.data.readers.rows import Row
-from juice.errors import ExampleError
+from juice.errors import ExampleError, first_line
 
 PREFERRED_SPLITS = ("dev", "validation", "test")
 SAVED_FILES = ("dataset_info.json", "dataset_dict.json")
@@ -29,7 +29,7 @@ def rows_of_hub(name: str, split: str | None = None) -> list[Row]:
         data = datasets.load_dataset(name)
     except Exception as error:  # the network, the hub and damaged caches raise anything
         raise ExampleError(
-            f"cannot load the data set {name!r}: {_reason(error)}; "
+            f"cannot load the data set {name!r}: {first_line(error)}; "
             f"where the hub cannot be reached, fetch it once where it can (`hf download {name} "
             "--repo-type dataset --local-dir FOLDER`) and give FOLDER, "
             "or let HF_HOME or HF_HUB_CACHE name a cache that holds it"
@@ -55,7 +55,7 @@ def rows_of_data_folder(folder: Path) -> list[Row]:
         )
     except Exception as error:  # as above
         raise ExampleError(
-            f"cannot read the data set in {folder}: {_reason(error)}; save or download it again"
+            f"cannot read the data set in {folder}: {first_line(error)}; save or download it again"
         ) from error
     return _rows(data, None, str(folder))
 
@@ -106,7 +106,3 @@ def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
         name: _without_nulls(value) if isinstance(value, dict) else value
         for name, value in kept.items()
     }
-
-
-def _reason(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

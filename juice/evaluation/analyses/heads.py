@@ -21,17 +21,15 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
 
     {conflict_types, plus and minus: [type][layer][head], chosen: {plus, minus}, n_examples, alphas}
     """
-    examples, settings, found = inputs.splits.identification[inputs.target], inputs.options, None
-    if inputs.head_set is not None:
-        found = inputs.head_set.identification
-    alphas_plus = found.alphas_plus if found else settings.alphas_plus
-    alphas_minus = found.alphas_minus if found else settings.alphas_minus
+    examples = inputs.splits.identification[inputs.target]
+    found = inputs.head_set.identification if inputs.head_set else None
+    settings = found or inputs.options
     scores = score_heads(
         inputs.model,
         examples,
         targets={inputs.target: judged_types(inputs.target, examples)},
-        alphas_plus=alphas_plus,
-        alphas_minus=alphas_minus,
+        alphas_plus=settings.alphas_plus,
+        alphas_minus=settings.alphas_minus,
         progress=inputs.progress,
     )[inputs.target]
     return {
@@ -40,7 +38,7 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
         "minus": scores.minus.tolist(),
         "chosen": _chosen(inputs, scores),
         "n_examples": len(examples),
-        "alphas": [*alphas_plus, *alphas_minus],
+        "alphas": [*settings.alphas_plus, *settings.alphas_minus],
     }
 
 

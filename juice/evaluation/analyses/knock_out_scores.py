@@ -8,7 +8,7 @@ import torch
 
 from juice.data.example import ConflictExample, ConflictType
 from juice.identification.probing import score_heads
-from juice.progress import Progress, silent
+from juice.progress import Progress
 from juice.steered_model import SteeredModel
 from juice.targets import TARGETS, Target
 
@@ -19,7 +19,7 @@ def knock_out_scores(
     model: SteeredModel,
     examples: Sequence[ConflictExample],
     conflict_types: tuple[ConflictType, ...],
-    progress: Progress = silent,
+    progress: Progress,
 ) -> dict[Target, torch.Tensor]:
     """Return the mean change of p_y when a head is removed, for both answers y.
 

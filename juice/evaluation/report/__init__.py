@@ -11,6 +11,6 @@ sections         all sections, in order
 render           Markdown and HTML
 """
 
-from juice.evaluation.report.render import write_report
+from juice.evaluation.report.render import require_extra, write_report
 
-__all__ = ["write_report"]
+__all__ = ["require_extra", "write_report"]

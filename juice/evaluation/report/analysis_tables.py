@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from juice.evaluation.report.parts import number, words
+
 Described = tuple[list[str], Sequence[str], list[list[str]]]
-TITLES = {
-    "heads": "Head scores",
-    "reversals": "Heads that turn into their opposite",
-    "running_once": "One run against two",
-    "knock_outs": "Layers without MLP or attention",
-    "robustness": "Robustness",
-    "paraphrases": "Other templates",
-    "stability": "Stability of the head sets",
-}
-
-
-def describe(name: str, result: Mapping[str, Any], target: str) -> Described:
-    """Return an analysis's sentences, and its table's header and rows."""
-    return _DESCRIBE[name](result, target)
 
 
 def _head(head: Sequence[int]) -> str:
@@ -134,7 +122,7 @@ def _paraphrases(result: Mapping[str, Any], target: str) -> Described:  # noqa: 
         ]
         for name, table in tables.items()
     ]
-    return text, ("method", *(d.replace("_", " ") for d in domains)), rows
+    return text, ("method", *map(words, domains)), rows
 
 
 def _stability(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
@@ -154,9 +142,7 @@ def _stability(result: Mapping[str, Any], target: str) -> Described:  # noqa: AR
             own["overlap"]["both"],
             own["by_chance"],
         ]
-        rows.append(
-            [size, *("–" if v is None else f"{v:.2f}" for v in values), str(own["n_empty"])]
-        )
+        rows.append([size, *(number(v, 2) for v in values), str(own["n_empty"])])
     return (
         text,
         ("examples |D|", "+ heads", "- heads", "both", "by chance", "draws without heads"),
@@ -164,12 +150,14 @@ def _stability(result: Mapping[str, Any], target: str) -> Described:  # noqa: AR
     )
 
 
-_DESCRIBE: dict[str, Callable[[Mapping[str, Any], str], Described]] = {
-    "heads": _heads,
-    "reversals": _reversals,
-    "running_once": _running_once,
-    "knock_outs": _knock_outs,
-    "robustness": _robustness,
-    "paraphrases": _paraphrases,
-    "stability": _stability,
+# By analysis: its title, and what makes its sentences and its table's header and rows from a result
+# and its target.
+ANALYSES: dict[str, tuple[str, Callable[[Mapping[str, Any], str], Described]]] = {
+    "heads": ("Head scores", _heads),
+    "reversals": ("Heads that turn into their opposite", _reversals),
+    "running_once": ("One run against two", _running_once),
+    "knock_outs": ("Layers without MLP or attention", _knock_outs),
+    "robustness": ("Robustness", _robustness),
+    "paraphrases": ("Other templates", _paraphrases),
+    "stability": ("Stability of the head sets", _stability),
 }

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from juice.evaluation.report.parts import words
+
 STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 GREYS = ("black", "dimgrey", "darkgrey", "silver")
-SIZE = (4.2, 3.2)
+WIDTH, HEIGHT = 4.2, 3.2
 
 
-def _axes(n: int, *, width: float = SIZE[0], height: float = SIZE[1], n_rows: int = 1) -> Any:
+def _axes(n: int, *, width: float = WIDTH, n_rows: int = 1) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * -(-n // n_rows), height * n_rows), layout="constrained")
+    figure = Figure(figsize=(width * -(-n // n_rows), HEIGHT * n_rows), layout="constrained")
     axes = figure.subplots(n_rows, -(-n // n_rows), squeeze=False)
     return figure, [ax for row in axes for ax in row]
 
@@ -236,7 +238,7 @@ def methods(tables: Mapping[str, Any], target: str) -> Any:
         for at, c in zip(x, cells, strict=True):
             if c and c["interval"]:
                 axes[0].plot([at, at], c["interval"], color="black", linewidth=1)
-    axes[0].set_xticks(range(len(tables)), [name.replace("_", " ") for name in tables])
+    axes[0].set_xticks(range(len(tables)), [words(name) for name in tables])
     axes[0].set(ylabel=f"accuracy ({target} answer)", ylim=(0, 1.02))
     axes[0].legend(ncols=len(types), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     return figure

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from juice.evaluation.report import figures
-from juice.evaluation.report.parts import Picture, Section, Table, number, percent
+from juice.evaluation.report.parts import Picture, Section, Table, number, percent, words
 from juice.evaluation.report.published import published, source
 from juice.evaluation.report.verdicts import beyond_chance, verdict
 from juice.evaluation.tables import AVERAGE
@@ -18,15 +18,15 @@ def accuracy_section(results: Mapping[str, Any], target: str, tables: Mapping[st
     """Return accuracy by method and domain, with what it means."""
     domains = [d for d in next(iter(tables.values())) if d != AVERAGE]
     types = list(next(iter(tables.values()))[AVERAGE])
-    header = ["method", *(d.replace("_", " ") for d in domains), AVERAGE]
+    header = ["method", *map(words, domains), AVERAGE]
     rows = [
-        [name.replace("_", " "), *(_cells(table[d], types) for d in [*domains, AVERAGE])]
+        [words(name), *(_cells(table[d], types) for d in [*domains, AVERAGE])]
         for name, table in tables.items()
     ]
     printed = published(results["identity"]["model"]["id"], target)  # type: ignore[arg-type]
     rows += [
         [
-            f"{name.replace('_', ' ')} (published)",
+            f"{words(name)} (published)",
             *(_printed(own.get(d), types) for d in [*domains, AVERAGE]),
         ]
         for name, own in printed.items()
@@ -81,7 +81,7 @@ def averages_section(target: str, tables: Mapping[str, Any]) -> Section:
                 span,
                 *(number(c[k]) for k in ("p_parametric", "p_context", "context_reliance")),
             ]
-            rows.append([name.replace("_", " "), conflict_type, str(c["n"]), *numbers])
+            rows.append([words(name), conflict_type, str(c["n"]), *numbers])
     header = (
         "method",
         "conflict",
@@ -106,7 +106,7 @@ def popularity_sections(own: Mapping[str, Any]) -> list[Section]:
     """Return accuracy by popularity; nothing where the data has none."""
     rows = [
         [
-            name.replace("_", " "),
+            words(name),
             f"{b['from']:g}–{b['to']:g}",
             str(b["n"]),
             " / ".join(percent(c["accuracy"]) for c in b["cells"].values()),
@@ -144,10 +144,10 @@ def choices_section(own: Mapping[str, Any]) -> Section:
             tuned = choice["tuned_on"] or "nothing: the head set's own"
             rows.append(
                 [
-                    name.replace("_", " "),
-                    domain.replace("_", " "),
+                    words(name),
+                    words(domain),
                     chosen,
-                    f"{tuned.replace('_', ' ')} ({choice['n_validation']})",
+                    f"{words(tuned)} ({choice['n_validation']})",
                 ]
             )
     head_set = own.get("head_set")
@@ -182,20 +182,18 @@ def side_effects_section(own: Mapping[str, Any]) -> Section:
         "ended",
         "repetition",
     )
-    original = (
-        own["methods"]
-        .get("original", {})
-        .get("collateral", {})
-        .get("clean", {})
-        .get("clean", {})
-        .get("accuracy")
-    )
-    rows = []
+
+    def clean_accuracy(method: Mapping[str, Any]) -> float | None:
+        cells = method.get("collateral", {}).get("clean", {})
+        accuracy: float | None = cells.get("clean", {}).get("accuracy")
+        return accuracy
+
+    original, rows = clean_accuracy(own["methods"].get("original", {})), []
     for name, method in own["methods"].items():
         if "continuations" not in method:
             continue
         situations, going_on = method["collateral"], method["continuations"]
-        clean = situations.get("clean", {}).get("clean", {}).get("accuracy")
+        clean = clean_accuracy(method)
         change = "–" if clean is None or original is None else f"{100 * (clean - original):+.1f}"
         summary = (
             " / ".join(percent(c["accuracy"]) for c in situations.get(s, {}).values()) or "–"
@@ -208,7 +206,7 @@ def side_effects_section(own: Mapping[str, Any]) -> Section:
         )
         rows.append(
             [
-                name.replace("_", " "),
+                words(name),
                 percent(clean),
                 change,
                 *summary,

@@ -37,6 +37,11 @@ class Section:
     pictures: Sequence[Picture] = field(default_factory=tuple)
 
 
+def words(name: str) -> str:
+    """Return a name as words: ph3 large for ph3_large."""
+    return name.replace("_", " ")
+
+
 def percent(value: float | None) -> str:
     """Return a share in percent with one decimal, as in the paper; a dash for None."""
     return "–" if value is None else f"{100 * value:.1f}"

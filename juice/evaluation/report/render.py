@@ -6,6 +6,7 @@ import base64
 import io
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from juice.errors import OutputError, UsageError
@@ -14,16 +15,22 @@ from juice.files import write_lines
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html"
 DPI = 110
-NEEDED = (
-    "reports need matplotlib and jinja2; install them from the clone with: pip install -e '.[eval]'"
-)
+
+
+def require_extra() -> None:
+    """Raise UsageError where the extra `eval` is not installed."""
+    missing = [name for name in ("scipy", "matplotlib", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"evaluation needs {', '.join(missing)}; "
+            "install it from the clone with: pip install -e '.[eval]'"
+        )
 
 
 def write_report(folder: Path, made: Sequence[Section]) -> None:
     """Write report.md, report.html and the pictures.
 
-    Raises UsageError without matplotlib or jinja2, and OutputError where the folder cannot be
-    written.
+    Raises OutputError where the folder cannot be written.
     """
     pictures = _pictures(made)
     try:
@@ -42,12 +49,8 @@ def _pictures(made: Sequence[Section]) -> dict[str, bytes]:
     drawn = {}
     for picture in (picture for section in made for picture in section.pictures):
         content = io.BytesIO()
-        try:
-            figure = picture.draw()
-        except ImportError as error:
-            raise UsageError(NEEDED) from error
         # Without matplotlib's version, the same numbers give the same file.
-        figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None})
+        picture.draw().savefig(content, format="png", dpi=DPI, metadata={"Software": None})
         drawn[picture.name] = content.getvalue()
     return drawn
 
@@ -74,11 +77,8 @@ def _rows(table: Table) -> list[str]:
 
 
 def _html(made: Sequence[Section], pictures: dict[str, bytes]) -> str:
-    try:
-        from jinja2 import Environment
-        from markupsafe import Markup, escape
-    except ImportError as error:
-        raise UsageError(NEEDED) from error
+    from jinja2 import Environment
+    from markupsafe import Markup, escape
 
     def inline(text: str) -> Markup:
         """Render the little Markdown that sentences have: code and bold."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from juice.evaluation.methods import METHODS
-from juice.evaluation.report import analysis_tables, figures
+from juice.evaluation.report import figures
+from juice.evaluation.report.analysis_tables import ANALYSES
 from juice.evaluation.report.method_sections import (
     accuracy_section,
     averages_section,
@@ -149,10 +150,11 @@ def _checkpoints(results: Mapping[str, Any]) -> Section:
 
 
 def _analysis(name: str, target: str, result: Mapping[str, Any]) -> Section:
-    title = f"{analysis_tables.TITLES[name]}, {target}"
+    subject, describe = ANALYSES[name]
+    title = f"{subject}, {target}"
     if "unavailable" in result:
         return Section(title, level=3, text=[f"Not available: {result['unavailable']}"])
-    text, header, rows = analysis_tables.describe(name, result, target)
+    text, header, rows = describe(result, target)
     draw = getattr(figures, name, None)
     pictures = (
         [Picture(f"{target}-{name.replace('_', '-')}", title, lambda: draw(result, target))]

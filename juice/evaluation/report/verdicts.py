@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from juice.evaluation.metrics import interval_of_groups
-from juice.evaluation.report.parts import percent
+from juice.evaluation.report.parts import percent, words
 from juice.evaluation.tables import AVERAGE
 
 FEW = 10
@@ -30,7 +30,7 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
     if best == "juice":
         others = {name: value for name, value in average.items() if name != "juice"}
         second = max(others, key=lambda name: others[name])
-        name = second.replace("_", " ")
+        name = words(second)
         is_tie = others[second] == average["juice"]
         summary += (
             f", as has {name}: a tie for the best."
@@ -38,7 +38,7 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
             else f" and is best; next comes {name} with {percent(others[second])}."
         )
     else:
-        summary += f" and is **not** best: {best.replace('_', ' ')} has {percent(average[best])}."
+        summary += f" and is **not** best: {words(best)} has {percent(average[best])}."
     behind = []
     for domain in (d for d in tables["juice"] if d != AVERAGE):
         for j in types:
@@ -51,7 +51,7 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
             if cells.get("juice", 0.0) < top:
                 first = next(name for name in cells if cells[name] == top)
                 behind.append(
-                    f"{domain.replace('_', ' ')} {j} ({first.replace('_', ' ')} {percent(top)}, "
+                    f"{words(domain)} {j} ({words(first)} {percent(top)}, "
                     f"juice {percent(cells.get('juice'))})"
                 )
     return (
@@ -87,7 +87,7 @@ def beyond_chance(
     if span is None:
         return []
     low, high = (100 * bound for bound in span)
-    name = best.replace("_", " ")
+    name = words(best)
     if low <= 0 <= high:
         return [
             f"Against {name}, fact by fact, the difference is within chance: "

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice.errors import RequestError
 from juice_server.routes.openai_answer import OpenAIAnswer
 from juice_server.schemas.openai import ChatRequest
-from juice_server.service import Service, service_of
-from juice_server.sse import Event, stream
+from juice_server.service import Service, ServiceOf
+from juice_server.sse import Event, answered
 from juice_server.tokens import finite
 from juice_server.trace import Trace, trace_of
 
@@ -22,9 +21,7 @@ router = APIRouter()
 
 
 @router.post("/v1/chat/completions", response_model=dict[str, Any])
-async def chat(
-    body: ChatRequest, request: Request, service: Annotated[Service, Depends(service_of)]
-) -> Response:
+async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
     trace = trace_of(request.scope)
     prompt = await service.translator.off_loop(lambda: _prompt(body, service))
@@ -32,10 +29,7 @@ async def chat(
         [prompt], body, trace, alias=body.model, is_chat=True, top_logprobs=body.top_logprobs or 0
     )
     answer = _Answer(service, body, trace)
-    if body.stream:
-        return await stream(service, request, requests, answer)
-    completions = await service.complete(request, requests)
-    return await asyncio.to_thread(lambda: JSONResponse(answer.of(completions)))
+    return await answered(service, request, requests, answer, is_stream=body.stream)
 
 
 def _prompt(body: ChatRequest, service: Service) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from juice.engine import GenerationRequest, Steer
 from juice.errors import HeadSetNotFoundError
@@ -13,16 +12,14 @@ from juice.targets import TARGETS
 from juice_server.routes.generate import timing_of
 from juice_server.schemas.generate import Answer, CompareRequest, CompareResponse
 from juice_server.schemas.generation import usage_of
-from juice_server.service import Service, service_of
+from juice_server.service import Service, ServiceOf
 from juice_server.trace import trace_of
 
 router = APIRouter()
 
 
 @router.post("/compare")
-async def compare(
-    body: CompareRequest, request: Request, service: Annotated[Service, Depends(service_of)]
-) -> CompareResponse:
+async def compare(body: CompareRequest, request: Request, service: ServiceOf) -> CompareResponse:
     """Show what context and memory would each answer."""
     trace = trace_of(request.scope)
     requests = await service.translator.off_loop(lambda: _requests(body, service))
@@ -60,10 +57,14 @@ def _requests(body: CompareRequest, service: Service) -> list[GenerationRequest]
         Steer(target="none"),
         *(Steer(target=target, strength=body.strength) for target in served),
     ]
-    options: dict[str, Any] = {
-        "max_tokens": body.max_tokens,
-        "temperature": body.temperature,
-        "seed": body.seed,
-        "top_logprobs": body.top,
-    }
-    return [service.model.request(ids, steer=steer, **options) for steer in steers]
+    return [
+        service.model.request(
+            ids,
+            steer=steer,
+            max_tokens=body.max_tokens,
+            temperature=body.temperature,
+            seed=body.seed,
+            top_logprobs=body.top,
+        )
+        for steer in steers
+    ]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice_server.routes.openai_answer import OpenAIAnswer
 from juice_server.schemas.openai import CompletionRequest
-from juice_server.service import Service, service_of
-from juice_server.sse import Event, stream
+from juice_server.service import Service, ServiceOf
+from juice_server.sse import Event, answered
 from juice_server.tokens import finite
 from juice_server.trace import Trace, trace_of
 
@@ -21,9 +20,7 @@ router = APIRouter()
 
 
 @router.post("/v1/completions", response_model=dict[str, Any])
-async def completions(
-    body: CompletionRequest, request: Request, service: Annotated[Service, Depends(service_of)]
-) -> Response:
+async def completions(body: CompletionRequest, request: Request, service: ServiceOf) -> Response:
     """Continue one or more prompts."""
     trace = trace_of(request.scope)
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
@@ -37,10 +34,7 @@ async def completions(
         prompt_logprobs=scored_prompt,
     )
     answer = _Answer(service, body, trace)
-    if body.stream:
-        return await stream(service, request, requests, answer)
-    done = await service.complete(request, requests)
-    return await asyncio.to_thread(lambda: JSONResponse(answer.of(done)))
+    return await answered(service, request, requests, answer, is_stream=body.stream)
 
 
 class _Answer(OpenAIAnswer):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 import juice
 from juice import HeadSet
@@ -12,10 +12,9 @@ from juice.engine import Capability, Steer
 from juice.engine.steering import STEER_METHODS, STEER_TARGETS
 from juice.errors import RequestError
 from juice_server.errors import UnknownModelError
-from juice_server.service import Service, service_of
+from juice_server.service import Service, ServiceOf
 
 router = APIRouter()
-ServiceOf = Annotated[Service, Depends(service_of)]
 
 
 @router.get("/v1/models")
@@ -42,12 +41,11 @@ async def model(name: str, service: ServiceOf) -> dict[str, Any]:
 @router.get("/v1/head_sets")
 async def head_sets(service: ServiceOf) -> dict[str, Any]:
     """List the head sets that fit the model, and the others with the reason."""
-    library = service.model.head_sets
-    served = [_head_set(service, head_set) for _, head_set in sorted(library.by_name.items())]
+    unfit = service.model.head_sets.unfit
     return {
         "object": "list",
-        "data": served,
-        "unfit": [{"path": path, "reason": reason} for path, reason in library.unfit.items()],
+        "data": _head_sets(service),
+        "unfit": [{"path": path, "reason": reason} for path, reason in unfit.items()],
     }
 
 
@@ -94,16 +92,18 @@ async def info(service: ServiceOf) -> dict[str, Any]:
             "methods": [
                 m for m in STEER_METHODS if m != "cad" or Capability.CONTRAST in engine.capabilities
             ],
-            "head_sets": [
-                _head_set(service, head_set)
-                for _, head_set in sorted(service.model.head_sets.by_name.items())
-            ],
+            "head_sets": _head_sets(service),
         },
     }
 
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "juice"}
+
+
+def _head_sets(service: Service) -> list[dict[str, Any]]:
+    by_name = service.model.head_sets.by_name
+    return [_head_set(service, head_set) for _, head_set in sorted(by_name.items())]
 
 
 def _head_set(service: Service, head_set: HeadSet) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from juice_server.service import Service, service_of
+from juice_server.service import ServiceOf
 
 router = APIRouter()
 
@@ -19,12 +17,12 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(service: Annotated[Service, Depends(service_of)]) -> JSONResponse:
+async def readyz(service: ServiceOf) -> JSONResponse:
     """Report whether requests can be answered."""
     return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
 
 
 @router.get("/metrics")
-async def metrics(service: Annotated[Service, Depends(service_of)]) -> Response:
+async def metrics(service: ServiceOf) -> Response:
     """Return the metrics, in Prometheus' text format."""
     return Response(service.metrics.render(), media_type=service.metrics.content_type)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from juice.errors import RequestError
@@ -14,10 +12,9 @@ from juice_server.schemas.about import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from juice_server.service import Service, service_of
+from juice_server.service import ServiceOf
 
 router = APIRouter()
-ServiceOf = Annotated[Service, Depends(service_of)]
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)

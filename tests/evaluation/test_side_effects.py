@@ -1,0 +1,55 @@
+"""What steering costs elsewhere: answers where it is not needed, and plain text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import juice
+from juice.data.example import ConflictExample
+from juice.data.judging import contains_answer
+from juice.evaluation import side_effects
+from juice.evaluation.controls import unknown_subjects
+from juice.evaluation.methods import Treatment
+from juice.evaluation.splits import domain_of
+from tests.support import oracle
+
+
+def test_collateral_counts_right_answers_where_steering_is_not_needed(
+    model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    head_set = model.head_sets.get("parametric")
+    steering = model.resolve(juice.Steer(target="parametric", head_set=head_set))
+    examples = pool[4:10]
+    measured = side_effects.collateral(
+        model,
+        examples,
+        {domain_of(e): Treatment(target="parametric", steering=steering) for e in examples},
+        3,
+    )
+    nobody = unknown_subjects(examples, 3)
+    right = [
+        contains_answer(
+            model.generate(e.prompts["substitution"], steer="parametric", max_tokens=15)[0].text,
+            e.context_answer,
+        )
+        for e in nobody
+    ]
+    assert measured["unknown_subject"]["substitution"]["accuracy"] == pytest.approx(
+        sum(right) / len(right)
+    )
+    assert measured["clean"]["clean"]["n"] == 6
+
+
+def test_perplexity_of_plain_text_is_that_of_the_steered_model(model: juice.SteeredModel) -> None:
+    text = "The capital of Peru is Lima. The official language of Peru is Spanish."
+    ids = list(model.tokenize(text))
+    steer = juice.Steer(target="parametric", beta_minus=-2.0)
+    treatment = Treatment(target="parametric", steering=model.resolve(steer))
+    heads = {tuple(head): -2.0 for head in model.head_sets.get("parametric").heads.minus}
+    logprobs = oracle.steered_logits(model.loaded.model, ids, heads).log_softmax(-1)
+    expected = torch.exp(-logprobs[torch.arange(len(ids) - 1), ids[1:]].mean())
+    assert side_effects.plain_text_perplexity(model, [text], {"a": treatment}) == pytest.approx(
+        float(expected), rel=1e-4
+    )
+    assert side_effects.plain_text_perplexity(model, ["word " * 600], {"a": treatment}) is None

@@ -1,0 +1,78 @@
+"""A whole identification: its options, its seed, and targets or scores that come to nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import juice
+from juice.errors import NoConsistentHeadError, UsageError
+from juice.head_set import HeadScores
+from juice.identification import IdentificationOptions, run
+from tests.support import tiny
+from tests.support.conflicts import ALPHAS_MINUS, ALPHAS_PLUS, examples
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"top_k": 0}, "top_k"),
+        ({"alphas_plus": (1.0, -2.0)}, "alphas_plus"),
+        ({"alphas_minus": (2.0,)}, "alphas_minus"),
+        ({"alphas_plus": ()}, "alphas_plus"),
+    ],
+)
+def test_options_of_the_wrong_sign_or_size_are_refused(
+    wrong: dict[str, object], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        IdentificationOptions(**wrong)
+
+
+def test_a_target_without_heads_does_not_fail_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scored(*_args: object, **_options: object) -> dict[str, HeadScores]:
+        table = torch.zeros(2, tiny.N_LAYERS, tiny.N_HEADS)
+        good = table.clone()
+        good[:, 1, 2] = 0.5
+        types = ("substitution", "coherent")
+        return {
+            t: HeadScores(target=t, conflict_types=types, plus=p, minus=table)
+            for t, p in (("parametric", table), ("context", good))
+        }
+
+    monkeypatch.setattr(run, "score_heads", scored)
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    names = {"parametric": "parametric", "context": "context"}
+    with pytest.warns(UserWarning, match="no head raises the probability of the parametric answer"):
+        found = run.identify_targets(
+            model, examples(), ["parametric", "context"], IdentificationOptions(), names=names
+        )
+    assert list(found) == ["context"]
+    assert found["context"].heads.plus == (juice.Head(1, 2),)
+    with pytest.raises(NoConsistentHeadError):
+        run.identify_targets(
+            model, examples(), ["parametric"], IdentificationOptions(), names=names
+        )
+
+
+def test_scores_that_overflow_are_an_error_not_a_head_set() -> None:
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    with pytest.raises(juice.JuiceError, match="not finite"):
+        juice.identify(model, examples(), target="context", alphas_plus=(1e38, 1.0))
+
+
+def test_identification_is_the_same_for_the_same_seed_and_differs_for_another() -> None:
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    options = {
+        "target": "context",
+        "n_examples": 2,
+        "alphas_plus": ALPHAS_PLUS,
+        "alphas_minus": ALPHAS_MINUS,
+    }
+    first, again, other = (
+        juice.identify(model, examples(), seed=seed, **options) for seed in (0, 0, 3)
+    )
+    assert first.model_dump() == again.model_dump()
+    assert first.identification.examples_sha256 != other.identification.examples_sha256

@@ -1,0 +1,67 @@
+"""What a model's modules and configuration say: its projections, heads and sliding window."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import juice
+from juice.engine import GenerationRequest
+from juice.model.layout import resolve
+from tests.support import oracle, tiny
+
+
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_the_resolver_finds_the_projections_and_their_heads(shape: str) -> None:
+    network = tiny.tiny_model(shape)
+    layout = resolve(network)
+    assert [layer.projection for layer in layout.layers] == oracle.projections(network)
+    assert {(layer.n_heads, layer.d_head) for layer in layout.layers} == {
+        (tiny.N_HEADS, 12 if shape == "gemma2" else 8)
+    }
+
+
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_the_partition_of_z_into_heads_is_the_attention_functions_own(shape: str) -> None:
+    """A sum over heads proves nothing; the attention function's [rows, pos, head, d_head] does."""
+    network = tiny.tiny_model(shape)
+    layout = resolve(network)
+    seen = []
+    function = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def spy(*args, **kwargs):
+        kwargs.pop("softcap", None)
+        output = function(*args, **kwargs)
+        seen.append(output[0])
+        return output
+
+    ALL_ATTENTION_FUNCTIONS.register("spy", spy)
+    network.config._attn_implementation = "spy"
+    z = []
+    for layer in layout.layers:
+        layer.projection.register_forward_pre_hook(lambda _m, args: z.append(args[0]))
+    network(torch.arange(1, 12)[None], attention_mask=torch.zeros(1, 1, 11, 11))
+    for layer, own, ours in zip(layout.layers, seen, z, strict=True):
+        assert own.shape == (1, 11, layer.n_heads, layer.d_head)
+        assert torch.equal(ours.view(own.shape), own)
+
+
+def test_a_sliding_window_that_the_models_code_ignores_is_not_applied() -> None:
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    torch.manual_seed(0)
+    network = LlamaForCausalLM(
+        LlamaConfig(vocab_size=tiny.VOCAB_SIZE, sliding_window=4, **sizes)
+    ).eval()
+    ids = list(range(1, 30))
+    expected = oracle.generate(network, ids, {}, 5)[0]
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    request = GenerationRequest(prompt_ids=tuple(ids), max_tokens=5, ignore_eos=True)
+    assert list(model.engine.generate([request])[0].token_ids) == expected

@@ -1,0 +1,39 @@
+"""The tokens of a prompt and of its answer, plain and through a chat template."""
+
+from __future__ import annotations
+
+from juice.identification.scored_prompt import scored_prompt
+from tests.support import tiny
+from tests.support.chat_templates import END, PLAIN, TURNS, loaded, tokenizer
+from tests.support.conflicts import examples
+
+
+def test_the_tokenizer_of_these_tests_has_the_traps() -> None:
+    own = tokenizer()
+    two, followed = own("\n\n")["input_ids"], own("\n\nLima")["input_ids"]
+    assert two == [0, tiny.VOCAB_SIZE - 1]
+    assert followed[:2] != two
+    assert own(END)["input_ids"] == [0, 0], "a rendered prompt would begin with two start tokens"
+
+
+def test_an_answer_begins_after_the_tokens_of_the_rendered_prompt() -> None:
+    """Even where the tokens of prompt and answer as one text would be others."""
+    own = tokenizer()
+    for template, turn, glue in TURNS.values():
+        prompts = loaded(template).with_chat_template().prompts
+        ids, start = prompts.joined("Capital of Peru:", "Lima")
+        assert ids[:start] == prompts.tokens("Capital of Peru:")
+        assert own.decode(ids[:start]) == turn.format("Capital of Peru:")
+        assert list(ids[start:]) == own(f"{glue}Lima", add_special_tokens=False)["input_ids"]
+        assert prompts.first_token("Capital of Peru:", "Lima Callao") == ids[start]
+
+
+def test_plain_prompts_keep_their_own_start_token_and_a_space_before_the_answer() -> None:
+    model = loaded(PLAIN)
+    scored = scored_prompt(model, examples()[0], "clean")
+    assert scored.ids == tuple(tokenizer()(examples()[0].prompts["clean"])["input_ids"])
+    assert scored.ids[0] == 0
+    assert (
+        scored.answer_tokens["parametric"]
+        == tokenizer()(" Paris", add_special_tokens=False)["input_ids"][0]
+    )

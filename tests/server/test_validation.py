@@ -1,0 +1,191 @@
+"""What the server refuses, wrong fields and malformed bodies alike, with the same envelope."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import httpx
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from juice_server.schemas.about import DetokenizeRequest
+from juice_server.schemas.generate import GenerateRequest
+from juice_server.schemas.openai import ChatRequest, CompletionRequest
+
+WRONG = {
+    "empty_prompt": ({"prompt": ""}, 400, "prompt"),
+    "no_prompt": ({}, 400, "prompt"),
+    "prompt_list_empty": ({"prompt": []}, 400, "prompt"),
+    "prompt_number": ({"prompt": 7}, 400, "prompt"),
+    "too_many_prompts": ({"prompt": ["x"] * 33}, 400, "prompt"),
+    "steer_unknown": ({"prompt": "x", "steer": "truth"}, 400, "steer.target"),
+    "steer_key_unknown": (
+        {"prompt": "x", "steer": {"target": "context", "stength": 2}},
+        400,
+        "steer.stength",
+    ),
+    "field_unknown": ({"prompt": "x", "steerr": "context"}, 400, "steerr"),
+    "beta_absurd": (
+        {"prompt": "x", "steer": {"target": "context", "beta_plus": 1e9}},
+        400,
+        "steer.beta_plus",
+    ),
+    "beta_wrong_sign": (
+        {"prompt": "x", "steer": {"target": "context", "beta_minus": 1}},
+        400,
+        "steer.beta_minus",
+    ),
+    "beta_without_target": (
+        {"prompt": "x", "steer": {"target": "none", "beta_plus": 1}},
+        400,
+        "steer.target",
+    ),
+    "head_set_unknown": (
+        {"prompt": "x", "steer": {"target": "context", "head_set": "nothing"}},
+        404,
+        "steer.head_set",
+    ),
+    "head_set_other_target": (
+        {"prompt": "x", "steer": {"target": "context", "head_set": "parametric"}},
+        400,
+        "steer.head_set",
+    ),
+    "context_exceeded": ({"prompt": "word " * 1000}, 400, "prompt"),
+    "max_tokens_exceeded": ({"prompt": "x", "max_tokens": 600}, 400, "max_tokens"),
+    "max_tokens_zero": ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+    "min_tokens": ({"prompt": "x", "max_tokens": 5, "min_tokens": 6}, 400, "min_tokens"),
+    "temperature": ({"prompt": "x", "temperature": 3}, 400, "temperature"),
+    "n_unbounded": ({"prompt": "x", "n": 10_000}, 400, "n"),
+    "n_beyond_the_settings": ({"prompt": "x", "n": 9}, 400, "n"),
+    "logprobs_unbounded": ({"prompt": "x", "logprobs": 21}, 400, "logprobs"),
+    "stops_unbounded": ({"prompt": "x", "stop": ["a"] * 17}, 400, "stop"),
+    "stop_empty": ({"prompt": "x", "stop": [""]}, 400, "stop.0"),
+    "stop_token_unknown": ({"prompt": "x", "stop_token_ids": [5000]}, 400, "stop_token_ids"),
+    "stop_token_negative": ({"prompt": "x", "stop_token_ids": [-1]}, 400, "stop_token_ids.0"),
+    "bias_unknown_token": ({"prompt": "x", "logit_bias": {"4096": 1}}, 400, "logit_bias"),
+    "bias_absurd": ({"prompt": "x", "logit_bias": {"1": 1000}}, 400, "logit_bias.1"),
+    "seed_huge": ({"prompt": "x", "seed": 2**70}, 400, "seed"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_request_is_refused_with_the_field(client: httpx.Client, name: str) -> None:
+    body, status, param = WRONG[name]
+    for streamed in ({}, {"stream": True}):
+        answer = client.post("/generate", json={**body, **streamed})
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == param
+    assert client.get("/readyz").status_code == 200
+
+
+def test_a_prompt_over_the_context_has_openais_code(client: httpx.Client) -> None:
+    for route in ("/generate", "/v1/completions"):
+        error = client.post(route, json={"prompt": "word " * 1000}).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{",
+        b"\xff\xfe",
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "\\ud800": 1}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b"[" * 5000,
+        b'{"prompt": "x", "steer": {"target": "context", "strength": Infinity}}',
+        b'{"prompt":' * 20000,
+        b"",
+        b"null",
+        b"[]",
+        b'"x"',
+    ],
+)
+@pytest.mark.parametrize(
+    "route",
+    [
+        "/generate",
+        "/compare",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/tokenize",
+        "/detokenize",
+    ],
+)
+def test_a_body_that_is_not_a_json_request_is_a_400(
+    client: httpx.Client, raw: bytes, route: str
+) -> None:
+    answer = client.post(route, content=raw, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert "message" in answer.json()["error"]
+
+
+MANY_KEYS = {f"k{i}": i for i in range(50_000)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (CompletionRequest, {"prompt": ["a", *[1] * 50_000]}),
+        (CompletionRequest, {"prompt": [*[1] * 50_000, "a"]}),
+        (CompletionRequest, {"prompt": [["a"] * 50_000]}),
+        (CompletionRequest, {"prompt": "x", **MANY_KEYS}),
+        (GenerateRequest, {"prompt": [1] * 50_000}),
+        (GenerateRequest, {"prompt": "x", **MANY_KEYS}),
+        (GenerateRequest, {"prompt": "x", "steer": {"target": "context", **MANY_KEYS}}),
+        (GenerateRequest, {"prompt": "x", "logit_bias": MANY_KEYS}),
+        (GenerateRequest, {"prompt": "x", "stop": [1] * 50_000}),
+        (GenerateRequest, {"prompt": "x", "stop_token_ids": ["a"] * 50_000}),
+        (DetokenizeRequest, {"tokens": ["a"] * 50_000}),
+        (ChatRequest, {"messages": [1] * 50_000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 50_000}]}),
+    ],
+    ids=range(13),
+)
+def test_a_large_wrong_body_costs_a_few_errors_not_one_an_item(
+    schema: type[BaseModel], body: dict
+) -> None:
+    """Validating a million wrong items one by one blocks the event loop for 25 seconds."""
+    with pytest.raises(ValidationError) as caught:
+        schema.model_validate(body)
+    assert caught.value.error_count() <= 5
+
+
+def test_what_is_not_http_gets_the_envelope_too(client: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", client.base_url.port), timeout=30) as connection:
+        connection.sendall(b"GARBAGE\r\n\r\n")
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 400_000,
+        "🏔\u200d" * 100_000,
+        "\u0301" * 300_000,
+        " " * 500_000,
+        "<|endoftext|>" * 50_000,
+        "\0" * 1000,
+    ],
+)
+def test_a_pathological_text_is_answered_and_the_probes_stay_fast(
+    client: httpx.Client, text: str
+) -> None:
+    answer = client.post("/generate", json={"prompt": text})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert client.get("/healthz", timeout=5).status_code == 200
+
+
+def test_unknown_routes_and_methods_use_the_same_envelope(client: httpx.Client) -> None:
+    assert client.get("/nothing").json()["error"]["code"] == "not_found"
+    assert client.get("/generate").json()["error"]["code"] == "method_not_allowed"
+    assert client.get("/generate").status_code == 405
+    assert client.post("/generate/", json={"prompt": "x"}).status_code == 404
