@@ -19,8 +19,8 @@ from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
 from juice.identification.trials import answer, outcome
 from juice.identification.validation import validation_share
+from juice.methods import Target
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 from lab.examples import prompts
 from lab.relations import RELATIONS, Fact
 

@@ -25,10 +25,10 @@ from juice.data.example import ConflictExample
 from juice.errors import HeadSetMismatchError
 from juice.head_set import Betas, HeadSet
 from juice.identification import IdentificationOptions, identify_targets
+from juice.methods import Target
 from juice.model.fingerprint import identify_model
 from juice.model.layout import resolve
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 from tests.support import gpt2_files, naive_scores, oracle
 from tests.support.serving import serving
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from juice.model.layout import AttentionLayer, Layout
-from juice.model.steering import SteeringHooks, SteeringPlan
+from juice.model.steering_hooks import SteeringHooks, SteeringPlan
 
 N_SUBJECTS, N_NOISE, N_POSITIONS = 6, 14, 10
 SUBJECTS = range(N_SUBJECTS)

@@ -16,8 +16,8 @@ from juice.batching.generation import Generation
 from juice.batching.rows import RowTable
 from juice.batching.slot_layer import Access, Span
 from juice.batching.slots import SlotCache
-from juice.model.routing import LayerRows
-from juice.model.steering import SteeringPlan
+from juice.model.row_routing import LayerRows
+from juice.model.steering_hooks import SteeringPlan
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,16 @@ from juice.batching.memory import settled
 from juice.batching.room import Room
 from juice.batching.runner import Mode, Runner
 from juice.batching.text import TextStream
-from juice.engine import Engine, GenerationRequest, Limits, ModelDescription, Sink, Status, Steering
+from juice.engine import (
+    Capability,
+    Engine,
+    GenerationRequest,
+    Limits,
+    ModelDescription,
+    Sink,
+    Status,
+    Steering,
+)
 from juice.errors import ContextLengthError, EngineStoppedError, JuiceError
 from juice.model.loaded import LoadedModel
 
@@ -40,6 +49,7 @@ class BatchingEngine(Engine):
     """
 
     name: ClassVar[str] = "own"
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability)
 
     def __init__(
         self, loaded: LoadedModel, limits: Limits | None = None, mode: Mode | None = None

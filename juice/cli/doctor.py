@@ -33,7 +33,7 @@ def run(
     """Check on the loaded model that steering is exact; exit 1 for a model that JuICE refuses."""
     from juice.errors import UnsupportedModelError
     from juice.exactness import Diagnosis, diagnose
-    from juice.exactness.lens import require_lens
+    from juice.exactness.lens_check import require_lens
 
     if deep:
         require_lens()

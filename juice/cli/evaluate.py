@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from juice.data.readers.source import Split
     from juice.evaluation.methods import MethodName
     from juice.evaluation.store import Store
+    from juice.methods import Target
     from juice.steered_model import SteeredModel
-    from juice.targets import Target
 
 
 @options.spelled_out

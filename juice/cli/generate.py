@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from juice.cli import console, options
 from juice.errors import HeadSetNotFoundError, UsageError
+from juice.methods import TARGETS, SteerMethod, SteerTarget
 from juice.options import LoadOptions, SamplingOptions
 
 if TYPE_CHECKING:
-    from juice.engine import Completion, SteerTarget
+    from juice.engine import Completion
 
 
 @options.spelled_out
@@ -24,9 +25,7 @@ def run(
         str | None,
         typer.Option(help="Text that goes before the prompt; --method cad needs it apart."),
     ] = None,
-    steer: Annotated[
-        Literal["none", "context", "parametric"], typer.Option(help="What wins a conflict.")
-    ] = "none",
+    steer: Annotated[SteerTarget, typer.Option(help="What wins a conflict.")] = "none",
     strength: Annotated[float, typer.Option(help="Multiplies both betas; 1 is as tuned.")] = 1.0,
     head_set: Annotated[
         str | None,
@@ -35,7 +34,7 @@ def run(
         ),
     ] = None,
     method: Annotated[
-        Literal["juice", "june", "cad"],
+        SteerMethod,
         typer.Option(help="The dual run, the single run, or context-aware decoding."),
     ] = "juice",
     beta_plus: Annotated[
@@ -77,7 +76,7 @@ def run(
                 f"and has betas for {method}; see `juice identify` and `juice tune`"
             )
         steers: list[SteerTarget | Steer] = [Steer(target="none")]
-        for target in ("context", "parametric"):
+        for target in TARGETS:
             if target in served:
                 steers.append(Steer(target=target, strength=strength, method=method))
             else:

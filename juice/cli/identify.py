@@ -9,11 +9,11 @@ import typer
 
 from juice.cli import console, options
 from juice.errors import UsageError
+from juice.methods import METHODS, Target
 from juice.options import LoadOptions
 
 if TYPE_CHECKING:
     from juice.head_set import HeadSet
-    from juice.targets import Target
 
 
 @options.spelled_out
@@ -98,7 +98,7 @@ def run(
             loaded,
             found,
             given,
-            methods=("juice", "june") if june else ("juice",),
+            methods=METHODS if june else ("juice",),
             progress=console.progress,
         )
     for t, head_set in found.items():

@@ -9,6 +9,7 @@ import typer
 
 from juice.cli import console, options
 from juice.errors import UsageError
+from juice.methods import METHODS
 
 if TYPE_CHECKING:
     from juice.head_set import HeadScores, HeadSet
@@ -41,7 +42,6 @@ def run(
 
 
 def _lines(head_set: HeadSet) -> list[tuple[str, str]]:
-    from juice.head_set.schema import METHODS
 
     model, found = head_set.model, head_set.identification
     lines = [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from juice.cli import console, options
+from juice.methods import Method
 from juice.options import LoadOptions
 
 
@@ -16,9 +17,7 @@ def run(
     validation: Annotated[str, typer.Option(help=options.SOURCES)],
     loading: LoadOptions,
     model: options.Model = "mini",
-    method: Annotated[
-        Literal["juice", "june"], typer.Option(help="The dual run, or the single run.")
-    ] = "juice",
+    method: Annotated[Method, typer.Option(help="The dual run, or the single run.")] = "juice",
     chat_template: options.ChatTemplate = None,
     head_sets: options.HeadSets = None,
     json: options.Json = False,

@@ -1,12 +1,12 @@
 """Knowledge conflicts as data: examples, judging, readers, and examples from a user's own rows.
 
-example    a fact with two answers and the prompts that pit them against each other
-judging    is this output the answer?
-readers    our own files, ParaConflict, MemoTrap and NQ-Swap, from disk or from the hub
-asking     the model interface that making examples needs
-fields     values by field, whatever the user's columns are called
-kinds      what kind of answer an answer is, by its form
-passage    finding answers in a passage, replacing them, and its sentences
-conflicts  conflict examples from questions with passages
-critical   fine-tuning rows, marked by whether their context is needed
+example       a fact with two answers and the prompts that pit them against each other
+judging       is this output the answer?
+readers       our own files, ParaConflict, MemoTrap and NQ-Swap, from disk or from the hub
+asked_model   the model interface that making examples needs
+fields        values by field, whatever the user's columns are called
+answer_kinds  what kind of answer an answer is, by its form
+passage       finding answers in a passage, replacing them, and its sentences
+conflicts     conflict examples from questions with passages
+critical      fine-tuning rows, marked by whether their context is needed
 """

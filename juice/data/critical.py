@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from juice.data.asking import AskedModel
+from juice.data.asked_model import AskedModel
 from juice.data.fields import columns_of, text_of, texts_of
 from juice.data.readers.rows import Row
 from juice.errors import ExampleError, UsageError

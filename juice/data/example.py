@@ -24,8 +24,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from juice.errors import ExampleError
+from juice.methods import Target
 from juice.options import first_problem
-from juice.targets import Target
 
 ConflictType = Literal["clean", "substitution", "coherent"]
 CONFLICT_TYPES: tuple[ConflictType, ...] = ("clean", "substitution", "coherent")

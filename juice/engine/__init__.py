@@ -17,7 +17,8 @@ from juice.engine.engine import Engine, Running
 from juice.engine.limits import Limits
 from juice.engine.request import Contrast, GenerationRequest
 from juice.engine.status import Status
-from juice.engine.steering import Steer, Steering, SteeringReport, SteerTarget
+from juice.engine.steering import Steer, Steering, SteeringReport
+from juice.methods import SteerTarget
 from juice.options import SamplingOptions
 
 __all__ = [

@@ -11,6 +11,3 @@ class Capability(Enum):
     WATCH = "report the log-probabilities of chosen tokens"
     CONTRAST = "run context-aware decoding (method cad)"
     ACTIVATIONS = "give access to the model's activations (finding heads, analyses, juice doctor)"
-
-
-EVERY_CAPABILITY = frozenset(Capability)

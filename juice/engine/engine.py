@@ -9,7 +9,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, ClassVar, Protocol
 
-from juice.engine.capabilities import EVERY_CAPABILITY, Capability
+from juice.engine.capabilities import Capability
 from juice.engine.completion import Completion, Sink, Update
 from juice.engine.description import ModelDescription
 from juice.engine.limits import Limits
@@ -35,7 +35,7 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
-    capabilities: ClassVar[frozenset[Capability]] = EVERY_CAPABILITY
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
     limits: Limits
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, InstanceOf
@@ -18,12 +18,7 @@ from pydantic.json_schema import SkipJsonSchema
 from juice.errors import RequestError
 from juice.head_set import HeadSet
 from juice.head_set.coefficients import RANGES, betas_of, check_scale, coefficients_of
-from juice.head_set.schema import METHODS
-
-SteerMethod = Literal["juice", "june", "cad"]
-SteerTarget = Literal["context", "parametric", "none"]
-STEER_METHODS: tuple[SteerMethod, ...] = (*METHODS, "cad")
-STEER_TARGETS: tuple[SteerTarget, ...] = ("context", "parametric", "none")
+from juice.methods import STEER_METHODS, STEER_TARGETS, SteerMethod, SteerTarget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +54,8 @@ class Steer:
             )
         if self.method not in STEER_METHODS:
             raise RequestError(
-                f"method is {self.method!r}; expected juice, june or cad", param="steer.method"
+                f"method is {self.method!r}; expected one of {', '.join(STEER_METHODS)}",
+                param="steer.method",
             )
         unused = next(
             (n for n in ("head_set", "beta_plus", "beta_minus") if getattr(self, n) is not None),

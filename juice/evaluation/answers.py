@@ -13,9 +13,9 @@ from juice.engine import Completion, GenerationRequest
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import context_reliance
 from juice.evaluation.splits import domain_of
+from juice.methods import Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ from juice.evaluation.report.sections import sections
 from juice.evaluation.splits import domain_of, limited
 from juice.evaluation.store import Store
 from juice.loading.load import load
+from juice.methods import Target
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 N_ATTENDED = 60
 N_HASHED_BYTES = 2**20

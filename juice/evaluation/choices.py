@@ -23,12 +23,11 @@ from juice.evaluation.contexts import has_context_apart
 from juice.evaluation.methods import MethodName, Treatment
 from juice.evaluation.splits import Splits, domain_of
 from juice.head_set import Head, HeadSet
-from juice.head_set.schema import Method
 from juice.identification.trials import Trials
 from juice.identification.tuning import best_betas, try_betas
+from juice.methods import Method, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 N_PRUNED = (1, 3, 5, 7, 9, 15)
 N_PRUNED_UNTUNED = 5

@@ -16,9 +16,9 @@ from juice.evaluation.sources import read_templates, read_texts
 from juice.evaluation.splits import Data
 from juice.evaluation.store import Store
 from juice.identification import IdentificationOptions
+from juice.methods import Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 
 def evaluate(

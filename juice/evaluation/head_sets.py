@@ -13,9 +13,9 @@ from juice.evaluation.splits import Data, split
 from juice.evaluation.store import Store, sha256
 from juice.head_set import HeadSet
 from juice.identification import identify_targets
+from juice.methods import Target
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 
 def head_sets_of(

@@ -11,8 +11,8 @@ from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.splits import Data, Splits
 from juice.evaluation.store import sha256
 from juice.head_set import HeadSet
+from juice.methods import Target
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 from juice.version import versions
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from juice.data.example import ConflictType
-from juice.targets import Target
+from juice.methods import Target
 
 MEMORY_AFTER_STATEMENT = (
     "The statement that comes first may be false. Do not rely on it: "

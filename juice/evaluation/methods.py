@@ -21,8 +21,8 @@ from juice.data.example import ConflictExample, ConflictType
 from juice.engine import GenerationRequest, Steer, Steering
 from juice.evaluation.contexts import has_context_apart, without_context
 from juice.evaluation.instructions import instructed
+from juice.methods import Target
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 MethodName = Literal["original", "prompt", "cad", "ph3_large", "ph3_small", "june", "juice"]
 METHODS: tuple[MethodName, ...] = (

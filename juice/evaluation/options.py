@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from juice.evaluation.methods import METHODS, MethodName
 from juice.identification import IdentificationOptions
-from juice.targets import Target
+from juice.methods import Target
 
 N_LARGE = 200
 

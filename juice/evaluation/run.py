@@ -34,9 +34,9 @@ from juice.evaluation.tables import by_popularity, table
 from juice.head_set import HeadSet
 from juice.identification.scored_prompt import with_scored_answers
 from juice.identification.validation import N_FEW
+from juice.methods import TARGETS, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import TARGETS, Target
 
 
 def run(

@@ -20,9 +20,9 @@ from juice.evaluation.controls import true_contexts, unknown_subjects
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import interval, mean, repetition
 from juice.evaluation.splits import domain_of, limited
+from juice.methods import Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 N_CONTINUED = 60
 N_NEW_TOKENS = 64

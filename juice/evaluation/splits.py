@@ -28,8 +28,8 @@ from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
 from juice.identification.scored_prompt import scored_prompt
 from juice.identification.validation import known_examples, validation_share
+from juice.methods import TARGETS, Target
 from juice.steered_model import SteeredModel
-from juice.targets import TARGETS, Target
 
 LARGE_SHARE = 0.4
 

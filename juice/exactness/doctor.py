@@ -14,9 +14,9 @@ from juice.engine import Capability, Engine, GenerationRequest, Steer, Steering
 from juice.engine.steering import resolve
 from juice.errors import GenerationError, JuiceError, UnsupportedModelError
 from juice.exactness.engine_check import bound_of, difference_from_two_runs, spread_steering, verify
-from juice.exactness.heads import TOLERANCE as HEADS_TOLERANCE
-from juice.exactness.heads import check_heads
-from juice.exactness.lens import z_difference
+from juice.exactness.head_check import TOLERANCE as HEADS_TOLERANCE
+from juice.exactness.head_check import check_heads
+from juice.exactness.lens_check import z_difference
 from juice.exactness.report import Check, Diagnosis, HeadSetCost
 from juice.head_set import HeadSet, HeadSetLibrary
 from juice.model.layout import text_config

@@ -6,7 +6,8 @@ import json
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from juice.head_set.schema import METHODS, Head, HeadSetContent
+from juice.head_set.schema import Head, HeadSetContent
+from juice.methods import METHODS
 
 PAPER = "https://proceedings.mlr.press/v267/li25c.html"
 WINS = {"context": "what it reads in the prompt", "parametric": "what it remembers"}

@@ -13,7 +13,8 @@ import math
 import torch
 
 from juice.errors import RequestError
-from juice.head_set.schema import MAX_BETA, Betas, HeadSetContent, Method
+from juice.head_set.schema import MAX_BETA, Betas, HeadSetContent
+from juice.methods import Method
 
 RANGES = {"strength": (0.0, MAX_BETA), "beta_plus": (0.0, MAX_BETA), "beta_minus": (-MAX_BETA, 0.0)}
 

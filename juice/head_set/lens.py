@@ -20,7 +20,8 @@ import torch
 
 from juice.errors import RequestError, UsageError
 from juice.head_set.coefficients import betas_of, check_scale, coefficients_of
-from juice.head_set.schema import METHODS, HeadSetContent, Method
+from juice.head_set.schema import HeadSetContent
+from juice.methods import METHODS, Method
 
 Hook = Callable[..., torch.Tensor | None]
 HOOK_NAME = "blocks.{}.attn.hook_z"

@@ -15,10 +15,10 @@ from pathlib import Path
 from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError
 from juice.head_set.head_set import HeadSet
 from juice.head_set.naming import public_id
-from juice.head_set.schema import Method, ModelIdentity
+from juice.head_set.schema import ModelIdentity
 from juice.head_set.scores import HeadScores
 from juice.head_set.storage import JSON_FILE, SCORES_FILE
-from juice.targets import TARGETS, Target
+from juice.methods import TARGETS, Method, Target
 
 PACKAGED = Path(__file__).parents[1] / "_head_sets"
 CHECKOUT = Path(__file__).parents[2] / "head_sets"

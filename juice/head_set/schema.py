@@ -16,14 +16,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from juice.errors import HeadSetError, HeadSetMismatchError
 from juice.head_set.scores import HeadScores
+from juice.methods import METHODS, Method, Target
 from juice.options import first_problem
-from juice.targets import Target
 
 FORMAT: Final = "juice.head_set/1"
 MAX_BETA = 100.0
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-Method = Literal["juice", "june"]
-METHODS: tuple[Method, ...] = ("juice", "june")
 
 
 class Head(NamedTuple):

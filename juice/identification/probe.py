@@ -29,8 +29,8 @@ from torch.utils.hooks import RemovableHandle
 from juice.errors import ExampleError
 from juice.model.hooks import hooked
 from juice.model.loaded import LoadedModel
-from juice.model.routing import copy_rows
-from juice.model.steering import SteeringPlan
+from juice.model.row_routing import copy_rows
+from juice.model.steering_hooks import SteeringPlan
 
 TOLERANCE = 1e-4
 

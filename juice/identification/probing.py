@@ -18,10 +18,10 @@ from juice.data.example import CONFLICT_TYPES, ConflictExample, ConflictType
 from juice.head_set import HeadScores
 from juice.identification.probe import CleanRun, Prober
 from juice.identification.scored_prompt import scored_prompt
+from juice.methods import Target
 from juice.model.layout import AttentionLayer
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 PROBE_TOKENS = 8192
 

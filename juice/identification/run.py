@@ -15,9 +15,9 @@ from juice.identification.drawing import usable_examples
 from juice.identification.options import ALPHAS_MINUS, ALPHAS_PLUS, IdentificationOptions
 from juice.identification.probing import score_heads
 from juice.identification.selection import chosen_heads
+from juice.methods import Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 from juice.version import versions
 
 

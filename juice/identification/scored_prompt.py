@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from juice.data.example import ConflictExample, ConflictType
 from juice.errors import ExampleError
+from juice.methods import Target
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 
 @dataclass(frozen=True)

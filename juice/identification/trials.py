@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 from juice.data.example import ConflictExample, ConflictType, judged_types
 from juice.data.judging import MAX_TOKENS, is_correct
 from juice.engine import Completion, GenerationRequest, Steering
+from juice.methods import Target
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 Answers = dict[ConflictType, list[Completion]]
 Choice = TypeVar("Choice", bound=Hashable)

@@ -16,12 +16,11 @@ from juice.data.example import ConflictExample
 from juice.engine import Steer, Steering
 from juice.errors import ExampleError
 from juice.head_set import Betas, HeadSet
-from juice.head_set.schema import Method
 from juice.identification.trials import Trials
 from juice.identification.validation import usable_validation
+from juice.methods import Method, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 GRID_PLUS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
 GRID_MINUS = (0.0, -1.0, -2.0, -3.0)

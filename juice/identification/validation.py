@@ -9,8 +9,8 @@ from juice.data.example import ConflictExample, draw, judged_types
 from juice.data.judging import MAX_TOKENS, is_correct
 from juice.errors import ExampleError
 from juice.identification.trials import answer
+from juice.methods import Target
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 N_FEW = 20
 VALIDATION_SHARE = 0.15

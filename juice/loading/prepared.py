@@ -8,17 +8,17 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from juice.errors import UnsupportedModelError
-from juice.exactness.heads import check_heads
-from juice.exactness.linearity import why_not_linear
+from juice.exactness.head_check import check_heads
+from juice.exactness.linearity_check import why_not_linear
 from juice.model.fingerprint import identify_model
 from juice.model.layout import resolve
 from juice.model.loaded import LoadedModel, input_device
 from juice.model.logits import LogitPositions
 from juice.model.masks import attention_pattern
 from juice.model.positions import rope_switch
-from juice.model.routing import RowRouting
+from juice.model.row_routing import RowRouting
 from juice.model.sharding import WHOLE, Shard
-from juice.model.steering import SteeringHooks
+from juice.model.steering_hooks import SteeringHooks
 
 
 def prepare(

@@ -16,9 +16,9 @@ from juice.model.layout import Layout, text_config
 from juice.model.logits import LogitPositions
 from juice.model.masks import AttentionPattern
 from juice.model.ranks import Ranks
-from juice.model.routing import RowRouting
+from juice.model.row_routing import RowRouting
 from juice.model.sharding import WHOLE, Shard
-from juice.model.steering import SteeringHooks
+from juice.model.steering_hooks import SteeringHooks
 from juice.model.uncompiled import uncompiled
 
 

@@ -17,7 +17,7 @@ from juice.engine import (
 from juice.errors import RequestError
 from juice.head_set import HeadSet
 from juice.progress import Progress, silent
-from juice.steered_model.options import (
+from juice.steered_model.arguments import (
     OneOrEach,
     Stop,
     join_context,

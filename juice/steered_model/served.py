@@ -16,10 +16,10 @@ from juice.engine import Capability, Engine, ModelDescription, Steer, Steering
 from juice.engine.steering import resolve
 from juice.errors import HeadSetError, HeadSetMismatchError, JuiceError, RequestError, UsageError
 from juice.head_set import HeadSet, HeadSetLibrary
-from juice.head_set.schema import FORMAT, Method, short
+from juice.head_set.schema import FORMAT, short
+from juice.methods import Method, Target
 from juice.model.loaded import LoadedModel
 from juice.model.prompts import PromptForm, own_template, read_template, sha256_of, user
-from juice.targets import Target
 
 
 class ServedModel:

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from juice import SteeredModel
 from juice.engine import GenerationRequest, Steer, SteerTarget
-from juice.engine.steering import STEER_TARGETS
 from juice.errors import RequestError
+from juice.methods import STEER_TARGETS
 from juice.steered_model import join_context
 from juice_server.errors import UnknownModelError
-from juice_server.schemas.generation import GenerationFields
+from juice_server.schemas.shared import GenerationFields
 from juice_server.settings import Settings
 from juice_server.tokens import TokenTexts
 from juice_server.trace import Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from juice.data.kinds import kind_of
+from juice.data.answer_kinds import kind_of
 from juice.data.passage import find, replace, sentences_with
 
 

@@ -22,7 +22,7 @@ from juice.evaluation.choices import Preparer
 from juice.evaluation.splits import Splits
 from juice.identification import IdentificationOptions
 from juice.identification.probing import score_heads
-from juice.targets import Target
+from juice.methods import Target
 from tests.support import naive_scores, oracle
 
 # fp32 sums in another order.

@@ -11,7 +11,7 @@ import torch
 import juice
 from juice.batching import Mode
 from juice.exactness import diagnose
-from juice.exactness.lens import z_difference
+from juice.exactness.lens_check import z_difference
 from juice.model.layout import AttentionLayer
 from tests.support import tiny
 from tests.support.architectures import SWITCH, build

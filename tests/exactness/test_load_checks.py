@@ -13,9 +13,9 @@ import juice
 from juice.batching import Mode
 from juice.errors import UnsupportedModelError
 from juice.exactness.engine_check import exact_mode, verify
-from juice.exactness.heads import _heads_of
+from juice.exactness.head_check import _heads_of
 from juice.loading.prepared import prepare
-from juice.model import layout, masks, steering
+from juice.model import layout, masks, steering_hooks
 from juice.model.sharding import Shard
 from tests.support import tiny
 from tests.support.architectures import build
@@ -39,7 +39,7 @@ def test_heads_in_the_wrong_dimension_are_detected(
         by_head = z.view(*z.shape[:-1], -1, n_heads)
         return (by_head + coefficient.to(z.dtype)[:, None, None, :] * by_head[source]).flatten(-2)
 
-    monkeypatch.setattr(steering, "add_scaled", interleaved)
+    monkeypatch.setattr(steering_hooks, "add_scaled", interleaved)
     with pytest.raises(
         UnsupportedModelError,
         match="steering a head of layer 0 by 1 does not equal doubling it in the attention",
@@ -50,14 +50,16 @@ def test_heads_in_the_wrong_dimension_are_detected(
 @pytest.mark.parametrize("name", ["GPT-2", "OPT", "BLOOM", "StarCoder2", "GPT-OSS"])
 def test_a_scaled_bias_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The projection itself computes the contribution of a head, and so adds its bias once more."""
-    hooked = steering.SteeringHooks.__init__
+    hooked = steering_hooks.SteeringHooks.__init__
 
-    def scaling_outputs(self: steering.SteeringHooks, found: layout.Layout, shard: Shard) -> None:
+    def scaling_outputs(
+        self: steering_hooks.SteeringHooks, found: layout.Layout, shard: Shard
+    ) -> None:
         hooked(self, layout.Layout((), found.output), shard)
         for layer in found.layers:
             layer.projection.register_forward_hook(add_head_outputs(self, layer))
 
-    def add_head_outputs(self: steering.SteeringHooks, layer: layout.AttentionLayer) -> Any:
+    def add_head_outputs(self: steering_hooks.SteeringHooks, layer: layout.AttentionLayer) -> Any:
         def add(module: nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
             if self._plan is None or layer.index not in self._plan.coefficients:
                 return output
@@ -77,7 +79,7 @@ def test_a_scaled_bias_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -
 
         return add
 
-    monkeypatch.setattr(steering.SteeringHooks, "__init__", scaling_outputs)
+    monkeypatch.setattr(steering_hooks.SteeringHooks, "__init__", scaling_outputs)
     with pytest.raises(UnsupportedModelError, match="does not equal doubling it in the attention"):
         load(build(name))
 

@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 import juice
 from juice.batching import batch
 from juice.errors import JuiceError, UnsupportedModelError, UsageError
-from juice.exactness.linearity import TOLERANCE, why_not_linear
+from juice.exactness.linearity_check import TOLERANCE, why_not_linear
 from juice.loading.pretrained import load_model, prepare
 from juice.model.layout import resolve
-from juice.model.steering import SteeringPlan
+from juice.model.steering_hooks import SteeringPlan
 from juice.options import LoadOptions
 from tests.support import oracle, precise, tiny
 from tests.support.architectures import build
@@ -78,7 +78,9 @@ def test_a_coefficient_is_not_rounded_before_it_scales() -> None:
     """1.3 is 1.296875 in bfloat16."""
     z = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     plan = SteeringPlan({1: torch.tensor([1, 1])}, {1: torch.full((2, 2), 1.3)})
-    scaled = juice.model.steering.add_scaled(z, plan.sources[1], plan.coefficients[1], n_heads=2)
+    scaled = juice.model.steering_hooks.add_scaled(
+        z, plan.sources[1], plan.coefficients[1], n_heads=2
+    )
     assert torch.equal(scaled, (z.float() + 1.3 * z.float()[[1, 1]]).bfloat16())
 
 
@@ -231,7 +233,7 @@ def test_one_projection_with_quantised_activations_is_found(
 def test_linear_projections_pass_by_a_wide_margin_whatever_their_class_is_called(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("juice.exactness.linearity.TOLERANCE", TOLERANCE / 2)
+    monkeypatch.setattr("juice.exactness.linearity_check.TOLERANCE", TOLERANCE / 2)
     for network in (precise.wide_model(), *map(tiny.tiny_model, tiny.SHAPES)):
         assert why_not_linear(network.to(dtype), resolve(network), CPU) is None
     renamed = with_one(

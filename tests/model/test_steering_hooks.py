@@ -8,7 +8,7 @@ import torch
 import juice
 from juice.errors import UnsupportedModelError
 from juice.loading.pretrained import prepare
-from juice.model.steering import SteeringPlan, add_scaled
+from juice.model.steering_hooks import SteeringPlan, add_scaled
 from tests.support import tiny
 
 

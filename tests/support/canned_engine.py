@@ -10,7 +10,6 @@ from threading import Thread
 from typing import ClassVar
 
 from juice.engine import (
-    Capability,
     Completion,
     Engine,
     GenerationRequest,
@@ -62,7 +61,6 @@ class CannedEngine(Engine):
     """The engine; `submitted` is every request that it has taken."""
 
     name: ClassVar[str] = "canned"
-    capabilities: ClassVar[frozenset[Capability]] = frozenset()
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits(max_model_len=80)

@@ -12,9 +12,9 @@ from juice.evaluation.methods import MethodName
 from juice.evaluation.splits import Splits, limited
 from juice.head_set import HeadSet
 from juice.identification import IdentificationOptions
+from juice.methods import Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-from juice.targets import Target
 
 # Most test examples of an analysis: enough to see, cheap enough to repeat for every setting.
 N_EXAMPLES = 60

@@ -8,9 +8,9 @@ import torch
 
 from juice.data.example import ConflictExample, ConflictType
 from juice.identification.probing import score_heads
+from juice.methods import TARGETS, Target
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
-from juice.targets import TARGETS, Target
 
 N_AT_ONCE = 8
 

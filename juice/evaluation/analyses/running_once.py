@@ -23,7 +23,7 @@ from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean
 from juice.evaluation.splits import limited
 from juice.head_set import Head
-from juice.head_set.schema import METHODS, Method
+from juice.methods import METHODS, Method
 
 N_HEADS = 10
 

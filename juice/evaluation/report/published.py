@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from juice.targets import Target
+from juice.methods import Target
 
 FILE = Path(__file__).parents[1] / "data" / "published.json"
 KEYS: dict[Target, str] = {"parametric": "parametric", "context": "contextual"}

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request
 
 from juice.engine import GenerationRequest, Steer
 from juice.errors import HeadSetNotFoundError
-from juice.targets import TARGETS
+from juice.methods import TARGETS
 from juice_server.routes.generate import timing_of
 from juice_server.schemas.generate import Answer, CompareRequest, CompareResponse
-from juice_server.schemas.generation import usage_of
+from juice_server.schemas.shared import usage_of
 from juice_server.service import Service, ServiceOf
 from juice_server.trace import trace_of
 

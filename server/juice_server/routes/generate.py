@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice_server.schemas.generate import Choice, GenerateRequest, GenerateResponse, Timing
-from juice_server.schemas.generation import usage_of
+from juice_server.schemas.shared import usage_of
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.trace import Trace, trace_of

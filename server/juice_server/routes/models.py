@@ -9,8 +9,8 @@ from fastapi import APIRouter
 import juice
 from juice import HeadSet
 from juice.engine import Capability, Steer
-from juice.engine.steering import STEER_METHODS, STEER_TARGETS
 from juice.errors import RequestError
+from juice.methods import STEER_METHODS, STEER_TARGETS
 from juice_server.errors import UnknownModelError
 from juice_server.service import Service, ServiceOf
 

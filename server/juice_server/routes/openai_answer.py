@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from juice.engine import SteeringReport
-from juice_server.schemas.generation import usage_of
 from juice_server.schemas.openai import ChatRequest, CompletionRequest
+from juice_server.schemas.shared import usage_of
 from juice_server.service import Service
 from juice_server.sse import Event
 from juice_server.trace import Trace

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from juice_server.schemas.generation import Body, TokenId, at_most
+from juice_server.schemas.shared import Body, TokenId, at_most
 
 
 class TokenizeRequest(Body):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from juice.engine import FinishReason, SteeringReport, SteerTarget
 from juice.head_set.schema import MAX_BETA
-from juice_server.schemas.generation import (
+from juice_server.schemas.shared import (
     MAX_PROMPTS,
     MAX_TOKENS,
     SEED,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from juice_server.schemas.generation import (
+from juice_server.schemas.shared import (
     MAX_PROMPTS,
     MAX_TOKENS,
     TOP_LOGPROBS,

@@ -24,9 +24,9 @@ from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.hooks import hooked
 from juice.model.layout import AttentionLayer, text_config
 from juice.model.loaded import LoadedModel
-from juice.model.routing import copy_rows
+from juice.model.row_routing import copy_rows
 from juice.model.sharding import Shard
-from juice.model.steering import SteeringPlan
+from juice.model.steering_hooks import SteeringPlan
 
 N_TOKENS = 3
 # Doubling is exact in floating point; only the order of sums differs.
