@@ -6,7 +6,7 @@ import time
 
 import httpx
 
-from tests.support.serving import BEARER, CONFLICT, Server, gauge
+from tests.support.serving import BEARER, CONFLICT, Server, gauge, serving
 
 
 def test_a_request_id_is_kept_when_it_is_valid_and_made_when_not(server: Server) -> None:
@@ -49,6 +49,18 @@ def test_a_request_is_logged_as_one_json_line_without_its_prompt(server: Server)
     assert lines["refused"]["status"] == 400
     assert lines["refused"]["code"] == "invalid_value"
     assert text not in server.errors()
+
+
+def test_prompts_are_logged_where_that_is_wanted() -> None:
+    with serving("--log-prompts") as running:
+        bodies = {"/generate": {"prompt": ["one", "two"]}, "/compare": {"prompt": "three"}}
+        for route, body in bodies.items():
+            sent = {**body, "max_tokens": 1}
+            assert httpx.post(running.url + route, json=sent, timeout=60).status_code == 200
+        time.sleep(0.2)
+        logged = {line["route"]: line.get("prompts") for line in running.log() if "route" in line}
+    assert logged["/generate"] == ["one", "two"]
+    assert logged["/compare"] == ["three"]
 
 
 def test_the_metrics_count_what_happened(server: Server) -> None:

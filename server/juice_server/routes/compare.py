@@ -22,6 +22,8 @@ router = APIRouter()
 async def compare(body: CompareRequest, request: Request, service: ServiceOf) -> CompareResponse:
     """Show what context and memory would each answer."""
     trace = trace_of(request.scope)
+    if service.translator.settings.log_prompts:
+        trace.prompts = [body.prompt]
     requests = await service.translator.off_loop(lambda: _requests(body, service))
     trace.n_prompt_tokens = len(requests[0].prompt_ids)
     completions = await service.complete(request, requests)
