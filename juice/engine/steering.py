@@ -9,16 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import ConfigDict, InstanceOf
+from pydantic import ConfigDict, Field, GetPydanticSchema
 from pydantic.json_schema import SkipJsonSchema
+from pydantic_core.core_schema import is_instance_schema
 
 from juice.errors import RequestError
 from juice.head_set import HeadSet
 from juice.head_set.coefficients import RANGES, betas_of, check_scale, coefficients_of
 from juice.methods import STEER_METHODS, STEER_TARGETS, SteerMethod, SteerTarget
+
+# A head set as an object, which only Python can give; JSON names one.
+GivenHeadSet = Annotated[
+    HeadSet, GetPydanticSchema(lambda _source, _handler: is_instance_schema(HeadSet))
+]
+
+
+def _within(name: str) -> Any:
+    """Return what shows a field's range in the JSON schema; `Steer` itself checks it."""
+    low, high = RANGES[name]
+    return Field(json_schema_extra={"minimum": low, "maximum": high})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +52,10 @@ class Steer:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     target: SteerTarget
-    strength: float = 1.0
-    head_set: str | SkipJsonSchema[InstanceOf[HeadSet]] | None = None
-    beta_plus: float | None = None
-    beta_minus: float | None = None
+    strength: Annotated[float, _within("strength")] = 1.0
+    head_set: str | SkipJsonSchema[GivenHeadSet] | None = None
+    beta_plus: Annotated[float | None, _within("beta_plus")] = None
+    beta_minus: Annotated[float | None, _within("beta_minus")] = None
     method: SteerMethod = "juice"
 
     def __post_init__(self) -> None:
@@ -96,6 +108,11 @@ class SteeringReport:
         exact: Whether steering is exact; false where the model's activations are quantised.
         warnings: What may weaken the steering.
     """
+
+    # An answer has every field, so clients made from the schema need not ask whether it is there.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        json_schema_serialization_defaults_required=True
+    )
 
     applied: bool
     target: SteerTarget

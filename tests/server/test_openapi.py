@@ -1,0 +1,45 @@
+"""The OpenAPI document, from which others generate their clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+
+@pytest.fixture(scope="module")
+def schemas(client: httpx.Client) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/openapi.json").json()["components"]["schemas"]
+    return found
+
+
+@pytest.mark.parametrize("name", ["strength", "beta_plus", "beta_minus"])
+def test_the_ranges_of_steer_are_those_that_are_served(
+    name: str, schemas: dict[str, Any], client: httpx.Client
+) -> None:
+    own = schemas["Steer"]["properties"][name]
+    for value, status in (
+        (own["minimum"], 200),
+        (own["maximum"], 200),
+        (own["minimum"] - 0.01, 400),
+        (own["maximum"] + 0.01, 400),
+    ):
+        steer = {"target": "parametric", name: value}
+        body = {"prompt": "Peru", "steer": steer, "max_tokens": 1}
+        assert client.post("/generate", json=body).status_code == status, value
+
+
+def test_an_answer_has_every_field_of_its_steering(
+    schemas: dict[str, Any], client: httpx.Client
+) -> None:
+    report = client.post("/generate", json={"prompt": "Peru", "max_tokens": 1}).json()["steering"]
+    assert set(report) == set(schemas["SteeringReport"]["required"])
+
+
+def test_a_head_set_is_given_by_name_alone(schemas: dict[str, Any], client: httpx.Client) -> None:
+    assert not {"HeadSet", "HeadSetContent", "HeadLists", "Betas"} & set(schemas)
+    steer = {"target": "context", "head_set": {"name": "context"}}
+    answer = client.post("/generate", json={"prompt": "Peru", "steer": steer})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "steer.head_set"
