@@ -144,5 +144,5 @@ def _head_sets(found: Diagnosis) -> list[str]:
             f"make one with `juice identify --model {found.model}`"
         ]
     if found.n_foreign_head_sets:
-        lines.append(f"{'':16}{found.n_foreign_head_sets} of other models")
+        lines.append(f"{'':16}{found.n_foreign_head_sets} for other models")
     return lines

@@ -23,7 +23,7 @@ def run(
     model: options.Model = "mini",
     context: Annotated[
         str | None,
-        typer.Option(help="Text that goes before the prompt; --method cad needs it apart."),
+        typer.Option(help="Text that goes before the prompt; --method cad needs it separately."),
     ] = None,
     steer: Annotated[SteerTarget, typer.Option(help="What wins a conflict.")] = "none",
     strength: Annotated[float, typer.Option(help="Multiplies both betas; 1 is as tuned.")] = 1.0,

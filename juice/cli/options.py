@@ -128,12 +128,15 @@ def load(model: str, loading: LoadOptions, head_sets: Path | None = None) -> Ste
 
 
 def head_set_for(model: SteeredModel, given: str | None) -> HeadSet | str | None:
-    """Return what `--head-set` names: the set in a folder or scores file, else the given name."""
-    if given is None or not Path(given).exists():
+    """Return what `--head-set` names: a set of the model, else the one in a folder or scores file.
+
+    A name wins over a file or folder that happens to be called the same.
+    """
+    if given is None or given in model.head_sets.by_name or not Path(given).exists():
         return given
     from juice.head_set.lookup import find_head_set
 
-    _, found = find_head_set(given)
+    _, found = find_head_set(given, model.head_sets.folder)
     found.check_fits(model.description.identity)
     return found
 

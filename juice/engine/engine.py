@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
+from threading import Event
 from typing import Any, ClassVar, Protocol
 
 from juice.engine.capabilities import Capability
@@ -169,20 +171,21 @@ class Engine(ABC):
     async def astream(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Update]:
         """Do what `stream` does without blocking the event loop; leaving it cancels what runs."""
         loop, updates = asyncio.get_running_loop(), asyncio.Queue[Update]()
+        running: list[Running] = []
+        left = Event()
 
         def sink(update: Update) -> None:
-            loop.call_soon_threadsafe(updates.put_nowait, update)
+            with suppress(RuntimeError):  # the loop is closed, so nobody waits
+                loop.call_soon_threadsafe(updates.put_nowait, update)
 
-        submitting = asyncio.ensure_future(
-            asyncio.to_thread(self.submit, requests, sink, wait=True)
-        )
+        def submit() -> None:
+            running.extend(self.submit(requests, sink, wait=True))
+            if left.is_set():
+                _cancel(running)
+
         try:
-            running = await asyncio.shield(submitting)
-        except asyncio.CancelledError:
-            submitting.add_done_callback(_cancel_submitted)  # the thread still submits them
-            raise
-        n_open = len(running)
-        try:
+            await asyncio.to_thread(submit)
+            n_open = len(running)
             while n_open:
                 update = await updates.get()
                 if update.error is not None:
@@ -190,14 +193,10 @@ class Engine(ABC):
                 n_open -= update.is_last
                 yield update
         finally:
+            left.set()  # a thread that still submits cancels what it gets
             _cancel(running)
 
 
 def _cancel(running: Sequence[Running]) -> None:
     for one in running:
         one.cancel()
-
-
-def _cancel_submitted(submitted: asyncio.Future[Sequence[Running]]) -> None:
-    if not submitted.cancelled() and submitted.exception() is None:
-        _cancel(submitted.result())

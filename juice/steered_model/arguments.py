@@ -60,6 +60,8 @@ def steer_of(
     """
     given: dict[str, Any] = {"strength": strength, "head_set": head_set}
     given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(steer, Mapping):
+        raise RequestError("steer is a mapping; write juice.Steer(target=..., ...)", param="steer")
     return replace(steer, **given) if isinstance(steer, Steer) else Steer(target=steer, **given)
 
 

@@ -106,7 +106,9 @@ class ServedModel:
                 chosen = steer.head_set
                 chosen.check_fits(self.description.identity)
             else:
-                chosen = self.head_sets.get(steer.head_set or steer.target)
+                chosen = self.head_sets.get(
+                    steer.target if steer.head_set is None else steer.head_set
+                )
             self._check_heads(chosen)
         return resolve(
             steer,

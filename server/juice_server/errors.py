@@ -150,8 +150,8 @@ REMEDIES = {
     "model_attributes_type": (
         "expected a JSON object, sent with the header content-type: application/json"
     ),
-    "dataclass_type": "expected an object or, for steer, a name: none, context or parametric",
-    "model_type": "expected an object or, for steer, a name: none, context or parametric",
+    "dataclass_type": "expected none, context, parametric or an object with one as its target",
+    "model_type": "expected an object",
 }
 
 

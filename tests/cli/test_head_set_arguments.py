@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,23 @@ def test_a_set_of_a_folder_steers_whatever_the_folder_of_sets_holds(tmp_path: Pa
     assert done["text"].startswith(" Lima")
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_a_name_wins_over_a_file_or_folder_called_the_same(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    own = tmp_path / "sets" / "mini" / "context"
+    shutil.copytree(SHIPPED / "mini" / "context", own)
+    content = json.loads((own / "head_set.json").read_text())
+    content["heads"] = {"plus": content["heads"]["plus"][:1], "minus": []}
+    content["scores_sha256"] = None
+    (own / "head_set.json").write_text(json.dumps(content))
+    (own / "scores.safetensors").unlink()
+    make(tmp_path / "context")
+    steer = ("--steer", "context", "--head-set", "context", "--head-sets", str(tmp_path / "sets"))
+    done = juice("generate", "Peru", *steer, "--max-tokens", "1", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["steering"]["n_heads"] == 1
+
+
 def test_a_file_of_scores_alone_can_be_chosen_from(tmp_path: Path) -> None:
     alone = tmp_path / "some.safetensors"
     shutil.copy(SHIPPED / "mini" / "context" / "scores.safetensors", alone)
@@ -96,6 +114,6 @@ def test_doctor_lists_the_models_own_sets_and_counts_the_others() -> None:
     done = juice("doctor", "--head-sets", str(SHIPPED.resolve()))
     assert "head set        context (toward context" in done.stdout
     assert "gemma" not in done.stdout
-    assert done.stdout.rstrip().endswith("1 of other models")
+    assert done.stdout.rstrip().endswith("1 for other models")
     found = json.loads(juice("doctor", "--head-sets", str(SHIPPED.resolve()), "--json").stdout)
     assert (found["unfit_head_sets"], found["n_foreign_head_sets"]) == ({}, 1)

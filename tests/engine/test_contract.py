@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from threading import Event, Timer
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,19 @@ from starlette.testclient import TestClient
 
 import juice
 from juice.batching import BatchingEngine
-from juice.engine import Capability, Contrast, Engine, GenerationRequest, SamplingOptions
+from juice.engine import (
+    Capability,
+    Contrast,
+    Engine,
+    GenerationRequest,
+    SamplingOptions,
+    Sink,
+    Update,
+)
 from juice.errors import (
     ContextLengthError,
     EngineStoppedError,
+    HeadSetError,
     MissingCapabilityError,
     RequestError,
 )
@@ -22,7 +33,7 @@ from juice.exactness import diagnose
 from juice.steered_model import SteeredModel
 from juice_server import app as server
 from juice_server.settings import Settings
-from tests.support.canned_engine import WORDS, CannedEngine
+from tests.support.canned_engine import WORDS, CannedEngine, CannedRequest
 from tests.support.conflicts import examples
 from tests.support.running import loaded
 
@@ -150,6 +161,56 @@ def test_cancelling_a_task_that_generates_frees_its_rows() -> None:
         asyncio.run(cancelled(model))
         model.generate("a", max_tokens=1)
         assert model.engine.status.n_running == model.engine.status.n_waiting == 0
+
+
+def test_a_task_cancelled_while_it_waits_for_room_runs_nothing_though_its_loop_ends() -> None:
+    room = Event()
+
+    class Full(CannedEngine):
+        def submit(self, *arguments: Any, **options: Any) -> list[CannedRequest]:
+            room.wait(30)
+            return super().submit(*arguments, **options)
+
+    async def cancelled(model: SteeredModel) -> None:
+        task = asyncio.create_task(model.agenerate("a"))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        Timer(0.2, room.set).start()
+
+    model = SteeredModel(Full())
+    asyncio.run(cancelled(model))
+    assert room.wait(30)
+    assert [own.cancelled is not None for own in model.engine.submitted] == [True]
+
+
+def test_updates_after_the_end_of_a_loop_raise_nothing_in_the_engine() -> None:
+    model = SteeredModel(CannedEngine())
+    sinks: list[Sink] = []
+
+    def submit(requests: Sequence[GenerationRequest], sink: Sink, **_options: Any) -> list[Any]:
+        sinks.append(sink)
+        sink(Update(index=0, text="a"))
+        return [CannedRequest(0, requests[0], sink)]
+
+    model.engine.submit = submit
+
+    async def first() -> None:
+        await anext(model.astream("a"))
+
+    asyncio.run(first())
+    sinks[0](Update(index=0, text="b"))
+
+
+def test_steer_written_as_in_json_says_how_python_writes_it(model: SteeredModel) -> None:
+    with pytest.raises(RequestError, match=r"juice\.Steer\(target"):
+        model.generate("a", steer={"target": "context"})
+
+
+def test_an_empty_name_is_no_head_set(model: SteeredModel) -> None:
+    with pytest.raises(HeadSetError, match="no head set ''"):
+        model.request("a", steer="context", head_set="")
 
 
 def test_a_model_closes_with_its_context() -> None:
