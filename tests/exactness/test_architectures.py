@@ -141,7 +141,7 @@ def test_an_unsupported_architecture_is_refused_with_its_reason(architecture: Ar
 
 def test_the_page_of_models_shows_what_was_found(request: pytest.FixtureRequest) -> None:
     if missing := [a.name for a in (*ARCHITECTURES, *REFUSED) if a.name not in FOUND]:
-        pytest.skip(f"these have not run, or failed, in this session: {', '.join(missing)}")
+        pytest.skip(f"these have not run, or failed: {', '.join(missing)}")
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
