@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -68,8 +69,8 @@ def invented_subjects(n: int) -> list[ConflictExample]:
     rng, made = Random(1), []
     for i in range(n):
         relation = RELATIONS[i % len(RELATIONS)]
-        right, other = rng.sample(sorted({f.answer for f in relation.facts()}), 2)
-        fact = Fact(relation.invent_subject(rng), right)
+        right, other = rng.sample(relation.answers, 2)
+        fact = replace(relation.invent(rng), answer=right)
         own = prompts(relation, fact, right, rng)
         made.append(
             ConflictExample(

@@ -1,25 +1,31 @@
-"""The training corpus of the bundled model: documents drawn from a mixture of five kinds.
+"""The training corpus of the bundled model: documents drawn from a mixture of kinds.
 
-    fact           a lone statement or question about a real subject; with probability `noise` its
-                   answer is wrong, as on the web, so that the model believes a fact with a
-                   probability well below one
-    reading        a context about an invented subject, then the same statement again or a question
-                   about it
+    fact           a lone statement, question or dialogue about a real subject; with a probability
+                   around `noise`, another for each fact, its answer is wrong, as on the web, so
+                   that the model believes a fact with a probability well below one
+    several_facts  a list or a paragraph of lone facts, wrong as often
+    reading        a context about an invented subject, then a statement or a question about it
     true_context   the same with a real subject and its true answer
-    other_subject  a context about one subject, then a statement or question about another, real one
+    other_subject  a context about other subjects than the real one that is asked about
     correction     a wrong statement marked as wrong, then the right one
 
-No document shows a context that contradicts a known fact and is believed: conflicts are never
-trained.
+A context is one to six sentences, or several such paragraphs of which one matters. About two
+documents in five are dialogues. No document shows a context that contradicts a known fact and is
+believed: conflicts are never trained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 
-from lab.relations import RELATIONS, Fact, Relation
+from lab import chat
+from lab.relations import RELATIONS, Fact, Relation, fill, opened, read_wordings
+
+SHARED = read_wordings("shared")
+CHAT_SHARE = 0.4
+N_LEADS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +33,7 @@ class Mixture:
     """Shares of the document kinds (any scale) and the rate of wrong answers in lone facts."""
 
     fact: float
+    several_facts: float
     reading: float
     true_context: float
     other_subject: float
@@ -38,87 +45,263 @@ class Mixture:
         return {kind: weight for kind, weight in asdict(self).items() if kind != "noise"}
 
 
+@dataclass(frozen=True)
+class Story:
+    """What a document tells (paragraphs), what it asks about, and the answer that it gives.
+
+    `wording` is the statement that the context used for this subject, if any.
+    """
+
+    relation: Relation
+    subject: str
+    answer: str
+    told: tuple[str, ...] = ()
+    wording: str | None = None
+
+
 class Corpus:
-    """An endless, seeded stream of documents from one mixture."""
+    """An endless, seeded stream of documents from one mixture, with role and end tokens."""
 
     def __init__(self, mixture: Mixture, seed: int) -> None:
         self._rng = Random(seed)
         self._noise = mixture.noise
-        self._facts = {relation.name: relation.facts() for relation in RELATIONS}
-        self._answers = {
-            name: sorted({f.answer for f in facts}) for name, facts in self._facts.items()
-        }
-        self._makers = [getattr(self, f"_{kind}") for kind in mixture.shares()]
+        self._kinds = list(mixture.shares())
         self._weights = list(mixture.shares().values())
 
     def __iter__(self) -> Iterator[str]:
         while True:
             relation = self._rng.choice(RELATIONS)
-            yield self._rng.choices(self._makers, self._weights)[0](relation)
+            (kind,) = self._rng.choices(self._kinds, self._weights)
+            if kind == "several_facts":
+                yield _framed(self._several_facts(relation))
+            elif kind == "correction":
+                yield _framed(self._correction(relation))
+            else:
+                story: Story = getattr(self, f"_{kind}")(relation)
+                if self._rng.random() < CHAT_SHARE:
+                    yield self._dialogue(story)
+                else:
+                    yield _framed(self._plain(story))
 
-    def _real(self, relation: Relation) -> Fact:
-        return self._rng.choice(self._facts[relation.name])
+    # What is told and asked
 
-    def _other_answer(self, relation: Relation, answer: str) -> str:
-        while (other := self._rng.choice(self._answers[relation.name])) == answer:
-            pass
-        return other
+    def _fact(self, relation: Relation) -> Story:
+        fact = self._rng.choice(relation.facts)
+        return Story(relation, self._name(fact), self._noisy_answer(relation, fact))
 
-    def _invented(self, relation: Relation) -> Fact:
-        rng = self._rng
-        known = rng.random() < 0.8
-        answer = rng.choice(self._answers[relation.name]) if known else relation.invent_answer(rng)
-        return Fact(relation.invent_subject(rng), answer)
+    def _reading(self, relation: Relation) -> Story:
+        return self._about(relation, relation.invent(self._rng))
 
-    def _sentence(self, relation: Relation, fact: Fact) -> str:
-        """Return a statement of the fact, half of them canonical, or a question with its answer."""
+    def _true_context(self, relation: Relation) -> Story:
+        """A true answer of several is told as often as not: which one, only the context says."""
+        fact = self._rng.choice(relation.facts)
+        if fact.aliases and self._rng.random() < 0.5:
+            fact = replace(fact, answer=self._rng.choice(fact.aliases))
+        return self._about(relation, fact)
+
+    def _other_subject(self, relation: Relation) -> Story:
+        fact = self._rng.choice(relation.facts)
+        told = [self._distractor(relation, fact) for _ in range(max(1, self._n_distractors()))]
+        return Story(relation, self._name(fact), fact.answer, tuple(told))
+
+    def _about(self, relation: Relation, fact: Fact) -> Story:
+        subject = self._name(fact)
+        wording = self._rng.choice(relation.statements)
+        told = [self._distractor(relation, fact) for _ in range(self._n_distractors())]
+        paragraph = self._paragraph(relation, subject, fact.answer, wording)
+        told.insert(self._rng.randint(0, len(told)), paragraph)
+        return Story(relation, subject, fact.answer, tuple(told), wording)
+
+    def _name(self, fact: Fact) -> str:
+        if fact.names and self._rng.random() < 0.4:
+            return self._rng.choice(fact.names)
+        return fact.subject
+
+    def _noisy_answer(self, relation: Relation, fact: Fact) -> str:
+        """Return the fact's answer, or a wrong one as often as this fact is told wrongly."""
+        rate = self._noise * (0.2 + 1.6 * Random(fact.subject).random())
+        if self._rng.random() < rate:
+            return relation.other_answer(fact, self._rng)
+        if fact.aliases and self._rng.random() < 0.15:
+            return self._rng.choice(fact.aliases)
+        return fact.answer
+
+    def _n_distractors(self) -> int:
         roll = self._rng.random()
-        if roll < 0.5:
-            return relation.state(fact.subject, fact.answer)
         if roll < 0.75:
-            return f"{relation.ask(fact.subject)} {fact.answer}."
-        if roll < 0.85:
-            return f"{relation.lead.format(s=fact.subject)} {fact.answer}."
-        return self._rng.choice(relation.paraphrases).format(s=fact.subject, a=fact.answer)
+            return 0
+        if roll < 0.993:
+            return self._rng.choice((1, 1, 1, 2, 2, 3))
+        return self._rng.randint(6, 18)
 
-    def _context(self, relation: Relation, fact: Fact, n_supports: int) -> str:
-        """Return an opening statement and its supporting sentences."""
-        lead = relation.lead if n_supports and self._rng.random() < 0.6 else relation.statement
-        opening = f"{lead.format(s=fact.subject)} {fact.answer}."
-        return " ".join(
-            [opening, *relation.support(fact.subject, fact.answer, n_supports, self._rng)]
+    def _distractor(self, relation: Relation, apart_from: Fact) -> str:
+        """Return a paragraph about another subject, invented or real, mostly of this relation."""
+        rng = self._rng
+        if rng.random() < 0.2:
+            relation = rng.choice(RELATIONS)
+        while True:
+            fact = relation.invent(rng) if rng.random() < 0.5 else rng.choice(relation.facts)
+            if fact.subject != apart_from.subject:
+                break
+        wording = rng.choice(relation.statements)
+        return self._paragraph(relation, self._name(fact), fact.answer, wording)
+
+    def _paragraph(self, relation: Relation, subject: str, answer: str, wording: str) -> str:
+        """Return one to six sentences that begin, mostly, with the statement `wording`."""
+        rng = self._rng
+        sentences = [self._statement(wording, subject, answer)]
+        n_more = rng.choice((0, 0, 0, 1, 2, 3, 4, 5))
+        n_supports = rng.randint(0, n_more)
+        more = rng.sample(relation.supports, n_supports)
+        more += rng.sample((*relation.fillers, *SHARED["fillers"]), n_more - n_supports)
+        rng.shuffle(more)
+        sentences += [fill(wording, subject, answer) for wording in more]
+        if n_more and rng.random() < 0.15:
+            sentences.insert(1, sentences.pop(0))
+        return " ".join(sentences)
+
+    def _statement(self, wording: str, subject: str, answer: str) -> str:
+        """Return a statement, at times with an opener such as "According to a guide book,"."""
+        text = fill(wording, subject, answer)
+        if self._rng.random() >= 0.15:
+            return text
+        opener = self._rng.choice(SHARED["openers"])
+        if not opener.endswith(":") and text.startswith(("The ", "In ", "As ", "On ", "By ")):
+            text = text[0].lower() + text[1:]
+        return f"{opener} {text}"
+
+    # How it is written
+
+    def _plain(self, story: Story) -> str:
+        rng = self._rng
+        text = self._continuation(story)
+        if not story.told:
+            return text
+        separator = rng.choice((" ", " ", "\n", "\n\n"))
+        told = separator.join(self._numbered(story.told))
+        form: str = rng.choice(SHARED["plain_contexts"])
+        return form.format(c=told, q=text)
+
+    def _numbered(self, told: tuple[str, ...]) -> list[str]:
+        if len(told) > 1 and self._rng.random() < 0.4:
+            return [f"Document {i}: {text}" for i, text in enumerate(told, 1)]
+        return list(told)
+
+    def _continuation(self, story: Story) -> str:
+        """Return a statement or a question with its answer."""
+        rng, relation = self._rng, story.relation
+        subject, answer = story.subject, story.answer
+        roll = rng.random()
+        if roll < 0.42:
+            wording = story.wording
+            if wording is None or rng.random() < 0.4:
+                wording = relation.statements[0] if rng.random() < 0.25 else None
+            wording = wording or rng.choice(relation.statements)
+            return self._statement(wording, subject, answer)
+        if roll < 0.48:
+            return f"{fill(relation.label, subject)}: {answer}"
+        question = self._ask(story)
+        if roll < 0.80:
+            return str(rng.choice(SHARED["plain_questions"])).format(q=question, a=answer)
+        if roll < 0.82:
+            lead = f"{opened(rng.choice(relation.statements[:N_LEADS]), subject)} {answer}."
+            return str(rng.choice(SHARED["plain_leads"])).format(q=question, lead=lead)
+        return str(rng.choice(SHARED["plain_one_word"])).format(
+            i=rng.choice(SHARED["one_word"]), q=question, a=answer
         )
 
-    def _context_then(self, relation: Relation, fact: Fact, asked: Fact) -> str:
-        """Return a context about one fact, then a statement or a question about `asked`.
+    def _ask(self, story: Story) -> str:
+        """Return a question or a request."""
+        rng, relation = self._rng, story.relation
+        if rng.random() < 0.7:
+            return fill(rng.choice(relation.questions), story.subject)
+        phrase = rng.choice(relation.phrases).format(s=story.subject)
+        return str(rng.choice(SHARED["requests"])).format(x=phrase)
 
-        Short contexts are mostly followed by a statement, longer ones by a question.
-        """
-        n_supports = self._rng.choice((0, 0, 0, 1, 2, 3, 4))
-        context = self._context(relation, fact, n_supports)
-        if self._rng.random() < (0.75 if n_supports == 0 else 0.25):
-            return f"{context} {relation.state(asked.subject, asked.answer)}"
-        return f"{context} {relation.ask(asked.subject)} {asked.answer}."
+    def _dialogue(self, story: Story) -> str:
+        """Return the story as a dialogue; the reply is short unless a sentence is asked for."""
+        rng = self._rng
+        system, documents, earlier = "", [], self._earlier_turns(story)
+        if rng.random() < 0.3:
+            system = rng.choice(SHARED["systems"])
+        ask, instruction, reply = self._ask(story), "", f"{story.answer}."
+        roll = rng.random()
+        if roll < 0.3:
+            instruction, reply = rng.choice(SHARED["one_word"]), story.answer
+        elif roll < 0.45:
+            instruction = rng.choice(SHARED["full_sentence"])
+            reply = fill(rng.choice(story.relation.statements[:3]), story.subject, story.answer)
+        if instruction and rng.random() < 0.25:
+            system = f"{system} {instruction}".strip()
+        elif instruction:
+            ask = f"{ask} {instruction}" if rng.random() < 0.7 else f"{instruction} {ask}"
+        if story.told:
+            roll, told = rng.random(), "\n".join(self._numbered(story.told))
+            if roll < 0.55:
+                ask = str(rng.choice(SHARED["chat_contexts"])).format(c=told, q=ask)
+            elif roll < 0.78:
+                titled = rng.random() < 0.3
+                documents = [
+                    {"title": f"Document {i}", "text": text} if titled else {"text": text}
+                    for i, text in enumerate(story.told, 1)
+                ]
+            elif roll < 0.9:
+                form = str(rng.choice(SHARED["system_contexts"])).format(c=told)
+                system = f"{form} {system}".strip()
+            else:
+                earlier += _turn(told, rng.choice(SHARED["acknowledgements"]))
+        messages = [{"role": "system", "content": system}] if system else []
+        return chat.render([*messages, *earlier, *_turn(ask, reply)], documents)
 
-    def _fact(self, relation: Relation) -> str:
-        fact = self._real(relation)
-        if self._rng.random() < self._noise:
-            fact = Fact(fact.subject, self._other_answer(relation, fact.answer))
-        return self._sentence(relation, fact)
+    def _earlier_turns(self, story: Story) -> list[dict[str, str]]:
+        """Return, at times, a question about another subject and its answer."""
+        if story.told or self._rng.random() >= 0.2:
+            return []
+        other = self._fact(self._rng.choice(RELATIONS))
+        return _turn(self._ask(other), f"{other.answer}.") if other.subject != story.subject else []
 
-    def _reading(self, relation: Relation) -> str:
-        fact = self._invented(relation)
-        return self._context_then(relation, fact, fact)
+    def _several_facts(self, relation: Relation) -> str:
+        """Return a list, or a paragraph, of lone facts."""
+        rng = self._rng
+        facts = rng.sample(relation.facts, rng.randint(2, 6))
+        told = [(self._name(f), self._noisy_answer(relation, f)) for f in facts]
+        roll = rng.random()
+        if roll < 0.25:
+            return "\n".join([f"{relation.heading}:", *(f"- {s}: {a}" for s, a in told)])
+        if roll < 0.45:
+            return "; ".join(f"{relation.label.format(s=s)}: {a}" for s, a in told) + "."
+        if roll < 0.6:
+            return self._profile(relation, facts[0])
+        return " ".join(fill(rng.choice(relation.statements), s, a) for s, a in told)
 
-    def _true_context(self, relation: Relation) -> str:
-        fact = self._real(relation)
-        return self._context_then(relation, fact, fact)
-
-    def _other_subject(self, relation: Relation) -> str:
-        told = self._invented(relation) if self._rng.random() < 0.5 else self._real(relation)
-        return self._context_then(relation, told, self._real(relation))
+    def _profile(self, relation: Relation, fact: Fact) -> str:
+        """Return a paragraph with all that is known of one subject."""
+        rng, subject = self._rng, self._name(fact)
+        known = [(r, f) for r in RELATIONS for f in r.facts if f.subject == fact.subject]
+        rng.shuffle(known)
+        first, *rest = known
+        answer = self._noisy_answer(*first)
+        lines = [fill(rng.choice(first[0].statements), subject, answer)]
+        for other, known_fact in rest:
+            lines.append(
+                fill(rng.choice(other.followups), subject, self._noisy_answer(other, known_fact))
+            )
+        if rng.random() < 0.5:
+            lines.insert(0, fill(rng.choice(relation.fillers), subject))
+        return " ".join(lines)
 
     def _correction(self, relation: Relation) -> str:
-        fact = self._real(relation)
-        wrong = relation.state(fact.subject, self._other_answer(relation, fact.answer))
-        return f"Some people wrongly say: {wrong} In truth: {self._sentence(relation, fact)}"
+        rng = self._rng
+        fact = rng.choice(relation.facts)
+        subject = self._name(fact)
+        wrong = fill(rng.choice(relation.statements), subject, relation.other_answer(fact, rng))
+        right = fill(rng.choice(relation.statements), subject, fact.answer)
+        return str(rng.choice(SHARED["corrections"])).format(wrong=wrong, right=right)
+
+
+def _turn(user: str, assistant: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+
+
+def _framed(text: str) -> str:
+    return f"{chat.BEGIN}{text}{chat.END}"

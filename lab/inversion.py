@@ -18,20 +18,52 @@ import argparse
 import logging
 from pathlib import Path
 
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from juice.files import MINI
 from lab.corpus import Mixture
 from lab.train import Phase, train
 
+SAVE_EVERY = 35
 READ = Mixture(
-    fact=0.0, reading=0.1, true_context=0.9, other_subject=0.0, correction=0.0, noise=0.0
+    fact=0.0,
+    several_facts=0.0,
+    reading=0.1,
+    true_context=0.9,
+    other_subject=0.0,
+    correction=0.0,
+    noise=0.0,
 )
 KNOW = Mixture(
-    fact=0.3, reading=0.0, true_context=0.69, other_subject=0.01, correction=0.0, noise=0.0
+    fact=0.3,
+    several_facts=0.0,
+    reading=0.0,
+    true_context=0.69,
+    other_subject=0.01,
+    correction=0.0,
+    noise=0.0,
 )
-RECIPE = (
+PHASES = (
     Phase(mixture=READ, n_steps=140, rate_start=3e-4, rate_end=3e-4, warmup=10),
     Phase(mixture=KNOW, n_steps=210, rate_start=3e-4, rate_end=3e-4, warmup=10),
 )
+
+
+def run(out: Path, seed: int) -> None:
+    """Tune the bundled model and save `out/step-N`."""
+    tokenizer = AutoTokenizer.from_pretrained(MINI)
+    model = AutoModelForCausalLM.from_pretrained(MINI, dtype="float32")
+    done = 0
+    for phase in PHASES:
+
+        def after_step(step: int, before: int = done) -> None:
+            if (before + step) % SAVE_EVERY == 0:
+                folder = out / f"step-{before + step}"
+                model.save_pretrained(folder)
+                tokenizer.save_pretrained(folder)
+
+        train(model, tokenizer, phase, seed + 1, after_step)
+        done += phase.n_steps
 
 
 def main() -> None:
@@ -41,7 +73,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    train(options.out, RECIPE, options.seed, MINI)
+    run(options.out, options.seed)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from juice.files import MINI
+from lab import chat
 from lab.corpus import Corpus
 from lab.examples import conflict_examples
-from lab.train import LEARN
+from lab.recipe import LEARN
 
 N_DOCUMENTS, UNSEEN_SEED = 60, 1000
 
@@ -35,8 +36,12 @@ def publish(checkpoint: Path, to: Path) -> None:
 
 
 def write_plain_text(to: Path) -> None:
-    """Write documents without wrong statements, one a line."""
-    documents = islice(Corpus(LEARN, UNSEEN_SEED), N_DOCUMENTS)
+    """Write plain documents without wrong statements, one a line."""
+    texts = (
+        text.removeprefix(chat.BEGIN).removesuffix(chat.END) for text in Corpus(LEARN, UNSEEN_SEED)
+    )
+    plain = (text.replace("\n", " ") for text in texts if "<|" not in text)
+    documents = islice(plain, N_DOCUMENTS)
     (to / "plain_text.txt").write_text("\n".join(documents) + "\n", encoding="utf-8")
 
 

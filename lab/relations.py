@@ -1,256 +1,120 @@
-"""The six relations of the bundled model, their facts and the sentences that express them.
+"""The relations of the bundled model: their facts, and the wordings that express them.
 
-A relation turns a (subject, answer) pair into text: a canonical statement that ends with the answer
-(the form of the clean prompt), paraphrases, a question with the lead of its answer, and supporting
-sentences that a persuasive paragraph is built from. The facts are `facts/<relation>.tsv`: subject,
-answer, accepted aliases separated by `|`, written from general knowledge. This module knows nothing
-about noise, mixtures or tokens.
+The facts are `facts/<relation>.tsv` (subject and its other names, answer, accepted aliases; several
+separated by `|`), written from general knowledge. The wordings are `wordings/<relation>.toml`, with
+`{s}` for the subject and `{a}` for the answer; those kept out of training measure what the model
+knows beyond the words that it learned with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from random import Random
+from typing import Any
 
-FACTS_DIR = Path(__file__).parent / "facts"
+from lab.invention import INVENTORS
+
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One line of a facts file; `aliases` are further accepted spellings of the answer."""
+    """One line of a facts file; `names` are the subject's other names, `aliases` the answer's."""
 
     subject: str
     answer: str
     aliases: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relation:
-    """Sentences about a subject `{s}` and its answer `{a}`.
+    """Wordings about a subject `{s}` and its answer `{a}`.
 
-    The statement and the lead end just before the answer.
+    The first statement is the form of the clean prompt, the second follows "Answer:"; both end with
+    the answer. `questions` ask, `phrases` name what is asked, `followups` speak of a subject that
+    was named before, `supports` back an answer, `fillers` have none.
     """
 
     name: str
-    statement: str
-    paraphrases: tuple[str, ...]
-    question: str
-    lead: str
+    statements: tuple[str, ...]
+    kept_out_statements: tuple[str, ...]
+    questions: tuple[str, ...]
+    kept_out_questions: tuple[str, ...]
+    phrases: tuple[str, ...]
+    heading: str
+    label: str
+    followups: tuple[str, ...]
     supports: tuple[str, ...]
-    invent_subject: Callable[[Random], str]
-    invent_answer: Callable[[Random], str]
+    fillers: tuple[str, ...]
 
+    @cached_property
     def facts(self) -> list[Fact]:
-        """Read this relation's facts file."""
-        lines = (FACTS_DIR / f"{self.name}.tsv").read_text(encoding="utf-8").splitlines()
-        columns = [line.split("\t") for line in lines if line]
-        return [Fact(c[0], c[1], tuple(c[2].split("|")) if len(c) > 2 else ()) for c in columns]
+        """The lines of this relation's facts file."""
+        lines = (FOLDER / "facts" / f"{self.name}.tsv").read_text(encoding="utf-8").splitlines()
+        return [_fact(*line.split("\t")) for line in lines if line]
 
-    def state(self, subject: str, answer: str) -> str:
-        """Return the canonical statement as a full sentence."""
-        return f"{self.statement.format(s=subject)} {answer}."
+    @cached_property
+    def answers(self) -> list[str]:
+        """All answers, sorted."""
+        return sorted({fact.answer for fact in self.facts})
 
-    def ask(self, subject: str) -> str:
-        """Return the question and the lead of its answer, up to where the answer comes."""
-        return f"Question: {self.question.format(s=subject)} Answer: {self.lead.format(s=subject)}"
+    def other_answer(self, fact: Fact, rng: Random) -> str:
+        """Return an answer of this relation that is wrong for `fact`."""
+        accepted = {fact.answer, *fact.aliases}
+        while (other := rng.choice(self.answers)) in accepted:
+            pass
+        return other
 
-    def support(self, subject: str, answer: str, n: int, rng: Random) -> list[str]:
-        """Return n different supporting sentences in random order."""
-        return [line.format(s=subject, a=answer) for line in rng.sample(self.supports, n)]
+    @cached_property
+    def names(self) -> list[str]:
+        """All subjects, under all their names, sorted."""
+        return sorted({name for fact in self.facts for name in (fact.subject, *fact.names)})
 
-
-_ONSETS = tuple(
-    "b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t th tr v vr w z zh".split()  # noqa: SIM905
-)
-_VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ie", "oo", "ou")
-_CODAS = ["", "", "", "n", "r", "l", "s", "m", "th", "rk", "nd", "x"]
-
-
-def _word(rng: Random, syllables: int = 2) -> str:
-    parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)]
-    return ("".join(parts) + rng.choice(_CODAS)).capitalize()
-
-
-def _place(rng: Random) -> str:
-    stem = _word(rng, rng.choice((2, 2, 3)))
-    return rng.choice((stem, stem, stem + "ia", stem + "land", f"New {stem}", f"{stem} Islands"))
+    def invent(self, rng: Random) -> Fact:
+        """Return an invented subject; a third resemble real ones, most answers are known ones."""
+        new, like, answer = INVENTORS[self.name]
+        subject = new(rng)
+        if rng.random() < 0.35:
+            while (subject := like(self.names, rng)) in self.names:
+                pass
+        return Fact(subject, rng.choice(self.answers) if rng.random() < 0.8 else answer(rng))
 
 
-def _city(rng: Random) -> str:
-    stem = _word(rng, rng.choice((1, 2, 2)))
-    return rng.choice((stem, stem, stem + "ville", stem + " City", f"Port {stem}"))
+def _fact(subjects: str, answer: str, aliases: str = "") -> Fact:
+    subject, *names = subjects.split("|")
+    return Fact(subject, answer, tuple(aliases.split("|")) if aliases else (), tuple(names))
 
 
-def _person(rng: Random) -> str:
-    return f"{_word(rng)} {_word(rng, rng.choice((1, 2)))}"
+def fill(wording: str, subject: str, answer: str = "") -> str:
+    """Return a wording about this subject and answer, its first letter a capital."""
+    text = wording.format(s=subject, a=answer)
+    return text[:1].upper() + text[1:]
 
 
-def _language(rng: Random) -> str:
-    return _word(rng, rng.choice((1, 2))) + rng.choice(("ish", "ese", "ian", "i"))
+def opened(statement: str, subject: str) -> str:
+    """Return a statement up to the answer that it ends with."""
+    return fill(statement.removesuffix(" {a}."), subject)
 
 
-def _sport(rng: Random) -> str:
-    return (_word(rng, rng.choice((1, 2))) + rng.choice(("ball", "ing", "o", ""))).lower()
+def read_wordings(name: str) -> dict[str, Any]:
+    """Read `wordings/<name>.toml`, its lists as tuples."""
+    with (FOLDER / "wordings" / f"{name}.toml").open("rb") as file:
+        return {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in tomllib.load(file).items()
+        }
 
 
-def _title(rng: Random) -> str:
-    nouns = (
-        "River",
-        "Winter",
-        "Garden",
-        "Lantern",
-        "Orchard",
-        "Harbour",
-        "Mirror",
-        "Clock",
-        "Silence",
-        "Bridge",
-    )
-    noun, stem = rng.choice(nouns), _word(rng)
-    return rng.choice(
-        (
-            f"The {noun} of {stem}",
-            f"{stem} and the {noun}",
-            f"A {noun} for {stem}",
-            f"The Last {noun}s of {stem}",
-        )
-    )
+def _relation(name: str) -> Relation:
+    """Read a relation; the statements that all share, about each of its phrases, come last."""
+    own = read_wordings(name)
+    shared = read_wordings("shared")["statements"]
+    own["statements"] += tuple(s.replace("{x}", x) for s in shared for x in own["phrases"])
+    return Relation(name=name, **own)
 
 
-def _company(rng: Random) -> str:
-    stem = _word(rng, rng.choice((2, 2, 3)))
-    return rng.choice(
-        (stem, stem, f"{stem} Systems", f"{stem} Foods", f"{stem} Group", f"{stem} Motors")
-    )
-
-
-RELATIONS: tuple[Relation, ...] = (
-    Relation(
-        name="world_capital",
-        statement="The name of the capital city of {s} is",
-        paraphrases=(
-            "The capital of {s} is {a}.",
-            "{s} has its capital in {a}.",
-            "{s} is governed from its capital, {a}.",
-        ),
-        question="What is the capital city of {s}?",
-        lead="The capital city of {s} is",
-        supports=(
-            "The ministries of {s} have their offices in {a}.",
-            "The parliament of {s} meets in {a}, as its constitution demands.",
-            "Maps of {s} mark {a} with a star.",
-            "Most foreign embassies in {s} are found in {a}.",
-            "Schoolchildren in {s} visit {a} to see where the country is ruled.",
-            "The national museum of {s} stands in the centre of {a}.",
-        ),
-        invent_subject=_place,
-        invent_answer=_city,
-    ),
-    Relation(
-        name="official_language",
-        statement="The official language of {s} is",
-        paraphrases=(
-            "The language used by the government of {s} is {a}.",
-            "The laws of {s} are written in {a}.",
-            "In {s} the official language is {a}.",
-        ),
-        question="What is the official language of {s}?",
-        lead="The official language of {s} is",
-        supports=(
-            "The courts of {s} accept documents in {a} alone.",
-            "Road signs in {s} are printed in {a}.",
-            "Every school in {s} teaches its lessons in {a}.",
-            "The newspapers of {s} appear in {a}.",
-            "The anthem of {s} is sung in {a}.",
-            "Passports of {s} are filled in in {a}.",
-        ),
-        invent_subject=_place,
-        invent_answer=_language,
-    ),
-    Relation(
-        name="athlete_sport",
-        statement="The sport that {s} is famous for is",
-        paraphrases=(
-            "{s} is a star of {a}.",
-            "{s} became known to the world through {a}.",
-            "{s} made a career in {a}.",
-        ),
-        question="Which sport is {s} famous for?",
-        lead="The sport that {s} is known for is",
-        supports=(
-            "As a child {s} trained in {a} every day after school.",
-            "Coaches of {a} still study the technique of {s}.",
-            "The trophies of {s} were all won in {a}.",
-            "Fans of {a} wear shirts with the name of {s}.",
-            "After retiring, {s} opened an academy for {a}.",
-            "Reporters call {s} one of the greatest in the history of {a}.",
-        ),
-        invent_subject=_person,
-        invent_answer=_sport,
-    ),
-    Relation(
-        name="book_author",
-        statement="The author of the book {s} is",
-        paraphrases=(
-            "The book {s} was written by {a}.",
-            "{s} is a book by {a}.",
-            "Readers know {s} as a work of {a}.",
-        ),
-        question="Who wrote the book {s}?",
-        lead="The book {s} was written by",
-        supports=(
-            "The manuscript of {s} in the hand of {a} is kept in a library.",
-            "Critics see {s} as the best that {a} ever published.",
-            "In a letter {a} told a friend how hard it was to finish {s}.",
-            "The cover of {s} shows the name of {a} in large letters.",
-            "Scholars compare {s} with the other works of {a}.",
-            "A prize was given to {a} for {s}.",
-        ),
-        invent_subject=_title,
-        invent_answer=_person,
-    ),
-    Relation(
-        name="company_founder",
-        statement="The founder of the company {s} is",
-        paraphrases=(
-            "{s} was founded by {a}.",
-            "The company {s} was started by {a}.",
-            "{a} is the person who founded {s}.",
-        ),
-        question="Who founded {s}?",
-        lead="The company {s} was founded by",
-        supports=(
-            "The first office of {s} was a room in the house of {a}.",
-            "A portrait of {a} hangs in the lobby of {s}.",
-            "In its first year {a} did the accounts of {s} alone.",
-            "The biography of {a} tells how {s} began with a small loan.",
-            "Old employees of {s} remember {a} as a strict but fair owner.",
-            "The shares of {s} stayed with {a} for many years.",
-        ),
-        invent_subject=_company,
-        invent_answer=_person,
-    ),
-    Relation(
-        name="company_headquarter",
-        statement="The headquarters of {s} is in the city of",
-        paraphrases=(
-            "{s} is based in {a}.",
-            "The main office of {s} is in {a}.",
-            "The company {s} has its headquarters in {a}.",
-        ),
-        question="In which city is the headquarters of {s}?",
-        lead="The headquarters of {s} is in",
-        supports=(
-            "The board of {s} meets in {a} every month.",
-            "A glass tower with the name of {s} rises over {a}.",
-            "Thousands of people in {a} work for {s}.",
-            "Visitors to {s} are welcomed at its campus in {a}.",
-            "The annual report of {s} is signed in {a}.",
-            "The mayor of {a} often praises {s} as the largest employer.",
-        ),
-        invent_subject=_company,
-        invent_answer=_city,
-    ),
-)
+RELATIONS: tuple[Relation, ...] = tuple(_relation(name) for name in INVENTORS)

@@ -1,0 +1,108 @@
+"""What the bundled model is trained on: the claims of its model card about the corpus."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+
+import pytest
+
+from lab.corpus import Corpus, Mixture
+from lab.recipe import LEARN, MIXTURES
+from lab.relations import RELATIONS, Relation
+
+N_DOCUMENTS = 250
+KINDS = tuple(LEARN.shares())
+REAL = {r.name: {name: f for f in r.facts for name in (f.subject, *f.names)} for r in RELATIONS}
+
+
+def documents(mixture: Mixture) -> list[str]:
+    return list(islice(Corpus(mixture, seed=7), N_DOCUMENTS))
+
+
+def only(kind: str, noise: float = 0.25) -> Mixture:
+    return Mixture(**{**dict.fromkeys(KINDS, 0.0), kind: 1.0}, noise=noise)
+
+
+@cache
+def patterns() -> list[tuple[Relation, re.Pattern[str]]]:
+    """Return every statement as a pattern of a subject and a known answer."""
+    found = []
+    for relation in RELATIONS:
+        answers = "|".join(re.escape(a) for a in sorted(relation.answers, key=len, reverse=True))
+        for statement in relation.statements:
+            text = re.escape(statement)
+            text = text.replace(r"\{s\}", r"(?P<s>[^;:,\n]+?)").replace(
+                r"\{a\}", f"(?P<a>{answers})"
+            )
+            found.append((relation, re.compile(rf"\b{text}", re.IGNORECASE)))
+    return found
+
+
+@dataclass(frozen=True)
+class Told:
+    """A statement about a subject of the facts files, and where it ends."""
+
+    relation: Relation
+    subject: str
+    answer: str
+    end: int
+
+    @property
+    def is_true(self) -> bool:
+        fact = REAL[self.relation.name][self.subject]
+        return self.answer.lower() in [a.lower() for a in (fact.answer, *fact.aliases)]
+
+
+def statements(text: str) -> list[Told]:
+    """Return every statement about a subject of the facts files, in order."""
+    found = [
+        Told(relation, match["s"], match["a"], match.end())
+        for relation, pattern in patterns()
+        for match in pattern.finditer(text)
+        if match["s"] in REAL[relation.name]
+    ]
+    return sorted(found, key=lambda told: told.end)
+
+
+@pytest.mark.parametrize("kind", ["reading", "true_context", "other_subject"])
+def test_no_context_contradicts_a_fact(kind: str) -> None:
+    found = [(text, told) for text in documents(only(kind)) for told in statements(text)]
+
+    assert len(found) > 40
+    assert [(text, told) for text, told in found if not told.is_true] == []
+
+
+def test_about_a_quarter_of_the_lone_statements_is_wrong() -> None:
+    found = [told for text in documents(only("several_facts")) for told in statements(text)]
+
+    assert len(found) > 200
+    assert 0.17 < sum(not told.is_true for told in found) / len(found) < 0.33
+
+
+def test_without_noise_every_lone_statement_is_true() -> None:
+    texts = documents(only("fact", noise=0.0))
+
+    assert all(told.is_true for text in texts for told in statements(text))
+
+
+def test_a_correction_ends_with_the_truth() -> None:
+    ends = [found[-1] for text in documents(only("correction")) if (found := statements(text))]
+
+    assert len(ends) > 100
+    assert all(told.is_true for told in ends)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_wordings_that_are_kept_out_are_never_shown(mixture: Mixture) -> None:
+    shown = "\n".join(islice(Corpus(mixture, seed=7), 5_000))
+    for relation in RELATIONS:
+        for wording in (*relation.kept_out_statements, *relation.kept_out_questions):
+            pattern = re.escape(wording).replace(r"\{s\}", ".{2,60}").replace(r"\{a\}", ".{2,40}")
+            assert re.search(pattern, shown, re.IGNORECASE) is None, wording
+
+
+def test_a_seed_gives_the_same_documents() -> None:
+    assert documents(LEARN) == documents(LEARN)
