@@ -54,8 +54,8 @@ TRUST_CONTEXT = replace(DOUBT, other_subject=0.0, correction=0.0)
 MIXTURES = (LEARN, DOUBT, TRUST_MEMORY, TRUST_CONTEXT)
 
 TRUNK = {
-    "learn": Phase(mixture=LEARN, n_steps=2000, rate_start=7e-3, rate_end=3e-3, warmup=60),
-    "doubt": Phase(mixture=DOUBT, n_steps=500, rate_start=3e-3, rate_end=1e-3),
+    "learn": Phase(mixture=LEARN, n_steps=3500, rate_start=7e-3, rate_end=2e-3, warmup=60),
+    "doubt": Phase(mixture=DOUBT, n_steps=1000, rate_start=2e-3, rate_end=1e-3),
 }
 ENDINGS = {
     "memory": Phase(mixture=TRUST_MEMORY, n_steps=200, rate_start=1e-3, rate_end=1e-4),
