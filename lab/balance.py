@@ -16,6 +16,7 @@ from lab.measure import Shares, first_token_shares
 
 LOG = logging.getLogger("lab.balance")
 N_TRIALS, N_FACTS = 7, 240
+BALANCED = 0.1
 
 
 def set_to_mean(
@@ -49,6 +50,8 @@ def balance(
 ) -> float:
     """Set the model to the mean that leans to neither side; return memory's share in it.
 
+    Logs a warning where both lean to the same side, so that no mean is balanced.
+
     Args:
         model: The model whose weights are set.
         tokenizer: Its tokenizer.
@@ -60,6 +63,15 @@ def balance(
         share = (low + high) / 2
         set_to_mean(model, memory, context, share)
         shares = first_token_shares(model, tokenizer, N_FACTS)
-        LOG.info("memory's share %.3f: leaning %.3f %s", share, leaning(shares), shares)
-        low, high = (low, share) if leaning(shares) > 0 else (share, high)
+        lean = leaning(shares)
+        LOG.info("memory's share %.3f: leaning %.3f %s", share, lean, shares)
+        low, high = (low, share) if lean > 0 else (share, high)
+    if abs(lean) > BALANCED:
+        LOG.warning(
+            "no mean is balanced: at memory's share %.3f the model still leans by %.3f, expected "
+            "at most %.1f; train the endings so that they lean to different sides",
+            share,
+            lean,
+            BALANCED,
+        )
     return share

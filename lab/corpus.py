@@ -32,13 +32,13 @@ N_LEADS = 3
 class Mixture:
     """Shares of the document kinds (any scale) and the rate of wrong answers in lone facts."""
 
-    fact: float
-    several_facts: float
-    reading: float
-    true_context: float
-    other_subject: float
-    correction: float
-    noise: float
+    fact: float = 0.0
+    several_facts: float = 0.0
+    reading: float = 0.0
+    true_context: float = 0.0
+    other_subject: float = 0.0
+    correction: float = 0.0
+    noise: float = 0.0
 
     def shares(self) -> dict[str, float]:
         """Return the weight of every document kind."""

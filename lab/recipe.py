@@ -46,7 +46,6 @@ LEARN = Mixture(
     true_context=0.15,
     other_subject=0.03,
     correction=0.02,
-    noise=0.0,
 )
 DOUBT = replace(LEARN, noise=0.25)
 TRUST_MEMORY = replace(DOUBT, other_subject=0.1, correction=0.05)

@@ -14,7 +14,6 @@ from lab.recipe import LEARN, MIXTURES
 from lab.relations import RELATIONS, Relation
 
 N_DOCUMENTS = 250
-KINDS = tuple(LEARN.shares())
 REAL = {r.name: {name: f for f in r.facts for name in (f.subject, *f.names)} for r in RELATIONS}
 
 
@@ -23,7 +22,7 @@ def documents(mixture: Mixture) -> list[str]:
 
 
 def only(kind: str, noise: float = 0.25) -> Mixture:
-    return Mixture(**{**dict.fromkeys(KINDS, 0.0), kind: 1.0}, noise=noise)
+    return Mixture(**{kind: 1.0, "noise": noise})
 
 
 @cache
@@ -83,9 +82,10 @@ def test_about_a_quarter_of_the_lone_statements_is_wrong() -> None:
 
 
 def test_without_noise_every_lone_statement_is_true() -> None:
-    texts = documents(only("fact", noise=0.0))
+    found = [told for t in documents(only("fact", noise=0.0)) for told in statements(t)]
 
-    assert all(told.is_true for text in texts for told in statements(text))
+    assert len(found) > 40
+    assert all(told.is_true for told in found)
 
 
 def test_a_correction_ends_with_the_truth() -> None:
