@@ -17,13 +17,13 @@ believed: conflicts are never trained.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from random import Random
 
 from lab import chat
-from lab.relations import RELATIONS, Fact, Relation, fill, opened, read_wordings
+from lab.relations import RELATIONS, Fact, Relation, fill, opened
+from lab.stories import SHARED, Story, Storyteller
 
-SHARED = read_wordings("shared")
 CHAT_SHARE = 0.4
 N_LEADS = 3
 
@@ -45,26 +45,12 @@ class Mixture:
         return {kind: weight for kind, weight in asdict(self).items() if kind != "noise"}
 
 
-@dataclass(frozen=True)
-class Story:
-    """What a document tells (paragraphs), what it asks about, and the answer that it gives.
-
-    `wording` is the statement that the context used for this subject, if any.
-    """
-
-    relation: Relation
-    subject: str
-    answer: str
-    told: tuple[str, ...] = ()
-    wording: str | None = None
-
-
 class Corpus:
     """An endless, seeded stream of documents from one mixture, with role and end tokens."""
 
     def __init__(self, mixture: Mixture, seed: int) -> None:
         self._rng = Random(seed)
-        self._noise = mixture.noise
+        self._tell = Storyteller(self._rng, mixture.noise)
         self._kinds = list(mixture.shares())
         self._weights = list(mixture.shares().values())
 
@@ -77,100 +63,11 @@ class Corpus:
             elif kind == "correction":
                 yield _framed(self._correction(relation))
             else:
-                story: Story = getattr(self, f"_{kind}")(relation)
+                story: Story = getattr(self._tell, kind)(relation)
                 if self._rng.random() < CHAT_SHARE:
                     yield self._dialogue(story)
                 else:
                     yield _framed(self._plain(story))
-
-    # What is told and asked
-
-    def _fact(self, relation: Relation) -> Story:
-        fact = self._rng.choice(relation.facts)
-        return Story(relation, self._name(fact), self._noisy_answer(relation, fact))
-
-    def _reading(self, relation: Relation) -> Story:
-        return self._about(relation, relation.invent(self._rng))
-
-    def _true_context(self, relation: Relation) -> Story:
-        """A true answer of several is told as often as not: which one, only the context says."""
-        fact = self._rng.choice(relation.facts)
-        if fact.aliases and self._rng.random() < 0.5:
-            fact = replace(fact, answer=self._rng.choice(fact.aliases))
-        return self._about(relation, fact)
-
-    def _other_subject(self, relation: Relation) -> Story:
-        fact = self._rng.choice(relation.facts)
-        told = [self._distractor(relation, fact) for _ in range(max(1, self._n_distractors()))]
-        return Story(relation, self._name(fact), fact.answer, tuple(told))
-
-    def _about(self, relation: Relation, fact: Fact) -> Story:
-        subject = self._name(fact)
-        wording = self._rng.choice(relation.statements)
-        told = [self._distractor(relation, fact) for _ in range(self._n_distractors())]
-        paragraph = self._paragraph(relation, subject, fact.answer, wording)
-        told.insert(self._rng.randint(0, len(told)), paragraph)
-        return Story(relation, subject, fact.answer, tuple(told), wording)
-
-    def _name(self, fact: Fact) -> str:
-        if fact.names and self._rng.random() < 0.4:
-            return self._rng.choice(fact.names)
-        return fact.subject
-
-    def _noisy_answer(self, relation: Relation, fact: Fact) -> str:
-        """Return the fact's answer, or a wrong one as often as this fact is told wrongly."""
-        rate = self._noise * (0.2 + 1.6 * Random(fact.subject).random())
-        if self._rng.random() < rate:
-            return relation.other_answer(fact, self._rng)
-        if fact.aliases and self._rng.random() < 0.15:
-            return self._rng.choice(fact.aliases)
-        return fact.answer
-
-    def _n_distractors(self) -> int:
-        roll = self._rng.random()
-        if roll < 0.75:
-            return 0
-        if roll < 0.993:
-            return self._rng.choice((1, 1, 1, 2, 2, 3))
-        return self._rng.randint(6, 18)
-
-    def _distractor(self, relation: Relation, apart_from: Fact) -> str:
-        """Return a paragraph about another subject, invented or real, mostly of this relation."""
-        rng = self._rng
-        if rng.random() < 0.2:
-            relation = rng.choice(RELATIONS)
-        while True:
-            fact = relation.invent(rng) if rng.random() < 0.5 else rng.choice(relation.facts)
-            if fact.subject != apart_from.subject:
-                break
-        wording = rng.choice(relation.statements)
-        return self._paragraph(relation, self._name(fact), fact.answer, wording)
-
-    def _paragraph(self, relation: Relation, subject: str, answer: str, wording: str) -> str:
-        """Return one to six sentences that begin, mostly, with the statement `wording`."""
-        rng = self._rng
-        sentences = [self._statement(wording, subject, answer)]
-        n_more = rng.choice((0, 0, 0, 1, 2, 3, 4, 5))
-        n_supports = rng.randint(0, n_more)
-        more = rng.sample(relation.supports, n_supports)
-        more += rng.sample((*relation.fillers, *SHARED["fillers"]), n_more - n_supports)
-        rng.shuffle(more)
-        sentences += [fill(wording, subject, answer) for wording in more]
-        if n_more and rng.random() < 0.15:
-            sentences.insert(1, sentences.pop(0))
-        return " ".join(sentences)
-
-    def _statement(self, wording: str, subject: str, answer: str) -> str:
-        """Return a statement, at times with an opener such as "According to a guide book,"."""
-        text = fill(wording, subject, answer)
-        if self._rng.random() >= 0.15:
-            return text
-        opener = self._rng.choice(SHARED["openers"])
-        if not opener.endswith(":") and text.startswith(("The ", "In ", "As ", "On ", "By ")):
-            text = text[0].lower() + text[1:]
-        return f"{opener} {text}"
-
-    # How it is written
 
     def _plain(self, story: Story) -> str:
         rng = self._rng
@@ -197,7 +94,7 @@ class Corpus:
             if wording is None or rng.random() < 0.4:
                 wording = relation.statements[0] if rng.random() < 0.25 else None
             wording = wording or rng.choice(relation.statements)
-            return self._statement(wording, subject, answer)
+            return self._tell.statement(wording, subject, answer)
         if roll < 0.48:
             return f"{fill(relation.label, subject)}: {answer}"
         question = self._ask(story)
@@ -257,14 +154,14 @@ class Corpus:
         """Return, at times, a question about another subject and its answer."""
         if story.told or self._rng.random() >= 0.2:
             return []
-        other = self._fact(self._rng.choice(RELATIONS))
+        other = self._tell.fact(self._rng.choice(RELATIONS))
         return _turn(self._ask(other), f"{other.answer}.") if other.subject != story.subject else []
 
     def _several_facts(self, relation: Relation) -> str:
         """Return a list, or a paragraph, of lone facts."""
         rng = self._rng
         facts = rng.sample(relation.facts, rng.randint(2, 6))
-        told = [(self._name(f), self._noisy_answer(relation, f)) for f in facts]
+        told = [(self._tell.name(f), self._tell.noisy_answer(relation, f)) for f in facts]
         roll = rng.random()
         if roll < 0.25:
             return "\n".join([f"{relation.heading}:", *(f"- {s}: {a}" for s, a in told)])
@@ -276,16 +173,15 @@ class Corpus:
 
     def _profile(self, relation: Relation, fact: Fact) -> str:
         """Return a paragraph with all that is known of one subject."""
-        rng, subject = self._rng, self._name(fact)
+        rng, subject = self._rng, self._tell.name(fact)
         known = [(r, f) for r in RELATIONS for f in r.facts if f.subject == fact.subject]
         rng.shuffle(known)
         first, *rest = known
-        answer = self._noisy_answer(*first)
+        answer = self._tell.noisy_answer(*first)
         lines = [fill(rng.choice(first[0].statements), subject, answer)]
-        for other, known_fact in rest:
-            lines.append(
-                fill(rng.choice(other.followups), subject, self._noisy_answer(other, known_fact))
-            )
+        for also, also_fact in rest:
+            wording = rng.choice(also.followups)
+            lines.append(fill(wording, subject, self._tell.noisy_answer(also, also_fact)))
         if rng.random() < 0.5:
             lines.insert(0, fill(rng.choice(relation.fillers), subject))
         return " ".join(lines)
@@ -293,7 +189,7 @@ class Corpus:
     def _correction(self, relation: Relation) -> str:
         rng = self._rng
         fact = rng.choice(relation.facts)
-        subject = self._name(fact)
+        subject = self._tell.name(fact)
         wrong = fill(rng.choice(relation.statements), subject, relation.other_answer(fact, rng))
         right = fill(rng.choice(relation.statements), subject, fact.answer)
         return str(rng.choice(SHARED["corrections"])).format(wrong=wrong, right=right)
