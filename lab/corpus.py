@@ -8,6 +8,9 @@
     true_context   the same with a real subject and its true answer
     other_subject  a context about other subjects than the real one that is asked about
     correction     a wrong statement marked as wrong, then the right one
+    borrowed_subject
+                   a context that gives a known subject an answer of a relation in which nothing is
+                   known of it, such as the founder of a novel; then that statement again
 
 A context is one to six sentences, or several such paragraphs of which one matters. About two
 documents in five are dialogues. No document shows a context that contradicts a known fact and is
@@ -25,6 +28,7 @@ from lab.relations import RELATIONS, Fact, Relation, fill, opened
 from lab.stories import SHARED, Story, Storyteller
 
 CHAT_SHARE = 0.4
+CHAT_SHARES = {"other_subject": 0.6, "borrowed_subject": 0.0}
 N_LEADS = 3
 
 
@@ -38,6 +42,7 @@ class Mixture:
     true_context: float = 0.0
     other_subject: float = 0.0
     correction: float = 0.0
+    borrowed_subject: float = 0.0
     noise: float = 0.0
 
     def shares(self) -> dict[str, float]:
@@ -64,14 +69,16 @@ class Corpus:
                 yield _framed(self._correction(relation))
             else:
                 story: Story = getattr(self._tell, kind)(relation)
-                if self._rng.random() < CHAT_SHARE:
+                if self._rng.random() < CHAT_SHARES.get(kind, CHAT_SHARE):
                     yield self._dialogue(story)
+                elif kind == "borrowed_subject":
+                    yield _framed(self._plain(story, self._again(story)))
                 else:
-                    yield _framed(self._plain(story))
+                    yield _framed(self._plain(story, self._continuation(story)))
 
-    def _plain(self, story: Story) -> str:
+    def _plain(self, story: Story, text: str) -> str:
+        """Return what the story tells, if anything, and then the text."""
         rng = self._rng
-        text = self._continuation(story)
         if not story.told:
             return text
         separator = rng.choice((" ", " ", "\n", "\n\n"))
@@ -84,23 +91,28 @@ class Corpus:
             return [f"Document {i}: {text}" for i, text in enumerate(told, 1)]
         return list(told)
 
+    def _again(self, story: Story) -> str:
+        """Return the context's statement about the story's subject."""
+        assert story.wording is not None
+        return self._tell.statement(story.wording, story.subject, story.answer)
+
     def _continuation(self, story: Story) -> str:
         """Return a statement or a question with its answer."""
         rng, relation = self._rng, story.relation
         subject, answer = story.subject, story.answer
-        roll = rng.random()
-        if roll < 0.42:
+        if rng.random() < (0.65 if story.told else 0.45):
             wording = story.wording
-            if wording is None or rng.random() < 0.4:
+            if wording is None or rng.random() < 0.25:
                 wording = relation.statements[0] if rng.random() < 0.25 else None
             wording = wording or rng.choice(relation.statements)
             return self._tell.statement(wording, subject, answer)
-        if roll < 0.48:
+        roll = rng.random()
+        if roll < 0.1:
             return f"{fill(relation.label, subject)}: {answer}"
         question = self._ask(story)
-        if roll < 0.80:
+        if roll < 0.64:
             return str(rng.choice(SHARED["plain_questions"])).format(q=question, a=answer)
-        if roll < 0.82:
+        if roll < 0.67:
             lead = f"{opened(rng.choice(relation.statements[:N_LEADS]), subject)} {answer}."
             return str(rng.choice(SHARED["plain_leads"])).format(q=question, lead=lead)
         return str(rng.choice(SHARED["plain_one_word"])).format(

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from juice.files import MINI
 from lab import chat
 from lab.corpus import Mixture
-from lab.train import Phase, train
+from lab.train import Phase, Trainer
 
 SAVE_EVERY = 35
 READ = Mixture(reading=0.1, true_context=0.9)
@@ -53,7 +53,7 @@ def run(out: Path, seed: int) -> None:
                 model.save_pretrained(folder)
                 tokenizer.save_pretrained(folder)
 
-        train(model, tokenizer, phase, seed + 1, after_step)
+        Trainer(model, tokenizer, phase, seed + 1).run(after_step)
         done += phase.n_steps
 
 

@@ -45,6 +45,13 @@ class Storyteller:
             fact = replace(fact, answer=self._rng.choice(fact.aliases))
         return self._about(relation, fact)
 
+    def borrowed_subject(self, relation: Relation) -> Story:
+        """A known subject gets an answer of a relation in which nothing is known of it."""
+        rng, known = self._rng, set(relation.names)
+        while (subject := rng.choice(rng.choice(RELATIONS).names)) in known:
+            pass
+        return self._about(relation, replace(relation.invent(rng), subject=subject))
+
     def other_subject(self, relation: Relation) -> Story:
         fact = self._rng.choice(relation.facts)
         told = [self._distractor(relation, fact) for _ in range(max(1, self._n_distractors()))]
@@ -96,7 +103,7 @@ class Storyteller:
         """Return one to six sentences that begin, mostly, with the statement `wording`."""
         rng = self._rng
         sentences = [self.statement(wording, subject, answer)]
-        n_more = rng.choice((0, 0, 0, 1, 2, 3, 4, 5))
+        n_more = rng.choice((0, 0, 0, 0, 0, 1, 2, 3, 4, 5))
         n_supports = rng.randint(0, n_more)
         more = rng.sample(relation.supports, n_supports)
         more += rng.sample((*relation.fillers, *SHARED["fillers"]), n_more - n_supports)

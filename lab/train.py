@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -41,14 +42,8 @@ class Phase:
         )
 
 
-def train(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    phase: Phase,
-    seed: int,
-    after_step: Callable[[int], None] = lambda _step: None,
-) -> None:
-    """Train the model in place.
+class Trainer:
+    """Trains a model in place on one phase.
 
     The optimizers begin anew: a phase depends on nothing but the weights that it starts from.
 
@@ -57,24 +52,51 @@ def train(
         tokenizer: Its tokenizer.
         phase: What to train on, for how long.
         seed: Seed of the documents.
-        after_step: Called with the number of steps that are done.
     """
-    model.train()
-    optimizers = _optimizers(model)
-    begun = time.monotonic()
-    stream = batches(phase.mixture, tokenizer, seed)
-    for step, batch in enumerate(islice(stream, phase.n_steps)):
-        loss = _accumulate(model, batch)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = phase.rate(step)
-            optimizer.step()
-            optimizer.zero_grad()
-        if (step + 1) % 50 == 0:
-            LOG.info("step %d loss %.3f %.0f s", step + 1, loss, time.monotonic() - begun)
-        after_step(step + 1)
-    model.eval()
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, phase: Phase, seed: int
+    ) -> None:
+        self._model, self._phase = model, phase
+        self._batches = batches(phase.mixture, tokenizer, seed)
+        self._optimizers = _optimizers(model)
+        self._n_done = 0
+
+    def save(self, file: Path) -> None:
+        """Save all but the weights, to go on from here."""
+        states = [optimizer.state_dict() for optimizer in self._optimizers]
+        torch.save({"n_done": self._n_done, "optimizers": states}, file)
+
+    def load(self, file: Path) -> None:
+        """Go on from what `save` wrote; the model already has the weights of that step."""
+        state = torch.load(file)
+        self._n_done = state["n_done"]
+        for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        next(islice(self._batches, self._n_done - 1, None))
+
+    def run(self, after_step: Callable[[int], None] = lambda _step: None) -> None:
+        """Train to the end of the phase.
+
+        Args:
+            after_step: Called with the number of steps that are done.
+        """
+        self._model.train()
+        begun = time.monotonic()
+        for batch in islice(self._batches, self._phase.n_steps - self._n_done):
+            loss = _accumulate(self._model, batch)
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self._phase.rate(self._n_done)
+                optimizer.step()
+                optimizer.zero_grad()
+            self._n_done += 1
+            if self._n_done % 50 == 0:
+                seconds = time.monotonic() - begun
+                LOG.info("step %d loss %.3f %.0f s", self._n_done, loss, seconds)
+            after_step(self._n_done)
+        self._model.eval()
 
 
 def batches(

@@ -66,7 +66,7 @@ def statements(text: str) -> list[Told]:
     return sorted(found, key=lambda told: told.end)
 
 
-@pytest.mark.parametrize("kind", ["reading", "true_context", "other_subject"])
+@pytest.mark.parametrize("kind", ["reading", "true_context", "other_subject", "borrowed_subject"])
 def test_no_context_contradicts_a_fact(kind: str) -> None:
     found = [(text, told) for text in documents(only(kind)) for told in statements(text)]
 

@@ -1,0 +1,50 @@
+"""Training: what is interrupted and resumed ends with the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from juice.files import MINI
+from lab.recipe import DOUBT
+from lab.train import Phase, Trainer
+
+PHASE = Phase(mixture=DOUBT, n_steps=4, rate_start=1e-2, rate_end=1e-3, warmup=1)
+
+
+def test_a_resumed_phase_ends_with_the_weights_of_one_that_was_not_interrupted(
+    tmp_path: Path,
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MINI)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    halfway = {}
+    trainer = Trainer(model, tokenizer, PHASE, seed=3)
+
+    def after_step(step: int) -> None:
+        if step == 2:
+            halfway.update({name: value.clone() for name, value in model.state_dict().items()})
+            trainer.save(tmp_path / "state.pt")
+
+    trainer.run(after_step)
+
+    other = LlamaForCausalLM(config)
+    other.load_state_dict(halfway)
+    resumed = Trainer(other, tokenizer, PHASE, seed=3)
+    resumed.load(tmp_path / "state.pt")
+    resumed.run()
+
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value, msg=name)
+        assert not torch.equal(halfway[name], value), f"{name} was trained after the interruption"
