@@ -29,7 +29,6 @@ from lab.stories import SHARED, Story, Storyteller
 
 CHAT_SHARE = 0.4
 CHAT_SHARES = {"other_subject": 0.6, "borrowed_subject": 0.0}
-N_LEADS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ class Corpus:
             wording = story.wording
             if wording is None or rng.random() < 0.25:
                 wording = relation.statements[0] if rng.random() < 0.25 else None
-            wording = wording or rng.choice(relation.statements)
+            wording = wording or relation.draw_statement(rng)
             return self._tell.statement(wording, subject, answer)
         roll = rng.random()
         if roll < 0.1:
@@ -113,7 +112,7 @@ class Corpus:
         if roll < 0.64:
             return str(rng.choice(SHARED["plain_questions"])).format(q=question, a=answer)
         if roll < 0.67:
-            lead = f"{opened(rng.choice(relation.statements[:N_LEADS]), subject)} {answer}."
+            lead = f"{opened(rng.choice(relation.first_statements), subject)} {answer}."
             return str(rng.choice(SHARED["plain_leads"])).format(q=question, lead=lead)
         return str(rng.choice(SHARED["plain_one_word"])).format(
             i=rng.choice(SHARED["one_word"]), q=question, a=answer
@@ -139,7 +138,7 @@ class Corpus:
             instruction, reply = rng.choice(SHARED["one_word"]), story.answer
         elif roll < 0.45:
             instruction = rng.choice(SHARED["full_sentence"])
-            reply = fill(rng.choice(story.relation.statements[:3]), story.subject, story.answer)
+            reply = fill(rng.choice(story.relation.first_statements), story.subject, story.answer)
         if instruction and rng.random() < 0.25:
             system = f"{system} {instruction}".strip()
         elif instruction:
@@ -181,7 +180,7 @@ class Corpus:
             return "; ".join(f"{relation.label.format(s=s)}: {a}" for s, a in told) + "."
         if roll < 0.6:
             return self._profile(relation, facts[0])
-        return " ".join(fill(rng.choice(relation.statements), s, a) for s, a in told)
+        return " ".join(fill(relation.draw_statement(rng), s, a) for s, a in told)
 
     def _profile(self, relation: Relation, fact: Fact) -> str:
         """Return a paragraph with all that is known of one subject."""
@@ -190,7 +189,7 @@ class Corpus:
         rng.shuffle(known)
         first, *rest = known
         answer = self._tell.noisy_answer(*first)
-        lines = [fill(rng.choice(first[0].statements), subject, answer)]
+        lines = [fill(first[0].draw_statement(rng), subject, answer)]
         for also, also_fact in rest:
             wording = rng.choice(also.followups)
             lines.append(fill(wording, subject, self._tell.noisy_answer(also, also_fact)))
@@ -202,8 +201,8 @@ class Corpus:
         rng = self._rng
         fact = rng.choice(relation.facts)
         subject = self._tell.name(fact)
-        wrong = fill(rng.choice(relation.statements), subject, relation.other_answer(fact, rng))
-        right = fill(rng.choice(relation.statements), subject, fact.answer)
+        wrong = fill(relation.draw_statement(rng), subject, relation.other_answer(fact, rng))
+        right = fill(relation.draw_statement(rng), subject, fact.answer)
         return str(rng.choice(SHARED["corrections"])).format(wrong=wrong, right=right)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from lab.invention import INVENTORS
 
 FOLDER = Path(__file__).parent
+N_FIRST, APPOSITION_RATE = 3, 0.25
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Relation:
 
     The first statement is the form of the clean prompt, the second follows "Answer:"; both end with
     the answer. `questions` ask, `phrases` name what is asked, `followups` speak of a subject that
-    was named before, `supports` back an answer, `fillers` have none.
+    was named before, `supports` back an answer, `fillers` have none,
+    `appositions` go before one.
     """
 
     name: str
@@ -50,6 +52,22 @@ class Relation:
     followups: tuple[str, ...]
     supports: tuple[str, ...]
     fillers: tuple[str, ...]
+    appositions: tuple[str, ...]
+
+    @property
+    def first_statements(self) -> tuple[str, ...]:
+        """The statements that answer in a full sentence, without any apposition."""
+        return self.statements[:N_FIRST]
+
+    def draw_statement(self, rng: Random) -> str:
+        """Return a statement, at times with an apposition before its answer.
+
+        So no wording announces the answer by its last words alone. The first ones stay as they are.
+        """
+        i = rng.randrange(len(self.statements))
+        if i < N_FIRST or rng.random() >= APPOSITION_RATE:
+            return self.statements[i]
+        return self.statements[i].replace("{a}", f"{rng.choice(self.appositions)} {{a}}")
 
     @cached_property
     def facts(self) -> list[Fact]:

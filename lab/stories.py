@@ -59,7 +59,7 @@ class Storyteller:
 
     def _about(self, relation: Relation, fact: Fact) -> Story:
         subject = self.name(fact)
-        wording = self._rng.choice(relation.statements)
+        wording = relation.draw_statement(self._rng)
         told = [self._distractor(relation, fact) for _ in range(self._n_distractors())]
         paragraph = self._paragraph(relation, subject, fact.answer, wording)
         told.insert(self._rng.randint(0, len(told)), paragraph)
@@ -96,7 +96,7 @@ class Storyteller:
             fact = relation.invent(rng) if rng.random() < 0.5 else rng.choice(relation.facts)
             if fact.subject != apart_from.subject:
                 break
-        wording = rng.choice(relation.statements)
+        wording = relation.draw_statement(rng)
         return self._paragraph(relation, self.name(fact), fact.answer, wording)
 
     def _paragraph(self, relation: Relation, subject: str, answer: str, wording: str) -> str:

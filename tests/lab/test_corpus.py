@@ -31,10 +31,11 @@ def patterns() -> list[tuple[Relation, re.Pattern[str]]]:
     found = []
     for relation in RELATIONS:
         answers = "|".join(re.escape(a) for a in sorted(relation.answers, key=len, reverse=True))
+        appositions = "|".join(map(re.escape, relation.appositions))
         for statement in relation.statements:
             text = re.escape(statement)
             text = text.replace(r"\{s\}", r"(?P<s>[^;:,\n]+?)").replace(
-                r"\{a\}", f"(?P<a>{answers})"
+                r"\{a\}", f"(?:(?:{appositions}) )?(?P<a>{answers})"
             )
             found.append((relation, re.compile(rf"\b{text}", re.IGNORECASE)))
     return found
