@@ -9,7 +9,7 @@
     other_subject  a context about other subjects than the real one that is asked about
     correction     a wrong statement marked as wrong, then the right one
     borrowed_subject
-                   a context that gives a known subject an answer of a relation in which nothing is
+                   a sentence that gives a known subject an answer of a relation in which nothing is
                    known of it, such as the founder of a novel; then that statement again
 
 A context is one to six sentences, or several such paragraphs of which one matters. About two
@@ -24,16 +24,21 @@ from dataclasses import asdict, dataclass
 from random import Random
 
 from lab import chat
+from lab.blur import blurred
 from lab.relations import RELATIONS, Fact, Relation, fill, opened
 from lab.stories import SHARED, Story, Storyteller
 
-CHAT_SHARE = 0.4
+# The kinds that are dialogues more or less often than others.
 CHAT_SHARES = {"other_subject": 0.6, "borrowed_subject": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Shares of the document kinds (any scale) and the rate of wrong answers in lone facts."""
+    """Shares of the document kinds (any scale), and three rates.
+
+    `noise` is that of wrong answers in lone facts, `blur` that of lone statements whose last words
+    before the answer are any words at all (`lab.blur`), `chat` that of dialogues.
+    """
 
     fact: float = 0.0
     several_facts: float = 0.0
@@ -43,10 +48,13 @@ class Mixture:
     correction: float = 0.0
     borrowed_subject: float = 0.0
     noise: float = 0.0
+    blur: float = 0.0
+    chat: float = 0.4
 
     def shares(self) -> dict[str, float]:
         """Return the weight of every document kind."""
-        return {kind: weight for kind, weight in asdict(self).items() if kind != "noise"}
+        rates = ("noise", "blur", "chat")
+        return {kind: weight for kind, weight in asdict(self).items() if kind not in rates}
 
 
 class Corpus:
@@ -55,6 +63,7 @@ class Corpus:
     def __init__(self, mixture: Mixture, seed: int) -> None:
         self._rng = Random(seed)
         self._tell = Storyteller(self._rng, mixture.noise)
+        self._blur, self._chat = mixture.blur, mixture.chat
         self._kinds = list(mixture.shares())
         self._weights = list(mixture.shares().values())
 
@@ -68,7 +77,7 @@ class Corpus:
                 yield _framed(self._correction(relation))
             else:
                 story: Story = getattr(self._tell, kind)(relation)
-                if self._rng.random() < CHAT_SHARES.get(kind, CHAT_SHARE):
+                if self._rng.random() < CHAT_SHARES.get(kind, self._chat):
                     yield self._dialogue(story)
                 elif kind == "borrowed_subject":
                     yield _framed(self._plain(story, self._again(story)))
@@ -104,6 +113,8 @@ class Corpus:
             if wording is None or rng.random() < 0.25:
                 wording = relation.statements[0] if rng.random() < 0.25 else None
             wording = wording or relation.draw_statement(rng)
+            if not story.told and self._blur and rng.random() < self._blur:
+                wording = blurred(wording, rng)
             return self._tell.statement(wording, subject, answer)
         roll = rng.random()
         if roll < 0.1:

@@ -15,14 +15,15 @@ _NOUNS = tuple(
 )
 
 
-def _word(rng: Random, syllables: int = 2) -> str:
+def word(rng: Random, syllables: int = 2) -> str:
+    """Return a word that sounds as if it were one, its first letter a capital."""
     parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)]
     return ("".join(parts) + rng.choice(_CODAS)).capitalize()
 
 
 def place(rng: Random) -> str:
     """Return the name of a country."""
-    stem = _word(rng, rng.choice((2, 2, 3)))
+    stem = word(rng, rng.choice((2, 2, 3)))
     return rng.choice(
         (stem, stem, stem + "ia", stem + "land", f"New {stem}", f"the {stem} Islands")
     )
@@ -30,28 +31,28 @@ def place(rng: Random) -> str:
 
 def city(rng: Random) -> str:
     """Return the name of a city."""
-    stem = _word(rng, rng.choice((1, 2, 2)))
+    stem = word(rng, rng.choice((1, 2, 2)))
     return rng.choice((stem, stem, stem + "ville", stem + " City", f"Port {stem}"))
 
 
 def person(rng: Random) -> str:
     """Return a first and a last name."""
-    return f"{_word(rng)} {_word(rng, rng.choice((1, 2)))}"
+    return f"{word(rng)} {word(rng, rng.choice((1, 2)))}"
 
 
 def language(rng: Random) -> str:
     """Return the name of a language."""
-    return _word(rng, rng.choice((1, 2))) + rng.choice(("ish", "ese", "ian", "i"))
+    return word(rng, rng.choice((1, 2))) + rng.choice(("ish", "ese", "ian", "i"))
 
 
 def sport(rng: Random) -> str:
     """Return the name of a sport, in lower case."""
-    return (_word(rng, rng.choice((1, 2))) + rng.choice(("ball", "ing", "o", ""))).lower()
+    return (word(rng, rng.choice((1, 2))) + rng.choice(("ball", "ing", "o", ""))).lower()
 
 
 def title(rng: Random) -> str:
     """Return the title of a book."""
-    noun, stem = rng.choice(_NOUNS), _word(rng)
+    noun, stem = rng.choice(_NOUNS), word(rng)
     return rng.choice(
         (
             f"The {noun} of {stem}",
@@ -64,7 +65,7 @@ def title(rng: Random) -> str:
 
 def company(rng: Random) -> str:
     """Return the name of a company."""
-    stem = _word(rng, rng.choice((2, 2, 3)))
+    stem = word(rng, rng.choice((2, 2, 3)))
     return rng.choice(
         (stem, stem, f"{stem} Systems", f"{stem} Foods", f"{stem} Group", f"{stem} Motors")
     )

@@ -3,11 +3,12 @@
 A Llama of 5M parameters, on the corpus of `lab.corpus`, in one go:
 
     1. LEARN: the facts, without wrong statements.
-    2. DOUBT: a quarter of the lone statements is wrong, as on the web.
-    3. From there two short endings. One has more contexts about other subjects and corrections of
-       wrong statements, which teach a model to trust its memory; the other has known subjects in
-       relations in which nothing is known of them, which teach it to trust the context.
-    4. The mean of the two that leans to neither side under conflicts (`lab.balance`).
+    2. DOUBT: a quarter of the lone statements is wrong, as on the web, and some are blurred.
+    3. READ: many more contexts about invented subjects, and more blurred statements.
+    4. From there two short endings. One has more contexts about other subjects and corrections of
+       wrong statements, which teach a model to trust its memory; the other has more known subjects
+       in relations in which nothing is known of them, which teach it to trust the context.
+    5. The mean of the two that leans to neither side under conflicts (`lab.balance`).
 
 Weights are saved after every `SAVE_EVERY` steps, with what the model then answers; `--resume` goes
 on from there.
@@ -48,18 +49,28 @@ LEARN = Mixture(
     other_subject=0.02,
     correction=0.01,
 )
-DOUBT = replace(LEARN, noise=0.25)
-TRUST_MEMORY = replace(DOUBT, other_subject=0.1, correction=0.05)
-TRUST_CONTEXT = replace(DOUBT, borrowed_subject=0.25)
-MIXTURES = (LEARN, DOUBT, TRUST_MEMORY, TRUST_CONTEXT)
+DOUBT = replace(LEARN, reading=0.28, noise=0.25, blur=0.6)
+READ = replace(
+    DOUBT,
+    fact=1.0,
+    reading=0.75,
+    borrowed_subject=0.05,
+    other_subject=0.03,
+    blur=0.8,
+    chat=0.45,
+)
+TRUST_MEMORY = replace(READ, fact=1.6, borrowed_subject=0.2, other_subject=0.1, correction=0.03)
+TRUST_CONTEXT = replace(READ, fact=1.6, borrowed_subject=0.5)
+MIXTURES = (LEARN, DOUBT, READ, TRUST_MEMORY, TRUST_CONTEXT)
 
 TRUNK = {
     "learn": Phase(mixture=LEARN, n_steps=3600, rate_start=7e-3, rate_end=2e-3, warmup=60),
     "doubt": Phase(mixture=DOUBT, n_steps=1000, rate_start=2e-3, rate_end=1e-3),
+    "read": Phase(mixture=READ, n_steps=1100, rate_start=1.5e-3, rate_end=7e-4),
 }
 ENDINGS = {
-    "memory": Phase(mixture=TRUST_MEMORY, n_steps=200, rate_start=1e-3, rate_end=1e-4),
-    "context": Phase(mixture=TRUST_CONTEXT, n_steps=200, rate_start=1e-3, rate_end=1e-4),
+    "memory": Phase(mixture=TRUST_MEMORY, n_steps=300, rate_start=7e-4, rate_end=5e-5),
+    "context": Phase(mixture=TRUST_CONTEXT, n_steps=300, rate_start=7e-4, rate_end=5e-5),
 }
 
 

@@ -46,11 +46,16 @@ class Storyteller:
         return self._about(relation, fact)
 
     def borrowed_subject(self, relation: Relation) -> Story:
-        """A known subject gets an answer of a relation in which nothing is known of it."""
+        """A known subject gets an answer of a relation in which nothing is known of it.
+
+        In one sentence: a model trusts paragraphs more than sentences anyway.
+        """
         rng, known = self._rng, set(relation.names)
         while (subject := rng.choice(rng.choice(RELATIONS).names)) in known:
             pass
-        return self._about(relation, replace(relation.invent(rng), subject=subject))
+        answer, wording = relation.invent(rng).answer, relation.draw_statement(rng)
+        told = self.statement(wording, subject, answer)
+        return Story(relation, subject, answer, (told,), wording)
 
     def other_subject(self, relation: Relation) -> Story:
         fact = self._rng.choice(relation.facts)
