@@ -35,7 +35,7 @@ def blurred(wording: str, rng: Random) -> str:
 
 
 def _index_of_subject(words: list[str]) -> int:
-    return next(i for i, word in enumerate(words) if "{s}" in word)
+    return next(i for i, one in enumerate(words) if "{s}" in one)
 
 
 def _any_word(rng: Random) -> str:

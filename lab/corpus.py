@@ -28,8 +28,8 @@ from lab.blur import blurred
 from lab.relations import RELATIONS, Fact, Relation, fill, opened
 from lab.stories import SHARED, Story, Storyteller
 
-# The kinds that are dialogues more or less often than others.
-CHAT_SHARES = {"other_subject": 0.6, "borrowed_subject": 0.0}
+# The kinds that are dialogues more often than others.
+CHAT_SHARES = {"other_subject": 0.6}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +75,12 @@ class Corpus:
                 yield _framed(self._several_facts(relation))
             elif kind == "correction":
                 yield _framed(self._correction(relation))
+            elif kind == "borrowed_subject":
+                yield _framed(self._borrowed_subject(relation))
             else:
                 story: Story = getattr(self._tell, kind)(relation)
                 if self._rng.random() < CHAT_SHARES.get(kind, self._chat):
                     yield self._dialogue(story)
-                elif kind == "borrowed_subject":
-                    yield _framed(self._plain(story, self._again(story)))
                 else:
                     yield _framed(self._plain(story, self._continuation(story)))
 
@@ -98,11 +98,6 @@ class Corpus:
         if len(told) > 1 and self._rng.random() < 0.4:
             return [f"Document {i}: {text}" for i, text in enumerate(told, 1)]
         return list(told)
-
-    def _again(self, story: Story) -> str:
-        """Return the context's statement about the story's subject."""
-        assert story.wording is not None
-        return self._tell.statement(story.wording, story.subject, story.answer)
 
     def _continuation(self, story: Story) -> str:
         """Return a statement or a question with its answer."""
@@ -207,6 +202,13 @@ class Corpus:
         if rng.random() < 0.5:
             lines.insert(0, fill(rng.choice(relation.fillers), subject))
         return " ".join(lines)
+
+    def _borrowed_subject(self, relation: Relation) -> str:
+        """Return a statement about a subject of another relation, twice."""
+        story = self._tell.borrowed_subject(relation)
+        assert story.wording is not None
+        again = self._tell.statement(story.wording, story.subject, story.answer)
+        return self._plain(story, again)
 
     def _correction(self, relation: Relation) -> str:
         rng = self._rng

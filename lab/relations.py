@@ -37,8 +37,7 @@ class Relation:
 
     The first statement is the form of the clean prompt, the second follows "Answer:"; both end with
     the answer. `questions` ask, `phrases` name what is asked, `followups` speak of a subject that
-    was named before, `supports` back an answer, `fillers` have none,
-    `appositions` go before one.
+    was named before, `supports` back an answer, `fillers` have none, `appositions` go before one.
     """
 
     name: str

@@ -129,5 +129,39 @@ def test_a_blurred_statement_keeps_its_subject_and_its_answer() -> None:
             assert told.endswith(statement.partition("{a}")[2])
 
 
+def test_a_mixture_blurs_as_many_lone_statements_as_it_says() -> None:
+    texts = [documents(Mixture(fact=1.0, chat=0.0, blur=blur)) for blur in (0.0, 0.5, 1.0)]
+    clear, half, none = (sum(len(statements(t)) for t in own) for own in texts)
+
+    assert clear > 60
+    assert 0.3 * clear < half < 0.8 * clear
+    assert none < 0.3 * clear  # those that stay as they are, or are wordings when cut
+
+
+@pytest.mark.parametrize("chat", [0.0, 1.0])
+def test_a_mixture_has_as_many_dialogues_as_it_says(chat: float) -> None:
+    texts = documents(Mixture(fact=1.0, reading=1.0, chat=chat))
+
+    assert sum("<|user|>" in text for text in texts) == chat * N_DOCUMENTS
+
+
+@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.name)
+def test_appositions_come_before_answers_but_never_in_the_first_statements(
+    relation: Relation,
+) -> None:
+    rng = Random(0)
+    drawn = [relation.draw_statement(rng) for _ in range(4_000)]
+    later = set(relation.statements) - set(relation.first_statements)
+    with_apposition = {
+        statement.replace("{a}", f"{words} {{a}}")
+        for statement in later
+        for words in relation.appositions
+    }
+
+    assert set(drawn) <= set(relation.statements) | with_apposition
+    assert set(relation.first_statements) <= set(drawn)
+    assert 0.2 < sum(one not in relation.statements for one in drawn) / len(drawn) < 0.3
+
+
 def test_a_seed_gives_the_same_documents() -> None:
     assert documents(LEARN) == documents(LEARN)

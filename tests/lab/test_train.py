@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer
 
 from juice.files import MINI
-from lab.recipe import DOUBT
+from lab.recipe import DOUBT, new_model
 from lab.train import Phase, Trainer
 
 PHASE = Phase(mixture=DOUBT, n_steps=4, rate_start=1e-2, rate_end=1e-3, warmup=1)
@@ -18,17 +18,7 @@ def test_a_resumed_phase_ends_with_the_weights_of_one_that_was_not_interrupted(
     tmp_path: Path,
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MINI)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-    )
-    model = LlamaForCausalLM(config)
+    model, other = new_model(tokenizer, seed=0), new_model(tokenizer, seed=1)
     halfway = {}
     trainer = Trainer(model, tokenizer, PHASE, seed=3)
 
@@ -39,7 +29,6 @@ def test_a_resumed_phase_ends_with_the_weights_of_one_that_was_not_interrupted(
 
     trainer.run(after_step)
 
-    other = LlamaForCausalLM(config)
     other.load_state_dict(halfway)
     resumed = Trainer(other, tokenizer, PHASE, seed=3)
     resumed.load(tmp_path / "state.pt")
