@@ -1,8 +1,9 @@
-"""Statements whose last words before the answer are any words at all.
+"""Statements whose last words before the answer are any words at all, and sentences of such words.
 
 A model that has seen only good English gives the answer after the words that it expects there, and
 goes on with other words after an ending that it does not know. Blurred statements teach it that the
-answer may come after anything.
+answer may come after anything. Contexts that go on in sentences without a meaning teach it to read
+around words that it does not know.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from random import Random
 from lab.invention import word
 from lab.relations import RELATIONS
 
-INVENTED_SHARE = 0.3
+INVENTED_SHARE, NAMING_SHARE = 0.3, 0.5
 
 
 def blurred(wording: str, rng: Random) -> str:
@@ -32,6 +33,17 @@ def blurred(wording: str, rng: Random) -> str:
         kept = kept[: len(kept) - rng.randint(1, min(3, n_free))]
     drawn = [] if how == "cut" else [_any_word(rng) for _ in range(rng.randint(1, 3))]
     return " ".join([*kept, *drawn, f"{{a}}{after}"])
+
+
+def nonsense(rng: Random) -> str:
+    """Return a sentence of any words; it may name a subject `{s}` and an answer `{a}`."""
+    words = [_any_word(rng) for _ in range(rng.randint(5, 20))]
+    for name in ("{s}", "{a}"):
+        if rng.random() < NAMING_SHARE:
+            words.insert(rng.randint(0, len(words)), name)
+    if words[0] not in ("{s}", "{a}"):
+        words[0] = words[0].capitalize()
+    return " ".join(words) + "."
 
 
 def _index_of_subject(words: list[str]) -> int:

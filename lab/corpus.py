@@ -12,9 +12,9 @@
                    a sentence that gives a known subject an answer of a relation in which nothing is
                    known of it, such as the founder of a novel; then that statement again
 
-A context is one to six sentences, or several such paragraphs of which one matters. About two
-documents in five are dialogues. No document shows a context that contradicts a known fact and is
-believed: conflicts are never trained.
+A context is one to six sentences, some of which may mean nothing (`lab.blur`), or several such
+paragraphs of which one matters. About two documents in five are dialogues. No document shows a
+context that contradicts a known fact and is believed: conflicts are never trained.
 """
 
 from __future__ import annotations

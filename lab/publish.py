@@ -1,8 +1,8 @@
 """Make the bundled model from a checkpoint: `python -m lab.publish CHECKPOINT [--to FOLDER]`.
 
 Weights are stored in half precision. The examples file has the facts as conflict examples, for the
-name `mini`; the plain text has documents of the training mixture that the model was not trained on,
-for its perplexity.
+name `mini`; the plain text has facts and lists as in training, none of them wrong, for its
+perplexity.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from juice.files import MINI
 from lab import chat
-from lab.corpus import Corpus
+from lab.corpus import Corpus, Mixture
 from lab.examples import conflict_examples
-from lab.recipe import LEARN
 
 N_DOCUMENTS, UNSEEN_SEED = 60, 1000
+PLAIN = Mixture(fact=0.8, several_facts=0.2, chat=0.0)
 
 
 def publish(checkpoint: Path, to: Path) -> None:
@@ -36,12 +36,11 @@ def publish(checkpoint: Path, to: Path) -> None:
 
 
 def write_plain_text(to: Path) -> None:
-    """Write plain documents without wrong statements, one a line."""
-    texts = (
-        text.removeprefix(chat.BEGIN).removesuffix(chat.END) for text in Corpus(LEARN, UNSEEN_SEED)
+    """Write facts and lists of facts, one document a line."""
+    documents = (
+        text.removeprefix(chat.BEGIN).removesuffix(chat.END).replace("\n", " ")
+        for text in islice(Corpus(PLAIN, UNSEEN_SEED), N_DOCUMENTS)
     )
-    plain = (text.replace("\n", " ") for text in texts if "<|" not in text)
-    documents = islice(plain, N_DOCUMENTS)
     (to / "plain_text.txt").write_text("\n".join(documents) + "\n", encoding="utf-8")
 
 

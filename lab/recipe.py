@@ -3,8 +3,8 @@
 A Llama of 5M parameters, on the corpus of `lab.corpus`, in one go:
 
     1. LEARN: the facts, without wrong statements.
-    2. DOUBT: a quarter of the lone statements is wrong, as on the web, and some are blurred.
-    3. READ: many more contexts about invented subjects, and more blurred statements.
+    2. DOUBT: a quarter of the lone statements is wrong, as on the web.
+    3. READ: many more contexts about invented subjects.
     4. From there two short endings. One has more contexts about other subjects and corrections of
        wrong statements, which teach a model to trust its memory; the other has more known subjects
        in relations in which nothing is known of them, which teach it to trust the context.
@@ -48,19 +48,12 @@ LEARN = Mixture(
     true_context=0.12,
     other_subject=0.02,
     correction=0.01,
+    blur=0.6,
 )
-DOUBT = replace(LEARN, reading=0.28, noise=0.25, blur=0.6)
-READ = replace(
-    DOUBT,
-    fact=1.0,
-    reading=0.75,
-    borrowed_subject=0.05,
-    other_subject=0.03,
-    blur=0.8,
-    chat=0.45,
-)
-TRUST_MEMORY = replace(READ, fact=1.6, borrowed_subject=0.2, other_subject=0.1, correction=0.03)
-TRUST_CONTEXT = replace(READ, fact=1.6, borrowed_subject=0.5)
+DOUBT = replace(LEARN, reading=0.28, noise=0.25)
+READ = replace(DOUBT, fact=1.0, reading=0.75, borrowed_subject=0.05, other_subject=0.03, chat=0.45)
+TRUST_MEMORY = replace(READ, borrowed_subject=0.0, other_subject=0.1, correction=0.03)
+TRUST_CONTEXT = replace(READ, borrowed_subject=0.4)
 MIXTURES = (LEARN, DOUBT, READ, TRUST_MEMORY, TRUST_CONTEXT)
 
 TRUNK = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from lab.blur import nonsense
 from lab.relations import RELATIONS, Fact, Relation, fill, read_wordings
 
 SHARED = read_wordings("shared")
+NONSENSE_RATE = 0.2
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,10 @@ class Storyteller:
         return self._paragraph(relation, self.name(fact), fact.answer, wording)
 
     def _paragraph(self, relation: Relation, subject: str, answer: str, wording: str) -> str:
-        """Return one to six sentences that begin, mostly, with the statement `wording`."""
+        """Return one to six sentences that begin, mostly, with the statement `wording`.
+
+        At times the others mean nothing.
+        """
         rng = self._rng
         sentences = [self.statement(wording, subject, answer)]
         n_more = rng.choice((0, 0, 0, 0, 0, 1, 2, 3, 4, 5))
@@ -113,6 +118,8 @@ class Storyteller:
         more = rng.sample(relation.supports, n_supports)
         more += rng.sample((*relation.fillers, *SHARED["fillers"]), n_more - n_supports)
         rng.shuffle(more)
+        if rng.random() < NONSENSE_RATE:
+            more = [nonsense(rng) for _ in more]
         sentences += [fill(wording, subject, answer) for wording in more]
         if n_more and rng.random() < 0.15:
             sentences.insert(1, sentences.pop(0))

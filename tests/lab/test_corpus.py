@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from lab.blur import blurred
+from lab.blur import blurred, nonsense
 from lab.corpus import Corpus, Mixture
 from lab.recipe import LEARN, MIXTURES
 from lab.relations import RELATIONS, Relation
@@ -127,6 +127,22 @@ def test_a_blurred_statement_keeps_its_subject_and_its_answer() -> None:
             assert (told.count("{s}"), told.count("{a}")) == (1, 1)
             assert told.startswith(statement.partition("{s}")[0])
             assert told.endswith(statement.partition("{a}")[2])
+
+
+def test_nonsense_names_subject_and_answer_half_the_time_and_is_never_a_wording() -> None:
+    rng = Random(0)
+    drawn = [nonsense(rng) for _ in range(2_000)]
+    known = {
+        wording
+        for relation in RELATIONS
+        for wording in (*relation.statements, *relation.supports, *relation.fillers)
+    }
+
+    assert not known & set(drawn)
+    assert len(set(drawn)) == len(drawn)
+    for name in ("{s}", "{a}"):
+        assert 0.45 < sum(name in sentence for sentence in drawn) / len(drawn) < 0.55
+        assert all(sentence.count(name) <= 1 for sentence in drawn)
 
 
 def test_a_mixture_blurs_as_many_lone_statements_as_it_says() -> None:
