@@ -1,196 +1,280 @@
-"""What steering does to the bundled model: `python -m benchmarks.quality [--limit N]`.
+"""What the bundled model knows and what steering does to it.
 
-Everything is measured on facts that neither identification nor tuning saw. Accuracy is the paper's:
-an accepted answer within the first five words of 15 greedy tokens.
+    python -m benchmarks.quality [--limit N] [--third-party FOLDER] [--json FILE]
+
+Everything is measured on facts that neither identification nor tuning saw, in the four forms of
+`lab.examples`: the prompts that the model was trained to continue, wordings that it never saw, and
+messages in a chat. Accuracy is the paper's: an accepted answer within the first five words of 15
+greedy tokens. `--third-party` is a folder with ParaConflict's `world_capital` and
+`official_language` files. Intervals are Wilson's, 95 %.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
+from scipy.stats import binomtest
+
 import juice
 from benchmarks import machine
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import CONFLICTS, ConflictExample, ConflictType
+from juice.data.judging import is_correct, normalise
 from juice.engine import Steer
 from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
-from juice.identification.trials import answer, outcome
+from juice.identification.trials import answer
 from juice.identification.validation import validation_share
 from juice.methods import Target
 from juice.steered_model import SteeredModel
-from lab.examples import prompts
-from lab.relations import RELATIONS, Fact
+from lab.examples import FORMS, Form, conflict_examples, prompts
+from lab.relations import RELATIONS, Fact, fill
 
 TYPES: tuple[ConflictType, ...] = ("clean", "substitution", "coherent")
+THIRD_PARTY = ("world_capital", "official_language")
+Share = tuple[int, int]  # right answers, of how many
 
 
-def unseen_examples(model: SteeredModel) -> list[ConflictExample]:
-    """Return the facts that the shipped head sets were neither identified nor tuned on."""
+def unseen_subjects(model: SteeredModel) -> list[tuple[str | None, str]]:
+    """Return relation and subject of what the shipped sets were neither found nor tuned on."""
     pool, seen = juice.read_examples("mini"), set()
     for target in ("parametric", "context"):
         found = model.head_sets.get(target).identification
         assert found is not None, "the shipped sets come from `juice identify`"
-        drawn, rest = usable_examples(
-            model,
-            pool,
-            IdentificationOptions(
-                n_examples=found.n_examples, seed=found.seed, relation="world_capital"
-            ),
-        )
+        options = IdentificationOptions(n_examples=found.n_examples, seed=found.seed)
+        drawn, rest = usable_examples(model, pool, options)
         seen |= {id(e) for e in [*drawn, *validation_share(rest, found.seed)]}
-    return [e for e in pool if id(e) not in seen]
+    return [(e.relation, e.subject) for e in pool if id(e) not in seen]
 
 
-def accuracy(
-    model: SteeredModel, examples: list[ConflictExample], target: Target, steer: Steer
-) -> dict[str, float]:
-    """Return the share of examples that get the target's answer, by conflict type."""
-    answers = answer(model, examples, TYPES, target, model.resolve(steer))
-    return {str(t): round(v, 4) for t, v in outcome(examples, answers, target).accuracy.items()}
+def in_form(subjects: Sequence[tuple[str | None, str]], form: Form) -> list[ConflictExample]:
+    """Return the examples about these subjects, written in a form."""
+    wanted = set(subjects)
+    rows = conflict_examples(form=form)
+    return [ConflictExample(**row) for row in rows if (row["relation"], row["subject"]) in wanted]
 
 
-def true_contexts(examples: list[ConflictExample]) -> list[ConflictExample]:
+def told_the_truth(examples: Sequence[ConflictExample], form: Form) -> list[ConflictExample]:
     """Return the same facts with true contexts."""
     rng, relations = Random(0), {relation.name: relation for relation in RELATIONS}
-    fact = {id(e): Fact(e.subject, e.parametric_answer[0]) for e in examples}
-    told = {
-        id(e): prompts(relations[e.relation or ""], fact[id(e)], e.parametric_answer[0], rng)
+    own = [
+        prompts(
+            relations[e.relation or ""],
+            Fact(e.subject, e.parametric_answer[0]),
+            e.parametric_answer[0],
+            rng,
+            form,
+        )
         for e in examples
-    }
-    return [e.model_copy(update={"prompts": told[id(e)]}) for e in examples]
+    ]
+    return [e.model_copy(update={"prompts": p}) for e, p in zip(examples, own, strict=True)]
 
 
-def invented_subjects(n: int) -> list[ConflictExample]:
+def invented(n: int, form: Form) -> list[ConflictExample]:
     """Return subjects that do not exist; only the context of each has its answer."""
     rng, made = Random(1), []
     for i in range(n):
         relation = RELATIONS[i % len(RELATIONS)]
-        right, other = rng.sample(relation.answers, 2)
-        fact = replace(relation.invent(rng), answer=right)
-        own = prompts(relation, fact, right, rng)
+        fact = relation.invent(rng)
         made.append(
             ConflictExample(
-                subject=fact.subject, parametric_answer=right, context_answer=other, prompts=own
+                subject=fact.subject,
+                parametric_answer=fact.answer,
+                context_answer=relation.other_answer(fact, rng),
+                prompts=prompts(relation, fact, fact.answer, rng, form),
             )
         )
     return made
 
 
-def measure(limit: int | None, seed: int = 0) -> dict[str, Any]:
-    """Run every measurement."""
-    model = juice.load("mini")
-    examples = unseen_examples(model)
-    if limit is not None:
-        examples = Random(seed).sample(examples, limit)
+def shares(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    target: Target,
+    steer: Steer,
+    types: tuple[ConflictType, ...] = TYPES,
+) -> dict[str, Share]:
+    """Return how many examples get the target's answer, by conflict type."""
+    answers = answer(model, examples, types, target, model.resolve(steer))
+    return {
+        t: (
+            sum(
+                is_correct(c.text, e.accepted(target))
+                for c, e in zip(completions, examples, strict=True)
+            ),
+            len(examples),
+        )
+        for t, completions in answers.items()
+    }
+
+
+def one_word(model: SteeredModel, subjects: Sequence[tuple[str | None, str]]) -> dict[str, Share]:
+    """Return how many replies are the answer and nothing else, where one word is asked for."""
+    relations = {relation.name: relation for relation in RELATIONS}
+    facts = [
+        (relations[name or ""], fact)
+        for name, subject in subjects
+        for fact in relations[name or ""].facts
+        if fact.subject == subject
+    ]
+    counted = {}
+    for name, form, asked in (
+        ("plain", "{q} Answer in one word. Answer:", model),
+        ("chat", "{q} Answer in one word.", model.with_chat_template()),
+    ):
+        texts = [form.format(q=fill(r.questions[0], f.subject)) for r, f in facts]
+        replies = asked.generate(texts, max_tokens=15, temperature=0)
+        right = sum(
+            normalise(reply.text) in [normalise(a) for a in (f.answer, *f.aliases)]
+            for reply, (_, f) in zip(replies, facts, strict=True)
+        )
+        counted[name] = (right, len(facts))
+    return counted
+
+
+def third_party(model: SteeredModel, folder: Path) -> dict[str, Any]:
+    """Measure the prompts of others: unsteered, and steered both ways."""
+    none, context, parametric = (Steer(target=t) for t in ("none", "context", "parametric"))
+    measured = {}
+    for name in THIRD_PARTY:
+        examples = juice.read_examples(str(folder / f"{name}.unfiltered_test.json"))
+        measured[name] = {
+            "unsteered": {
+                "parametric": shares(model, examples, "parametric", none),
+                "context": shares(model, examples, "context", none, CONFLICTS),
+            },
+            "steer_parametric": shares(model, examples, "parametric", parametric),
+            "steer_context": shares(model, examples, "context", context, CONFLICTS),
+        }
+    return measured
+
+
+def measure_form(
+    model: SteeredModel, subjects: Sequence[tuple[str | None, str]], form: Form
+) -> dict[str, Any]:
+    """Measure one form of prompts."""
+    asked = model.with_chat_template() if form == "chat" else model
     none, context, parametric = (Steer(target=t) for t in ("none", "context", "parametric"))
     once = Steer(target="parametric", method="june")
-    by_relation = {}
-    for relation in RELATIONS:
-        own = [e for e in examples if e.relation == relation.name]
-        by_relation[relation.name] = {
-            "n": len(own),
-            "parametric": accuracy(model, own, "parametric", parametric),
-            "context": accuracy(model, own, "context", context),
-        }
-    truth, unknown = true_contexts(examples), invented_subjects(len(examples))
+    half = Steer(target="context", strength=0.5)
+    examples = in_form(subjects, form)
+    truth, unknown = told_the_truth(examples, form), invented(len(examples), form)
     return {
-        "n_facts": len(examples),
         "unsteered": {
-            "parametric": accuracy(model, examples, "parametric", none),
-            "context": accuracy(model, examples, "context", none),
+            "parametric": shares(asked, examples, "parametric", none),
+            "context": shares(asked, examples, "context", none, CONFLICTS),
         },
-        "steer_parametric": {"parametric": accuracy(model, examples, "parametric", parametric)},
+        "steer_parametric": shares(asked, examples, "parametric", parametric),
+        "run_once_parametric": shares(asked, examples, "parametric", once),
         "steer_context": {
-            "parametric": accuracy(model, examples, "parametric", context),
-            "context": accuracy(model, examples, "context", context),
+            "parametric": shares(asked, examples, "parametric", context, ("clean",)),
+            "context": shares(asked, examples, "context", context, CONFLICTS),
         },
-        "run_once_parametric": {"parametric": accuracy(model, examples, "parametric", once)},
+        "steer_context_half": {
+            "parametric": shares(asked, examples, "parametric", half, ("clean",)),
+            "context": shares(asked, examples, "context", half, CONFLICTS),
+        },
         "true_context": {
-            name: accuracy(model, truth, "parametric", s)
-            for name, s in (("none", none), ("context", context))
+            "none": shares(asked, truth, "parametric", none, CONFLICTS),
+            "context": shares(asked, truth, "parametric", context, CONFLICTS),
         },
         "invented_subject": {
-            name: accuracy(model, unknown, "parametric", s)
-            for name, s in (("none", none), ("parametric", parametric))
+            "none": shares(asked, unknown, "parametric", none, CONFLICTS),
+            "parametric": shares(asked, unknown, "parametric", parametric, CONFLICTS),
         },
-        "by_relation": by_relation,
-        "betas": {
-            t: model.head_sets.get(t).model_dump(mode="json")["beta"]
-            for t in ("parametric", "context")
-        },
-        "machine": machine.describe(),
     }
+
+
+def measure(
+    limit: int | None = None, forms: Sequence[Form] = FORMS, folder: Path | None = None
+) -> dict[str, Any]:
+    """Run every measurement, on `limit` facts."""
+    with juice.load("mini") as model:
+        subjects = unseen_subjects(model)
+        if limit is not None:
+            subjects = Random(0).sample(subjects, limit)
+        return {
+            "n_facts": len(subjects),
+            "forms": {form: measure_form(model, subjects, form) for form in forms},
+            "one_word": one_word(model, subjects),
+            "third_party": third_party(model, folder) if folder else None,
+            "betas": {
+                t: model.head_sets.get(t).model_dump(mode="json")["beta"]
+                for t in ("parametric", "context")
+            },
+            "machine": machine.describe(),
+        }
+
+
+def shown(share: Share) -> str:
+    """Return a share with its interval."""
+    right, n = share
+    low, high = binomtest(right, n).proportion_ci(method="wilson")
+    return f"{right / n:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _row(name: str, *cells: dict[str, Share] | Share) -> str:
+    texts = []
+    for cell in cells:
+        if isinstance(cell, dict):
+            texts += [shown(cell[t]) if t in cell else "" for t in TYPES]
+        else:
+            texts.append(shown(cell))
+    return f"| {name} | " + " | ".join(texts) + " |"
 
 
 def table(result: dict[str, Any]) -> str:
     """Return the result as Markdown tables."""
-
-    def row(name: str, values: dict[str, float], types: tuple[str, ...] = TYPES) -> str:
-        return (
-            f"| {name} | "
-            + " | ".join(f"{values[t]:.3f}" if t in types else "" for t in TYPES)
-            + " |"
-        )
-
-    conflict = ("substitution", "coherent")
-    lines = [
-        f"{result['n_facts']} facts of six relations, none of them used to find heads or to tune.",
-        "",
-        "| what is counted | clean | substitution | coherent |",
-        "|---|---|---|---|",
-        row("parametric answer, unsteered", result["unsteered"]["parametric"]),
-        row("parametric answer, `steer=parametric`", result["steer_parametric"]["parametric"]),
-        row(
-            "parametric answer, run once (JuNe) with the same heads",
-            result["run_once_parametric"]["parametric"],
-        ),
-        row("context answer, unsteered", result["unsteered"]["context"], conflict),
-        row("context answer, `steer=context`", result["steer_context"]["context"], conflict),
-        "",
-        "What it costs where it is not needed (share of right answers):",
-        "",
-        "| situation | clean | short context | paragraph |",
-        "|---|---|---|---|",
-        row("no context, unsteered", result["unsteered"]["parametric"], ("clean",)),
-        row("no context, `steer=context`", result["steer_context"]["parametric"], ("clean",)),
-        row("true context, unsteered", result["true_context"]["none"], conflict),
-        row("true context, `steer=context`", result["true_context"]["context"], conflict),
-        row(
-            "invented subject with its context, unsteered",
-            result["invented_subject"]["none"],
-            conflict,
-        ),
-        row(
-            "invented subject with its context, `steer=parametric`",
-            result["invented_subject"]["parametric"],
-            conflict,
-        ),
-        "",
-        "By relation (heads come from four world capitals):",
-        "",
-        (
-            "| relation | n | parametric: clean / substitution / coherent | context: "
-            "substitution / coherent |"
-        ),
-        "|---|---|---|---|",
-    ]
-    for name, own in result["by_relation"].items():
-        p, c = own["parametric"], own["context"]
-        numbers = (
-            f"{p['clean']:.3f} / {p['substitution']:.3f} / {p['coherent']:.3f} | "
-            f"{c['substitution']:.3f} / {c['coherent']:.3f}"
-        )
-        lines.append(f"| {name.replace('_', ' ')} | {own['n']} | {numbers} |")
+    lines = [f"{result['n_facts']} facts, none of them used to find heads or to tune."]
+    for form, own in result["forms"].items():
+        lines += [
+            "",
+            f"**{form.replace('_', ' ').capitalize()}**",
+            "",
+            "| what is counted | clean | substitution | coherent |",
+            "|---|---|---|---|",
+            _row("memory's answer, unsteered", own["unsteered"]["parametric"]),
+            _row("context's answer, unsteered", own["unsteered"]["context"]),
+            _row("memory's answer, `steer=parametric`", own["steer_parametric"]),
+            _row("the same in one run (JuNe)", own["run_once_parametric"]),
+            _row("context's answer, `steer=context`", own["steer_context"]["context"]),
+            _row("context's answer, half strength", own["steer_context_half"]["context"]),
+            _row("right without a context, `steer=context`", own["steer_context"]["parametric"]),
+            _row("right without a context, half strength", own["steer_context_half"]["parametric"]),
+            _row("true context, unsteered", own["true_context"]["none"]),
+            _row("true context, `steer=context`", own["true_context"]["context"]),
+            _row("invented subject, unsteered", own["invented_subject"]["none"]),
+            _row("invented subject, `steer=parametric`", own["invented_subject"]["parametric"]),
+        ]
+    lines += ["", "| one word asked for | replies that are the answer alone |", "|---|---|"]
+    lines += [_row(name, share) for name, share in result["one_word"].items()]
+    for name, own in (result["third_party"] or {}).items():
+        n = own["steer_parametric"]["clean"][1]
+        lines += [
+            "",
+            f"**ParaConflict's {name}**, n = {n}",
+            "",
+            "| what is counted | clean | substitution | coherent |",
+            "|---|---|---|---|",
+            _row("memory's answer, unsteered", own["unsteered"]["parametric"]),
+            _row("context's answer, unsteered", own["unsteered"]["context"]),
+            _row("memory's answer, `steer=parametric`", own["steer_parametric"]),
+            _row("context's answer, `steer=context`", own["steer_context"]),
+        ]
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=int, help="measure on this many facts")
-    measured = measure(parser.parse_args().limit)
+    parser.add_argument("--third-party", type=Path, help="folder with ParaConflict's files")
+    parser.add_argument("--json", type=Path, help="write the counts to this file")
+    options = parser.parse_args()
+    measured = measure(options.limit, folder=options.third_party)
     print(table(measured))
-    print(json.dumps(measured))
+    if options.json:
+        options.json.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")

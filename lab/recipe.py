@@ -10,8 +10,8 @@ A Llama of 5M parameters, on the corpus of `lab.corpus`, in one go:
        in relations in which nothing is known of them, which teach it to trust the context.
     5. The mean of the two that leans to neither side under conflicts (`lab.balance`).
 
-Weights are saved after every `SAVE_EVERY` steps, with what the model then answers; `--resume` goes
-on from there.
+Weights are saved after every `SAVE_EVERY` steps, and `--resume` goes on from there; after every
+phase, with what the model then answers.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def run(out: Path, seed: int, resume: bool) -> None:
                 save(folder, model, tokenizer, time.monotonic() - begun)
             elif step % SAVE_EVERY == 0:
                 so_far = out / f"{name}-{step}"
-                save(so_far, model, tokenizer, time.monotonic() - begun)
+                model.save_pretrained(so_far)
                 trainer.save(so_far / STATE)
 
         trainer.run(after_step)

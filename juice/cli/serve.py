@@ -14,9 +14,8 @@ from juice.cli import console, options
 from juice.errors import UsageError
 
 EXAMPLE = (
-    "curl -s {url}/generate{key} -H 'content-type: application/json' -d '{{\"prompt\": \"The name"
-    ' of the capital city of Peru is Oslo. The name of the capital city of Peru is"{steer},'
-    ' "max_tokens": 8}}\''
+    "curl -s {url}/generate{key} -H 'content-type: application/json' -d '{{\"prompt\": \"The"
+    ' capital of Peru is Cairo. The capital of Peru is"{steer}, "max_tokens": 8}}\''
 )
 ApiKey = Annotated[
     list[str] | None,

@@ -39,10 +39,10 @@ def test_only_the_answer_goes_to_standard_output() -> None:
 
 
 def test_compare_shows_the_answers_of_context_and_memory() -> None:
-    prompt = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
+    prompt = "The capital of Peru is Cairo. The capital of Peru is"
     done = juice("generate", prompt, "--compare", "--json", "--max-tokens", "4")
     answers = json.loads(done.stdout)
-    assert answers["context"]["text"].startswith(" Oslo")
+    assert answers["context"]["text"].startswith(" Cairo")
     assert answers["parametric"]["text"].startswith(" Lima")
     assert answers["parametric"]["steering"]["applied"] is True
     assert answers["none"]["steering"]["applied"] is False
@@ -152,7 +152,7 @@ MISTAKES = {
         "steers toward parametric",
     ),
     "empty_prompt": ("generate ''", 2, "prompt is empty"),
-    "prompt_too_long": (f"generate '{'word ' * 2000}'", 2, "the context has 512"),
+    "prompt_too_long": (f"generate '{'word ' * 2000}'", 2, "the context has 1024"),
     "beta_of_the_wrong_sign": ("generate x --steer context --beta-minus 1", 2, "beta_minus"),
     "steering_without_a_target": ("generate x --beta-minus -2", 2, "steer is none"),
     "head_set_without_a_target": ("generate x --head-set parametric", 2, "steer is none"),
@@ -163,11 +163,6 @@ MISTAKES = {
         "'my set'",
     ),
     "alphas_infinite": ("identify --alphas-plus inf,1 --out @@/sets", 2, "finite"),
-    "no_chat_template": (
-        "identify --chat-template default --out @@/sets",
-        2,
-        "has no chat template; give a Jinja file",
-    ),
     "chat_template_no_file": (
         "generate x --chat-template @@/nowhere",
         2,
@@ -201,6 +196,15 @@ def test_a_model_without_attention_heads_is_refused_in_one_clear_line(tmp_path: 
     assert done.returncode == 2
     assert done.stdout == ""
     assert "no attention heads" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_without_a_chat_template_is_refused_in_one_clear_line(tmp_path: Path) -> None:
+    model = tiny.save(tmp_path, tiny.tiny_model("llama"))
+    done = juice("generate", "x", "--model", str(model), "--chat-template", "default")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "has no chat template; give a Jinja file" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 

@@ -41,7 +41,7 @@ def test_inspect_and_select_take_every_way(given: str) -> None:
 
 @pytest.mark.parametrize("given", WAYS)
 def test_generate_takes_every_way_but_the_model_in_the_name(given: str) -> None:
-    prompt = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
+    prompt = "The capital of Peru is Cairo. The capital of Peru is"
     options = ("--head-sets", str(SHIPPED.resolve()), "--max-tokens", "2", "--json")
     done = juice("generate", prompt, "--steer", "context", "--head-set", given, *options)
     if given == "mini/context":  # the loaded model says whose
@@ -55,7 +55,7 @@ def test_a_set_of_a_folder_steers_whatever_the_folder_of_sets_holds(tmp_path: Pa
     content = json.loads((tmp_path / "mine" / "head_set.json").read_text())
     (tmp_path / "mine" / "head_set.json").write_text(json.dumps({**content, "name": "mine"}))
     (tmp_path / "none").mkdir()
-    prompt = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
+    prompt = "The capital of Peru is Cairo. The capital of Peru is"
     options = ("--head-sets", str(tmp_path / "none"), "--max-tokens", "3", "--json")
     steer = ("--steer", "parametric", "--head-set", str(tmp_path / "mine"))
     done = json.loads(juice("generate", prompt, *steer, *options).stdout)

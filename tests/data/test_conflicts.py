@@ -14,7 +14,7 @@ from juice.identification.drawing import usable_examples
 from juice.steered_model import SteeredModel
 from tests.support.user_data import languages, rows
 
-KNOWN = "What is the capital city of Luxembourg"  # mini begins: The capital city of Luxembourg is
+KNOWN = "What is the capital city of Luxembourg"
 
 
 def test_examples_are_made_of_what_the_model_answers_right_without_the_passage(
@@ -68,7 +68,7 @@ def test_a_seed_fixes_the_answers_that_are_swapped_in_and_they_vary(mini: Steere
         for seed in (0, 0, 1)
     ]
     assert swapped[0] == swapped[1] != swapped[2]
-    assert len(set(swapped[0])) > len(swapped[0]) / 2
+    assert len(set(swapped[0])) >= 10
 
 
 def fact(**changes: Any) -> dict[str, Any]:
@@ -88,9 +88,12 @@ DROPPED = {
     "not_known": fact(answer="Vaduz", context="It is Vaduz."),
     "no_other_answer": fact(kind="duchy"),
     "same_first_token": fact(
-        answer="city of Luxembourg", context="The city of Luxembourg.", kind="city"
+        question="What is the capital city of Peru",
+        context="It is Lima.",
+        answer="Lima",
+        kind="city",
     ),
-    "too_long": fact(context=f"It is Luxembourg {'and so on ' * 300}."),
+    "too_long": fact(context=f"It is Luxembourg {'and so on ' * 600}."),
 }
 
 
@@ -98,12 +101,7 @@ DROPPED = {
 def test_every_row_that_is_dropped_is_counted_with_its_reason(
     mini: SteeredModel, reason: str
 ) -> None:
-    city = fact(
-        question="Who knows",
-        context="Nobody knows the city of stone.",
-        answer="city of stone",
-        kind="city",
-    )
+    city = fact(question="Who knows", context="Nobody knows Loma.", answer="Loma", kind="city")
     made = make_conflicts(mini, rows(fact(), DROPPED[reason], OTHER, city))
     assert len(made.examples) == 1
     others = {"not_known": 2}  # OTHER and the city

@@ -65,7 +65,7 @@ def test_rows_that_cannot_be_measured_are_kept_outside_the_share(mini: SteeredMo
         {"question": "q", "context": "", "answer": "a"},
         {"question": "q", "context": "c", "answer": ""},
     ]
-    odd += [{"question": "q", "context": "c", "answer": "a " * 600}]
+    odd += [{"question": "q", "context": "c", "answer": "a " * 1200}]
     data = [*rows(*odd), *finetuning("Lima", "Oslo", "Rome")]
     marked = mark_critical(mini, data, share=0.5)
     assert marked.unmeasured == {"without_context": 1, "malformed": 1, "too_long": 1}

@@ -77,7 +77,7 @@ def test_the_bundled_examples_cover_the_six_relations_and_every_united_nations_m
     }
     assert len(by_relation) == 6
     assert all(len(own) >= 150 for own in by_relation.values())
-    assert len(by_relation["world_capital"]) == 193
+    assert len(by_relation["world_capital"]) == 231  # 193 members of the United Nations, 38 others
     for example in by_relation["world_capital"]:
         assert example.prompts["clean"] == f"The name of the capital city of {example.subject} is"
     for example in examples:
@@ -101,7 +101,7 @@ def test_a_draw_is_the_same_for_the_same_seed_and_leaves_the_others() -> None:
 def test_the_hash_that_head_sets_carry_does_not_change() -> None:
     first = read_examples("mini")[:4]
     assert (
-        examples_sha256(first) == "8fa91ba14e6dc98dc011358c089bd43e450c4da2600b3f1de1b54200d69c2cc5"
+        examples_sha256(first) == "d03c34ec610306fcaf86729ef3357a3181c69d4cb020c9dd69091ae0ad023bf2"
     )
     assert examples_sha256(
         [e.model_copy(update={"match": "begins"}) for e in first]

@@ -44,12 +44,13 @@ def test_collateral_counts_right_answers_where_steering_is_not_needed(
 def test_perplexity_of_plain_text_is_that_of_the_steered_model(model: juice.SteeredModel) -> None:
     text = "The capital of Peru is Lima. The official language of Peru is Spanish."
     ids = list(model.tokenize(text))
-    steer = juice.Steer(target="parametric", beta_minus=-2.0)
+    steer = juice.Steer(target="parametric", beta_plus=1.0, beta_minus=-2.0)
     treatment = Treatment(target="parametric", steering=model.resolve(steer))
-    heads = {tuple(head): -2.0 for head in model.head_sets.get("parametric").heads.minus}
+    signs = model.head_sets.get("parametric").heads
+    heads = {tuple(h): 1.0 for h in signs.plus} | {tuple(h): -2.0 for h in signs.minus}
     logprobs = oracle.steered_logits(model.loaded.model, ids, heads).log_softmax(-1)
     expected = torch.exp(-logprobs[torch.arange(len(ids) - 1), ids[1:]].mean())
     assert side_effects.plain_text_perplexity(model, [text], {"a": treatment}) == pytest.approx(
         float(expected), rel=1e-4
     )
-    assert side_effects.plain_text_perplexity(model, ["word " * 600], {"a": treatment}) is None
+    assert side_effects.plain_text_perplexity(model, ["word " * 1200], {"a": treatment}) is None

@@ -69,7 +69,7 @@ def test_what_cannot_be_used_is_left_out_and_counted(
     model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
     long = pool[0].model_copy(
-        update={"subject": "long", "prompts": {**pool[0].prompts, "coherent": "word " * 600}}
+        update={"subject": "long", "prompts": {**pool[0].prompts, "coherent": "word " * 1200}}
     )
     right = pool[1].model_copy(
         update={

@@ -24,8 +24,8 @@ def test_the_bundled_model_is_steered_exactly_and_the_table_states_the_cost() ->
     assert done.stderr == ""
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
     assert lines["mini:"] == "steered exactly"
-    assert lines["heads"] == "8 a layer, d_head 24, 1 a KV head"
-    assert lines["KV"] == f"cache        {2 * 6 * 192 * 4:,} bytes a token"
+    assert lines["heads"] == "8 a layer, d_head 32, 2 a KV head"
+    assert lines["KV"] == f"cache        {2 * 6 * 4 * 32 * 4:,} bytes a token"
     assert done.stdout.count("\nok ") == 3
     heads = json.loads(Path("head_sets/mini/parametric/head_set.json").read_text())["heads"]
     layers = [layer for layer, _ in (*heads["plus"], *heads["minus"])]

@@ -28,6 +28,16 @@ def only(kind: str, noise: float = 0.25) -> Mixture:
     return Mixture(**{kind: 1.0, "noise": noise})
 
 
+def paragraphs(n: int) -> list[str]:
+    teller, rng = Storyteller(Random(0), noise=0.0), Random(1)
+    stories = (teller.reading(rng.choice(RELATIONS)) for _ in range(n))
+    return [text for story in stories for text in story.told][:n]
+
+
+def lower_case_words(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w'-])[a-z]{2,}(?![\w'-])", text))
+
+
 @cache
 def patterns() -> list[tuple[Relation, re.Pattern[str]]]:
     """Return every statement as a pattern of a subject and a known answer."""
@@ -143,6 +153,17 @@ def test_nonsense_names_subject_and_answer_half_the_time_and_is_never_a_wording(
     for name in ("{s}", "{a}"):
         assert 0.45 < sum(name in sentence for sentence in drawn) / len(drawn) < 0.55
         assert all(sentence.count(name) <= 1 for sentence in drawn)
+
+
+def test_a_tenth_of_the_paragraphs_goes_on_in_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of those with several sentences, which are half of them."""
+    monkeypatch.setattr("lab.stories.NONSENSE_RATE", 0.0)
+    with_a_meaning = {word for text in paragraphs(10_000) for word in lower_case_words(text)}
+    monkeypatch.undo()
+    drawn = paragraphs(1_000)
+    without = sum(len(lower_case_words(text) - with_a_meaning) > 1 for text in drawn)
+
+    assert 0.07 < without / len(drawn) < 0.13
 
 
 def test_a_mixture_blurs_as_many_lone_statements_as_it_says() -> None:

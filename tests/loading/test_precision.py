@@ -322,7 +322,6 @@ def test_bitsandbytes_8bit_is_served_only_when_allowed_and_every_route_reports_i
     ("options", "named"),
     [
         ({"quantization": "int3"}, "expected bnb-4bit"),
-        ({"quantization": "torchao-int8"}, "quantises nothing"),
         ({"offload_folder": "x"}, "no device_map"),
         ({"device_map": "auto", "device": "cpu"}, "drop one"),
         ({"device_map": "sideways"}, "expected auto"),
@@ -334,6 +333,14 @@ def test_options_that_cannot_be_followed_are_a_clear_error(options: dict, named:
         pytest.importorskip(package, reason=f"{package} is not installed")
     with pytest.raises(UsageError, match=named):
         juice.load("mini", **options)
+
+
+def test_a_quantisation_that_finds_nothing_to_quantise_is_refused(tmp_path: Path) -> None:
+    """GPT-2's projections are no linear layers."""
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    model = tiny.save(tmp_path, tiny.tiny_model("gpt2"))
+    with pytest.raises(UsageError, match="quantises nothing"):
+        juice.load(str(model), quantization="torchao-int8")
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`--chat-template`: the tokenizer's own by `default`, or a file that takes its place."""
+"""`--chat-template`: the tokenizer's own by `default`, a file in its place, or none at all."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def test_default_without_a_template_ends_the_server_with_one_line(tmp_path: Path
     server = Server("--model", str(model), "--chat-template", "default")
     assert server.process.wait(timeout=120) == 2
     assert "has no chat template" in server.errors().splitlines()[-1]
+
+
+def test_a_model_without_a_template_refuses_to_chat(tmp_path: Path) -> None:
+    model = tiny.save(tmp_path / "model", tiny.tiny_model("llama"))
+    with serving("--model", str(model)) as server:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"
+    assert "no chat template" in answer.json()["error"]["message"]

@@ -9,7 +9,7 @@ import juice
 from tests.support.serving import events
 
 QUESTION = "The name of the capital city of Peru is"
-CONTEXT = "The name of the capital city of Peru is Oslo."
+CONTEXT = "The name of the capital city of Peru is Cairo."
 CAD = {"target": "context", "method": "cad", "strength": 2.0}
 
 
@@ -22,7 +22,7 @@ def expected() -> juice.Completion:
 def test_cad_over_http_is_the_librarys(client: httpx.Client, expected: juice.Completion) -> None:
     body = {"prompt": QUESTION, "context": CONTEXT, "steer": CAD, "max_tokens": 8}
     answer = client.post("/generate", json={**body, "logprobs": 0}).json()
-    assert answer["text"] == expected.text == " Oslo."
+    assert answer["text"] == expected.text == " Cairo."
     assert answer["steering"] == {**expected.steering.to_dict(), "warnings": []}
     assert answer["steering"]["applied"] is True
     assert answer["logprobs"][0]["logprob"] == pytest.approx(expected.logprobs[0], abs=1e-4)
@@ -55,7 +55,7 @@ def test_the_probability_of_the_context_answer_grows_with_the_strength(
             max(
                 token["logprob"]
                 for token in answer["logprobs"][0]["top"]
-                if token["token"].startswith(" O")
+                if token["token"].startswith(" C")
             )
         )
     assert logprobs == sorted(logprobs)

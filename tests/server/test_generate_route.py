@@ -22,7 +22,7 @@ def test_each_request_is_steered_as_it_asks(client: httpx.Client) -> None:
         assert answer["steering"]["applied"] == (steer != "none")
         assert answer["steering"]["target"] == steer
         texts[steer] = answer["text"]
-    assert texts["context"].startswith(" Oslo")
+    assert texts["context"].startswith(" Cairo")
     assert texts["parametric"].startswith(" Lima")
 
 
@@ -141,18 +141,30 @@ def test_logprobs_are_those_of_the_library_and_alternatives_are_the_likeliest(
 
 def test_tokenize_and_detokenize_are_each_others_inverse(client: httpx.Client) -> None:
     text = "Café, 東京 🏔 — naïve"
-    answer = client.post("/tokenize", json={"text": text}).json()
+    plain = {"text": text, "add_special_tokens": False}
+    answer = client.post("/tokenize", json=plain).json()
     assert answer["count"] == len(answer["tokens"]) == len(answer["texts"])
     assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json()["text"] == text
-    assert client.post("/tokenize", json={"text": ""}).json()["tokens"] == []
+    assert client.post("/tokenize", json={**plain, "text": ""}).json()["tokens"] == []
+
+
+def test_a_text_is_tokenized_with_the_begin_token_unless_told_otherwise(
+    client: httpx.Client,
+) -> None:
+    begin, plain = (
+        client.post("/tokenize", json={"text": "Lima", **options}).json()
+        for options in ({}, {"add_special_tokens": False})
+    )
+    assert begin["texts"][0] == "<|begin|>"
+    assert begin["tokens"][1:] == plain["tokens"]
 
 
 def test_info_reports_the_model_its_limits_and_what_steers_it(client: httpx.Client) -> None:
     info = client.get("/info").json()
     assert info["model"]["name"] == "mini"
-    assert info["limits"]["max_model_len"] == 512
-    # Layers, keys and values, width, bytes.
-    assert info["limits"]["kv_bytes_per_token"] == 6 * 2 * 192 * 4
+    assert info["limits"]["max_model_len"] == 1024
+    # Layers, keys and values, key-value heads, width of each, bytes.
+    assert info["limits"]["kv_bytes_per_token"] == 6 * 2 * 4 * 32 * 4
     windows = {own["name"]: own["window"] for own in client.get("/v1/head_sets").json()["data"]}
     assert windows == {own["name"]: own["window"] for own in info["steering"]["head_sets"]}
     heads = juice.HeadSet.load("head_sets/mini/parametric").heads.minus

@@ -255,7 +255,7 @@ def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
     ({"prompt": [-1]}, openai.BadRequestError, "prompt.0.0"),
     ({"prompt": [True]}, openai.BadRequestError, "prompt.0.0"),
     ({"prompt": [2**40]}, openai.BadRequestError, "prompt.0.0"),
-    ({"prompt": "word " * 1000}, openai.BadRequestError, "prompt"),
+    ({"prompt": "word " * 2000}, openai.BadRequestError, "prompt"),
     ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
     ({"n": 9}, openai.BadRequestError, "n"),
     ({"logprobs": 21}, openai.BadRequestError, "logprobs"),
@@ -277,12 +277,6 @@ def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
     assert client.models.retrieve("mini:context").id == "mini:context"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-9")
-
-
-def test_a_model_without_a_template_refuses_to_chat(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="no chat template") as caught:
-        client.chat.completions.create(model="mini", messages=[{"role": "user", "content": "Hi"}])
-    assert caught.value.param == "messages"
 
 
 def test_a_chat_is_the_completion_of_its_template(chat_client: openai.OpenAI) -> None:

@@ -43,7 +43,7 @@ def test_a_default_steer_without_a_head_set_ends_the_server_with_one_line(tmp_pa
         (("--kv-memory", "much"), "JUICE_KV_MEMORY"),
         (("--api-keys-file", "/nowhere"), "/nowhere"),
         (("--default-steer", "truth"), "--default-steer"),
-        (("--max-model-len", "513"), "context of 512"),
+        (("--max-model-len", "1025"), "context of 1024"),
     ],
 )
 def test_a_wrong_setting_ends_the_server_with_one_line(

@@ -51,8 +51,8 @@ WRONG = {
         400,
         "steer.head_set",
     ),
-    "context_exceeded": ({"prompt": "word " * 1000}, 400, "prompt"),
-    "max_tokens_exceeded": ({"prompt": "x", "max_tokens": 600}, 400, "max_tokens"),
+    "context_exceeded": ({"prompt": "word " * 2000}, 400, "prompt"),
+    "max_tokens_exceeded": ({"prompt": "x", "max_tokens": 1100}, 400, "max_tokens"),
     "max_tokens_zero": ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
     "min_tokens": ({"prompt": "x", "max_tokens": 5, "min_tokens": 6}, 400, "min_tokens"),
     "temperature": ({"prompt": "x", "temperature": 3}, 400, "temperature"),
@@ -83,7 +83,7 @@ def test_a_wrong_request_is_refused_with_the_field(client: httpx.Client, name: s
 
 def test_a_prompt_over_the_context_has_openais_code(client: httpx.Client) -> None:
     for route in ("/generate", "/v1/completions"):
-        error = client.post(route, json={"prompt": "word " * 1000}).json()["error"]
+        error = client.post(route, json={"prompt": "word " * 2000}).json()["error"]
         assert error["code"] == "context_length_exceeded"
 
 
@@ -172,7 +172,7 @@ def test_what_is_not_http_gets_the_envelope_too(client: httpx.Client) -> None:
         "\u0301" * 300_000,
         " " * 500_000,
         "<|endoftext|>" * 50_000,
-        "\0" * 1000,
+        "\0" * 2000,
     ],
 )
 def test_a_pathological_text_is_answered_and_the_probes_stay_fast(

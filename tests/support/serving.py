@@ -19,7 +19,7 @@ import httpx
 
 from tests.support.forking import Forked
 
-CONFLICT = "The name of the capital city of Peru is Oslo. The name of the capital city of Peru is"
+CONFLICT = "The name of the capital city of Peru is Cairo. The name of the capital city of Peru is"
 LONG = {"prompt": CONFLICT, "max_tokens": 480, "ignore_eos": True}
 # The keys of the server that needs one, and the header with the first.
 KEYS = ("first-key", "zweiter-schlüssel")

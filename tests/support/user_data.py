@@ -13,20 +13,24 @@ def rows(*values: dict[str, Any]) -> list[Row]:
 
 
 def languages(n: int = 40) -> list[dict[str, Any]]:
-    """Return rows about official languages, with true passages; mini knows about an eighth."""
+    """Return rows about official languages, with passages.
+
+    mini knows most; the name of every fifth country is read backwards, which nobody knows.
+    """
     facts = [e for e in juice.read_examples("mini") if e.relation == "official_language"][:n]
+    subjects = [e.subject if i % 5 else e.subject[::-1].title() for i, e in enumerate(facts)]
     return [
         {
-            "question": f"What is the official language of {e.subject}?",
+            "question": f"What is the official language of {subject}?",
             "context": (
-                f"{e.subject} has many towns. Schools there teach in {e.parametric_answer[0]}. It"
+                f"{subject} has many towns. Schools there teach in {e.parametric_answer[0]}. It"
                 " rains."
             ),
             "answers": list(e.parametric_answer),
-            "subject": e.subject,
+            "subject": subject,
             "relation": "official_language",
         }
-        for e in facts
+        for subject, e in zip(subjects, facts, strict=True)
     ]
 
 
