@@ -34,14 +34,15 @@ def counted_tokens(model: SteeredModel) -> Iterator[dict[str, int]]:
 
     def count(kind: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
         def hook(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            counts[kind] += args[0].numel() // args[0].shape[-1]
+            counts[kind] += args[0].shape[:-1].numel()
 
         return hook
 
     with ExitStack() as stack:
-        for block in model.loaded.model.transformer.h:
-            stack.callback(block.attn.register_forward_pre_hook(count("attention")).remove)
-            stack.callback(block.mlp.c_fc.register_forward_pre_hook(count("mlp")).remove)
+        for layer in model.loaded.model.model.layers:
+            query, up = layer.self_attn.q_proj, layer.mlp.up_proj
+            stack.callback(query.register_forward_pre_hook(count("attention")).remove)
+            stack.callback(up.register_forward_pre_hook(count("mlp")).remove)
         yield counts
 
 
