@@ -2,11 +2,11 @@
 
     python -m benchmarks.quality [--limit N] [--third-party FOLDER] [--json FILE]
 
-Everything is measured on facts that neither identification nor tuning saw, in the four forms of
+Our own prompts are about facts that neither identification nor tuning saw, in the four forms of
 `lab.examples`: the prompts that the model was trained to continue, wordings that it never saw, and
 messages in a chat. Accuracy is the paper's: an accepted answer within the first five words of 15
 greedy tokens. `--third-party` is a folder with ParaConflict's `world_capital` and
-`official_language` files. Intervals are Wilson's, 95 %.
+`official_language` files, which are measured as they are. Intervals are Wilson's, 95 %.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from scipy.stats import binomtest
 
 import juice
 from benchmarks import machine
-from juice.data.example import CONFLICTS, ConflictExample, ConflictType
-from juice.data.judging import is_correct, normalise
+from juice.data.example import CONFLICTS, ConflictExample, ConflictType, examples_sha256
+from juice.data.judging import normalise
 from juice.engine import Steer
 from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
-from juice.identification.trials import answer
+from juice.identification.trials import answer, outcome
 from juice.identification.validation import validation_share
 from juice.methods import Target
 from juice.steered_model import SteeredModel
@@ -37,18 +37,48 @@ from lab.relations import RELATIONS, Fact, fill
 TYPES: tuple[ConflictType, ...] = ("clean", "substitution", "coherent")
 THIRD_PARTY = ("world_capital", "official_language")
 Share = tuple[int, int]  # right answers, of how many
+TITLES: dict[Form, str] = {
+    "canonical": "The prompts of the shipped examples",
+    "trained": "Wordings of the training",
+    "kept_out": "Wordings kept out of training",
+    "chat": "Chat",
+}
+# What is counted, under which steering, and whose answer where both are.
+ROWS = (
+    ("memory's answer, unsteered", "unsteered", "parametric"),
+    ("context's answer, unsteered", "unsteered", "context"),
+    ("memory's answer, `steer=parametric`", "steer_parametric", None),
+    ("the same in one run (JuNe)", "run_once_parametric", None),
+    ("context's answer, `steer=context`", "steer_context", "context"),
+    ("context's answer, half strength", "steer_context_half", "context"),
+    ("right without a context, `steer=context`", "steer_context", "parametric"),
+    ("right without a context, half strength", "steer_context_half", "parametric"),
+    ("true context, unsteered", "true_context", "none"),
+    ("true context, `steer=context`", "true_context", "context"),
+    ("invented subject, unsteered", "invented_subject", "none"),
+    ("invented subject, `steer=parametric`", "invented_subject", "parametric"),
+)
 
 
-def unseen_subjects(model: SteeredModel) -> list[tuple[str | None, str]]:
-    """Return relation and subject of what the shipped sets were neither found nor tuned on."""
+def unseen_subjects(model: SteeredModel, limit: int | None = None) -> list[tuple[str | None, str]]:
+    """Return relation and subject of what the shipped sets were neither found nor tuned on.
+
+    With a limit, of so many drawn from them.
+    """
     pool, seen = juice.read_examples("mini"), set()
     for target in ("parametric", "context"):
         found = model.head_sets.get(target).identification
         assert found is not None, "the shipped sets come from `juice identify`"
         options = IdentificationOptions(n_examples=found.n_examples, seed=found.seed)
         drawn, rest = usable_examples(model, pool, options)
+        if examples_sha256(drawn) != found.examples_sha256:
+            raise SystemExit(
+                f"the {target} set was not found on the {found.n_examples} examples of mini that "
+                f"seed {found.seed} draws; identify it anew"
+            )
         seen |= {id(e) for e in [*drawn, *validation_share(rest, found.seed)]}
-    return [(e.relation, e.subject) for e in pool if id(e) not in seen]
+    unseen = [(e.relation, e.subject) for e in pool if id(e) not in seen]
+    return unseen if limit is None else Random(0).sample(unseen, limit)
 
 
 def in_form(subjects: Sequence[tuple[str | None, str]], form: Form) -> list[ConflictExample]:
@@ -100,27 +130,15 @@ def shares(
 ) -> dict[str, Share]:
     """Return how many examples get the target's answer, by conflict type."""
     answers = answer(model, examples, types, target, model.resolve(steer))
-    return {
-        t: (
-            sum(
-                is_correct(c.text, e.accepted(target))
-                for c, e in zip(completions, examples, strict=True)
-            ),
-            len(examples),
-        )
-        for t, completions in answers.items()
-    }
+    n = len(examples)
+    accuracy = outcome(examples, answers, target).accuracy
+    return {conflict_type: (round(share * n), n) for conflict_type, share in accuracy.items()}
 
 
 def one_word(model: SteeredModel, subjects: Sequence[tuple[str | None, str]]) -> dict[str, Share]:
     """Return how many replies are the answer and nothing else, where one word is asked for."""
-    relations = {relation.name: relation for relation in RELATIONS}
-    facts = [
-        (relations[name or ""], fact)
-        for name, subject in subjects
-        for fact in relations[name or ""].facts
-        if fact.subject == subject
-    ]
+    wanted = set(subjects)
+    facts = [(r, fact) for r in RELATIONS for fact in r.facts if (r.name, fact.subject) in wanted]
     counted = {}
     for name, form, asked in (
         ("plain", "{q} Answer in one word. Answer:", model),
@@ -148,7 +166,7 @@ def third_party(model: SteeredModel, folder: Path) -> dict[str, Any]:
                 "context": shares(model, examples, "context", none, CONFLICTS),
             },
             "steer_parametric": shares(model, examples, "parametric", parametric),
-            "steer_context": shares(model, examples, "context", context, CONFLICTS),
+            "steer_context": {"context": shares(model, examples, "context", context, CONFLICTS)},
         }
     return measured
 
@@ -190,24 +208,24 @@ def measure_form(
 
 
 def measure(
-    limit: int | None = None, forms: Sequence[Form] = FORMS, folder: Path | None = None
+    model: SteeredModel,
+    limit: int | None = None,
+    forms: Sequence[Form] = FORMS,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Run every measurement, on `limit` facts."""
-    with juice.load("mini") as model:
-        subjects = unseen_subjects(model)
-        if limit is not None:
-            subjects = Random(0).sample(subjects, limit)
-        return {
-            "n_facts": len(subjects),
-            "forms": {form: measure_form(model, subjects, form) for form in forms},
-            "one_word": one_word(model, subjects),
-            "third_party": third_party(model, folder) if folder else None,
-            "betas": {
-                t: model.head_sets.get(t).model_dump(mode="json")["beta"]
-                for t in ("parametric", "context")
-            },
-            "machine": machine.describe(),
-        }
+    """Run the measurements on `limit` facts."""
+    subjects = unseen_subjects(model, limit)
+    return {
+        "n_facts": len(subjects),
+        "forms": {form: measure_form(model, subjects, form) for form in forms},
+        "one_word": one_word(model, subjects),
+        "third_party": third_party(model, folder) if folder else None,
+        "betas": {
+            t: model.head_sets.get(t).model_dump(mode="json")["beta"]
+            for t in ("parametric", "context")
+        },
+        "machine": machine.describe(),
+    }
 
 
 def shown(share: Share) -> str:
@@ -217,54 +235,27 @@ def shown(share: Share) -> str:
     return f"{right / n:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _row(name: str, *cells: dict[str, Share] | Share) -> str:
-    texts = []
-    for cell in cells:
-        if isinstance(cell, dict):
-            texts += [shown(cell[t]) if t in cell else "" for t in TYPES]
-        else:
-            texts.append(shown(cell))
-    return f"| {name} | " + " | ".join(texts) + " |"
+def _block(title: str, measured: dict[str, Any]) -> list[str]:
+    """Return the table of one form of prompts, or of one file of others."""
+    lines = ["", f"**{title}**", "", "| what is counted | clean | substitution | coherent |"]
+    lines.append("|---|---|---|---|")
+    for name, steered, counted in ROWS:
+        own = measured.get(steered, {}).get(counted) if counted else measured.get(steered)
+        if own is not None:
+            cells = (shown(own[t]) if t in own else "" for t in TYPES)
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def table(result: dict[str, Any]) -> str:
     """Return the result as Markdown tables."""
     lines = [f"{result['n_facts']} facts, none of them used to find heads or to tune."]
     for form, own in result["forms"].items():
-        lines += [
-            "",
-            f"**{form.replace('_', ' ').capitalize()}**",
-            "",
-            "| what is counted | clean | substitution | coherent |",
-            "|---|---|---|---|",
-            _row("memory's answer, unsteered", own["unsteered"]["parametric"]),
-            _row("context's answer, unsteered", own["unsteered"]["context"]),
-            _row("memory's answer, `steer=parametric`", own["steer_parametric"]),
-            _row("the same in one run (JuNe)", own["run_once_parametric"]),
-            _row("context's answer, `steer=context`", own["steer_context"]["context"]),
-            _row("context's answer, half strength", own["steer_context_half"]["context"]),
-            _row("right without a context, `steer=context`", own["steer_context"]["parametric"]),
-            _row("right without a context, half strength", own["steer_context_half"]["parametric"]),
-            _row("true context, unsteered", own["true_context"]["none"]),
-            _row("true context, `steer=context`", own["true_context"]["context"]),
-            _row("invented subject, unsteered", own["invented_subject"]["none"]),
-            _row("invented subject, `steer=parametric`", own["invented_subject"]["parametric"]),
-        ]
+        lines += _block(TITLES[form], own)
     lines += ["", "| one word asked for | replies that are the answer alone |", "|---|---|"]
-    lines += [_row(name, share) for name, share in result["one_word"].items()]
+    lines += [f"| {name} | {shown(share)} |" for name, share in result["one_word"].items()]
     for name, own in (result["third_party"] or {}).items():
-        n = own["steer_parametric"]["clean"][1]
-        lines += [
-            "",
-            f"**ParaConflict's {name}**, n = {n}",
-            "",
-            "| what is counted | clean | substitution | coherent |",
-            "|---|---|---|---|",
-            _row("memory's answer, unsteered", own["unsteered"]["parametric"]),
-            _row("context's answer, unsteered", own["unsteered"]["context"]),
-            _row("memory's answer, `steer=parametric`", own["steer_parametric"]),
-            _row("context's answer, `steer=context`", own["steer_context"]),
-        ]
+        lines += _block(f"ParaConflict's {name}, n = {own['steer_parametric']['clean'][1]}", own)
     return "\n".join(lines)
 
 
@@ -274,7 +265,8 @@ if __name__ == "__main__":
     parser.add_argument("--third-party", type=Path, help="folder with ParaConflict's files")
     parser.add_argument("--json", type=Path, help="write the counts to this file")
     options = parser.parse_args()
-    measured = measure(options.limit, folder=options.third_party)
+    with juice.load("mini") as loaded:
+        measured = measure(loaded, options.limit, folder=options.third_party)
     print(table(measured))
     if options.json:
         options.json.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")

@@ -37,16 +37,19 @@ def run(out: Path, seed: int) -> None:
     """Tune the bundled model and save `out/step-N`."""
     tokenizer = AutoTokenizer.from_pretrained(MINI)
     model = AutoModelForCausalLM.from_pretrained(MINI, dtype="float32")
+
     done = 0
+
+    def save(step: int) -> None:
+        """Save the weights after some of a phase's steps."""
+        if (done + step) % SAVE_EVERY == 0:
+            folder = out / f"step-{done + step}"
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+
+    save(0)
     for phase in PHASES:
-
-        def after_step(step: int, before: int = done) -> None:
-            if (before + step) % SAVE_EVERY == 0:
-                folder = out / f"step-{before + step}"
-                model.save_pretrained(folder)
-                tokenizer.save_pretrained(folder)
-
-        Trainer(model, tokenizer, phase, seed + 1).run(after_step)
+        Trainer(model, tokenizer, phase, seed + 1).run(save)
         done += phase.n_steps
 
 

@@ -6,26 +6,35 @@ move unless the code or the weights do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import juice
-from benchmarks.quality import Share, measure
+from benchmarks.quality import Share, in_form, measure, shares, unseen_subjects
+from juice.data.example import CONFLICTS
+from juice.engine import Steer
 from juice.files import MINI
 from juice.head_set.lookup import shipped_folder
-from lab.examples import FORMS, Form
+from lab.examples import Form
+from tests.support.marks import FEW_EXAMPLES
 
-PLAIN: tuple[Form, ...] = ("canonical", "trained", "kept_out")
-CONFLICTS = ("substitution", "coherent")
+N_FACTS = 40
 
 # A few of the shipped examples have answers that begin with the same token; they are not drawn.
-pytestmark = pytest.mark.filterwarnings("ignore:5 examples cannot be scored:UserWarning")
+pytestmark = FEW_EXAMPLES
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
-    return measure(limit=60)
+def model() -> Iterator[juice.SteeredModel]:
+    with juice.load("mini") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def measured(model: juice.SteeredModel) -> dict[str, Any]:
+    return measure(model, limit=N_FACTS, forms=("canonical", "chat"))
 
 
 def rate(share: Share) -> float:
@@ -33,11 +42,18 @@ def rate(share: Share) -> float:
     return right / n
 
 
-def test_the_unsteered_model_knows_its_facts_in_every_form(measured: dict[str, Any]) -> None:
-    least = {"canonical": 0.95, "trained": 0.95, "kept_out": 0.85, "chat": 0.93}
-    for form in FORMS:
-        unsteered = measured["forms"][form]["unsteered"]["parametric"]
-        assert rate(unsteered["clean"]) >= least[form], form
+@pytest.mark.parametrize("form", ["canonical", "chat"])
+def test_the_unsteered_model_knows_its_facts(measured: dict[str, Any], form: Form) -> None:
+    assert rate(measured["forms"][form]["unsteered"]["parametric"]["clean"]) >= 0.95
+
+
+@pytest.mark.parametrize(("form", "least"), [("trained", 0.95), ("kept_out", 0.85)])
+def test_the_unsteered_model_knows_them_in_other_wordings(
+    model: juice.SteeredModel, form: Form, least: float
+) -> None:
+    examples = in_form(unseen_subjects(model, N_FACTS), form)
+    right = shares(model, examples, "parametric", Steer(target="none"), ("clean",))
+    assert rate(right["clean"]) >= least
 
 
 @pytest.mark.parametrize("form", ["canonical", "chat"])
@@ -61,11 +77,11 @@ def test_context_steering_makes_the_context_win(measured: dict[str, Any]) -> Non
 
 
 def test_the_dual_run_is_no_worse_than_the_single_run(measured: dict[str, Any]) -> None:
-    """On 60 facts one is 1.7 points: two of them are allowed."""
+    """One fact is 2.5 points: two of them are allowed."""
     own = measured["forms"]["canonical"]
     for conflict in ("clean", *CONFLICTS):
         dual, once = own["steer_parametric"][conflict], own["run_once_parametric"][conflict]
-        assert rate(dual) >= rate(once) - 0.035
+        assert rate(dual) >= rate(once) - 2.1 / N_FACTS
 
 
 def test_true_contexts_stay_true_under_context_steering(measured: dict[str, Any]) -> None:

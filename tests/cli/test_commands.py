@@ -13,7 +13,7 @@ from juice.head_set import HeadSet
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.commands import interruptible, juice
-from tests.support.serving import within
+from tests.support.serving import CONFLICT, within
 
 STATEMENT = "The name of the capital city of France is"
 FACT = {
@@ -39,8 +39,7 @@ def test_only_the_answer_goes_to_standard_output() -> None:
 
 
 def test_compare_shows_the_answers_of_context_and_memory() -> None:
-    prompt = "The capital of Peru is Cairo. The capital of Peru is"
-    done = juice("generate", prompt, "--compare", "--json", "--max-tokens", "4")
+    done = juice("generate", CONFLICT, "--compare", "--json", "--max-tokens", "4")
     answers = json.loads(done.stdout)
     assert answers["context"]["text"].startswith(" Cairo")
     assert answers["parametric"]["text"].startswith(" Lima")

@@ -13,6 +13,7 @@ from juice.errors import HeadSetError, HeadSetNotFoundError
 from juice.head_set import HeadSet
 from juice.head_set.lookup import find_head_set, find_scores
 from tests.support.commands import juice
+from tests.support.serving import CONFLICT
 
 SHIPPED = Path("head_sets")
 WAYS = (
@@ -41,9 +42,8 @@ def test_inspect_and_select_take_every_way(given: str) -> None:
 
 @pytest.mark.parametrize("given", WAYS)
 def test_generate_takes_every_way_but_the_model_in_the_name(given: str) -> None:
-    prompt = "The capital of Peru is Cairo. The capital of Peru is"
     options = ("--head-sets", str(SHIPPED.resolve()), "--max-tokens", "2", "--json")
-    done = juice("generate", prompt, "--steer", "context", "--head-set", given, *options)
+    done = juice("generate", CONFLICT, "--steer", "context", "--head-set", given, *options)
     if given == "mini/context":  # the loaded model says whose
         assert (done.returncode, "no head set 'mini/context'" in done.stderr) == (2, True)
         return
@@ -55,10 +55,9 @@ def test_a_set_of_a_folder_steers_whatever_the_folder_of_sets_holds(tmp_path: Pa
     content = json.loads((tmp_path / "mine" / "head_set.json").read_text())
     (tmp_path / "mine" / "head_set.json").write_text(json.dumps({**content, "name": "mine"}))
     (tmp_path / "none").mkdir()
-    prompt = "The capital of Peru is Cairo. The capital of Peru is"
     options = ("--head-sets", str(tmp_path / "none"), "--max-tokens", "3", "--json")
     steer = ("--steer", "parametric", "--head-set", str(tmp_path / "mine"))
-    done = json.loads(juice("generate", prompt, *steer, *options).stdout)
+    done = json.loads(juice("generate", CONFLICT, *steer, *options).stdout)
     assert done["steering"]["head_set"] == "mine"
     assert done["text"].startswith(" Lima")
 

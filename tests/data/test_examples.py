@@ -69,7 +69,7 @@ def test_bytes_that_are_not_utf8_are_a_clear_error(tmp_path: Path) -> None:
         read_examples(tmp_path / "raw.jsonl")
 
 
-def test_the_bundled_examples_cover_the_six_relations_and_every_united_nations_member() -> None:
+def test_the_bundled_examples_cover_the_six_relations_and_the_capitals_of_the_world() -> None:
     examples = read_examples("mini")
     by_relation = {
         relation: [e for e in examples if e.relation == relation]
@@ -77,7 +77,9 @@ def test_the_bundled_examples_cover_the_six_relations_and_every_united_nations_m
     }
     assert len(by_relation) == 6
     assert all(len(own) >= 150 for own in by_relation.values())
-    assert len(by_relation["world_capital"]) == 231  # 193 members of the United Nations, 38 others
+    capitals = {e.subject for e in by_relation["world_capital"]}
+    assert len(capitals) == 231
+    assert capitals >= {"Afghanistan", "Brazil", "Fiji", "Nauru", "Peru", "South Sudan", "Zimbabwe"}
     for example in by_relation["world_capital"]:
         assert example.prompts["clean"] == f"The name of the capital city of {example.subject} is"
     for example in examples:

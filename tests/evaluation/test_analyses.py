@@ -171,19 +171,40 @@ def test_robustness_is_accuracy_with_other_heads_and_betas(
     model: juice.SteeredModel, capitals: list[ConflictExample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(robustness, "SIZES", range(1, 6))
+    monkeypatch.setattr(robustness, "TOP_KS", (1, 5))
+    monkeypatch.setattr(robustness, "BETAS_PLUS", (0.0, 5.0))
+    monkeypatch.setattr(robustness, "BETAS_MINUS", (0.0, -1.5, -5.0))
     own = context(model, capitals, "parametric")
     result = analyses.run("robustness", own)
     betas, minus = result["betas"], own.head_set.heads.minus
     i = betas["minus"].index(-1.5)
-    head_set = model.make_head_set(name="x", target="parametric", minus=minus, beta_minus=-1.5)
-    right = 0
-    for e in capitals[14:20]:
-        for prompt in e.prompts.values():
-            text = model.generate(prompt, steer="parametric", head_set=head_set, max_tokens=15)[
-                0
-            ].text
-            right += contains_answer(text, e.parametric_answer)
-    assert betas["accuracy"][0][i] == pytest.approx(right / 18)
+
+    def accuracy(**heads: Any) -> float:
+        head_set = model.make_head_set(name="x", target="parametric", **heads)
+        right = 0
+        for e in capitals[14:20]:
+            for prompt in e.prompts.values():
+                (done,) = model.generate(
+                    prompt, steer="parametric", head_set=head_set, max_tokens=15
+                )
+                right += contains_answer(done.text, e.parametric_answer)
+        return right / 18
+
+    assert betas["accuracy"][0][i] == pytest.approx(accuracy(minus=minus, beta_minus=-1.5))
+    scores = score_heads(
+        model,
+        capitals[:4],
+        targets={"parametric": ("clean", "substitution", "coherent")},
+        alphas_plus=own.options.alphas_plus,
+        alphas_minus=own.options.alphas_minus,
+    )["parametric"]
+    plus, strongest = juice.select_heads(scores.plus, scores.minus, top_k=1)
+    own_betas = own.head_set.betas()
+    expected = accuracy(
+        plus=plus, minus=strongest, beta_plus=own_betas.plus, beta_minus=own_betas.minus
+    )
+    assert {row["k"]: row["accuracy"] for row in result["heads"]}[1] == pytest.approx(expected)
+    assert {row["n"] for row in result["examples"]} == {1, 2, 3, 4, 5}
     assert betas["accuracy"][0][0] == pytest.approx(result["unsteered"])
     assert len({accuracy for row in betas["accuracy"] for accuracy in row}) > 1
 

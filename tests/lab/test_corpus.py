@@ -139,16 +139,9 @@ def test_a_blurred_statement_keeps_its_subject_and_its_answer() -> None:
             assert told.endswith(statement.partition("{a}")[2])
 
 
-def test_nonsense_names_subject_and_answer_half_the_time_and_is_never_a_wording() -> None:
+def test_nonsense_names_subject_and_answer_half_the_time() -> None:
     rng = Random(0)
     drawn = [nonsense(rng) for _ in range(2_000)]
-    known = {
-        wording
-        for relation in RELATIONS
-        for wording in (*relation.statements, *relation.supports, *relation.fillers)
-    }
-
-    assert not known & set(drawn)
     assert len(set(drawn)) == len(drawn)
     for name in ("{s}", "{a}"):
         assert 0.45 < sum(name in sentence for sentence in drawn) / len(drawn) < 0.55

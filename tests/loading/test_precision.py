@@ -336,7 +336,7 @@ def test_options_that_cannot_be_followed_are_a_clear_error(options: dict, named:
 
 
 def test_a_quantisation_that_finds_nothing_to_quantise_is_refused(tmp_path: Path) -> None:
-    """GPT-2's projections are no linear layers."""
+    """GPT-2's projections are `Conv1D`, not `nn.Linear`."""
     pytest.importorskip("torchao", reason="torchao is not installed")
     model = tiny.save(tmp_path, tiny.tiny_model("gpt2"))
     with pytest.raises(UsageError, match="quantises nothing"):

@@ -167,7 +167,8 @@ def test_info_reports_the_model_its_limits_and_what_steers_it(client: httpx.Clie
     assert info["limits"]["kv_bytes_per_token"] == 6 * 2 * 4 * 32 * 4
     windows = {own["name"]: own["window"] for own in client.get("/v1/head_sets").json()["data"]}
     assert windows == {own["name"]: own["window"] for own in info["steering"]["head_sets"]}
-    heads = juice.HeadSet.load("head_sets/mini/parametric").heads.minus
+    shipped = juice.HeadSet.load("head_sets/mini/parametric").heads
+    heads = [*shipped.plus, *shipped.minus]
     assert windows["parametric"] == [min(h.layer for h in heads), max(h.layer for h in heads)]
     assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == [
         "mini",

@@ -171,7 +171,7 @@ def test_what_is_not_http_gets_the_envelope_too(client: httpx.Client) -> None:
         "🏔\u200d" * 100_000,
         "\u0301" * 300_000,
         " " * 500_000,
-        "<|endoftext|>" * 50_000,
+        "<|end|>" * 50_000,
         "\0" * 2000,
     ],
 )
