@@ -1,15 +1,18 @@
 # syntax=docker/dockerfile:1
 # The server on a GPU host:  docker build -t juice .
-# On a CPU:                  docker build -t juice:cpu --build-arg BASE=ubuntu:24.04 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
+# On a CPU:                  docker build -t juice:cpu --build-arg BASE=ubuntu:24.04 --build-arg ENGINE=own --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 ARG BASE=nvidia/cuda:13.0.1-runtime-ubuntu24.04
+# vllm or own: which engine is installed for, and runs by default.
+ARG ENGINE=vllm
 
 FROM ${BASE} AS build
+ARG ENGINE
 # Empty: PyTorch as PyPI has it, with CUDA.
 ARG TORCH_INDEX=""
 RUN apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/juice
 WORKDIR /src
-COPY constraints.txt ./
+COPY constraints.txt constraints-vllm.txt ./
 RUN if [ -n "$TORCH_INDEX" ]; then \
         /opt/juice/bin/pip install --no-cache-dir --constraint constraints.txt --index-url "$TORCH_INDEX" torch; \
     fi
@@ -17,16 +20,24 @@ COPY pyproject.toml README.md LICENSE ./
 COPY juice juice
 COPY server server
 COPY head_sets head_sets
-RUN /opt/juice/bin/pip install --no-cache-dir --constraint constraints.txt '.[serve,parallel,quant]'
+RUN if [ "$ENGINE" = vllm ]; then \
+        /opt/juice/bin/pip install --no-cache-dir --constraint constraints-vllm.txt vllm '.[serve]'; \
+    else \
+        /opt/juice/bin/pip install --no-cache-dir --constraint constraints.txt '.[serve,quant]'; \
+    fi
 
 FROM ${BASE}
-RUN apt-get update && apt-get install --yes --no-install-recommends python3 && rm -rf /var/lib/apt/lists/* \
+ARG ENGINE
+# vLLM's kernels are compiled where they run.
+RUN apt-get update && apt-get install --yes --no-install-recommends python3 \
+    && if [ "$ENGINE" = vllm ]; then apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev; fi \
+    && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 juice \
     && mkdir /models /head_sets && chown juice /models /head_sets
 COPY --from=build /opt/juice /opt/juice
 USER 10001
 WORKDIR /home/juice
-ENV PATH=/opt/juice/bin:$PATH HF_HOME=/models PYTHONUNBUFFERED=1 JUICE_HOST=0.0.0.0 JUICE_PORT=8000
+ENV PATH=/opt/juice/bin:$PATH HF_HOME=/models PYTHONUNBUFFERED=1 JUICE_HOST=0.0.0.0 JUICE_PORT=8000 JUICE_ENGINE=${ENGINE}
 VOLUME ["/models", "/head_sets"]
 EXPOSE 8000
 STOPSIGNAL SIGTERM

@@ -54,10 +54,6 @@ class EngineStoppedError(JuiceError):
     """The engine was closed or failed as a whole; nothing runs any more."""
 
 
-class RankLostError(EngineStoppedError):
-    """A rank of a sharded model ended or failed; the others cannot go on without it."""
-
-
 class UsageError(JuiceError):
     """Something the caller gave cannot be used."""
 

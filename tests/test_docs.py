@@ -98,8 +98,9 @@ def test_the_reference_has_every_flag_of_every_command_and_no_other() -> None:
 
 def test_the_reference_has_every_setting_with_its_default() -> None:
     text = (REFERENCE / "settings.md").read_text()
+    singular = {"api_keys": "--api-key", "vllm_args": "--vllm-arg"}
     for name, field in Settings.model_fields.items():
-        flag = "--api-key" if name == "api_keys" else f"--{name.replace('_', '-')}"
+        flag = singular.get(name, f"--{name.replace('_', '-')}")
         row = next(
             (line for line in text.splitlines() if f"`{flag}`" in line and line.startswith("|")), ""
         )

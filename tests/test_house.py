@@ -25,7 +25,7 @@ OPTIONAL = (
     "markupsafe",
     "transformer_lens",
     "torchao",
-    "transformers.distributed",
+    "vllm",
 )
 LATE_OF = {
     # Read before PyTorch is imported, so that wrong settings are reported immediately.

@@ -1,6 +1,5 @@
 """Our own engine: many requests, each steered its own way, share every forward pass.
 
-memory      how much memory keys and values may take
 sampling    from logits to the next token
 text        from tokens to text, piece by piece
 generation  a request while it waits and runs

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -24,8 +23,6 @@ from juice.model.steering_hooks import SteeringPlan
 class ForwardRows:
     """The rows of a forward.
 
-    Pickled for another rank, it leaves out the generations: rank 0 alone decides on them.
-
     Args:
         generations: The generations that the main rows belong to, in row order.
         routing: The rows of each layer.
@@ -37,9 +34,6 @@ class ForwardRows:
     routing: tuple[LayerRows, ...]
     access: tuple[Access, ...]
     steering_plan: SteeringPlan | None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "generations": ()}
 
 
 @dataclass(frozen=True, eq=False)

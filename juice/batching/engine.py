@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from itertools import count
 from threading import Thread, current_thread
 from typing import Any, ClassVar
@@ -19,10 +19,8 @@ from typing import Any, ClassVar
 from juice.batching.generation import Generation
 from juice.batching.inbox import Inbox
 from juice.batching.loop import Loop
-from juice.batching.memory import settled
 from juice.batching.room import Room
 from juice.batching.runner import Mode, Runner
-from juice.batching.text import TextStream
 from juice.engine import (
     Capability,
     Engine,
@@ -33,13 +31,15 @@ from juice.engine import (
     Status,
     Steering,
 )
+from juice.engine.memory import settled
+from juice.engine.text import TextStream
+from juice.engine.transcript import Transcript
 from juice.errors import ContextLengthError, EngineStoppedError, JuiceError
 from juice.model.loaded import LoadedModel
 
 LOG = logging.getLogger("juice.batching")
 IDLE_BEAT_S = 1.0
 STOP_S = 10.0
-GIVE_UP_S = 2.0
 
 
 class BatchingEngine(Engine):
@@ -56,9 +56,7 @@ class BatchingEngine(Engine):
     ) -> None:
         self.loaded = loaded
         self.mode = mode or Mode(own_masks=loaded.mask_pattern is None)
-        self.limits = settled(
-            limits or Limits(), loaded.max_positions, loaded.device, loaded.n_ranks
-        )
+        self.limits = settled(limits or Limits(), loaded.max_positions, loaded.device)
         self._inbox = Inbox(self.limits.max_waiting)
         self._loop = Loop(loaded, self.limits, self._inbox, self.mode)
         self._loop.measure()
@@ -70,8 +68,6 @@ class BatchingEngine(Engine):
         )
         self._thread.start()
         weakref.finalize(self, _stop, self._inbox, self._thread)
-        if loaded.ranks is not None:
-            loaded.ranks.when_lost(partial(_give_up, self._inbox, self._thread, self._loop))
 
     @cached_property
     def description(self) -> ModelDescription:
@@ -122,11 +118,6 @@ class BatchingEngine(Engine):
         window = steering.window
         return range(self.description.n_layers) if window and self.mode.full_rows else window
 
-    def when_lost(self, listener: Callable[[EngineStoppedError], object]) -> None:
-        """Call the listener, in a thread of its own, when a rank of a sharded model is lost."""
-        if self.loaded.ranks is not None:
-            self.loaded.ranks.when_lost(listener)
-
     def check(self, request: GenerationRequest) -> None:
         """Raise RequestError or ContextLengthError for a request that cannot run."""
         super().check(request)
@@ -157,10 +148,7 @@ class BatchingEngine(Engine):
         return generations
 
     def close(self) -> None:
-        """End the thread and everything that runs or waits, and release the model.
-
-        The model loses its hooks, and the other ranks of a sharded one end.
-        """
+        """End the thread and everything that runs or waits; the model loses its hooks."""
         self.stop()
         self.loaded.release()
 
@@ -172,10 +160,9 @@ class BatchingEngine(Engine):
         text = TextStream(
             self.loaded.tokenizer, request.prompt_ids, request.stop, self._special_ids
         )
+        transcript = Transcript(index, request, text, self.description.stop_token_ids, sink)
         window = self.companion_layers(request.steering)
-        return Generation(
-            index, next(self._numbers), request, window, text, self.description.stop_token_ids, sink
-        )
+        return Generation(next(self._numbers), request, window, transcript)
 
 
 def _stop(inbox: Inbox, thread: Thread) -> None:
@@ -196,15 +183,3 @@ def _run(loop: Loop, inbox: Inbox) -> None:
         LOG.critical("the engine failed", exc_info=error)
         reason = EngineStoppedError(f"the engine failed: {error!r}")
     loop.abort(reason)
-    loop.runner.close()
-
-
-def _give_up(inbox: Inbox, thread: Thread, loop: Loop, reason: JuiceError) -> None:
-    """End everything once a rank is lost.
-
-    The thread does it, unless it is stuck in a forward that waits for the lost rank.
-    """
-    inbox.close(reason)
-    thread.join(GIVE_UP_S)
-    if thread.is_alive():
-        loop.abort(reason)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import torch
 
 from juice.batching.sampling import adjusted, choose, new_generator
-from juice.batching.text import TextStream
-from juice.engine import (
-    Completion,
-    FinishReason,
-    GenerationRequest,
-    ScoredToken,
-    Sink,
-    Timing,
-    Update,
-)
+from juice.engine import GenerationRequest, ScoredToken
+from juice.engine.transcript import Transcript
 from juice.errors import CancelledError, JuiceError
 
 
@@ -29,55 +20,34 @@ class Generation:
     tokens and reports nothing; its `owner` decides for both.
 
     Args:
-        index: The number of the request among those submitted together.
         number: Its number in the order of arrival.
         request: The request.
         window: The layers in which it has a companion.
-        text: The text of its new tokens.
-        stop_token_ids: The model's own stop tokens.
-        sink: Takes its updates.
+        transcript: What it has generated, and tells its caller.
     """
 
     def __init__(
-        self,
-        index: int,
-        number: int,
-        request: GenerationRequest,
-        window: range,
-        text: TextStream,
-        stop_token_ids: frozenset[int],
-        sink: Sink,
+        self, number: int, request: GenerationRequest, window: range, transcript: Transcript
     ) -> None:
-        self.index = index
         self.number = number
         self.request = request
         self.window = window
+        self.transcript = transcript
         self.without: Generation | None = None
         self._owner: Generation | None = None
         self.cancelled: JuiceError | None = None
         self.n_cached = 0
-        self.tokens: list[ScoredToken] = []
-        self.finish_reason: FinishReason | None = None
-        self._text = text
-        self._sink = sink
         self._generator = new_generator(request.sampling)
-        own = frozenset(request.stop_token_ids)
-        self._stop_token_ids = own if request.ignore_eos else own | stop_token_ids
-        self._prompt_tokens = (
-            [ScoredToken(request.prompt_ids[0], None)] if request.prompt_logprobs else []
-        )
-        self._watched: tuple[float, ...] = ()
-        self._news, self._n_sent = "", 0
-        self._arrived = time.monotonic()
-        self._queued_s = 0.0
-        self._tokens_s: list[float] = []
         self._held: torch.Tensor | None = None
         if request.contrast is not None:
             alone = replace(request, prompt_ids=request.contrast.prompt_ids, contrast=None)
-            self.without = Generation(
-                index, number, alone, range(0), text, frozenset(), lambda _update: None
-            )
-            self.without._owner, self.without.tokens = self, self.tokens
+            self.without = Generation(number, alone, range(0), transcript)
+            self.without._owner = self
+
+    @property
+    def tokens(self) -> list[ScoredToken]:
+        """The new tokens so far."""
+        return self.transcript.tokens
 
     @property
     def owner(self) -> Generation:
@@ -120,19 +90,16 @@ class Generation:
         """End the generation before the next step."""
         self.cancelled = reason or CancelledError("the request was cancelled")
 
-    def start(self) -> None:
-        """Record that the generation no longer waits."""
-        self._queued_s = time.monotonic() - self._arrived
-
     def score_prompt(self, logits: torch.Tensor, normalizers: list[float]) -> None:
         """Score the next tokens of the prompt.
 
         logits: float32 [tokens, vocabulary], of the tokens before them; normalizers: their
         logsumexps.
         """
-        first = len(self._prompt_tokens)
+        scored = self.transcript.prompt_tokens
+        first = len(scored)
         for i, token in enumerate(self.request.prompt_ids[first : first + len(logits)]):
-            self._prompt_tokens.append(self._scored(token, logits[i], normalizers[i]))
+            scored.append(self._scored(token, logits[i], normalizers[i]))
 
     def contrasted(self, row: Generation, logits: torch.Tensor) -> torch.Tensor | None:
         """Hold a row's logits, float32 [vocabulary], until both rows have theirs.
@@ -162,11 +129,12 @@ class Generation:
         """
         request, sampling = self.request, self.request.sampling
         if request.watch and not self.tokens:
-            self._watched = tuple((logits[list(request.watch)] - normalizer).tolist())
+            self.transcript.watched = tuple((logits[list(request.watch)] - normalizer).tolist())
         if request.max_tokens == 0:
-            self.finish_reason = "length"
+            self.transcript.finish_reason = "length"
             return
-        banned = self._stop_token_ids if len(self.tokens) < request.min_tokens else frozenset[int]()
+        stops = self.transcript.stop_token_ids
+        banned = stops if len(self.tokens) < request.min_tokens else frozenset[int]()
         if self._generator is not None or banned or sampling.changes_logits:
             generated = [token.id for token in self.tokens] if sampling.changes_logits else []
             token = choose(
@@ -176,37 +144,7 @@ class Generation:
             )
         else:
             token = likeliest
-        self.tokens.append(self._scored(token, logits, normalizer))
-        self._tokens_s.append(time.monotonic() - self._arrived)
-        self._news += self._text_of(token)
-        if self.finish_reason is None:
-            self._sink(self._update())
-
-    def complete(self) -> None:
-        """Send the last update: the completion of a finished generation."""
-        self._sink(self._update(self._completion()))
-
-    def fail(self, error: JuiceError) -> None:
-        """Send an error as the last update."""
-        self._sink(Update(index=self.index, error=error))
-
-    def _text_of(self, token: int) -> str:
-        """Return the text that the newest token makes final, and note whether it is the last."""
-        if token in self._stop_token_ids:
-            self.finish_reason = "stop"
-            return self._text.finish()
-        piece = self._text.push(token, may_stop=len(self.tokens) > self.request.min_tokens)
-        if self._text.stopped:
-            self.finish_reason = "stop"
-        elif len(self.tokens) == self.request.max_tokens:
-            self.finish_reason = "length"
-            piece += self._text.finish()
-        return piece
-
-    def _update(self, completion: Completion | None = None) -> Update:
-        text, self._news = self._news, ""
-        new, self._n_sent = tuple(self.tokens[self._n_sent :]), len(self.tokens)
-        return Update(index=self.index, text=text, tokens=new, completion=completion)
+        self.transcript.add([self._scored(token, logits, normalizer)])
 
     def _scored(self, token: int, logits: torch.Tensor, normalizer: float) -> ScoredToken:
         logprob = float(logits[token]) - normalizer
@@ -221,17 +159,4 @@ class Generation:
                 (i, logit - normalizer)
                 for i, logit in zip(ids.tolist(), best.tolist(), strict=True)
             ),
-        )
-
-    def _completion(self) -> Completion:
-        assert self.finish_reason is not None, "the generation still runs"
-        return Completion(
-            text=self._text.text,
-            tokens=tuple(self.tokens),
-            finish_reason=self.finish_reason,
-            steering=self.request.steering.report,
-            n_prompt_tokens=len(self.request.prompt_ids),
-            timing=Timing(queued_s=self._queued_s, tokens_s=tuple(self._tokens_s)),
-            prompt_tokens=tuple(self._prompt_tokens),
-            watched=self._watched,
         )

@@ -23,14 +23,14 @@ from juice.batching.rows import RowTable
 from juice.batching.runner import Mode, Runner
 from juice.batching.scheduler import Scheduler
 from juice.batching.slots import SlotsBrokenError
-from juice.batching.text import TextStream
 from juice.engine import GenerationRequest, Limits
+from juice.engine.text import TextStream
+from juice.engine.transcript import Transcript
 from juice.errors import (
     EngineStoppedError,
     GenerationError,
     JuiceError,
     NonFiniteError,
-    RankLostError,
 )
 from juice.model.loaded import LoadedModel
 
@@ -97,16 +97,10 @@ class Loop:
 
         Raises whatever the model raises.
         """
+        request = GenerationRequest(prompt_ids=(0,), max_tokens=1)
         nothing = TextStream(self._loaded.tokenizer, ())
-        one = Generation(
-            0,
-            0,
-            GenerationRequest(prompt_ids=(0,), max_tokens=1),
-            range(0),
-            nothing,
-            frozenset(),
-            lambda _update: None,
-        )
+        transcript = Transcript(0, request, nothing, frozenset(), lambda _update: None)
+        one = Generation(0, request, range(0), transcript)
         self.runner.cache.reserve(Room(1, (0,) * self._loaded.layout.n_layers, 1))
         self.table.join(one)
         self.runner.forward(
@@ -145,7 +139,7 @@ class Loop:
                     raise
                 LOG.warning("no memory for a request: %s", error)
                 continue
-            generation.start()
+            generation.transcript.start()
             for row in generation.rows:
                 self.table.join(row)
 
@@ -195,11 +189,11 @@ class Loop:
                 likeliest[ends[i] - 1],
             )
         for generation in dict.fromkeys(s.owner for s in rows.generations):
-            if generation.finish_reason is not None:
+            if generation.transcript.finish_reason is not None:
                 # Its rows are free before its caller hears of it.
                 self._leave(generation)
                 with suppress(Exception):
-                    generation.complete()
+                    generation.transcript.complete()
 
     def _take(
         self,
@@ -241,7 +235,7 @@ class Loop:
         except Exception as error:
             if _is_fatal(error):
                 raise
-            owner.finish_reason = None
+            owner.transcript.finish_reason = None
             self._fail(generation, error)
 
     def _rows_of(self, generations: list[Generation]) -> ForwardRows:
@@ -273,7 +267,7 @@ class Loop:
     @staticmethod
     def _tell(generation: Generation, error: JuiceError | None) -> None:
         with suppress(Exception):
-            generation.fail(error or GenerationError("the request was dropped"))
+            generation.transcript.fail(error or GenerationError("the request was dropped"))
 
 
 def _failure(error: Exception) -> JuiceError:
@@ -292,5 +286,5 @@ def _failure(error: Exception) -> JuiceError:
 
 
 def _is_fatal(error: Exception) -> bool:
-    """Return whether the device, the slots or another rank is lost, so that nothing can go on."""
-    return isinstance(error, torch.AcceleratorError | SlotsBrokenError | RankLostError)
+    """Return whether the device or the slots are lost, so that nothing can go on."""
+    return isinstance(error, torch.AcceleratorError | SlotsBrokenError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -12,8 +11,6 @@ from juice.batching.batch import ForwardBatch
 from juice.batching.slots import SlotCache
 from juice.model.loaded import LoadedModel
 from juice.model.masks import narrow_sliding_windows
-from juice.model.ranks import everywhere
-from juice.model.two_runs import two_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +32,7 @@ class Runner:
     """Runs batches of rows through one model and owns the KV cache.
 
     With full rows the model is called with every row, companions included; otherwise with the main
-    rows alone, and companions enter and leave between its layers. With a sharded model the runner
-    of rank 0 makes its peers on the other ranks do the same.
+    rows alone, and companions enter and leave between its layers.
     """
 
     def __init__(self, loaded: LoadedModel, mode: Mode) -> None:
@@ -44,13 +40,9 @@ class Runner:
         self._pattern = None if mode.own_masks else loaded.mask_pattern
         if mode.sliding_window is not None and self._pattern is not None:
             self._pattern = self._pattern.narrowed(mode.sliding_window)
-        self.peers = loaded.ranks.peers(mode=mode) if loaded.ranks else None
-        self.cache = SlotCache(
-            loaded.layout.n_layers, self.peers.part("cache") if self.peers else None
-        )
+        self.cache = SlotCache(loaded.layout.n_layers)
         self._loaded = loaded
 
-    @everywhere
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Run a batch and cache its keys and values; return logits, float32 [kept, vocabulary]."""
@@ -83,21 +75,3 @@ class Runner:
                 use_cache=True,
             ).logits
         return logits[:, 0].float()
-
-    @everywhere
-    @torch.inference_mode()
-    def two_runs(
-        self, ids: torch.Tensor, coefficients: Mapping[int, torch.Tensor], n_kept: int
-    ) -> torch.Tensor:
-        """Return the logits of the definition, see `juice.model.two_runs`.
-
-        Of this runner they use only the size of the sliding windows.
-        """
-        loaded = self._loaded
-        with loaded.turn, narrow_sliding_windows(loaded.model, self._mode.sliding_window):
-            return two_runs(loaded, ids.to(loaded.device), coefficients, n_kept)
-
-    def close(self) -> None:
-        """Release the peers."""
-        if self.peers is not None:
-            self.peers.drop()

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from transformers import Cache
 
 from juice.batching.room import Room
 from juice.batching.slot_layer import Access, SlotLayer
-from juice.model.ranks import Peers, everywhere
 
 
 class SlotsBrokenError(RuntimeError):
@@ -30,12 +28,10 @@ class SlotsBrokenError(RuntimeError):
 class SlotCache(Cache):
     """The slots of every layer, as a cache that unmodified models accept.
 
-    They stay within `max_bytes` where that is set. With `peers`, the caches on the other ranks of a
-    sharded model have the same slots, for their own heads.
+    They stay within `max_bytes` where that is set.
     """
 
-    def __init__(self, n_layers: int, peers: Peers | None = None) -> None:
-        self.peers = peers
+    def __init__(self, n_layers: int) -> None:
         self.slot_layers = [SlotLayer() for _ in range(n_layers)]
         self.max_bytes: int | None = None
         self._room: Room | None = None
@@ -70,25 +66,12 @@ class SlotCache(Cache):
         ]
         for room in rooms:
             try:
-                return self._resize(room)
+                return self.resize(room)
             except SlotsBrokenError:
                 raise
             except Exception:  # noqa: S112 -- there is less memory than budgeted: try with less
                 continue
-        self._resize(needed)
-        return None
-
-    def _resize(self, room: Room) -> None:
-        """Change the shape on every rank, or on none."""
-        if self.peers is None:
-            return self.resize(room)
-        had = self._room
-        failures = self.peers.attempt("resize", partial(self.resize, room), room)
-        failed = [failure for failure in failures if failure is not None]
-        if failed and had is not None and len(failed) < len(failures):
-            self.peers.call("resize", partial(self.resize, had), had)
-        if failed:
-            raise failed[0]
+        self.resize(needed)
         return None
 
     def resize(self, room: Room) -> None:
@@ -139,7 +122,6 @@ class SlotCache(Cache):
             slice(slots[0], slots[-1] + 1) if is_run else None,
         )
 
-    @everywhere
     @torch.inference_mode()
     def copy(
         self, layers: Sequence[int], source: int, destination: int, n: int, *, is_main: bool
@@ -162,7 +144,6 @@ class SlotCache(Cache):
                     layer.slot(source, is_main=is_main), layer.slot(destination, is_main=is_main), n
                 )
 
-    @everywhere
     @torch.inference_mode()
     def swap(self, layers: Sequence[int], a: int, b: int, n: int, *, is_main: bool) -> None:
         """Swap the first positions of two places, in some layers.
@@ -181,7 +162,6 @@ class SlotCache(Cache):
             for layer in (self.slot_layers[i] for i in layers):
                 layer.swap(layer.slot(a, is_main=is_main), layer.slot(b, is_main=is_main), n)
 
-    @everywhere
     @torch.inference_mode()
     def clear(self, layers: Sequence[int], place: int, *, is_main: bool) -> None:
         """Zero the slot of a place.

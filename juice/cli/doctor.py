@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from juice.cli import console, options
-from juice.options import LoadOptions
+from juice.errors import UsageError
+from juice.options import EngineOptions, LoadOptions
 
 if TYPE_CHECKING:
     from juice.exactness import Check, Diagnosis
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 @options.spelled_out
 def run(
     loading: LoadOptions,
+    running: EngineOptions,
     model: options.Model = "mini",
     deep: Annotated[
         bool,
@@ -30,19 +32,35 @@ def run(
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
-    """Check on the loaded model that steering is exact; exit 1 for a model that JuICE refuses."""
+    """Check on the loaded model that steering is exact; exit 1 for a model that JuICE refuses.
+
+    With --engine vllm, what vLLM serves is compared with transformers' own model, on the CPU.
+    """
     from juice.errors import UnsupportedModelError
-    from juice.exactness import Diagnosis, diagnose
+    from juice.exactness import Diagnosis, diagnose, diagnose_served
     from juice.exactness.lens_check import require_lens
 
     if deep:
+        if running.engine != "own":
+            raise UsageError("--deep is for juice's own engine; leave it out with vLLM")
         require_lens()
     try:
-        loaded = options.load(model, loading, head_sets)
+        loaded = options.load(model, loading, head_sets, running)
     except UnsupportedModelError as error:
         found = Diagnosis(model=model, exact=False, reason=str(error))
     else:
-        found = diagnose(loaded.engine, loaded.head_sets, deep=deep, progress=console.progress)
+        if running.engine == "own":
+            found = diagnose(loaded.engine, loaded.head_sets, deep=deep, progress=console.progress)
+        else:
+            beside = LoadOptions(
+                device="cpu",
+                dtype=loaded.description.dtype,
+                revision=loading.revision,
+                attn_implementation="eager",
+            )
+            reference = options.load(model, beside, head_sets).loaded
+            found = diagnose_served(loaded.engine, reference, loaded.head_sets, console.progress)
+        loaded.close()
     if json:
         console.answer_json(found.to_dict())
     else:
@@ -61,7 +79,9 @@ def _lines(found: Diagnosis) -> list[str]:
         else f"refused: {found.reason}"
     )
     verdict = f"{found.model}: {outcome}"
-    rows = [*_facts(found), ("", "")] if found.facts else []
+    rows = (
+        [*(_served if "engine" in found.facts else _facts)(found), ("", "")] if found.facts else []
+    )
     lines = [verdict, "", *(f"{name:16}{value}" for name, value in rows)]
     lines += [
         f"{_outcome(check):8}{check.name}: {check.difference:.1g} {check.unit} "
@@ -123,6 +143,22 @@ def _facts(found: Diagnosis) -> list[tuple[str, str]]:
                 else "between the steered layers alone"
             ),
         ),
+    ]
+
+
+def _served(found: Diagnosis) -> list[tuple[str, str]]:
+    """Return the facts of a model that another engine runs."""
+    facts = found.facts
+    window = facts["window"]
+    return [
+        ("model", f"{facts['architecture']}, {facts['dtype']}"),
+        ("fingerprint", facts["fingerprint"] or "none"),
+        ("layers", str(facts["n_layers"])),
+        ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes a token, companions' included"),
+        ("context", f"{facts['context']:,} tokens" if facts["context"] else "no end of its own"),
+        ("engine", f"{facts['engine']} {facts['version']}, {facts['runner']} runner"),
+        ("attention", ", ".join(facts["attention"])),
+        ("window", f"layers {window[0]}-{window[1]}" if window else "no layer"),
     ]
 
 

@@ -9,7 +9,7 @@ import typer
 from juice.cli import console, options
 from juice.errors import HeadSetNotFoundError, UsageError
 from juice.methods import TARGETS, SteerMethod, SteerTarget
-from juice.options import LoadOptions, SamplingOptions
+from juice.options import EngineOptions, LoadOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from juice.engine import Completion
@@ -20,6 +20,7 @@ def run(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     loading: LoadOptions,
     sampling: SamplingOptions,
+    running: EngineOptions,
     model: options.Model = "mini",
     context: Annotated[
         str | None,
@@ -55,7 +56,7 @@ def run(
     """Continue a prompt; `--compare` shows what context and memory would each answer."""
     from juice.engine import Steer
 
-    loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
+    loaded = options.in_chat(options.load(model, loading, head_sets, running), chat_template)
     how: dict[str, Any] = {"context": context, "max_tokens": max_tokens, **sampling.model_dump()}
     if compare:
         if (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from juice.errors import UsageError
-from juice.options import LoadOptions, Options
+from juice.options import EngineOptions, LoadOptions, Options
 
 if TYPE_CHECKING:
     from juice.head_set import HeadSet
@@ -37,6 +38,7 @@ ChatTemplate = Annotated[
         )
     ),
 ]
+NAMED_VALUES = dict[str, Any]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 OutFile = Annotated[Path, typer.Option(help="The JSON lines file to write.")]
 Columns = Annotated[
@@ -69,7 +71,7 @@ def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
     @wraps(run)
     def command(**given: Any) -> None:
         made = {
-            name: kind.of(**{f.name: given.pop(f.name) for f in flags[name]})
+            name: kind.of(**{f.name: parsed(kind, f.name, given.pop(f.name)) for f in flags[name]})
             for name, kind in groups.items()
         }
         run(**given, **made)
@@ -82,22 +84,28 @@ def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
 def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.Parameter]:
     """Return the flags for the fields of a class; with `optional`, None where they are not given.
 
-    A field that is not a number, a path or a choice is read as text. A field without a description,
-    or a mapping, has no flag.
+    A field that is not a number, a path or a choice is read as text. Named values (`vllm_args`)
+    have a flag for one, `--vllm-arg name=value`; a field without a description, or another mapping,
+    has none.
     """
     own = [name for name in kind.model_fields if name in kind.__annotations__]
     inherited = [name for name in kind.model_fields if name not in own]
     flags = []
     for name in (*own, *inherited):
         field = kind.model_fields[name]
-        if field.description is None or get_origin(field.annotation) is dict:
+        is_named = field.annotation == NAMED_VALUES
+        if field.description is None or (get_origin(field.annotation) is dict and not is_named):
             continue
         help_text = field.description
         if optional and field.default not in (None, False, ()):
             help_text = f"{help_text.removesuffix('.')} ({field.default} by default)."
         default, flag_type = None if optional else field.default, _flag_type(field.annotation)
+        if is_named:
+            default, flag_type = None, list[str]
         # Flags are off by default, so they need no --no- form.
         names = [f"--{name.replace('_', '-')}"] if flag_type is bool else []
+        if is_named:
+            names = [f"--{name.removesuffix('s').replace('_', '-')}"]
         option = typer.Option(*names, help=help_text)
         shown: Any = flag_type | None if default is None else flag_type
         flags.append(
@@ -111,6 +119,26 @@ def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.P
     return flags
 
 
+def parsed(kind: type[BaseModel], name: str, given: Any) -> Any:
+    """Return what a flag gives to its field: of name=value, repeated, the values by name.
+
+    A value is JSON where it can be, else text. Raises a UsageError that names the flag.
+    """
+    if kind.model_fields[name].annotation != NAMED_VALUES:
+        return given
+    values: dict[str, Any] = {}
+    for one in given or ():
+        key, equals, value = one.partition("=")
+        if not (key.strip() and equals):
+            flag = name.removesuffix("s").replace("_", "-")
+            raise UsageError(f"--{flag} is {one!r}; expected name=value")
+        try:
+            values[key.strip().replace("-", "_")] = json.loads(value)
+        except ValueError:
+            values[key.strip().replace("-", "_")] = value
+    return values
+
+
 def _flag_type(annotation: Any) -> Any:
     if get_origin(annotation) is Literal:
         return annotation
@@ -119,12 +147,18 @@ def _flag_type(annotation: Any) -> Any:
     return next((known for known in (str, bool, int, float, Path) if known in types), str)
 
 
-def load(model: str, loading: LoadOptions, head_sets: Path | None = None) -> SteeredModel:
+def load(
+    model: str,
+    loading: LoadOptions,
+    head_sets: Path | None = None,
+    engine: EngineOptions | None = None,
+) -> SteeredModel:
     """Load the model that the common options name."""
     from juice.loading.load import load as load_steered
 
     quiet_libraries()
-    return load_steered(model, head_sets=head_sets, **loading.model_dump())
+    others = engine.model_dump() if engine else {}
+    return load_steered(model, head_sets=head_sets, **loading.model_dump(), **others)
 
 
 def head_set_for(model: SteeredModel, given: str | None) -> HeadSet | str | None:

@@ -48,7 +48,10 @@ def run(**flags: Any) -> None:
     given = {name: value for name, value in flags.items() if value is not None}
     if keys := given.pop("api_key", None):
         given["api_keys"] = tuple(keys)
-    chosen = import_module("juice_server.settings").read(given)
+    settings = import_module("juice_server.settings")
+    chosen = settings.read(
+        {name: options.parsed(settings.Settings, name, value) for name, value in given.items()}
+    )
     # Imports PyTorch: wrong settings are reported before that.
     process = import_module("juice_server.process")
     options.quiet_libraries()

@@ -4,6 +4,7 @@ steering      how a request asks to be steered, and the coefficients that follow
 request       what to generate
 completion    what comes back
 limits        how many requests, how long, and in how much memory
+memory        how much of it keys and values may take where the limits leave that open
 status        an engine's present state
 description   facts about the model, without the model
 capabilities  what not every engine can do

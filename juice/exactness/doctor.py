@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 
 from juice.batching import BatchingEngine
-from juice.engine import Capability, Engine, GenerationRequest, Steer, Steering
-from juice.engine.steering import resolve
+from juice.engine import Capability, Engine, GenerationRequest
 from juice.errors import GenerationError, JuiceError, UnsupportedModelError
+from juice.exactness.costs import as_if_tuned, costs_of
 from juice.exactness.engine_check import bound_of, difference_from_two_runs, spread_steering, verify
 from juice.exactness.head_check import TOLERANCE as HEADS_TOLERANCE
 from juice.exactness.head_check import check_heads
 from juice.exactness.lens_check import z_difference
-from juice.exactness.report import Check, Diagnosis, HeadSetCost
-from juice.head_set import HeadSet, HeadSetLibrary
+from juice.exactness.report import Check, Diagnosis
+from juice.head_set import HeadSetLibrary
 from juice.model.layout import text_config
 from juice.model.loaded import LoadedModel
 from juice.model.prompts import PromptForm
@@ -88,7 +87,7 @@ def diagnose(
             "its activations are quantised: steering is approximate, and every answer reports "
             "`exact: false`"
         )
-    costs = tuple(_costs(model))
+    costs = costs_of(head_sets, engine)
     facts = _facts(model)
     with progress("checking", len(names)) as advance:
         for name in names:
@@ -145,25 +144,6 @@ def _facts(model: _Patient) -> dict[str, Any]:
         "full_rows": engine.mode.full_rows,
         "own_masks": engine.mode.own_masks,
     }
-
-
-def _costs(model: _Patient) -> Iterator[HeadSetCost]:
-    for name, head_set in sorted(model.head_sets.by_name.items()):
-        window = model.engine.companion_layers(_as_if_tuned(head_set))
-        yield HeadSetCost(
-            name=name,
-            target=head_set.target,
-            n_heads=len({*head_set.heads.plus, *head_set.heads.minus}),
-            window=(window[0], window[-1]) if window else None,
-            extra_rows=len(window) / model.loaded.layout.n_layers,
-        )
-
-
-def _as_if_tuned(head_set: HeadSet) -> Steering:
-    """Return the steering of a set at its betas; if it has none, at betas that use every head."""
-    betas = head_set.betas()
-    plus, minus = (betas.plus, betas.minus) if betas else (1.0, -2.0)
-    return resolve(Steer(target=head_set.target, beta_plus=plus, beta_minus=minus), head_set)
 
 
 def _check_all_heads(model: _Patient) -> list[Check]:
@@ -248,16 +228,15 @@ def _steered(model: _Patient, ids: tuple[int, ...]) -> float:
     """
     sets = [s for _, s in sorted(model.head_sets.by_name.items())]
     steering = (
-        _as_if_tuned(sets[0])
+        as_if_tuned(sets[0])
         if sets
         else spread_steering(model.loaded, 0, model.loaded.layout.n_layers - 1)
     )
     request = GenerationRequest(
         prompt_ids=ids, max_tokens=N_TOKENS, ignore_eos=True, steering=steering
     )
-    return difference_from_two_runs(
-        model.loaded, model.engine, request, model.engine.generate([request])[0]
-    ).value
+    completion = model.engine.generate([request])[0]
+    return difference_from_two_runs(model.loaded, request, completion).value
 
 
 def _nats(model: _Patient, name: str, difference: float) -> list[Check]:

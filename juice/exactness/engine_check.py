@@ -23,8 +23,10 @@ import torch
 from juice.batching import BatchingEngine, Mode
 from juice.engine import Completion, GenerationRequest, Limits, Steering, SteeringReport
 from juice.engine.steering import unsteered
-from juice.errors import JuiceError, RankLostError, UnsupportedModelError
+from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.loaded import LoadedModel
+from juice.model.masks import narrow_sliding_windows
+from juice.model.two_runs import two_runs
 
 LOG = logging.getLogger("juice.exactness")
 # Fastest first.
@@ -84,8 +86,6 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
         unsteered_runs, steered_runs = _differences(
             loaded, replace(mode, sliding_window=SLIDING_WINDOW)
         )
-    except RankLostError:
-        raise
     except torch.OutOfMemoryError as error:
         raise JuiceError(
             f"there is not enough memory to check {name}; choose another --device or --device-map, "
@@ -165,7 +165,7 @@ def _differences(loaded: LoadedModel, mode: Mode) -> tuple[list[Difference], lis
     try:
         completions = engine.generate(requests)
         differences = [
-            difference_from_two_runs(loaded, engine, r, c)
+            difference_from_two_runs(loaded, r, c, mode.sliding_window)
             for r, c in zip(requests, completions, strict=True)
         ]
     finally:
@@ -189,25 +189,31 @@ def spread_steering(loaded: LoadedModel, first: int, last: int) -> Steering:
 
 
 def difference_from_two_runs(
-    loaded: LoadedModel, engine: BatchingEngine, request: GenerationRequest, completion: Completion
+    loaded: LoadedModel,
+    request: GenerationRequest,
+    completion: Completion,
+    sliding_window: int | None = None,
 ) -> Difference:
     """Return how far the log-probabilities of the chosen tokens are from those of the two runs.
 
     Args:
         loaded: The model.
-        engine: The engine that ran the request.
         request: The request.
-        completion: What the engine gave for it.
+        completion: What an engine gave for it.
+        sliding_window: The width of sliding windows in that engine; None for the model's own.
     """
     tokens = torch.tensor([*request.prompt_ids, *completion.token_ids])
     first, end, switch = len(request.prompt_ids) - 1, len(tokens) - 1, loaded.rope_switch
     # Tokens up to a switch of positions were chosen from a shorter text, with other keys.
     ends = [switch, end] if switch is not None and first < switch < end else [end]
     kept = [stop - start for start, stop in pairwise([first, *ends])]
-    runs = [
-        engine.runner.two_runs(tokens[:stop], request.steering.coefficients, n).cpu()
-        for stop, n in zip(ends, kept, strict=True)
-    ]
+    with loaded.turn, narrow_sliding_windows(loaded.model, sliding_window):
+        runs = [
+            two_runs(
+                loaded, tokens[:stop].to(loaded.device), request.steering.coefficients, n
+            ).cpu()
+            for stop, n in zip(ends, kept, strict=True)
+        ]
     logits = torch.cat(runs)
     expected = logits.log_softmax(-1).gather(1, tokens[first + 1 :, None])[:, 0]
     value = float((expected - torch.tensor(completion.logprobs)).abs().max())

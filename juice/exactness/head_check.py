@@ -25,7 +25,6 @@ from juice.model.hooks import hooked
 from juice.model.layout import AttentionLayer, text_config
 from juice.model.loaded import LoadedModel
 from juice.model.row_routing import copy_rows
-from juice.model.sharding import Shard
 from juice.model.steering_hooks import SteeringPlan
 
 N_TOKENS = 3
@@ -38,10 +37,10 @@ READS = {"softmax", "scaled_dot_product_attention"}  # where PyTorch code has a 
 class _Doubling(TorchFunctionMode):
     """Doubles checked head i in row i + 1 of an attention's probabilities or fused output."""
 
-    def __init__(self, name: str, n_rows: int, shard: Shard) -> None:
+    def __init__(self, name: str, n_rows: int) -> None:
         self.layer: AttentionLayer | None = None
         self.seen: set[int] = set()
-        self._name, self._n_rows, self._shard = name, n_rows, shard
+        self._name, self._n_rows = name, n_rows
         super().__init__()
 
     def __torch_function__(
@@ -58,21 +57,15 @@ class _Doubling(TorchFunctionMode):
             by_head = read.view(self._n_rows, -1, *read.shape[1:])
         elif read.dim() == 5:  # [rows, KV heads, heads of each, tokens, ...]
             by_head = read.flatten(1, 2)
-        n_here = by_head.shape[1]
-        if by_head.dim() != 4 or n_here not in (
-            layer.n_heads,
-            layer.n_heads // self._shard.n_ranks,
-        ):
+        if by_head.dim() != 4 or by_head.shape[1] != layer.n_heads:
             raise UnsupportedModelError(
                 f"{self._name}: the attention of layer {layer.index} has the shape "
                 f"{list(read.shape)}; expected [rows, {layer.n_heads} heads, tokens, ...]"
             )
         self.seen.add(layer.index)
         doubled = by_head.clone()
-        first = 0 if n_here == layer.n_heads else self._shard.rank * n_here
         for row, head in enumerate(_heads_of(layer, self._n_rows - 1), start=1):
-            if first <= head < first + n_here:
-                doubled[row, head - first] *= 2
+            doubled[row, head] *= 2
         return doubled.view(read.shape)
 
 
@@ -105,7 +98,7 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
                 ids,
                 loaded.steering_hooks.apply(_one_head_a_row(layers, rows, loaded.device)),
             )
-            doubling = _Doubling(name, rows, loaded.shard)
+            doubling = _Doubling(name, rows)
             doubled = _attention_outputs(loaded, ids, _within(layers, doubling))
     except UnsupportedModelError:
         raise

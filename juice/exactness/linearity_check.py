@@ -54,13 +54,14 @@ def why_not_linear(model: PreTrainedModel, layout: Layout, device: torch.device)
                 f"{type(model).__name__}: steering did not reach layers {missed}: their output "
                 "projections were bypassed"
             )
-        # All are run, whatever is found: the ranks of a sharded model must do the same.
-        reasons = [
-            f"{names[module]} {reason}"
-            for module, like in seen.items()
-            if (reason := _why_not(module, like))
-        ]
-    return reasons[0] if reasons else None
+        return next(
+            (
+                f"{names[module]} {reason}"
+                for module, like in seen.items()
+                if (reason := _why_not(module, like))
+            ),
+            None,
+        )
 
 
 def _inputs(

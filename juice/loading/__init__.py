@@ -3,6 +3,9 @@
 placement   devices, dtypes, device maps and quantisations
 pretrained  the only place that calls from_pretrained
 prepared    the heads found, the hooks installed, both checked
-following   what the other ranks of a sharded model run
+described   a stored model in the terms of the contract, without its weights
+on_vllm     a model that vLLM runs
+plain_vllm  a model that vLLM serves by its own command
+vllm_plugin what vLLM calls in each of its processes
 load        `juice.load`
 """

@@ -1,9 +1,8 @@
-"""`juice.load`: from a hub id, a folder or a model in memory to a SteeredModel, sharded or not."""
+"""`juice.load`: from a hub id, a folder or a model in memory to a SteeredModel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from juice.engine import Limits
 from juice.errors import RequestError, UsageError
 from juice.exactness.engine_check import checked_engine
+from juice.loading.on_vllm import vllm_engine
 from juice.loading.prepared import prepare
-from juice.loading.pretrained import check_shardable, load_model
+from juice.loading.pretrained import load_model
 from juice.model.loaded import LoadedModel
-from juice.model.ranks import Ranks
-from juice.model.sharding import Shard, options_for
-from juice.options import LoadOptions
+from juice.options import EngineName, EngineOptions, LoadOptions
 from juice.steered_model import SteeredModel
 
 
@@ -36,7 +34,11 @@ def load(
     quantization: str | None = None,
     allow_approximate: bool = False,
     limits: Limits | None = None,
+    engine: EngineName = "own",
     tp: int = 1,
+    pp: int = 1,
+    window: str = "auto",
+    vllm_args: Mapping[str, Any] | None = None,
 ) -> SteeredModel:
     """Load a model and check that it is steered exactly.
 
@@ -57,8 +59,12 @@ def load(
         allow_approximate: Also steer a model with quantised activations (bnb-8bit); every answer
             then has `exact` false.
         limits: Bounds of the engine's batches and memory.
-        tp: Devices of this machine to shard the model over: this process is rank 0 and starts the
-            others, which end with `SteeredModel.close`.
+        engine: `own`, or `vllm` where it is installed: faster on GPUs, on many devices.
+        tp: Devices to shard each layer over (vllm only).
+        pp: Stages to spread the layers over (vllm only).
+        window: Layers that can be steered (vllm only): `auto` for those of the head sets, `all`, or
+            the first and the last, such as `3-9`.
+        vllm_args: More of vLLM's own options, by name.
 
     Returns:
         The model with its engine and head sets; a `with` block closes it at the end.
@@ -67,13 +73,7 @@ def load(
         ModelNotFoundError: The model cannot be found or loaded.
         UnsupportedModelError: The model cannot be steered exactly.
         UsageError: Options contradict each other, or cannot be used here.
-        RankLostError: A rank of a sharded model ended while it loaded.
     """
-    if tp < 1:
-        raise RequestError(
-            f"tp is {tp}; expected the number of devices to shard the model over, at least 1",
-            param="tp",
-        )
     options = LoadOptions.of(
         device=device,
         dtype=dtype,
@@ -84,26 +84,30 @@ def load(
         quantization=quantization,
         allow_approximate=allow_approximate,
     )
+    chosen = EngineOptions.of(
+        engine=engine, tp=tp, pp=pp, window=window, vllm_args=dict(vllm_args or {})
+    )
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    if isinstance(model, PreTrainedModel):
-        loaded = _in_memory(model, tokenizer, options, tp)
-    elif tp > 1:
-        loaded = _sharded(str(model), options, tp)
-    else:
-        loaded = load_model(model, options)
+    if chosen.engine == "vllm":
+        if isinstance(model, PreTrainedModel):
+            raise UsageError("vLLM loads models itself; give juice.load a folder or a hub id")
+        running = vllm_engine(str(model), options, chosen, head_sets=head_sets, limits=limits)
+        return SteeredModel(running, head_sets)
+    loaded = (
+        _in_memory(model, tokenizer, options)
+        if isinstance(model, PreTrainedModel)
+        else load_model(model, options)
+    )
     try:
-        engine = checked_engine(loaded, limits)
+        own = checked_engine(loaded, limits)
     except BaseException:
         loaded.release()
         raise
-    return SteeredModel(engine, head_sets)
+    return SteeredModel(own, head_sets)
 
 
 def _in_memory(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    options: LoadOptions,
-    n_ranks: int,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, options: LoadOptions
 ) -> LoadedModel:
     if tokenizer is None:
         raise RequestError(
@@ -114,35 +118,4 @@ def _in_memory(
             "a model object stays on its device, unchanged; "
             "give device, dtype and quantization to its from_pretrained"
         )
-    if n_ranks > 1:
-        raise RequestError(
-            "a model object is already on its device; to shard it, give its folder or hub id",
-            param="tp",
-        )
     return prepare(model, tokenizer, allow_approximate=options.allow_approximate)
-
-
-def _sharded(model: str, options: LoadOptions, n_ranks: int) -> LoadedModel:
-    """Load a model over several ranks, this process being the first."""
-    if options.changed("device_map", "offload_folder", "quantization"):
-        raise UsageError(
-            "tp shards the stored model over devices that it chooses itself; "
-            "drop device_map, offload_folder and quantization"
-        )
-    options_for(Shard(0, n_ranks))
-    check_shardable(model, n_ranks, revision=options.revision)
-    others = options.model_copy(update={"device": "auto"})  # each takes a device of its own
-    ranks = Ranks(
-        n_ranks,
-        "juice.loading.following",
-        {"model": model, "options": others},
-        device=options.device,
-    )
-    try:
-        loaded = replace(load_model(model, options, shard=Shard(0, n_ranks)), ranks=ranks)
-        ranks.guard(loaded.model)
-        ranks.wait_until_loaded()
-    except BaseException:
-        ranks.close()
-        raise
-    return loaded

@@ -17,7 +17,6 @@ from juice.model.logits import LogitPositions
 from juice.model.masks import attention_pattern
 from juice.model.positions import rope_switch
 from juice.model.row_routing import RowRouting
-from juice.model.sharding import WHOLE, Shard
 from juice.model.steering_hooks import SteeringHooks
 
 
@@ -29,7 +28,6 @@ def prepare(
     revision: str | None = None,
     folder: Path | None = None,
     allow_approximate: bool = False,
-    shard: Shard = WHOLE,
 ) -> LoadedModel:
     """Find the heads of a transformers model in memory, install the hooks and check both.
 
@@ -40,7 +38,6 @@ def prepare(
         revision: Its revision on the hub.
         folder: Its weight files, for the fingerprint; None: the weights in memory.
         allow_approximate: Accept quantised activations, with a warning.
-        shard: The part of the model that this process holds.
 
     Raises:
         UnsupportedModelError: The model cannot be steered exactly, or is steered or sharded
@@ -50,9 +47,10 @@ def prepare(
         raise UnsupportedModelError(
             "this model object is already steered; use the SteeredModel that was made from it"
         )
-    if shard == WHOLE and (getattr(model, "tp_size", None) or 1) > 1:
+    if (getattr(model, "tp_size", None) or 1) > 1:
         raise UnsupportedModelError(
-            "this model object is already sharded; give juice.load its folder or hub id, and tp=N"
+            "this model object is sharded; give juice.load its folder or hub id, with "
+            'engine="vllm" and tp=N'
         )
     layout = resolve(model)
     pattern = attention_pattern(model)
@@ -75,7 +73,7 @@ def prepare(
             )
         warnings.warn(f"{problem}; every answer reports `exact: false`", stacklevel=2)
     model._juice_hooked = True
-    hooks = RowRouting(layout), SteeringHooks(layout, shard), LogitPositions(layout)
+    hooks = RowRouting(layout), SteeringHooks(layout), LogitPositions(layout)
     loaded = LoadedModel(
         model,
         tokenizer,
@@ -86,7 +84,6 @@ def prepare(
         identity,
         modules=tuple(model.modules()),
         exact=reason is None,
-        shard=shard,
     )
     try:
         check_heads(loaded)

@@ -25,7 +25,6 @@ from transformers.utils import cached_file
 from juice.errors import (
     JuiceError,
     ModelNotFoundError,
-    UnsupportedModelError,
     UsageError,
     causes_of,
     first_line,
@@ -39,21 +38,16 @@ from juice.loading.placement import (
     is_quantized,
 )
 from juice.loading.prepared import prepare
-from juice.model.layout import resolve
 from juice.model.loaded import LoadedModel
-from juice.model.sharding import WHOLE, Shard, check_plan, options_for, own_device
 from juice.options import LoadOptions
 
 
-def load_model(
-    model: str | Path, options: LoadOptions | None = None, *, shard: Shard = WHOLE
-) -> LoadedModel:
-    """Load a model, or a rank's shard of it, and its tokenizer, and install the hooks.
+def load_model(model: str | Path, options: LoadOptions | None = None) -> LoadedModel:
+    """Load a model and its tokenizer, and install the hooks.
 
     Args:
         model: A hub id, a local folder, or `mini`.
         options: Where it goes and in which precision.
-        shard: The part that this process loads.
 
     Raises:
         ModelNotFoundError: The model cannot be found or loaded.
@@ -61,15 +55,14 @@ def load_model(
         UsageError: The options contradict each other, or cannot be used here.
     """
     options = options or LoadOptions()
-    source = _source(model)
-    if shard == WHOLE and options.device == "auto" and dist.is_torchelastic_launched():
+    source = source_of(model)
+    if options.device == "auto" and dist.is_torchelastic_launched():
         raise UsageError(
-            "torchrun has started several processes, and each would load the whole model; "
-            "start one without it: tp=N shards the model over N devices (`juice serve --tp N`), "
-            "or give each process its device"
+            "torchrun has started several processes, and each would load the whole model; start "
+            "one without it, or give each process its device"
         )
-    place, placed = _placed(options, shard)
-    tokenizer, network, report = _from_pretrained(str(model), source, options, shard, place, placed)
+    place, placed = _placed(options)
+    tokenizer, network, report = _from_pretrained(str(model), source, options, place, placed)
     if absent := sorted(
         [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
     ):
@@ -88,17 +81,17 @@ def load_model(
         tokenizer,
         model_id=str(model),
         revision=options.revision,
-        folder=_weights_folder(source, options.revision),
+        folder=weights_folder(source, options.revision),
         allow_approximate=options.allow_approximate,
-        shard=shard,
     )
 
 
-def _source(model: str | Path) -> str:
+def source_of(model: str | Path) -> str:
+    """Return the hub id or folder that a model's name stands for."""
     return str(MINI) if str(model) == "mini" else str(model)
 
 
-def _placed(options: LoadOptions, shard: Shard) -> tuple[torch.device, dict[str, Any]]:
+def _placed(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
     """Return the device of the inputs, and from_pretrained's arguments for devices and dtype."""
     if options.device_map is None and options.offload_folder is not None:
         raise UsageError(
@@ -107,7 +100,7 @@ def _placed(options: LoadOptions, shard: Shard) -> tuple[torch.device, dict[str,
         )
     if options.device_map is not None and options.device != "auto":
         raise UsageError(f"device {options.device!r} and a device_map are given; drop one of them")
-    place = choose_device(options.device) if shard == WHOLE else own_device(options.device, shard)
+    place = choose_device(options.device)
     placed: dict[str, Any] = {}
     if options.device_map is not None:
         placed = {
@@ -125,7 +118,6 @@ def _from_pretrained(
     model: str,
     source: str,
     options: LoadOptions,
-    shard: Shard,
     place: torch.device,
     placed: dict[str, Any],
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, dict[str, Any]]:
@@ -138,7 +130,6 @@ def _from_pretrained(
             source,
             **where,
             **placed,
-            **options_for(shard),
             use_safetensors=True,
             attn_implementation=options.attn_implementation,
             output_loading_info=True,
@@ -152,30 +143,7 @@ def _from_pretrained(
             "choose another --device or --device-map, or a smaller --dtype"
         ) from error
     except Exception as error:  # whatever a damaged folder makes the libraries raise
-        raise ModelNotFoundError(_explain(model, error, placed)) from error
-
-
-def check_shardable(model: str | Path, n_ranks: int, *, revision: str | None = None) -> None:
-    """Raise UnsupportedModelError for a model that `n_ranks` ranks cannot share.
-
-    No weight is read. Raises ModelNotFoundError for a model that cannot be found.
-    """
-    try:
-        config = AutoConfig.from_pretrained(
-            _source(model),
-            revision=revision,
-            trust_remote_code=False,
-        )
-        is_packed = getattr(config, "quantization_config", None) is not None
-        with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config)
-    except Exception as error:
-        raise ModelNotFoundError(_explain(str(model), error, {})) from error
-    if is_packed:
-        raise UnsupportedModelError(
-            f"{model} was saved quantised, which transformers does not shard; serve it without --tp"
-        )
-    check_plan(network, resolve(network), n_ranks)
+        raise ModelNotFoundError(explain(model, error, placed)) from error
 
 
 def _quantized(
@@ -195,7 +163,8 @@ def _quantized(
     return {**arguments, "device_map": placed.get("device_map", {"": place})}
 
 
-def _weights_folder(source: str, revision: str | None) -> Path | None:
+def weights_folder(source: str, revision: str | None) -> Path | None:
+    """Return the folder of a model's files; None where they are not on this machine."""
     config_file = cached_file(
         source,
         "config.json",
@@ -206,7 +175,8 @@ def _weights_folder(source: str, revision: str | None) -> Path | None:
     return Path(config_file).parent if config_file else None
 
 
-def _explain(model: str, error: Exception, placed: dict[str, Any]) -> str:
+def explain(model: str, error: Exception, placed: dict[str, Any]) -> str:
+    """Return why a model cannot be loaded, and what to do, from the error of the library."""
     reason = first_line(error)
     if "gated" in str(error) or any(isinstance(e, hub.GatedRepoError) for e in causes_of(error)):
         return (

@@ -1,6 +1,7 @@
 """What a loaded model is: where its heads are, how their z is steered, who it is.
 
 layout          finds the attention output projections; their input is z
+description     the model in the terms of the engines' contract
 hooks           hooks that are there for a while
 row_routing     which rows go through which layer
 steering_hooks  permanent hooks that compute z <- z + coefficient * z[source row]
@@ -13,7 +14,4 @@ loaded          LoadedModel: all of these for one model
 uncompiled      runs a compiled model as it was written
 two_runs        the definition of steering, which everything faster is checked against
 knock_out       a layer's attention or MLP, removed for a while
-sharding        one rank's part of a sharded model, and the heads that it has
-ranks           the other ranks, which do what rank 0 does
-wire            what is sent to them and back
 """

@@ -12,12 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from juice.engine import ModelDescription
 from juice.head_set import ModelIdentity
-from juice.model.layout import Layout, text_config
+from juice.model.description import describe, max_positions, vocabulary_size
+from juice.model.layout import Layout
 from juice.model.logits import LogitPositions
 from juice.model.masks import AttentionPattern
-from juice.model.ranks import Ranks
 from juice.model.row_routing import RowRouting
-from juice.model.sharding import WHOLE, Shard
 from juice.model.steering_hooks import SteeringHooks
 from juice.model.uncompiled import uncompiled
 
@@ -45,17 +44,12 @@ class LoadedModel:
     exact: bool = True
     # Held during a forward: the hooks carry one plan at a time.
     turn: RLock = field(default_factory=RLock)
-    # This process' part of a sharded model and, on rank 0, the other ranks.
-    shard: Shard = WHOLE
-    ranks: Ranks | None = None
 
     def release(self) -> None:
-        """Remove the hooks, so that the model can be loaded again, and end any other ranks."""
+        """Remove the hooks, so that the model can be loaded again."""
         for handle in (*self.routing.handles, *self.steering_hooks.handles, *self.logits.handles):
             handle.remove()
         self.model._juice_hooked = False
-        if self.ranks is not None:
-            self.ranks.close()
 
     def run(self, **inputs: Any) -> Any:
         """Run one forward, uncompiled, and return the model's output."""
@@ -66,11 +60,6 @@ class LoadedModel:
     def device(self) -> torch.device:
         """The device of the inputs."""
         return input_device(self.model)
-
-    @property
-    def n_ranks(self) -> int:
-        """The number of devices over which the model is sharded."""
-        return self.ranks.n_ranks if self.ranks else 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -95,39 +84,23 @@ class LoadedModel:
     @property
     def max_positions(self) -> int | None:
         """The model's context in tokens; None where its positions are unlimited."""
-        config = text_config(self.model)
-        named = (
-            getattr(config, field, None) for field in ("max_position_embeddings", "max_seq_len")
-        )
-        return next((value for value in named if isinstance(value, int)), None)
+        return max_positions(self.model)
 
     @property
     def vocabulary_size(self) -> int:
         """The number of tokens that the model knows; its tokenizer may name more or fewer."""
-        return int(text_config(self.model).vocab_size)
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """The tokens that end a generation."""
-        ids = getattr(self.model.generation_config, "eos_token_id", None)
-        if ids is None:
-            ids = self.tokenizer.eos_token_id
-        named = ids if isinstance(ids, list) else [] if ids is None else [ids]
-        return frozenset(token for token in named if 0 <= token < self.vocabulary_size)
+        return vocabulary_size(self.model)
 
     def describe(self) -> ModelDescription:
         """Return the model's description in the terms of the engine contract."""
-        return ModelDescription(
-            identity=self.identity,
-            tokenizer=self.tokenizer,
-            heads_per_layer=tuple(layer.n_heads for layer in self.layout.layers),
+        return describe(
+            self.model,
+            self.tokenizer,
+            self.layout,
+            self.identity,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
-            n_devices=self.n_ranks,
             quantization=self.quantization,
-            max_positions=self.max_positions,
-            vocabulary_size=self.vocabulary_size,
-            stop_token_ids=self.stop_token_ids,
             exact=self.exact,
         )
 

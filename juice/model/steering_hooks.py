@@ -24,7 +24,6 @@ import torch
 from torch import nn
 
 from juice.model.layout import AttentionLayer, Layout
-from juice.model.sharding import WHOLE, Shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +38,9 @@ class SteeringPlan:
 
 
 class SteeringHooks:
-    """The hooks of one model, or of one rank's part; `apply` sets the plan for forwards within it.
+    """The hooks of one model; `apply` sets the plan for the forwards within it."""
 
-    Plans name the heads of the whole model: a rank applies the coefficients of the heads in its z.
-    """
-
-    def __init__(self, layout: Layout, shard: Shard = WHOLE) -> None:
-        self._shard = shard
+    def __init__(self, layout: Layout) -> None:
         self._plan: SteeringPlan | None = None
         self._fired: set[int] = set()
         self.handles = [
@@ -74,8 +69,8 @@ class SteeringHooks:
                 return None
             self._fired.add(layer.index)
             z = args[0]
-            here = plan.coefficients[layer.index][:, self._shard.heads(z, layer)]
-            return (add_scaled(z, plan.sources[layer.index], here, here.shape[1]), *args[1:])
+            own = plan.coefficients[layer.index]
+            return (add_scaled(z, plan.sources[layer.index], own, own.shape[1]), *args[1:])
 
         return steer
 

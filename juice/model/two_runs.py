@@ -41,9 +41,8 @@ def two_runs(
 
     def add(layer: AttentionLayer) -> Any:
         def change(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            z = args[0].clone()  # [1, tokens, heads here * d_head]
-            here = loaded.shard.heads(z, layer)
-            for head, coefficient in enumerate(coefficients[layer.index][here].tolist()):
+            z = args[0].clone()  # [1, tokens, heads * d_head]
+            for head, coefficient in enumerate(coefficients[layer.index].tolist()):
                 if coefficient:
                     columns = slice(head * layer.d_head, (head + 1) * layer.d_head)
                     z[..., columns] = (

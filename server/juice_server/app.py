@@ -34,7 +34,7 @@ def create(
     """Make the app; once it starts, the model loads in the background.
 
     `on_ready` is called with the loaded model; `on_failure` with the reason when it cannot be
-    loaded or, if sharded, when a rank is lost. Raises UsageError for keys that cannot be read.
+    loaded, or when the engine loses a process. Raises UsageError for keys that cannot be read.
     """
 
     def load_model() -> SteeredModel:
@@ -42,7 +42,6 @@ def create(
             settings.model,
             head_sets=settings.head_sets,
             limits=settings.limits(),
-            tp=settings.tp,
             **settings.load_options(),
         )
         if settings.chat_template is not None:

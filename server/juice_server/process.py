@@ -53,8 +53,8 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
     """Serve until a signal ends the process, calling `on_ready` once the model is loaded.
 
-    Raises JuiceError when the model cannot be loaded or a rank of it is lost, and UsageError when
-    the address cannot be listened on.
+    Raises JuiceError when the model cannot be loaded or the engine loses a process, and UsageError
+    when the address cannot be listened on.
     """
     failures: list[JuiceError] = []
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from juice.errors import UsageError
-from juice.options import LoadOptions, first_problem
+from juice.options import EngineOptions, LoadOptions, first_problem
 
 if TYPE_CHECKING:
     from juice.engine import Limits
@@ -53,11 +53,11 @@ def _check_names() -> None:
             )
 
 
-class Settings(BaseSettings, LoadOptions):
+class Settings(BaseSettings, LoadOptions, EngineOptions):
     """What the server serves, to whom, and within which bounds. Durations are in seconds.
 
-    Every field is a flag of `juice serve` of the same name, except `api_keys`, whose flag is
-    `--api-key`, repeatable.
+    Every field is a flag of `juice serve` of the same name, except `api_keys` and `vllm_args`:
+    their flags are `--api-key` and `--vllm-arg name=value`, both repeatable.
     """
 
     model_config = SettingsConfigDict(env_prefix="JUICE_", protected_namespaces=(), extra="ignore")
@@ -72,9 +72,6 @@ class Settings(BaseSettings, LoadOptions):
             "The template of /v1/chat/completions: `default` for the tokenizer's own, "
             "or a Jinja file; else the tokenizer's own where it has one."
         ),
-    )
-    tp: int = Field(
-        default=1, ge=1, le=64, description="Devices to shard the model over (tensor parallel)."
     )
     head_sets: Path | None = Field(
         default=None, description="Folder of head sets; else ./head_sets, the shipped ones."
@@ -143,7 +140,8 @@ class Settings(BaseSettings, LoadOptions):
 
     def load_options(self) -> dict[str, Any]:
         """Return the options for `juice.load`."""
-        return self.model_dump(include=set(LoadOptions.model_fields))
+        names = {*LoadOptions.model_fields, *EngineOptions.model_fields}
+        return self.model_dump(include=names)
 
     def keys(self) -> tuple[str, ...]:
         """Return the keys of the settings and of the file.

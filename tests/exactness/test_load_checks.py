@@ -16,7 +16,6 @@ from juice.exactness.engine_check import exact_mode, verify
 from juice.exactness.head_check import _heads_of
 from juice.loading.prepared import prepare
 from juice.model import layout, masks, steering_hooks
-from juice.model.sharding import Shard
 from tests.support import tiny
 from tests.support.architectures import build
 
@@ -52,10 +51,8 @@ def test_a_scaled_bias_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -
     """The projection itself computes the contribution of a head, and so adds its bias once more."""
     hooked = steering_hooks.SteeringHooks.__init__
 
-    def scaling_outputs(
-        self: steering_hooks.SteeringHooks, found: layout.Layout, shard: Shard
-    ) -> None:
-        hooked(self, layout.Layout((), found.output), shard)
+    def scaling_outputs(self: steering_hooks.SteeringHooks, found: layout.Layout) -> None:
+        hooked(self, layout.Layout((), found.output))
         for layer in found.layers:
             layer.projection.register_forward_hook(add_head_outputs(self, layer))
 

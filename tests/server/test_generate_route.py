@@ -163,8 +163,9 @@ def test_info_reports_the_model_its_limits_and_what_steers_it(client: httpx.Clie
     info = client.get("/info").json()
     assert info["model"]["name"] == "mini"
     assert info["limits"]["max_model_len"] == 1024
-    # Layers, keys and values, key-value heads, width of each, bytes.
-    assert info["limits"]["kv_bytes_per_token"] == 6 * 2 * 4 * 32 * 4
+    # Layers, in vLLM also those of companions; keys and values, key-value heads, width, bytes.
+    n_layers = 12 if info["engine"]["name"] == "vllm" else 6
+    assert info["limits"]["kv_bytes_per_token"] == n_layers * 2 * 4 * 32 * 4
     windows = {own["name"]: own["window"] for own in client.get("/v1/head_sets").json()["data"]}
     assert windows == {own["name"]: own["window"] for own in info["steering"]["head_sets"]}
     shipped = juice.HeadSet.load("head_sets/mini/parametric").heads

@@ -12,6 +12,7 @@ import torch
 
 import juice
 from tests.support import oracle, tiny
+from tests.support.on_vllm import wide
 from tests.support.serving import CONFLICT, events, serving
 
 TEMPLATE = (
@@ -38,7 +39,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tiny.tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    return tiny.save(tmp_path_factory.mktemp("chat"), tiny.tiny_model("llama"), tokenizer)
+    return tiny.save(tmp_path_factory.mktemp("chat"), wide("Llama").build(), tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,9 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+SteerField = Annotated[Steer | None, BeforeValidator(_from_name), at_most(MAX_KEYS)]
+
+
 class GenerationFields(SamplingOptions, Body):
     """How to steer, sample and stop; the ranges of sampling are those of `SamplingOptions`."""
 
@@ -70,7 +73,7 @@ class GenerationFields(SamplingOptions, Body):
 
     default_max_tokens: ClassVar[int] = 64
 
-    steer: Annotated[Steer | None, BeforeValidator(_from_name), at_most(MAX_KEYS)] = None
+    steer: SteerField = None
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
     min_tokens: int = Field(default=0, ge=0, le=MAX_TOKENS)
     logit_bias: Annotated[dict[TokenKey, Bias] | None, at_most(MAX_BIASES)] = None  # type: ignore[assignment]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from juice.batching.text import TextStream
+from juice.engine.text import TextStream
 from tests.support import tiny
 
 TOKENIZER = tiny.tiny_tokenizer()

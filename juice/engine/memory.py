@@ -1,8 +1,4 @@
-"""How much memory keys and values may take, where the limits leave that open.
-
-Memory is reserved when a request joins, for its prompt and all of its `max_tokens`, so a running
-request is never evicted.
-"""
+"""How much memory keys and values may take, where the limits leave that open."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from juice.engine import Limits
+from juice.engine.limits import Limits
 from juice.errors import RequestError
 
 MIB = 1 << 20
@@ -21,16 +17,13 @@ CGROUP = Path("/sys/fs/cgroup")
 SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5, "mps": 0.5}
 
 
-def settled(
-    limits: Limits, max_positions: int | None, device: torch.device, n_ranks: int
-) -> Limits:
+def settled(limits: Limits, max_positions: int | None, device: torch.device) -> Limits:
     """Return the limits for a loaded model, with the open ones filled in.
 
     Args:
         limits: The limits as given; None in them is open.
         max_positions: The model's context in tokens; None where it has no end.
         device: The device that holds the keys and values.
-        n_ranks: How many ranks share the model.
 
     Raises:
         RequestError: `max_model_len` is beyond the model's context.
@@ -41,8 +34,7 @@ def settled(
             "tokens: choose at most that",
             param="max_model_len",
         )
-    # Each rank has its own GPU, but all share the main memory.
-    share = SHARE_OF_FREE.get(device.type, 0.5) / (n_ranks if device.type == "cpu" else 1)
+    share = SHARE_OF_FREE.get(device.type, 0.5)
     return replace(
         limits,
         max_model_len=limits.max_model_len or max_positions,

@@ -1,0 +1,181 @@
+"""The dual run inside vLLM: `.venv-vllm/bin/python -m benchmarks.on_vllm [--rounds N]`.
+
+Plain vLLM without our plugin, with its own class of the model and with its transformers backend;
+vLLM through us, unsteered and steered, compiled (its default) and not; and our own engine. The
+model and its prompts are those of `benchmarks.serving`; heads are steered in a third of the layers.
+Each engine has a process of its own, and the ways take turns in one run; a number is the median of
+the rounds, after one to warm up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.serving import STEERED_LAYERS, network, prompts, steering
+from juice.engine import GenerationRequest, Limits
+from juice.engine.steering import unsteered
+
+N_REQUESTS, N_MANY, N_TOKENS = 16, 64, 24
+LIMITS = Limits(max_batch=64, max_model_len=512, kv_memory_bytes=1 << 30)
+WINDOW = f"{STEERED_LAYERS[0]}-{STEERED_LAYERS[-1]}"
+# By process: what it is asked to run, each timed.
+WAYS = {
+    "native": ("unsteered", "prompts"),
+    "transformers": ("unsteered", "prompts"),
+    "vllm": ("unsteered", "prompts", "steered", "steered prompts", "1", "16", "64"),
+    "vllm eager": ("unsteered", "prompts", "steered", "steered prompts"),
+    "transformers eager": ("unsteered", "prompts"),
+    "own": ("unsteered", "prompts", "steered", "steered prompts"),
+}
+
+
+def requests(way: str) -> list[GenerationRequest]:
+    """Return the requests of a way; a number is that of the distinct configurations of many."""
+    n_tokens = 1 if way.endswith("prompts") else N_TOKENS
+    if way.isdigit():
+        own, chosen = prompts(N_MANY), [steering(i % int(way)) for i in range(N_MANY)]
+    else:
+        own = prompts(N_REQUESTS)
+        chosen = [
+            steering(i) if way.startswith("steered") else unsteered() for i in range(N_REQUESTS)
+        ]
+    return [
+        GenerationRequest(prompt_ids=p, max_tokens=n_tokens, ignore_eos=True, steering=s)
+        for p, s in zip(own, chosen, strict=True)
+    ]
+
+
+def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], object]:
+    """Return what runs requests on plain vLLM."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        folder,
+        skip_tokenizer_init=True,
+        model_impl=model_impl,
+        dtype="float32",
+        max_model_len=LIMITS.max_model_len,
+        max_num_seqs=LIMITS.max_batch,
+        max_num_batched_tokens=LIMITS.max_prefill_tokens,
+        kv_cache_memory_bytes=LIMITS.kv_memory_bytes,
+        enable_prefix_caching=False,
+        enforce_eager=eager,
+    )
+
+    def run(way: str) -> object:
+        asked = requests(way)
+        params = SamplingParams(
+            temperature=0, max_tokens=asked[0].max_tokens, ignore_eos=True, detokenize=False,
+            logprobs=0,
+        )  # fmt: skip
+        tokens = [{"prompt_token_ids": list(one.prompt_ids)} for one in asked]
+        return engine.generate(tokens, params, use_tqdm=False)
+
+    return run
+
+
+def ours(folder: str, engine: str, *, eager: bool) -> Callable[[str], object]:
+    """Return what runs requests through JuICE."""
+    import juice
+
+    given = {
+        "engine": "vllm",
+        "window": WINDOW,
+        "vllm_args": {"enable_prefix_caching": False, "enforce_eager": eager},
+    }
+    model = juice.load(
+        folder, dtype="float32", limits=LIMITS, **(given if engine == "vllm" else {})
+    )
+    return lambda way: model.engine.generate(requests(way))
+
+
+def work(name: str, folder: str) -> None:
+    """Run the ways that come on standard input, and answer with their seconds."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what vLLM prints is no answer
+    impl = {"native": "auto", "transformers": "transformers"}
+    engine, _, eager = name.partition(" ")
+    make = partial(plain, folder, impl[engine]) if engine in impl else partial(ours, folder, engine)
+    run = make(eager=bool(eager))
+    print("ready", file=answer, flush=True)
+    for line in sys.stdin:
+        begun = time.perf_counter()
+        run(line.strip())
+        print(time.perf_counter() - begun, file=answer, flush=True)
+
+
+class Worker:
+    """An engine in a process of its own."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        # An environment variable of vLLM's: the plugins to load, here none.
+        is_ours = name.startswith(("vllm", "own"))
+        others = {} if is_ours else {"VLLM_PLUGINS": "none"}
+        self._process = subprocess.Popen(  # noqa: S603 -- our own command
+            [sys.executable, "-m", "benchmarks.on_vllm", "--worker", name, "--model", folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", **others},
+        )
+        self._answer()
+
+    def seconds(self, way: str) -> float:
+        """Run a way and return its seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{way}\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the engine ended with status {self._process.wait()}")
+        return line.strip()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", choices=WAYS, help="measure these engines alone")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker, options.model)
+        return
+    folder = tempfile.mkdtemp()
+    network().save_pretrained(folder)
+    from tests.support import tiny
+
+    tiny.tiny_tokenizer().save_pretrained(Path(folder))
+    workers = {name: Worker(name, folder) for name in WAYS if name in (options.only or WAYS)}
+    seconds: dict[str, list[float]] = {}
+    for round_number in range(options.rounds + 1):
+        for name, worker in workers.items():
+            for way in WAYS[name]:
+                took = worker.seconds(way)
+                if round_number:
+                    seconds.setdefault(f"{name}, {way}", []).append(took)
+    medians = {name: statistics.median(own) for name, own in seconds.items()}
+    print("| | seconds |\n|---|---|")
+    for name, value in medians.items():
+        print(f"| {name} | {value:.3f} |")
+    print(json.dumps({"seconds": medians, "machine": machine.describe()}))
+
+
+if __name__ == "__main__":
+    main()

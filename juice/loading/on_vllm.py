@@ -1,0 +1,82 @@
+"""A model that vLLM runs: `juice.load(engine="vllm")`. Nothing else imports vLLM."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from juice.engine import Engine, Limits
+from juice.errors import UsageError
+from juice.head_set import HeadSetLibrary
+from juice.loading.described import describe_stored
+from juice.loading.pretrained import source_of
+from juice.options import EngineOptions, LoadOptions
+from juice.vllm.window import choose_window
+
+# Unless the environment says otherwise, vLLM reports nothing to its makers, its log is short, and
+# the runner is the one that JuICE was run on.
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
+OWN_ONLY = ("device", "device_map", "offload_folder", "attn_implementation", "allow_approximate")
+OWN_QUANTIZATION = ("bnb-4bit", "bnb-8bit", "torchao-int8")
+
+
+def vllm_engine(
+    model: str,
+    options: LoadOptions,
+    engine: EngineOptions,
+    *,
+    head_sets: str | Path | None = None,
+    limits: Limits | None = None,
+) -> Engine:
+    """Start vLLM on a model and check that it is steered exactly.
+
+    Args:
+        model: A hub id, a local folder, or `mini`.
+        options: Its revision, dtype and quantisation.
+        engine: How vLLM spreads it, and the layers that can be steered.
+        head_sets: Folder of head sets; a window of `auto` is their layers.
+        limits: Bounds of batches and memory.
+
+    Raises:
+        UsageError: vLLM is not installed, or an option is not for it.
+        UnsupportedModelError: The model cannot be steered exactly in vLLM.
+    """
+    if find_spec("vllm") is None:
+        raise UsageError(
+            "vLLM is not installed here; `make setup-vllm` installs it into .venv-vllm, "
+            "or leave out engine (--engine vllm)"
+        )
+    if given := options.changed(*OWN_ONLY):
+        raise UsageError(f"{', '.join(given)} is for juice's own engine; leave it out with vLLM")
+    if options.quantization in OWN_QUANTIZATION:
+        raise UsageError(
+            f"quantization is {options.quantization!r}, which is for juice's own engine; vLLM "
+            "expects one of its own names, such as fp8 or bitsandbytes"
+        )
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    start = import_module("juice.vllm.start")
+    description = describe_stored(
+        model, options, dtype=options.dtype, device="vllm", n_devices=engine.tp * engine.pp
+    )
+    library = HeadSetLibrary.scan(head_sets, description.identity)
+    window = choose_window(engine.window, library.by_name.values(), description.n_layers)
+    running: Engine = start.started(
+        source_of(model),
+        description,
+        window,
+        limits or Limits(),
+        engine.vllm_args,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        revision=options.revision,
+        tensor_parallel_size=engine.tp,
+        pipeline_parallel_size=engine.pp,
+    )
+    return running

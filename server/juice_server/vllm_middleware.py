@@ -1,0 +1,111 @@
+"""`vllm serve --middleware juice_server.vllm_middleware.Steering`: requests there that steer.
+
+A JSON body may have `steer`, as on JuICE's own routes, or `steer` within `vllm_xargs`, as text or
+JSON text. The middleware turns it into the coefficients that the plugin reads, and refuses what
+cannot be steered before vLLM sees it. Every other request passes unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter, ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from juice.engine import Steer
+from juice.errors import JuiceError, MissingCapabilityError, RequestError
+from juice.loading.plain_vllm import FIELD, PlainVllm, take_requests
+from juice_server.errors import failure_of
+from juice_server.schemas.shared import SteerField
+
+STEER = TypeAdapter(SteerField)
+
+
+class Steering:
+    """The middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._model: PlainVllm | None = None
+        take_requests()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, with coefficients where it steers."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        body, rest = bytearray(), True
+        while rest:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            rest = message.get("more_body", False)
+        try:
+            new = self._translated(bytes(body), scope)
+        except (JuiceError, RequestValidationError) as error:
+            failure = failure_of(error)
+            await failure.response(scope)(scope, receive, send)
+            return
+        headers = [(k, v) for k, v in scope["headers"] if k != b"content-length"]
+        scope["headers"] = [*headers, (b"content-length", str(len(new)).encode())]
+        is_read = False
+
+        async def replay() -> Message:
+            nonlocal is_read
+            if is_read:
+                return await receive()
+            is_read = True
+            return {"type": "http.request", "body": new, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    def _translated(self, body: bytes, scope: Scope) -> bytes:
+        """Return a body with coefficients in place of `steer`.
+
+        Raises JuiceError or RequestValidationError for one that cannot be steered as it asks.
+        """
+        try:
+            fields = json.loads(body)
+        except ValueError:
+            return body  # vLLM refuses it, or it is no JSON at all
+        if not isinstance(fields, dict):
+            return body
+        others = fields.get("vllm_xargs")
+        others = dict(others) if isinstance(others, dict) else {}
+        if FIELD in others:
+            raise RequestError(
+                f"vllm_xargs holds {FIELD!r}, which JuICE writes itself; send steer",
+                param="vllm_xargs",
+            )
+        asked = fields.pop("steer", None)
+        if asked is None:
+            asked = others.pop("steer", None)
+        if asked is None:
+            return body
+        steer = _parsed(asked)
+        if steer.method == "cad":
+            raise MissingCapabilityError(
+                "vLLM cannot run context-aware decoding (method cad); use juice's own engine"
+            )
+        if self._model is None:
+            self._model = PlainVllm.of(scope["app"].state.vllm_config)
+        fields["vllm_xargs"] = {**others, **self._model.extra_args(steer)}
+        return json.dumps(fields).encode()
+
+
+def _parsed(asked: Any) -> Steer:
+    """Return what a request asks for; an object may be JSON text, as `vllm_xargs` hold no other."""
+    try:
+        if isinstance(asked, str) and asked.lstrip().startswith("{"):
+            asked = json.loads(asked)
+        steer = STEER.validate_python(asked)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"steer is not JSON: {error}", param="steer") from error
+    except ValidationError as error:
+        errors = [{**own, "loc": ("body", "steer", *own["loc"])} for own in error.errors()]
+        raise RequestValidationError(errors) from error
+    assert steer is not None, "null means no steering, and was taken for that"
+    return steer

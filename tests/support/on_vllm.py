@@ -1,0 +1,57 @@
+"""vLLM engines on tiny models whose heads are as wide as vLLM's kernels for CPUs want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from juice.engine import Engine, Limits
+from juice.loading.on_vllm import vllm_engine
+from juice.options import EngineOptions, LoadOptions
+from tests.support.architectures import ARCHITECTURES, Architecture
+
+HEAD_WIDTH = 32
+# vLLM compiles nothing; its blocks are the smallest that its CPU kernels take.
+ON_CPU = {"enforce_eager": True, "block_size": 32}
+# The process that schedules runs the model, too, which starts faster.
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+WIDER = {"hidden_size": 128, "n_embd": 128, "head_dim": HEAD_WIDTH, "word_embed_proj_dim": 128}
+WIDER |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": HEAD_WIDTH}
+SMALL = Limits(max_batch=4, max_model_len=128, max_prefill_tokens=24, kv_memory_bytes=32 << 20)
+
+
+def wide(name: str) -> Architecture:
+    """Return an architecture with heads of 32."""
+    found = next(own for own in ARCHITECTURES if own.name == name)
+    config = {key: WIDER.get(key, value) for key, value in found.config.items()}
+    return replace(found, config=config)
+
+
+@contextmanager
+def started(
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    window: str = "all",
+    limits: Limits = SMALL,
+    tp: int = 1,
+    pp: int = 1,
+    **arguments: Any,
+) -> Iterator[Engine]:
+    """Run vLLM on a model's folder; prompts are prefilled in chunks of 24 tokens."""
+    if tp == pp == 1:
+        arguments["distributed_executor_backend"] = ONE_PROCESS
+    options = {**ON_CPU, **arguments}
+    engine = vllm_engine(
+        str(folder),
+        LoadOptions(dtype=dtype),
+        EngineOptions(engine="vllm", window=window, tp=tp, pp=pp, vllm_args=options),
+        limits=limits,
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()

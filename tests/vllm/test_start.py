@@ -1,0 +1,59 @@
+"""What must not start, does not: with the reason, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from vllm.platforms import current_platform
+
+from juice.errors import UnsupportedModelError, UsageError
+from juice.vllm.start import check_stages
+from tests.support import tiny
+from tests.support.on_vllm import started, wide
+
+ON_CPU = pytest.mark.skipif(not current_platform.is_cpu(), reason="only CPUs refuse it")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("model"), wide("Llama").build())
+
+
+def test_a_window_in_both_stages_is_refused_with_what_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    check_stages(range(1, 2), n_layers=4, n_stages=2)
+    with pytest.raises(UnsupportedModelError, match="layers 0-1, 2-3: choose a window within one"):
+        check_stages(range(1, 3), n_layers=4, n_stages=2)
+
+
+@ON_CPU
+def test_stages_on_a_cpu_are_refused(folder: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="use tp"), started(folder, pp=2):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"max_num_sequences": 3}, "not an option of vLLM"),
+        ({"max_num_seqs": 3}, "--max-batch"),
+        ({"speculative_config": {"method": "ngram"}}, "steering is not exact"),
+        ({"enable_lora": True}, "steering is not exact"),
+        ({"block_size": "many"}, "vLLM"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_option_that_vllm_or_steering_cannot_bear_is_refused(
+    folder: Path, given: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason), started(folder, **given):
+        pass
+
+
+def test_latent_attention_is_refused_with_the_variable_that_helps(tmp_path: Path) -> None:
+    tiny.save(tmp_path, wide("DeepSeek-V3").build())
+    with pytest.raises(UnsupportedModelError, match="VLLM_MLA_DISABLE=1"), started(tmp_path):
+        pass
