@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from multiprocessing import parent_process
 
 from juice.loading.plain_vllm import PlainVllm
 from juice.vllm.window import set_default
@@ -27,3 +29,7 @@ def register() -> None:
         ModelRegistry.register_model(name, target)
     if os.environ.get("JUICE_HEAD_SETS"):
         set_default(lambda config: PlainVllm.of(config).window)
+        if parent_process() is None:
+            logging.getLogger("vllm.juice").warning(
+                "steering is not checked at this start; `juice doctor --engine vllm` checks it"
+            )

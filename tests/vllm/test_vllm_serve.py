@@ -100,6 +100,11 @@ def complete(client: openai.OpenAI, **extra: object) -> list[int]:
     return list(answer.choices[0].token_ids)
 
 
+@pytest.mark.usefixtures("client")
+def test_the_start_says_that_steering_is_not_checked(folder: Path) -> None:
+    assert "juice doctor --engine vllm" in (folder / "log").read_text()
+
+
 def test_each_request_is_steered_as_it_asks_though_all_share_a_prefix(
     client: openai.OpenAI, folder: Path
 ) -> None:
