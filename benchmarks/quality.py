@@ -24,7 +24,7 @@ import juice
 from benchmarks import machine
 from juice.data.contexts import context_end
 from juice.data.example import CONFLICTS, ConflictExample, ConflictType, examples_sha256
-from juice.data.judging import MAX_TOKENS, is_correct, normalise
+from juice.data.judging import MAX_TOKENS, normalise
 from juice.engine import Steer
 from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
@@ -151,8 +151,7 @@ def shares(
             max_tokens=MAX_TOKENS,
         )
         right = sum(
-            is_correct(done.text, getattr(e, f"{target}_answer"), e.match)
-            for done, e in zip(answers, examples, strict=True)
+            e.is_right(done.text, target) for done, e in zip(answers, examples, strict=True)
         )
         counted[conflict_type] = (right, len(examples))
     return counted

@@ -5,13 +5,14 @@ The file format is JSON lines (UTF-8), one fact per line:
     {"subject": str, "parametric_answer": str | [str...], "context_answer": str | [str...],
      "prompts": {"clean": str, "substitution": str, "coherent": str},
      "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number,
-     "match"?: "contains" | "begins", "scored"?: "first" | "likeliest"}
+     "match"?: "contains" | "begins", "n_words"?: number, "scored"?: "first" | "likeliest"}
 
 `prompts` may hold any subset of the conflict types. p_y scores the first accepted answer, or, with
 `scored` "likeliest", the one that the model finds likeliest (juice.identification.scored_prompt).
 `match` is the rule by which an output is the answer: "contains", when an accepted answer is within
-its first five words (ParaConflict); "begins", when its first n words are an accepted answer of n
-words, final punctuation aside (MemoTrap). Files are read by `juice.data.readers`.
+its first `n_words` words, five unless given (ParaConflict); "begins", when its first n words are an
+accepted answer of n words, final punctuation aside (MemoTrap). Files are read by
+`juice.data.readers`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from juice.data.judging import MAX_TOKENS, N_WORDS, begins_with_answer, contains_answer
 from juice.errors import ExampleError
 from juice.methods import Target
 from juice.options import first_problem
@@ -60,6 +62,7 @@ class ConflictExample(BaseModel):
     relation: str | None = None
     popularity: float | None = Field(default=None, allow_inf_nan=False)
     match: Literal["contains", "begins"] = "contains"
+    n_words: int = Field(default=N_WORDS, ge=1, le=100)
     scored: Literal["first", "likeliest"] = "first"
 
     @model_validator(mode="after")
@@ -78,6 +81,17 @@ class ConflictExample(BaseModel):
     def accepted(self, target: Target) -> tuple[str, ...]:
         """Return every accepted answer of a target."""
         return self.parametric_answer if target == "parametric" else self.context_answer
+
+    def is_right(self, output: str, target: Target) -> bool:
+        """Return whether an output is an accepted answer of a target, by the example's rule."""
+        if self.match == "begins":
+            return begins_with_answer(output, self.accepted(target))
+        return contains_answer(output, self.accepted(target), self.n_words)
+
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens of an answer are generated to judge it."""
+        return max(MAX_TOKENS, self.n_words)
 
 
 def parse_example(row: Any, where: str) -> ConflictExample:

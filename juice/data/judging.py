@@ -1,7 +1,8 @@
-"""Whether an output is the answer: the rules of the paper (ParaConflict) and of MemoTrap.
+"""Whether an output is the answer: the rules of the paper and of MemoTrap.
 
     normalise(text)  lower case, accents and punctuation stripped, white space folded
-    contains         an accepted answer is contained in the first five words of the output
+    contains         an accepted answer is contained in the first words of the output: five
+                     (ParaConflict), or as many as the data set says (NQ-Swap: 20)
     begins           the first n words of the output are an accepted answer of n words
 
 Both rules compare normalised texts. An answer that normalises to nothing never matches.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from typing import Literal
 
 N_WORDS = 5
 MAX_TOKENS = 15
@@ -29,9 +29,9 @@ def normalise(text: str) -> str:
     return " ".join("".join(kept).split())
 
 
-def contains_answer(output: str, accepted: Iterable[str]) -> bool:
-    """Return whether an accepted answer is contained in the first five words of the output."""
-    head = normalise(" ".join(output.split()[:N_WORDS]))
+def contains_answer(output: str, accepted: Iterable[str], n_words: int = N_WORDS) -> bool:
+    """Return whether an accepted answer is contained in the first words of the output."""
+    head = normalise(" ".join(output.split()[:n_words]))
     return any(answer in head for answer in map(normalise, accepted) if answer)
 
 
@@ -42,17 +42,6 @@ def begins_with_answer(output: str, accepted: Iterable[str]) -> bool:
         words[: len(answer)] == answer
         for answer in (normalise(text).split() for text in accepted)
         if answer
-    )
-
-
-def is_correct(
-    output: str, accepted: Iterable[str], match: Literal["contains", "begins"] = "contains"
-) -> bool:
-    """Return whether the output is an accepted answer, by the rule `match` of an example."""
-    return (
-        begins_with_answer(output, accepted)
-        if match == "begins"
-        else contains_answer(output, accepted)
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from juice.data.example import ConflictExample, ConflictType
-from juice.data.judging import MAX_TOKENS, is_correct
 from juice.engine import Completion, GenerationRequest
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import context_reliance
@@ -75,7 +74,9 @@ def ask(
         for i, example in enumerate(examples):
             treatment = treatments[domain_of(example)]
             if conflict_type in example.prompts and treatment.applies(example):
-                request = treatment.request(model, example, conflict_type, max_tokens=MAX_TOKENS)
+                request = treatment.request(
+                    model, example, conflict_type, max_tokens=example.max_tokens
+                )
                 if model.engine.fits(request):
                     requests[conflict_type, i] = request
     answers: dict[ConflictType, list[Answer | None]] = {
@@ -94,5 +95,5 @@ def verdict(completion: Completion, example: ConflictExample, judged_by: Target)
     p_parametric, p_context = (
         map(math.exp, completion.watched) if completion.watched else (None, None)
     )
-    is_right = is_correct(completion.text, example.accepted(judged_by), example.match)
+    is_right = example.is_right(completion.text, judged_by)
     return Answer(completion.text, is_right, p_parametric, p_context)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from juice.data.example import ConflictExample, ConflictType, examples_sha256
-from juice.data.judging import MAX_TOKENS, normalise
+from juice.data.judging import normalise
 from juice.errors import ExampleError
 from juice.evaluation.instructions import instructed
 from juice.head_set import HeadSet
@@ -151,7 +151,7 @@ def _usable(
             for t, prompt in example.prompts.items()
             for target in ("parametric", "context")
         ]
-        if not all(model.fits(prompt, max_tokens=MAX_TOKENS) for prompt in longest):
+        if not all(model.fits(prompt, max_tokens=example.max_tokens) for prompt in longest):
             left_out["prompts that are too long for the model"] += 1
         elif set(map(normalise, example.parametric_answer)) & set(
             map(normalise, example.context_answer)

@@ -12,7 +12,6 @@ from itertools import chain, zip_longest
 from random import Random
 
 from juice.data.example import ConflictExample, ConflictType, draw, judged_types
-from juice.data.judging import MAX_TOKENS
 from juice.errors import ExampleError
 from juice.identification.options import IdentificationOptions
 from juice.identification.scored_prompt import scored_prompt
@@ -95,7 +94,7 @@ def _draw_known(
 def _fits(model: SteeredModel, example: ConflictExample) -> bool:
     """Return whether there is room for an answer to the clean prompt."""
     prompt = example.prompts.get("clean")
-    return prompt is None or model.fits(prompt, max_tokens=MAX_TOKENS)
+    return prompt is None or model.fits(prompt, max_tokens=example.max_tokens)
 
 
 def _spread(candidates: Sequence[ConflictExample], seed: int) -> Iterator[ConflictExample]:

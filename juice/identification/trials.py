@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Generic, TypeVar
 
 from juice.data.example import ConflictExample, ConflictType, judged_types
-from juice.data.judging import MAX_TOKENS, is_correct
 from juice.engine import Completion, GenerationRequest, Steering
 from juice.methods import Target
 from juice.progress import Progress
@@ -54,7 +53,8 @@ def scoring_request(
     """
     prompt = example.prompts[conflict_type]
     token = model.first_token(prompt, example.answer(target))
-    request = model.request(prompt, max_tokens=MAX_TOKENS, watch=() if token is None else (token,))
+    watch = () if token is None else (token,)
+    request = model.request(prompt, max_tokens=example.max_tokens, watch=watch)
     return request if steering is None else request.with_steering(steering)
 
 
@@ -142,19 +142,15 @@ class Trials(Generic[Choice]):
         ]
 
     def _is_hit(self, conflict_type: ConflictType, i: int, choice: Choice) -> bool:
-        example = self._examples[i]
         text = self._completions[(conflict_type, i), choice].text
-        return is_correct(text, example.accepted(self._target), example.match)
+        return self._examples[i].is_right(text, self._target)
 
 
 def outcome(examples: Sequence[ConflictExample], answers: Answers, target: Target) -> Outcome:
     """Score answers, each by its example's own rule."""
     accuracy, p_answer = {}, {}
     for conflict_type, completions in answers.items():
-        hits = [
-            is_correct(c.text, e.accepted(target), e.match)
-            for c, e in zip(completions, examples, strict=True)
-        ]
+        hits = [e.is_right(c.text, target) for c, e in zip(completions, examples, strict=True)]
         accuracy[conflict_type] = sum(hits) / len(hits)
         p_answer[conflict_type] = sum(
             math.exp(c.watched[0]) if c.watched else 0.0 for c in completions

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 
 from juice.data.example import ConflictExample, draw, judged_types
-from juice.data.judging import MAX_TOKENS, is_correct
 from juice.errors import ExampleError
 from juice.identification.trials import answer
 from juice.methods import Target
@@ -40,7 +39,7 @@ def known_examples(
     wrong = {
         id(e)
         for e, c in zip(asked, completions, strict=True)
-        if not is_correct(c.text, e.parametric_answer, e.match)
+        if not e.is_right(c.text, "parametric")
     }
     return [e for e in examples if id(e) not in wrong]
 
@@ -65,7 +64,9 @@ def usable_validation(
             stacklevel=3,
         )
     fitting = [
-        e for e in complete if all(model.fits(p, max_tokens=MAX_TOKENS) for p in e.prompts.values())
+        e
+        for e in complete
+        if all(model.fits(p, max_tokens=e.max_tokens) for p in e.prompts.values())
     ]
     examples = known_examples(model, fitting)
     if not examples or not judged_types(target, examples):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from juice.data.judging import contains_answer, is_among, is_correct, normalise
+from juice.data.example import ConflictExample
+from juice.data.judging import begins_with_answer, contains_answer, is_among, normalise
 
 
 @pytest.mark.parametrize(
@@ -59,14 +60,33 @@ def test_an_answer_counts_within_the_first_five_words(
 def test_an_ending_counts_when_the_output_begins_with_it(
     output: str, accepted: list[str], *, correct: bool
 ) -> None:
-    assert is_correct(output, accepted, "begins") is correct
+    assert begins_with_answer(output, accepted) is correct
+
+
+def example(answer: str, **rule: object) -> ConflictExample:
+    return ConflictExample(
+        subject="s",
+        parametric_answer=answer,
+        context_answer="b",
+        prompts={"clean": "s is"},
+        **rule,
+    )
 
 
 def test_each_rule_judges_what_the_other_would_not() -> None:
-    assert is_correct(" the city of Paris", ["Paris"])
-    assert not is_correct(" the city of Paris", ["Paris"], "begins")
-    assert is_correct(" one two three four five six", ["one two three four five six"], "begins")
-    assert not is_correct(" one two three four five six", ["one two three four five six"])
+    six = "one two three four five six"
+    assert example("Paris").is_right(" the city of Paris", "parametric")
+    assert not example("Paris", match="begins").is_right(" the city of Paris", "parametric")
+    assert example(six, match="begins").is_right(f" {six}", "parametric")
+    assert not example(six).is_right(f" {six}", "parametric")
+
+
+def test_a_data_set_may_look_further_than_five_words_and_gets_tokens_for_it() -> None:
+    far = " ".join("abcdefghijklmnopqrs") + " Paris"
+    assert (example("Paris").max_tokens, example("Paris", n_words=20).max_tokens) == (15, 20)
+    assert not example("Paris").is_right(far, "parametric")
+    assert example("Paris", n_words=20).is_right(far, "parametric")
+    assert not example("Paris", n_words=20).is_right(f"t {far}", "parametric")
 
 
 def test_an_answer_is_among_others_however_it_is_written() -> None:

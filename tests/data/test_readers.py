@@ -204,6 +204,7 @@ def test_an_nqswap_row_has_its_question_after_the_swapped_passage(tmp_path: Path
         == "Hugo painted it . Question: who painted the ceiling? Answer:"
     )
     assert example.relation == "nq_swap"
+    assert example.n_words == 20
 
 
 def test_a_confiqa_row_has_its_question_after_the_changed_passage(tmp_path: Path) -> None:

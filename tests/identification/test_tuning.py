@@ -11,7 +11,7 @@ import pytest
 
 import juice
 from juice.data.example import ConflictExample
-from juice.data.judging import is_correct
+from juice.data.judging import contains_answer
 from juice.errors import ExampleError, UsageError
 from juice.head_set import HeadLists
 from juice.identification import validation
@@ -98,7 +98,7 @@ def test_the_candidate_that_validates_best_is_chosen_and_its_gain_is_counted() -
 
         def hits(example: ConflictExample, kind: str, steer: juice.Steer | str) -> bool:
             text = model.generate(example.prompts[kind], steer=steer, max_tokens=15)[0].text
-            return is_correct(text, example.parametric_answer)
+            return contains_answer(text, example.parametric_answer)
 
         steer = juice.Steer(target="parametric", head_set=chosen)
         gains = [

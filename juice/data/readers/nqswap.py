@@ -2,7 +2,7 @@
 
     question, org_context, org_answer, sub_context, sub_answer (answers are text or lists of texts)
 
-The swapped answer is the context answer. HTML tags in the passages (`<P>`, `<Td>`) are dropped.
+The swapped answer is the context answer, looked for in the first 20 words. HTML tags in the passages (`<P>`, `<Td>`) are dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from juice.data.judging import is_among
 from juice.data.readers.passages import passage_example, text_columns
 
 HUB_ID = "pminervini/NQ-Swap"
+# As the authors of JuICE judge it.
+N_WORDS = 20
 COLUMNS = ("question", "org_context", "org_answer", "sub_context", "sub_answer")
 TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 
@@ -38,6 +40,7 @@ def read_row(row: dict[str, Any], where: str, name: str) -> ConflictExample | st
         parametric_answer=answers,
         context_answer=swapped_answers,
         relation="nq_swap",
+        n_words=N_WORDS,
     )
 
 
