@@ -18,8 +18,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from scipy.stats import binomtest
-
 import juice
 from benchmarks import machine
 from juice.data.contexts import context_end
@@ -28,6 +26,7 @@ from juice.data.judging import MAX_TOKENS, normalise
 from juice.engine import Steer
 from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
+from juice.identification.intervals import share_interval
 from juice.identification.validation import N_TUNED_ON, validation_share
 from juice.methods import Target
 from juice.steered_model import SteeredModel
@@ -264,7 +263,9 @@ def measure(
 def shown(share: Share) -> str:
     """Return a share with its interval."""
     right, n = share
-    low, high = binomtest(right, n).proportion_ci(method="wilson")
+    interval = share_interval([1.0] * right + [0.0] * (n - right))
+    assert interval is not None, "there are answers"
+    low, high = interval
     return f"{right / n:.3f} [{low:.3f}, {high:.3f}]"
 
 

@@ -20,7 +20,6 @@ OPTIONAL = (
     "datasets",
     "matplotlib",
     "numpy",
-    "scipy",
     "jinja2",
     "markupsafe",
     "transformer_lens",

@@ -51,14 +51,20 @@ def run(
         str | None, typer.Option(help="Examples to tune on; else 15% of the data.")
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas; ph3 is ph3_large and ph3_small.")
-    ] = "original,prompt,cad,adacad,ph3,june,juice",
+        str,
+        typer.Option(
+            help=(
+                "`all`, or some of: original, prompt, cad, adacad, ph3 (large and small), june, "
+                "juice, served_once, served, learned, question, gated, gated_apart."
+            )
+        ),
+    ] = "all",
     analyses: Annotated[
         str,
         typer.Option(
             help=(
                 "`all`, `none`, or some of: heads, reversals, running_once, knock_outs, "
-                "robustness, paraphrases, stability."
+                "robustness, paraphrases, seeds, stability."
             )
         ),
     ] = "none",
@@ -121,13 +127,12 @@ def run(
             out,
             device=loading.device,
             dtype=loading.dtype,
-            seed=seed,
             overwrite=force,
             progress=console.progress,
         )
         _report(store, as_json=json)
         return
-    asked = _names("--methods", methods, [*METHODS, "ph3"])
+    asked = METHODS if methods == "all" else _names("--methods", methods, [*METHODS, "ph3"])
     chosen: tuple[MethodName, ...] = tuple(
         name for name in METHODS if name in asked or (name.startswith("ph3") and "ph3" in asked)
     )

@@ -85,13 +85,12 @@ def run(
     from juice.data.readers import read_examples
     from juice.head_set.naming import slug
     from juice.head_set.storage import check_writable
-    from juice.identification import IdentificationOptions, identify_targets
+    from juice.identification import IdentificationOptions
     from juice.identification.drawing import usable_examples
-    from juice.identification.learned_sets import learn_sets
     from juice.identification.protection import Protection
+    from juice.identification.recipe import find_head_sets
     from juice.identification.run import check_name
     from juice.identification.scored_prompt import with_scored_answers
-    from juice.identification.tuning import tune_all
     from juice.identification.validation import N_TUNED_ON, validation_share
 
     targets: list[Target] = ["parametric", "context"] if target == "both" else [target]
@@ -127,33 +126,18 @@ def run(
         else validation_share(rest, seed, n=N_TUNED_ON)
     )
     methods: tuple[Method, ...] = METHODS if june else ("juice",)
-    if method == "learned":
-        found = learn_sets(
-            loaded,
-            drawn,
-            targets,
-            how,
-            names=names,
-            validation=given,
-            methods=methods,
-            protection=protection,
-            progress=console.progress,
-        )
-    else:
-        candidates = identify_targets(
-            loaded, drawn, targets, how, names=names, progress=console.progress
-        )
-        found = {t: own[0] for t, own in candidates.items()}
-    if tune and method != "learned":
-        found = tune_all(
-            loaded,
-            candidates,
-            given,
-            methods=methods,
-            grid=method == "probe",
-            protection=protection,
-            progress=console.progress,
-        )
+    found = find_head_sets(
+        loaded,
+        drawn,
+        targets,
+        how,
+        names=names,
+        validation=given,
+        methods=methods,
+        tunes=tune,
+        protection=protection,
+        progress=console.progress,
+    )
     weak = {} if force else {t: s for t, s in found.items() if _is_weak(s)}
     saved = {t: s for t, s in found.items() if t not in weak}
     for t, head_set in saved.items():

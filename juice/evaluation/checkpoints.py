@@ -30,11 +30,12 @@ from juice.data.example import ConflictExample, ConflictType, conflict_types, ex
 from juice.errors import ExampleError, ModelNotFoundError, UnsupportedModelError
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.methods import Treatment
-from juice.evaluation.metrics import interval, mean
+from juice.evaluation.metrics import mean
 from juice.evaluation.report import require_extra, write_report
 from juice.evaluation.report.sections import sections
 from juice.evaluation.splits import domain_of, limited
 from juice.evaluation.store import Store
+from juice.identification.intervals import share_interval
 from juice.loading.load import load
 from juice.methods import Target
 from juice.model.loaded import LoadedModel
@@ -73,7 +74,6 @@ def measure_checkpoints(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    seed: int = 0,
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Store:
@@ -85,7 +85,6 @@ def measure_checkpoints(
         out: The folder of the report.
         device: Where the model runs, as in `juice.load`.
         dtype: The precision to run in, as in `juice.load`.
-        seed: Seed of the intervals.
         overwrite: Start anew, whatever the folder holds.
         progress: Reports how many checkpoints are measured.
 
@@ -107,16 +106,13 @@ def measure_checkpoints(
     weights = {name: _weights_sha256(path) for name, path in zip(names, checkpoints, strict=True)}
     identity = {
         "data_sha256": examples_sha256(examples),
-        "seed": seed,
         "checkpoints": weights,
         "dtype": dtype,
     }
     store = Store.open(out, identity, overwrite=overwrite)
     with progress("checkpoints", len(names)) as advance:
         for name, path in zip(names, checkpoints, strict=True):
-            store.unit(
-                "measured", name, make=partial(_measure, path, device, dtype, examples, seed)
-            )
+            store.unit("measured", name, make=partial(_measure, path, device, dtype, examples))
             advance(1)
     store.results["checkpoints"] = [
         {"name": name, **store.results["measured"][name]} for name in names
@@ -162,7 +158,7 @@ def attention_mass(
 
 
 def _measure(
-    path: Path, device: str, dtype: str, examples: Sequence[ConflictExample], seed: int
+    path: Path, device: str, dtype: str, examples: Sequence[ConflictExample]
 ) -> dict[str, Any]:
     conflicts = tuple(t for t in conflict_types(examples, any) if t != "clean")
     with load(str(path), device=device, dtype=dtype, attn_implementation="eager") as model:
@@ -175,7 +171,7 @@ def _measure(
         "n": len(answers),
         "clean_accuracy": mean([float(a.is_correct) for a in clean]),
         "counterfactual_accuracy": mean(right),
-        "counterfactual_interval": interval(right, seed),
+        "counterfactual_interval": share_interval(right),
         "parametric_accuracy": mean([float(a.is_correct) for a in known]),
         "context_reliance": mean([r for a in answers if (r := a.context_reliance) is not None]),
         "attention_context": context,

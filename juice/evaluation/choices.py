@@ -4,6 +4,7 @@ A choice is plain data:
 
     juice, june          the betas
     ph3_large, _small    how many of the heads that pull the other way are pruned, and which ones
+    others               nothing: served and learned head sets have betas of their own
 
 A domain with fewer than five validation examples uses those of all domains. Without any, a head set
 keeps its own betas and PH3 prunes five heads. The choice records what it was tuned on.
@@ -15,14 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from juice.data.contexts import has_context_apart
 from juice.data.example import CONFLICTS, ConflictExample, ConflictType, judged_types
-from juice.engine import Steer, Steering
+from juice.engine import Steer
 from juice.errors import JuiceError
 from juice.evaluation import path_patching
-from juice.evaluation.methods import MethodName, Treatment
+from juice.evaluation.head_sets import PART_OF, HeadSets, finders
+from juice.evaluation.methods import CAD_WEIGHT, MethodName, Treatment
 from juice.evaluation.splits import Splits, domain_of
 from juice.head_set import Head, HeadSet
+from juice.identification import IdentificationOptions
 from juice.identification.grid import best_betas, grid_of, try_betas
 from juice.identification.trials import Trials
 from juice.methods import CONTRASTS, Method, Target
@@ -41,11 +43,12 @@ class MethodUnavailableError(JuiceError):
 
 @dataclass(frozen=True, kw_only=True)
 class Preparer:
-    """Prepares methods for one model and its splits; `head_sets` are those of JuICE and JuNe."""
+    """Prepares methods for one model, its splits and the head sets by part and target."""
 
     model: SteeredModel
     splits: Splits
-    head_sets: Mapping[Target, HeadSet]
+    head_sets: HeadSets
+    options: IdentificationOptions
     seed: int = 0
     progress: Progress = silent
 
@@ -58,13 +61,17 @@ class Preparer:
             return self._betas(name, target)
         if name in ("ph3_large", "ph3_small"):
             return self._pruned(
-                self.splits.large if name == "ph3_large" else self.splits.identification[target],
+                self.splits.large
+                if name == "ph3_large"
+                else finders(self.model, self.splits, target, self.options),
                 target,
             )
-        if name in CONTRASTS and not any(map(has_context_apart, self.splits.test)):
+        if name in PART_OF:
+            self._check_offers(name, target)
+        treatment = self._treatment(name, target, {})
+        if not any(map(treatment.applies, self.splits.test)):
             raise MethodUnavailableError(
-                "context-aware decoding needs the context apart from the question; "
-                "give `question` in the examples"
+                "it needs the context apart from the question; give `question` in the examples"
             )
         return {domain: {} for domain in self.splits.domains}
 
@@ -75,22 +82,48 @@ class Preparer:
         return {domain: self._treatment(name, target, choice) for domain, choice in choices.items()}
 
     def _treatment(self, name: MethodName, target: Target, choice: Choice) -> Treatment:
-        if name in ("juice", "june"):
+        if name in PART_OF:
             steer = Steer(
                 target=target,
-                head_set=self.head_sets[target],
-                beta_plus=choice["beta_plus"],
-                beta_minus=choice["beta_minus"],
-                method=name,
+                head_set=self._head_set(name, target),
+                beta_plus=choice.get("beta_plus"),
+                beta_minus=choice.get("beta_minus"),
+                method="june" if name in ("june", "served_once") else "juice",
+                gate="auto" if name in ("gated", "gated_apart") else None,
+                positions="question" if name == "question" else "all",
             )
-            return Treatment(target=target, steering=self.model.resolve(steer))
+            return Treatment(target=target, steer=steer, apart=name in ("question", "gated_apart"))
         if name in ("ph3_large", "ph3_small"):
-            return Treatment(
-                target=target,
-                steering=pruning(self.model, [Head(*head) for head in choice["heads"]], target),
+            heads = [Head(*head) for head in choice["heads"]]
+            return Treatment(target=target, steer=pruning(self.model, heads, target))
+        for contrast in CONTRASTS:
+            if contrast == name:
+                steer = Steer(target=target, method=contrast, strength=CAD_WEIGHT)
+                return Treatment(target=target, steer=steer, apart=True)
+        return Treatment(target=target, instructs=name == "prompt")
+
+    def _head_set(self, name: MethodName, target: Target) -> HeadSet:
+        head_set = self.head_sets[PART_OF[name]].get(target)
+        if head_set is None:
+            raise MethodUnavailableError(f"no heads toward the {target} answer; see the notes")
+        return head_set
+
+    def _check_offers(self, name: MethodName, target: Target) -> None:
+        """Raise MethodUnavailableError where a head set lacks what a method needs of it."""
+        head_set = self._head_set(name, target)
+        method: Method = "june" if name == "served_once" else "juice"
+        gate, is_gated = head_set.gate(), name in ("gated", "gated_apart")
+        signals = {rule.signal for rule in gate.rules} if gate else set()
+        if head_set.betas(method) is None:
+            raise MethodUnavailableError(f"{head_set.name!r} has no betas for {method}")
+        if is_gated and not signals:
+            raise MethodUnavailableError(f"{head_set.name!r} has no gate")
+        if name == "gated" and signals == {"memory"}:
+            raise MethodUnavailableError(f"the gate of {head_set.name!r} needs the context apart")
+        if name == "gated_apart" and "memory" not in signals:
+            raise MethodUnavailableError(
+                f"the gate of {head_set.name!r} decides alike with the context apart"
             )
-        contrast = next((method for method in CONTRASTS if method == name), None)
-        return Treatment(target=target, instructs=name == "prompt", contrast=contrast)
 
     def _in_each_domain(
         self, choose: Callable[[Sequence[int]], Choice], target: Target
@@ -112,12 +145,7 @@ class Preparer:
         return chosen
 
     def _betas(self, method: Method, target: Target) -> dict[str, Choice]:
-        head_set = self.head_sets.get(target)
-        if head_set is None:
-            raise MethodUnavailableError(
-                f"no head pushes toward the {target} answer under every conflict type; "
-                "see the notes"
-            )
+        head_set = self._head_set(method, target)
         pairs = grid_of(head_set)
         trials = try_betas(
             self.model, head_set, self.splits.validation, method, self.progress, pairs
@@ -153,7 +181,9 @@ class Preparer:
         # Context heads come first, memory heads last; those that pull the other way are pruned.
         opposing = ranked if target == "parametric" else ranked[::-1]
 
-        steerings = {n: pruning(self.model, opposing[:n], target) for n in N_PRUNED}
+        steerings = {
+            n: self.model.resolve(pruning(self.model, opposing[:n], target)) for n in N_PRUNED
+        }
         trials = Trials(
             self.model,
             self.splits.validation,
@@ -184,9 +214,9 @@ def patched_type(examples: Sequence[ConflictExample]) -> ConflictType | None:
     return best if counts[best] else None
 
 
-def pruning(model: SteeredModel, heads: Sequence[Head], target: Target) -> Steering:
-    """Return the steering that removes heads in a single run: z_h <- z_h - z_h."""
+def pruning(model: SteeredModel, heads: Sequence[Head], target: Target) -> Steer:
+    """Return what removes heads in a single run: z_h <- z_h - z_h."""
     head_set = model.make_head_set(
         name="ph3", target=target, minus=heads, beta_minus=-1.0, method="june"
     )
-    return model.resolve(Steer(target=target, head_set=head_set, method="june"))
+    return Steer(target=target, head_set=head_set, method="june")

@@ -52,15 +52,14 @@ def evaluate(
         examples: The examples to test on.
         out: The folder of the report: `report.html`, `report.md`, `results.json`.
         targets: Whose answer counts as right.
-        methods: What to compare: `original`, `prompt`, `cad`, `adacad`, `ph3_large`, `ph3_small`,
-            `june`, `juice`.
+        methods: What to compare; docs/evaluation.md, "Methods", has the names.
         analyses: What else to measure; `juice.evaluation.analyses.ANALYSES` has the names.
         head_set: The name of a head set for its target; None: the one named after the target.
         validation: Examples to tune on; None: 15 % of `examples`.
         identification: Examples to find heads on; None: some of `examples`.
         limit: Most examples to test on, spread over the relations; None: all.
-        n_examples: How many examples to find heads on.
-        top_k: Heads of each sign.
+        n_examples: How many examples the paper's heads are found on.
+        top_k: Heads of each sign that the paper's probes choose.
         relation: Find heads on examples of this relation only.
         seed: Seed of everything that is drawn.
         texts: Plain texts for perplexity; None: those that come with JuICE.

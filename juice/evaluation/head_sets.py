@@ -1,27 +1,61 @@
-"""The head sets that are evaluated: named, found for the model, or identified now."""
+"""The head sets that are evaluated: those that are served, and those that are found now.
+
+    served    the named one, else the one named after the target, else what `juice identify` finds
+    paper     found by probes, the paper's way
+    learned   what `juice identify --method learned` finds
+
+A served set that was found in another way than its own part needs is not searched for again.
+"""
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from juice.errors import HeadSetError, NoConsistentHeadError
+from juice.data.example import ConflictExample
+from juice.errors import HeadSetError, JuiceError
+from juice.evaluation.methods import MethodName
 from juice.evaluation.options import EvaluationOptions
-from juice.evaluation.splits import Data, split
+from juice.evaluation.splits import Splits
 from juice.evaluation.store import Store, sha256
 from juice.head_set import HeadSet
-from juice.identification import identify_targets
-from juice.methods import Target
+from juice.head_set.scores import ScoreKind
+from juice.identification import IdentificationOptions, identify_targets
+from juice.identification.drawing import usable_examples
+from juice.identification.recipe import find_head_sets
+from juice.identification.validation import N_TUNED_ON, validation_share
+from juice.methods import METHODS, Target
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
+Part = Literal["served", "paper", "learned"]
+FOUND_BY: dict[Part, ScoreKind] = {
+    "served": "attribution",
+    "paper": "probe",
+    "learned": "learned",
+}
+PART_OF: dict[MethodName, Part] = {
+    "june": "paper",
+    "juice": "paper",
+    "served_once": "served",
+    "served": "served",
+    "learned": "learned",
+    "question": "served",
+    "gated": "served",
+    "gated_apart": "served",
+}
+HeadSets = Mapping[Part, Mapping[Target, HeadSet]]
 
-def head_sets_of(
-    model: SteeredModel, data: Data, options: EvaluationOptions, store: Store, progress: Progress
-) -> dict[Target, HeadSet]:
-    """Return each target's head set: the named one, else one named after it, else one found now."""
+
+def served_head_sets(model: SteeredModel, options: EvaluationOptions) -> dict[Target, HeadSet]:
+    """Return each target's head set: the named one, else the one named after it, if there is one.
+
+    Raises HeadSetError where the named one is for a target that is not evaluated.
+    """
     chosen: dict[Target, HeadSet] = {}
     if options.head_set is not None:
         named = model.head_sets.get(options.head_set)
@@ -32,40 +66,91 @@ def head_sets_of(
             )
         chosen[named.target] = named
     for target in options.targets:
-        if target in chosen:
-            continue
         served = model.head_sets.named_after(target)
-        if served is not None and served.identification is not None:
+        if target not in chosen and served is not None:
             chosen[target] = served
-            continue
-        found = store.unit(
-            "targets", target, "found", make=partial(_find, model, data, target, options, progress)
-        )
-        if found is not None:
-            chosen[target] = HeadSet.parse(found, f"{store.folder}")
-    for target, head_set in chosen.items():
-        content = head_set.model_dump(mode="json", exclude={"metrics"})
-        store.check(f"{target}_head_set", sha256(json.dumps(content, sort_keys=True)))
-        store.results.setdefault("targets", {}).setdefault(target, {})["head_set"] = content
     return chosen
 
 
+def head_sets_of(
+    model: SteeredModel,
+    served: Mapping[Target, HeadSet],
+    splits: Splits,
+    options: EvaluationOptions,
+    store: Store,
+    progress: Progress,
+) -> HeadSets:
+    """Return the head sets that the methods need, by part and target; none where none is found."""
+    parts = {PART_OF[name] for name in options.methods if name in PART_OF}
+    if options.analyses:
+        parts.add("served")
+    chosen: dict[Part, dict[Target, HeadSet]] = {part: {} for part in FOUND_BY}
+    for part in (part for part in FOUND_BY if part in parts):
+        for target in options.targets:
+            own = served.get(target)
+            if own is None or (part != "served" and _kind(own) != FOUND_BY[part]):
+                make = partial(_find, model, part, target, splits, options, progress)
+                found = store.unit("targets", target, "found", part, make=make)
+                own = HeadSet.parse(found, f"{store.folder}") if found is not None else None
+            if own is None:
+                continue
+            chosen[part][target] = own
+            content = own.model_dump(mode="json", exclude={"metrics"})
+            kept = store.results.setdefault("targets", {}).setdefault(target, {})
+            kept.setdefault("head_sets", {})[part] = content
+            store.check(f"{target}_{part}_head_set", sha256(json.dumps(content, sort_keys=True)))
+    return chosen
+
+
+def finders(
+    model: SteeredModel, splits: Splits, target: Target, options: IdentificationOptions
+) -> list[ConflictExample]:
+    """Return the examples on which heads are found now, none of which is tested on.
+
+    They come from those that were set aside for the target; if these are too few, the large set
+    joins them.
+    """
+    own = splits.identification[target]
+    n_examples = options.n_wanted(len(own) + len(splits.large))
+    if n_examples > len(own):
+        own = [*own, *splits.large]
+    types = own[0].prompts.keys()  # heads are found on examples with the same conflict types
+    own = [e for e in own if e.prompts.keys() == types]
+    wanted = replace(options, n_examples=min(n_examples, len(own)))
+    return usable_examples(model, own, wanted)[0]
+
+
+def _kind(head_set: HeadSet) -> ScoreKind | None:
+    return head_set.identification.method if head_set.identification else None
+
+
 def _find(
-    model: SteeredModel, data: Data, target: Target, options: EvaluationOptions, progress: Progress
+    model: SteeredModel,
+    part: Part,
+    target: Target,
+    splits: Splits,
+    options: EvaluationOptions,
+    progress: Progress,
 ) -> Any:
-    pool = data.test if data.identification is None else data.identification
-    splits = split(model, Data(pool), {}, options.identification, n_large=0, limit=None)
-    names: dict[Target, str] = {target: target}
+    own, names = options.identification, {target: str(target)}
+    if part != "paper":
+        own = IdentificationOptions(method=FOUND_BY[part], seed=own.seed, relation=own.relation)
     try:
-        found = identify_targets(
+        drawn = finders(model, splits, target, own)
+        if part == "paper":  # its betas are tuned by relation
+            sets = identify_targets(model, drawn, [target], own, names=names, progress=progress)
+            return sets[target][0].model_dump(mode="json")
+        found = find_head_sets(
             model,
-            splits.identification[target],
+            drawn,
             [target],
-            options.identification,
+            own,
             names=names,
+            validation=validation_share(splits.validation, own.seed, n=N_TUNED_ON),
+            methods=METHODS if part == "served" else ("juice",),
             progress=progress,
         )
-    except NoConsistentHeadError as error:
-        warnings.warn(str(error), stacklevel=2)
+    except JuiceError as error:
+        warnings.warn(f"no {FOUND_BY[part]} head set toward {target}: {error}", stacklevel=2)
         return None
-    return found[target][0].model_dump(mode="json")
+    return found[target].model_dump(mode="json")

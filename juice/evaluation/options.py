@@ -16,7 +16,8 @@ class EvaluationOptions:
     """What is evaluated and how.
 
     `head_set` names the set to use for its target. A target without one uses the set named after
-    it; if there is none, heads are found.
+    it; if there is none, heads are found as `juice identify` does. `identification` is how the
+    paper's heads are found.
     """
 
     targets: tuple[Target, ...] = ("parametric", "context")

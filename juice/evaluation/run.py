@@ -1,6 +1,7 @@
 """One evaluation, a unit of work at a time; what the report folder holds is not computed again.
 
-targets/<target>/head_set                  the heads of JuICE and JuNe
+targets/<target>/found/<part>              a head set that was found now
+targets/<target>/head_sets/<part>          those in use
 targets/<target>/methods/<method>/choice   what validation chose, by domain
                                   answers  {conflict type: [answer or null]}, an answer being
                                            [output, is_correct, p_parametric, p_context]
@@ -24,7 +25,7 @@ from juice.evaluation import analyses, side_effects
 from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.choices import MethodUnavailableError, Preparer
-from juice.evaluation.head_sets import head_sets_of
+from juice.evaluation.head_sets import head_sets_of, served_head_sets
 from juice.evaluation.identity import described, identity_of
 from juice.evaluation.methods import MethodName, Treatment, methods_for
 from juice.evaluation.options import EvaluationOptions
@@ -37,6 +38,8 @@ from juice.identification.validation import N_FEW
 from juice.methods import CONTRASTS, TARGETS, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
+
+N_TESTED_LEAST = 30
 
 
 def run(
@@ -82,12 +85,12 @@ def run(
                 else with_scored_answers(model, data.identification)
             ),
         )
-        head_sets = head_sets_of(model, examples, options, store, progress)
-        served = {t: s for t in TARGETS if (s := model.head_sets.named_after(t)) is not None}
+        served = served_head_sets(model, options)
+        others = {t: s for t in TARGETS if (s := model.head_sets.named_after(t)) is not None}
         splits = split(
             model,
             examples,
-            {**served, **head_sets},
+            {**others, **served},
             options.identification,
             n_large=options.n_large,
             limit=options.limit,
@@ -95,10 +98,16 @@ def run(
         store.check("examples", splits.sha256)
         if "paraphrases" in options.analyses:
             store.check("templates", sha256(json.dumps(templates, sort_keys=True)))
-        _warn(model, splits, head_sets)
-    store.results["data"] = described(splits, head_sets)
+        _warn(model, splits, served)
+        head_sets = head_sets_of(model, served, splits, options, store, progress)
+    store.results["data"] = described(splits, head_sets["served"])
     preparer = Preparer(
-        model=model, splits=splits, head_sets=head_sets, seed=options.seed, progress=progress
+        model=model,
+        splits=splits,
+        head_sets=head_sets,
+        options=options.identification,
+        seed=options.seed,
+        progress=progress,
     )
     for target in options.targets:
         if not judged_types(target, splits.test, any):
@@ -117,7 +126,7 @@ def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSe
     n = len(splits.validation)
     if not n:
         warnings.warn(
-            "no validation example can be used: the head set keeps its own betas, "
+            "no validation example can be used: head sets keep their own betas, "
             "and PH3 prunes five heads",
             stacklevel=3,
         )
@@ -125,6 +134,12 @@ def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSe
         warnings.warn(
             f"only {n} validation examples choose betas and pruned heads; "
             f"{N_FEW} or more are better (--validation)",
+            stacklevel=3,
+        )
+    if len(splits.test) < N_TESTED_LEAST:
+        warnings.warn(
+            f"only {len(splits.test)} facts are tested on: read the intervals, not the shares; "
+            f"{N_TESTED_LEAST} or more are better",
             stacklevel=3,
         )
     for head_set in head_sets.values():
@@ -154,10 +169,11 @@ def _evaluate(
         model=preparer.model,
         splits=preparer.splits,
         target=target,
-        head_set=preparer.head_sets.get(target),
+        head_set=preparer.head_sets["served"].get(target),
         preparer=preparer,
         seed=options.seed,
         options=options.identification,
+        methods=options.methods,
         choices={name: own["choice"] for name, own in methods.items()},
         templates=templates,
         progress=preparer.progress,
@@ -195,8 +211,8 @@ def _measure(
             )
     own = {t: [row and Answer(*row) for row in rows] for t, rows in answers.items()}
     method = store.results["targets"][target]["methods"][name]
-    method["table"] = table(test, own, seed)
-    method["by_popularity"] = by_popularity(test, own, seed)
+    method["table"] = table(test, own)
+    method["by_popularity"] = by_popularity(test, own)
 
 
 def _answers(

@@ -18,8 +18,9 @@ from juice.data.critical import perplexity
 from juice.data.example import CONFLICTS, ConflictExample, ConflictType
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.methods import Treatment
-from juice.evaluation.metrics import interval, mean, repetition
+from juice.evaluation.metrics import mean, repetition
 from juice.evaluation.splits import domain_of, limited
+from juice.identification.intervals import share_interval
 from juice.methods import Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
@@ -41,7 +42,7 @@ def collateral(
         model: The model to ask.
         examples: The test examples, of which controls are made.
         treatments: The method's treatment in each domain.
-        seed: Seed of invented names and of the intervals.
+        seed: Seed of invented names.
         progress: Reports how many prompts are answered.
     """
     controls: tuple[
@@ -62,13 +63,13 @@ def collateral(
             progress=progress,
             description=f"asking, {name.replace('_', ' ')}",
         )
-        measured[name] = {t: _share(rows, seed) for t, rows in answers.items() if any(rows)}
+        measured[name] = {t: _share(rows) for t, rows in answers.items() if any(rows)}
     return measured
 
 
-def _share(answers: Sequence[Answer | None], seed: int) -> dict[str, Any]:
+def _share(answers: Sequence[Answer | None]) -> dict[str, Any]:
     right = [float(a.is_correct) for a in answers if a is not None]
-    return {"n": len(right), "accuracy": mean(right), "interval": interval(right, seed)}
+    return {"n": len(right), "accuracy": mean(right), "interval": share_interval(right)}
 
 
 def plain_text_perplexity(
@@ -84,7 +85,7 @@ def plain_text_perplexity(
         return None
     by_domain, seen = [], dict[str, float]()
     for treatment in treatments.values():
-        steering = treatment.steering
+        steering = treatment.steering(model)
         key = (
             f"{steering.report.method} "
             f"{ {layer: own.tolist() for layer, own in steering.coefficients.items()} }"

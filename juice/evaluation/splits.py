@@ -4,8 +4,8 @@
                      its own where head sets differ
     large            those on which `ph3_large` finds its heads: up to 200, at most two fifths of
                      what is left
-    validation       the given file, else 15 % of what was not drawn, filtered to what the model
-                     answers right on the clean prompt
+    validation       the given file, else 15 % of what was not drawn and what served head sets were
+                     tuned on, filtered to what the model answers right on the clean prompt
     test             the rest, unfiltered, `limit` of them spread over the domains
 
 A domain is a relation. What is left out is counted by reason: a prompt too long for the model, or
@@ -14,6 +14,7 @@ two answers that begin with the same token, for example.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from juice.head_set import HeadSet
 from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
 from juice.identification.scored_prompt import scored_prompt
-from juice.identification.validation import known_examples, validation_share
+from juice.identification.validation import N_TUNED_ON, known_examples, validation_share
 from juice.methods import TARGETS, Target
 from juice.steered_model import SteeredModel
 
@@ -114,11 +115,17 @@ def split(
     left_out: Counter[str] = Counter()
     pool = _usable(model, data.test, left_out)
     finders = pool if data.identification is None else _usable(model, data.identification, left_out)
-    drawn = {target: _drawn(model, finders, head_sets.get(target), options) for target in TARGETS}
+    given_finders = data.test if data.identification is None else data.identification
+    drawn, tuned_on = dict[Target, list[ConflictExample]](), list[ConflictExample]()
+    for target in TARGETS:
+        again = _drawn_again(model, given_finders, head_sets.get(target), options)
+        drawn[target], more = again or (_drawn(model, finders, options), [])
+        tuned_on += _without(more, tuned_on)
     every_drawn = [e for own in drawn.values() for e in own]
-    rest = _without(pool, every_drawn)
+    tuned_on = _without(tuned_on, every_drawn)
+    rest = _without(pool, [*every_drawn, *tuned_on])
     given = (
-        validation_share(rest, options.seed)
+        [*tuned_on, *validation_share(rest, options.seed)]
         if data.validation is None
         else _without(_usable(model, data.validation, left_out), every_drawn)
     )
@@ -179,30 +186,44 @@ def _complete(examples: list[ConflictExample]) -> list[ConflictExample]:
     return [e for e in examples if wanted[domain_of(e)] <= e.prompts.keys()]
 
 
-def _drawn(
+def _drawn_again(
     model: SteeredModel,
-    pool: list[ConflictExample],
+    examples: Sequence[ConflictExample],
     head_set: HeadSet | None,
     options: IdentificationOptions,
-) -> list[ConflictExample]:
-    """Return the examples that a head set was found on if the pool has them, else draw."""
+) -> tuple[list[ConflictExample], list[ConflictExample]] | None:
+    """Return the examples that a head set was found on, and those that it was tuned on.
+
+    They are what `juice identify` draws from these examples; None where that gives another hash. It
+    may have tuned on other examples, which cannot be known.
+    """
     found = head_set.identification if head_set else None
-    if found is not None:
-        for relation in (options.relation, None, *sorted({e.relation for e in pool if e.relation})):
-            if sum(relation in (None, e.relation) for e in pool) >= found.n_examples:
-                again = replace(
-                    options,
-                    method=found.method,
-                    n_examples=found.n_examples,
-                    seed=found.seed,
-                    relation=relation,
-                )
-                try:
-                    drawn, _ = usable_examples(model, pool, again)
-                except ExampleError:  # too few of them have the prompts that others have
-                    continue
-                if examples_sha256(drawn) == found.examples_sha256:
-                    return drawn
+    if found is None:
+        return None
+    relations = sorted({e.relation for e in examples if e.relation})
+    for relation in (options.relation, None, *relations):
+        if sum(relation in (None, e.relation) for e in examples) < found.n_examples:
+            continue
+        again = replace(
+            options,
+            method=found.method,
+            n_examples=found.n_examples,
+            seed=found.seed,
+            relation=relation,
+        )
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                drawn, rest = usable_examples(model, examples, again)
+        except ExampleError:  # too few of them have the prompts that others have
+            continue
+        if examples_sha256(drawn) == found.examples_sha256:
+            return drawn, validation_share(rest, found.seed, n=N_TUNED_ON)
+    return None
+
+
+def _drawn(
+    model: SteeredModel, pool: list[ConflictExample], options: IdentificationOptions
+) -> list[ConflictExample]:
     own = [e for e in pool if options.relation in (None, e.relation)]
     types = Counter(frozenset(e.prompts) for e in own)
     if own:

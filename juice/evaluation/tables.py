@@ -1,8 +1,7 @@
 """From answers to the report's tables, by method, domain and conflict type.
 
 A cell is {n, accuracy, interval, p_parametric, p_context, context_reliance}. `average` is the mean
-over the domains' cells, as in the paper; for its interval, answers are resampled within their
-domains.
+over the domains' cells, as in the paper.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from typing import Any
 
 from juice.data.example import ConflictExample, ConflictType
 from juice.evaluation.answers import Answer
-from juice.evaluation.metrics import interval, interval_of_groups, mean
+from juice.evaluation.metrics import mean
 from juice.evaluation.splits import domain_of
+from juice.identification.intervals import share_interval
 
 AVERAGE = "average"
 N_POPULARITY_BINS = 3
@@ -24,7 +24,6 @@ Cell = dict[str, Any]
 def table(
     examples: Sequence[ConflictExample],
     answers: Mapping[ConflictType, Sequence[Answer | None]],
-    seed: int,
 ) -> dict[str, dict[str, Cell]]:
     """Return one method's table, {domain: {conflict type: cell}}, with `average` last."""
     rows: dict[str, dict[str, Cell]] = {}
@@ -33,7 +32,7 @@ def table(
             t: [a for e, a in zip(examples, given, strict=True) if a and domain_of(e) == domain]
             for t, given in answers.items()
         }
-        rows[domain] = {t: cell(given, seed) for t, given in own.items() if given}
+        rows[domain] = {t: cell(given) for t, given in own.items() if given}
     for conflict_type, given in answers.items():
         if any(given):
             groups = [
@@ -41,20 +40,18 @@ def table(
                 for d in rows
                 if d != AVERAGE
             ]
-            rows.setdefault(AVERAGE, {})[conflict_type] = _average(
-                conflict_type, rows, groups, seed
-            )
+            rows.setdefault(AVERAGE, {})[conflict_type] = _average(conflict_type, rows, groups)
     rows.setdefault(AVERAGE, {})
     return rows
 
 
-def cell(answers: Sequence[Answer], seed: int) -> Cell:
+def cell(answers: Sequence[Answer]) -> Cell:
     """Return the cell of some answers."""
     right = [float(a.is_correct) for a in answers]
     return {
         "n": len(answers),
         "accuracy": mean(right),
-        "interval": interval(right, seed),
+        "interval": share_interval(right),
         **_probabilities(answers),
     }
 
@@ -63,16 +60,15 @@ def _average(
     conflict_type: str,
     rows: Mapping[str, Mapping[str, Cell]],
     groups: Sequence[Sequence[Answer]],
-    seed: int,
 ) -> Cell:
     own = [
         row[conflict_type]
         for domain, row in rows.items()
         if domain != AVERAGE and conflict_type in row
     ]
-    everything = cell([a for group in groups for a in group], seed)
-    everything["interval"] = interval_of_groups(
-        [[float(a.is_correct) for a in group] for group in groups], seed
+    everything = cell([a for group in groups for a in group])
+    everything["interval"] = share_interval(
+        *([float(a.is_correct) for a in group] for group in groups)
     )
     for name in ("accuracy", "p_parametric", "p_context", "context_reliance"):
         values = [c[name] for c in own if c[name] is not None]
@@ -93,7 +89,6 @@ def _probabilities(answers: Sequence[Answer]) -> Cell:
 def by_popularity(
     examples: Sequence[ConflictExample],
     answers: Mapping[ConflictType, Sequence[Answer | None]],
-    seed: int,
 ) -> list[dict[str, Any]] | None:
     """Return accuracy by tercile of popularity, least popular first.
 
@@ -107,7 +102,7 @@ def by_popularity(
     for start, end in pairwise(bounds):
         own = known[start:end]
         cells = {
-            t: cell(given, seed)
+            t: cell(given)
             for t, rows in answers.items()
             if (given := [a for _, i in own if (a := rows[i])])
         }

@@ -26,8 +26,8 @@ class GateRule(Part):
         threshold: The least number at which a request is steered.
         n_prompts: How many prompts with a conflict were measured.
         kept: The share of these that stay steered.
-        side_effects: The shares of prompts that steering should leave alone whose first token is
-            right, without steering and with the gate.
+        side_effects: The shares of right answers to prompts that steering should leave alone,
+            without steering and with the gate.
     """
 
     signal: Signal
@@ -38,7 +38,7 @@ class GateRule(Part):
 
     @property
     def lost(self) -> float:
-        """The largest share of right first tokens that any kind of these prompts loses."""
+        """The largest share of right answers that any kind of these prompts loses."""
         return max((before - after for before, after in self.side_effects.values()), default=0.0)
 
     def __str__(self) -> str:

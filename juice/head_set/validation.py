@@ -16,8 +16,8 @@ class Validation(Part):
     """What betas did on the examples that tuned them: shares of target answers by conflict type.
 
     `gain` is the mean change over the conflicts, with its 95 % interval. `side_effects` are the
-    shares of prompts that steering should leave alone whose first token is right, without and with
-    it. Older sets have neither.
+    shares of right answers to prompts that steering should leave alone, without and with it. Older
+    sets have neither.
     """
 
     n_examples: int = Field(ge=1)

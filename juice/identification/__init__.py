@@ -20,8 +20,10 @@ validation     the examples that betas are tuned on
 search         a pattern search over betas
 candidates     the candidate and the betas under which most first tokens are right
 grid           the paper's grid of betas
+intervals      of shares and of paired differences
 gates          when a tuned set should steer
 tuning         the candidate and the betas that do best
+recipe         from drawn examples to tuned head sets
 """
 
 from juice.identification.options import IdentificationOptions

@@ -1,6 +1,7 @@
 """The candidate and the betas under which right first tokens lead most.
 
-That costs a prefill of a few prompts for each pair of betas. What protected prompts lose counts
+That costs a prefill of a few prompts for each pair of betas; two prompts of one fact would say
+little more than one. What protected prompts lose counts
 against them, beyond the accepted loss.
 """
 
@@ -25,7 +26,7 @@ from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
 COMPARED_AT: tuple[Pair, ...] = ((1.0, -1.0), (1.0, -0.5))
-# A unit of either beta must gain this much: a dozen facts cannot tell less apart.
+# A unit of either beta must gain this much: so few facts cannot tell less apart.
 COST_OF_BETA = 0.01
 UNSTEERED: Pair = (0.0, 0.0)
 
@@ -36,7 +37,7 @@ class Search:
     Args:
         model: The model.
         target: What is steered toward.
-        examples: The examples to read.
+        examples: The examples to read, each under one conflict type, which they take in turn.
         endangered: The examples to make protected prompts from.
         method: `juice` for two runs, `june` for one.
         protection: What steering should leave alone.
@@ -62,10 +63,10 @@ class Search:
         asked: dict[str, list[Asked]] = {
             t: [
                 (model.prompts.tokens(e.prompts[t]), token)
-                for e in examples
+                for e in examples[k :: len(conflicts)]
                 if (token := model.first_token(e.prompts[t], e.answer(target))) is not None
             ]
-            for t in conflicts
+            for k, t in enumerate(conflicts)
         }
         self._groups = {t: own for t, own in asked.items() if own}
         self._protected = protected_prompts(model, target, endangered, protection.kinds)
@@ -96,14 +97,6 @@ class Search:
             report=SteeringReport(applied=True, target=self._target, method=self._method),
         )
         return self._value(self._read([chosen], f"reading {self._target} answers")[0])
-
-    def side_effects(self, chosen: Steering) -> dict[str, tuple[float, float]]:
-        """Return the shares of protected prompts that are right without and with steering."""
-        if not self._protected:
-            return {}
-        (reading,) = self._read([chosen], "reading what should not change")
-        before = self._without_steering()
-        return {kind: (before.right[kind], reading.right[kind]) for kind in self._protected}
 
     def _values(self, tried: Sequence[tuple[HeadSet, Pair]], what: str) -> list[float]:
         steerings = [steering(self._model, own, pair, self._method) for own, pair in tried]

@@ -15,11 +15,11 @@ from statistics import fmean
 
 from juice.data.contexts import prompt_alone
 from juice.data.example import ConflictExample, judged_types
-from juice.engine import GenerationRequest, ScoredToken, Steer
+from juice.engine import Completion, GenerationRequest, Steer
 from juice.engine.gate import value_of
 from juice.head_set import Gate, GateRule, HeadSet
 from juice.head_set.gates import Signal
-from juice.identification.protection import Endangered, endangered_prompts
+from juice.identification.protection import Endangered, Protection, endangered_prompts
 from juice.methods import Method, Target
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
@@ -34,26 +34,31 @@ LEAST_KEPT = 0.9
 NEGLIGIBLE, MOST_LOST = 0.05, 0.1
 
 
-def with_gate(
+def measured_gate(
     model: SteeredModel,
     head_set: HeadSet,
     method: Method,
     examples: Sequence[ConflictExample],
+    protection: Protection,
     progress: Progress,
-) -> HeadSet:
-    """Return a tuned head set with the gate of a method's betas, if one is good enough.
+) -> tuple[Gate | None, dict[str, tuple[float, float]]]:
+    """Return the gate of a method's betas, and what these do without one.
+
+    That is, by kind of prompt that steering should leave alone, the shares of right answers without
+    and with steering. The gate is None where none is good enough.
 
     Args:
         model: The model, which takes prompts in the form of the set.
         head_set: The head set.
         method: Whose betas.
         examples: Examples that the model knows.
+        protection: Which prompts steering should leave alone.
         progress: Reports how many prompts are read.
     """
     target = head_set.target
     some = Random(0).sample(examples, min(N_MEASURED, len(examples)))
     conflicts = [
-        Endangered(e.prompts[t], prompt_alone(e, t), e.answer(target))
+        Endangered(e.prompts[t], prompt_alone(e, t), e, target)
         for t in judged_types(target, some)
         if t != "clean"
         for e in some
@@ -63,29 +68,37 @@ def with_gate(
     seen = _seen(model, groups, steer, f"measuring the gate of {head_set.name}", progress)
     rules = [_rule(signal, seen) for signal in SIGNALS[target]]
     good = tuple(rule for rule in rules if rule is not None and _is_good(rule))
-    own = Gate(chat_template_sha256=model.prompts.sha256, rules=good) if good else None
-    return head_set.with_gate(method, own)
+    gate = Gate(chat_template_sha256=model.prompts.sha256, rules=good) if good else None
+    side_effects: dict[str, tuple[float, float]] = {
+        kind: (
+            fmean(one.is_right(steers=False) for one in own),
+            fmean(one.is_right(steers=True) for one in own),
+        )
+        for kind, own in seen.items()
+        if kind in protection.kinds
+    }
+    return gate, side_effects
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """The first new tokens of a prompt's runs, and the right one."""
+    """The answers of a prompt's runs: steered, unsteered, and without its context."""
 
+    prompt: Endangered
     prompt_ids: tuple[int, ...]
-    right: int | None
-    steered: ScoredToken
-    unsteered: ScoredToken | None = None
-    alone: ScoredToken | None = None
+    steered: Completion
+    unsteered: Completion | None = None
+    alone: Completion | None = None
 
     def value(self, signal: Signal) -> float | None:
         """Return a signal's value; None where its run is missing."""
-        token = self.alone if signal == "memory" else self.steered
-        return None if token is None else value_of(signal, self.prompt_ids, token)
+        run = self.alone if signal == "memory" else self.steered
+        return None if run is None else value_of(signal, self.prompt_ids, run.tokens[0])
 
     def is_right(self, *, steers: bool) -> bool:
-        """Return whether the first token is right, with steering or without."""
-        token = self.steered if steers else self.unsteered
-        return token is not None and token.id == self.right
+        """Return whether the answer is right, with steering or without."""
+        run = self.steered if steers else self.unsteered
+        return run is not None and self.prompt.example.is_right(run.text, self.prompt.answer)
 
 
 def _seen(
@@ -97,28 +110,27 @@ def _seen(
 ) -> dict[str, list[_Seen]]:
     """Run all prompts that fit: steered, and as the signals and what they are to save need it."""
 
-    def ask(prompt: str, steer: Steer) -> GenerationRequest:
-        return model.request(prompt, steer=steer, max_tokens=1, top_logprobs=1)
+    def ask(prompt: str, steer: Steer, max_tokens: int) -> GenerationRequest:
+        return model.request(prompt, steer=steer, max_tokens=max_tokens, top_logprobs=1)
 
     none, wanted = Steer(target="none"), []
     for kind, prompts in groups.items():
-        for prompt in prompts:
-            if not model.fits(prompt.prompt, max_tokens=1):
+        for own in prompts:
+            n = own.example.max_tokens
+            if not model.fits(own.prompt, max_tokens=n):
                 continue
-            runs = {"steered": ask(prompt.prompt, steer)}
+            runs = {"steered": ask(own.prompt, steer, 1 if kind == "conflicts" else n)}
             if kind != "conflicts":
-                runs["unsteered"] = ask(prompt.prompt, none)
-            if steer.target == "parametric" and prompt.alone is not None:
-                runs["alone"] = ask(prompt.alone, none)
-            wanted.append((kind, prompt, runs))
+                runs["unsteered"] = ask(own.prompt, none, n)
+            if steer.target == "parametric" and own.alone is not None:
+                runs["alone"] = ask(own.alone, none, 1)
+            wanted.append((kind, own, runs))
     requests = [request for _, _, runs in wanted for request in runs.values()]
     done = iter(model.engine.generate(requests, progress=progress, description=description))
     seen: dict[str, list[_Seen]] = {kind: [] for kind, _, _ in wanted}
-    for kind, prompt, runs in wanted:
-        tokens = {name: next(done).tokens[0] for name in runs}
-        right = model.first_token(prompt.prompt, prompt.answer)
+    for kind, own, runs in wanted:
         ids = runs["steered"].prompt_ids
-        seen[kind].append(_Seen(prompt_ids=ids, right=right, **tokens))
+        seen[kind].append(_Seen(prompt=own, prompt_ids=ids, **{name: next(done) for name in runs}))
     return seen
 
 

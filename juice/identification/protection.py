@@ -77,7 +77,7 @@ def protected_prompts(
         kind: [
             (model.prompts.tokens(own.prompt), token)
             for own in prompts
-            if (token := model.first_token(own.prompt, own.answer)) is not None
+            if (token := model.first_token(own.prompt, own.example.answer(own.answer))) is not None
         ]
         for kind, prompts in endangered_prompts(target, examples).items()
         if kind in kinds
@@ -86,11 +86,12 @@ def protected_prompts(
 
 
 class Endangered(NamedTuple):
-    """A prompt that steering should leave alone, without its context, and its right answer."""
+    """A prompt that steering should leave alone, without its context, and whose answer is right."""
 
     prompt: str
     alone: str | None
-    answer: str
+    example: ConflictExample
+    answer: Target
 
 
 def endangered_prompts(
@@ -106,7 +107,7 @@ def _without_context(examples: Sequence[ConflictExample]) -> Iterator[Endangered
     for example in examples:
         if "clean" in example.prompts:
             clean = example.prompts["clean"]
-            yield Endangered(clean, clean, example.answer("parametric"))
+            yield Endangered(clean, clean, example, "parametric")
 
 
 def _about_nobody(examples: Sequence[ConflictExample]) -> Iterator[Endangered]:
@@ -115,4 +116,4 @@ def _about_nobody(examples: Sequence[ConflictExample]) -> Iterator[Endangered]:
         conflicts = [t for t in CONFLICTS if t in example.prompts]
         conflict = conflicts[i % len(conflicts)]
         alone = prompt_alone(example, conflict)
-        yield Endangered(example.prompts[conflict], alone, example.answer("context"))
+        yield Endangered(example.prompts[conflict], alone, example, "context")

@@ -1,4 +1,4 @@
-"""From examples to head sets: draw, score, select; `choosing` takes the best one and tunes it."""
+"""From examples to head sets: draw, score, select; `tuning` takes the best one."""
 
 from __future__ import annotations
 

@@ -9,11 +9,10 @@ Validation examples are those whose clean prompt this model answers right.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from random import Random
-from statistics import fmean, pstdev
+from statistics import fmean
 
 from juice.data.example import ConflictExample
 from juice.engine import Steer
@@ -21,8 +20,9 @@ from juice.engine.steering import unsteered
 from juice.errors import ExampleError, UsageError
 from juice.head_set import Betas, HeadSet, Validation
 from juice.identification.candidates import UNSTEERED, Search
-from juice.identification.gates import with_gate
+from juice.identification.gates import measured_gate
 from juice.identification.grid import best_betas, grid_of, try_betas
+from juice.identification.intervals import difference_interval
 from juice.identification.protection import DEFAULT, Protection
 from juice.identification.trials import Choice, Trials
 from juice.identification.validation import usable_validation
@@ -30,10 +30,9 @@ from juice.methods import Method, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
-N_READ = 10
+N_READ = 20
+N_PROTECTED = 40
 N_FINALISTS = 2
-N_CHECKED = 40
-Z_95 = 1.96
 
 
 def tune(
@@ -96,7 +95,7 @@ def choose(
         chosen, pairs = first, grid_of(first)
     else:
         mixed = Random(0).sample(examples, len(examples))  # a file may be sorted by relation
-        some, more = mixed[:N_READ], mixed[: 2 * N_READ]
+        some, more = mixed[:N_READ], mixed[:N_PROTECTED]
         search = Search(model, target, some, more, method, protection, progress)
         chosen, pairs = search.best(candidates)
         pairs = pairs[:N_FINALISTS]
@@ -106,9 +105,9 @@ def choose(
         # Betas are tuned on these weights, so the set belongs to them from now on.
         chosen = chosen.model_copy(update={"model": model.description.identity})
     tuned = chosen.with_betas(method, Betas(plus=best[0], minus=best[1]))
-    side_effects = _side_effects(model, tuned, method, examples, protection, progress)
+    gate, side_effects = measured_gate(model, tuned, method, examples, protection, progress)
     measured = _with_validation(tuned, method, trials, best, UNSTEERED, side_effects)
-    return with_gate(model, measured, method, examples, progress)
+    return measured.with_gate(method, gate)
 
 
 def measure(
@@ -139,23 +138,9 @@ def measure(
     tried = {True: steered, False: unsteered()}
     description = f"measuring {head_set.name}"
     trials = Trials(model, examples, head_set.target, tried, description, progress)
-    side_effects = _side_effects(model, head_set, method, examples, protection, progress)
+    gate, side_effects = measured_gate(model, head_set, method, examples, protection, progress)
     measured = _with_validation(head_set, method, trials, True, False, side_effects)
-    return with_gate(model, measured, method, examples, progress)
-
-
-def _side_effects(
-    model: SteeredModel,
-    head_set: HeadSet,
-    method: Method,
-    examples: Sequence[ConflictExample],
-    protection: Protection,
-    progress: Progress,
-) -> dict[str, tuple[float, float]]:
-    some = Random(0).sample(examples, min(N_CHECKED, len(examples)))
-    search = Search(model, head_set.target, (), some, method, protection, progress)
-    steered = model.resolve(Steer(target=head_set.target, head_set=head_set, method=method))
-    return search.side_effects(steered)
+    return measured.with_gate(method, gate)
 
 
 def _with_validation(
@@ -167,28 +152,15 @@ def _with_validation(
     side_effects: dict[str, tuple[float, float]],
 ) -> HeadSet:
     gains = trials.gains(best, base)
-    gain, interval = gain_of(gains)
     found = Validation(
         n_examples=len(gains),
         accuracy=dict(trials.outcome(best).accuracy),
         accuracy_unsteered=dict(trials.outcome(base).accuracy),
-        gain=gain,
-        gain_interval=interval,
+        gain=fmean(gains),
+        gain_interval=difference_interval(gains),
         side_effects=side_effects,
     )
     return head_set.with_metrics({f"validation_{method}": found.model_dump()})
-
-
-def gain_of(gains: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Return the mean gain and its 95 % interval.
-
-    Two more examples, one that gains and one that loses everything, keep the interval honest where
-    there are few, or all are alike (after Agresti and Min, 2005).
-    """
-    padded = [*gains, 1.0, -1.0]
-    half = Z_95 * pstdev(padded) / math.sqrt(len(padded))
-    low, high = fmean(padded) - half, fmean(padded) + half
-    return fmean(gains), (max(-1.0, low), min(1.0, high))
 
 
 def tune_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import juice
 from juice.data.example import ConflictExample
 from juice.data.judging import contains_answer
 from juice.evaluation import analyses
-from juice.evaluation.analyses import robustness, stability
+from juice.evaluation.analyses import robustness, seeds, stability
 from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.analyses.paraphrases import check_templates, paraphrased
 from juice.evaluation.analyses.scored_pool import pool_of, score_each, scores_of
@@ -23,8 +24,10 @@ from juice.evaluation.splits import Splits
 from juice.identification import IdentificationOptions
 from juice.identification.options import ALPHAS_MINUS, ALPHAS_PLUS
 from juice.identification.probing import score_heads
+from juice.identification.recipe import find_head_sets
 from juice.methods import Target
 from tests.support import naive_scores, oracle
+from tests.support.marks import FEW_EXAMPLES
 
 # fp32 sums in another order.
 TOLERANCE = 1e-4
@@ -45,17 +48,19 @@ def capitals() -> list[ConflictExample]:
 
 def context(
     model: juice.SteeredModel, capitals: list[ConflictExample], target: Target, **options: Any
-) -> analyses.Context:
+) -> AnalysisInputs:
     splits = Splits({target: capitals[:4]}, capitals[4:8], capitals[8:14], capitals[14:20])
     head_set = model.head_sets.get(target)
-    preparer = Preparer(model=model, splits=splits, head_sets={target: head_set})
+    how = IdentificationOptions(method="probe")
+    head_sets = {"paper": {target: head_set}, "served": {target: head_set}}
+    preparer = Preparer(model=model, splits=splits, head_sets=head_sets, options=how)
     return AnalysisInputs(
         model=model,
         splits=splits,
         target=target,
         head_set=head_set,
         preparer=preparer,
-        options=IdentificationOptions(method="probe"),
+        options=how,
         **options,
     )
 
@@ -254,12 +259,50 @@ def test_stability_is_the_mean_overlap_of_all_pairs(
     )
 
 
+@FEW_EXAMPLES
+def test_each_seed_finds_a_set_that_is_tested_on_the_same_facts(
+    model: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capitals = [e for e in juice.read_examples("mini") if e.relation == "world_capital"][:44]
+    found = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        found.append(find_head_sets(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(seeds, "N_SEEDS", 2)
+    monkeypatch.setattr(seeds, "find_head_sets", watched)
+    own = context(model, capitals, "context", methods=("served",))
+    own = replace(own, splits=replace(own.splits, large=capitals[20:]))
+    result = analyses.run("seeds", own)
+    assert list(result["ways"]) == ["attribution"]
+    assert [sets["context"].name for sets in found] == ["attribution-0", "attribution-1"]
+    assert len({sets["context"].scores_sha256 for sets in found}) == 2
+    expected = []
+    for head_set in [None, *(sets["context"] for sets in found)]:
+        steer = juice.Steer(target="context", head_set=head_set) if head_set else "none"
+        right = [
+            contains_answer(
+                model.generate(e.prompts[t], steer=steer, max_tokens=15)[0].text, e.context_answer
+            )
+            for e in own.splits.test
+            for t in ("substitution", "coherent")
+        ]
+        expected.append(sum(right) / len(right))
+    way = result["ways"]["attribution"]
+    assert [result["unsteered"], *(row["accuracy"] for row in way["seeds"])] == pytest.approx(
+        expected
+    )
+    assert (way["mean"], way["worst"]) == pytest.approx((sum(expected[1:]) / 2, min(expected[1:])))
+    low, high = way["interval"]
+    assert low < way["mean"] <= high
+
+
 def test_paraphrased_prompts_are_other_words_for_the_same_fact(
     model: juice.SteeredModel, capitals: list[ConflictExample]
 ) -> None:
-    betas = {"juice": {"world_capital": {"beta_plus": 0.0, "beta_minus": -2.0}}}
     result = analyses.run(
-        "paraphrases", context(model, capitals, "parametric", templates=TEMPLATES, choices=betas)
+        "paraphrases", context(model, capitals, "parametric", templates=TEMPLATES)
     )
     right = 0
     for e in capitals[14:20]:
@@ -322,7 +365,7 @@ def test_checkpoints_are_measured_in_the_order_of_their_numbers_and_resumed(
             (tmp_path / "series" / f"step-{step}" / file.name).write_bytes(file.read_bytes())
     found = find_checkpoints([tmp_path / "series"])
     assert [path.name for path in found] == ["step-9", "step-10"]
-    store = measure_checkpoints(found, capitals[:6], tmp_path / "out", seed=1)
+    store = measure_checkpoints(found, capitals[:6], tmp_path / "out")
     first, second = store.results["checkpoints"]
     assert {**first, "name": ""} == {**second, "name": ""}
     model, reliance = juice.load("mini"), []
@@ -334,7 +377,7 @@ def test_checkpoints_are_measured_in_the_order_of_their_numbers_and_resumed(
             )
             reliance.append(given / (given + known))
     assert first["context_reliance"] == pytest.approx(sum(reliance) / 12, abs=TOLERANCE)
-    again = measure_checkpoints(found, capitals[:6], tmp_path / "out", seed=1)
+    again = measure_checkpoints(found, capitals[:6], tmp_path / "out")
     assert (again.n_cached, again.n_computed) == (2, 0)
     with pytest.raises(juice.JuiceError, match="no checkpoint"):
         find_checkpoints([tmp_path])

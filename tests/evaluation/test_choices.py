@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import juice
 from juice.data.example import ConflictExample
+from juice.evaluation import head_sets
 from juice.evaluation.choices import Preparer
 from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.run import run as run_evaluation
 from juice.evaluation.splits import Data, Splits
 from juice.identification import IdentificationOptions
+from juice.identification.recipe import find_head_sets
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
@@ -20,8 +25,10 @@ def test_a_domain_without_validation_examples_uses_those_of_all_domains(
     model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
     splits = Splits({"parametric": pool[:4]}, [], pool[64:70], [pool[10], pool[75]])
+    head_set = model.head_sets.get("parametric")
+    how = IdentificationOptions(method="probe")
     own = Preparer(
-        model=model, splits=splits, head_sets={"parametric": model.head_sets.get("parametric")}
+        model=model, splits=splits, head_sets={"paper": {"parametric": head_set}}, options=how
     )
     choice = own.choose("june", "parametric")
     assert choice["book_author"]["tuned_on"] == "book_author"
@@ -30,10 +37,11 @@ def test_a_domain_without_validation_examples_uses_those_of_all_domains(
         model=model,
         splits=Splits({"parametric": pool[:4]}, [], [], [pool[10]]),
         head_sets=own.head_sets,
+        options=how,
     )
     untuned = none.choose("juice", "parametric")["world_capital"]
     assert (untuned["tuned_on"], untuned["n_validation"]) == (None, 0)
-    betas = own.head_sets["parametric"].beta.juice
+    betas = head_set.beta.juice
     assert (untuned["beta_plus"], untuned["beta_minus"]) == (betas.plus, betas.minus)
 
 
@@ -58,18 +66,58 @@ def test_a_model_without_consistent_heads_is_reported_with_the_reason(
     )
 
 
-def test_heads_are_found_where_no_set_is_served(
-    tmp_path: Path, pool: list[ConflictExample]
+def test_heads_are_found_where_no_set_is_served_on_facts_that_are_not_tested(
+    tmp_path: Path, pool: list[ConflictExample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    used: list[ConflictExample] = []
+
+    def watched(model: Any, drawn: Any, *rest: Any, validation: Any, **options: Any) -> Any:
+        used.extend([*drawn, *validation])
+        return find_head_sets(model, drawn, *rest, validation=validation, **options)
+
+    monkeypatch.setattr(head_sets, "find_head_sets", watched)
     model = juice.load("mini", head_sets=tmp_path)
-    options = EvaluationOptions(targets=("parametric",), methods=("juice",), limit=4, n_large=0)
-    store = run_evaluation(model, Data(pool), options, tmp_path / "out")
-    found = store.results["targets"]["parametric"]["head_set"]
-    assert found["identification"]["n_examples"] == 4
-    assert "juice" in store.results["targets"]["parametric"]["methods"]
-    assert (
-        run_evaluation(
-            juice.load("mini", head_sets=tmp_path), Data(pool), options, tmp_path / "out"
-        ).n_computed
-        == 0
+    methods = ("served", "served_once", "learned", "gated", "gated_apart")
+    options = EvaluationOptions(targets=("parametric",), methods=methods, limit=8)
+    data = Data([*pool[:20], *pool[60:80]])
+    store = run_evaluation(model, data, options, tmp_path / "out")
+    own = store.results["targets"]["parametric"]
+    found = own["head_sets"]["served"]["identification"]
+    assert (found["method"], found["n_examples"]) == ("attribution", 8)
+    learned = own["head_sets"]["learned"]
+    assert learned["identification"]["method"] == "learned"
+    assert isinstance(learned["beta"]["juice"]["plus"], list)
+    assert set(own["methods"]) == {"served", "served_once", "learned", "gated", "gated_apart"}
+    right = {name: method["table"]["average"] for name, method in own["methods"].items()}
+    assert all(right[name]["coherent"]["accuracy"] > 0.8 for name in ("served", "learned"))
+    tested = {(e["relation"], e["subject"]) for e in store.results["data"]["test"]}
+    assert len(used) > 2 * 10
+    assert not tested & {(e.relation, e.subject) for e in used}
+    again = juice.load("mini", head_sets=tmp_path)
+    assert run_evaluation(again, data, options, tmp_path / "out").n_computed == 0
+
+
+def test_gates_and_positions_reach_the_requests(
+    model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    """Kills: a gate that is asked for and dropped, a context that is not given apart."""
+    served = {"served": {"parametric": model.head_sets.get("parametric")}}
+    own = Preparer(
+        model=model,
+        splits=Splits({"parametric": pool[:4]}, [], [], pool[10:12]),
+        head_sets=served,
+        options=IdentificationOptions(method="probe"),
     )
+    e, requests = pool[10], {}
+    for name in ("served", "gated", "gated_apart", "question"):
+        made = own.treatments(name, "parametric", own.choose(name, "parametric"))["world_capital"]
+        requests[name] = made.request(model, e, "coherent", max_tokens=1)
+    gates = {name: request.gate for name, request in requests.items()}
+    assert gates["served"] is gates["question"] is None
+    assert (gates["gated"].signal, gates["gated_apart"].signal) == ("steered", "memory")
+    asked = e.prompts["coherent"][e.prompts["coherent"].rindex("Question:") :]
+    assert gates["gated_apart"].without_context == model.tokenize(asked)
+    first = requests["question"].steering.first_position
+    rest = model.description.tokenizer.decode(requests["question"].prompt_ids[first:])
+    assert rest.strip() == asked
+    assert requests["served"].steering.first_position == 0

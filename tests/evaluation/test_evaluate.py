@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,27 @@ from tests.support.conflicts import examples
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
+OPTIONS = EvaluationOptions(
+    methods=(
+        "original",
+        "prompt",
+        "cad",
+        "ph3_small",
+        "juice",
+        "served",
+        "served_once",
+        "question",
+        "gated",
+        "gated_apart",
+    ),
+    limit=10,
+    n_large=10,
+)
+
+
+def data_of(pool: list[ConflictExample]) -> Data:
+    """Return the facts to test on, and eight to tune on."""
+    return Data([*pool[:56], *pool[60:116]], validation=[*pool[56:60], *pool[116:]])
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +59,9 @@ def store(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     out = tmp_path_factory.mktemp("evaluation") / "out"
-    options = EvaluationOptions(
-        methods=("original", "prompt", "cad", "ph3_small", "juice"), limit=10, n_large=10
+    return run_evaluation(
+        model, data_of(pool), OPTIONS, out, texts=["The capital of Peru is Lima."]
     )
-    return run_evaluation(model, Data(pool), options, out, texts=["The capital of Peru is Lima."])
 
 
 def test_every_answer_is_kept_with_its_verdict_and_the_table_follows_from_them(
@@ -73,7 +94,7 @@ def test_every_answer_is_kept_with_its_verdict_and_the_table_follows_from_them(
     assert "clean" not in results["targets"]["context"]["methods"]["original"]["answers"]
     steered, plain = (
         results["targets"]["parametric"]["methods"][name]["table"]["average"]
-        for name in ("juice", "original")
+        for name in ("served", "original")
     )
     assert steered["coherent"]["accuracy"] > plain["coherent"]["accuracy"] + 0.2
 
@@ -87,9 +108,14 @@ def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(
     e, i = test[7], 7
     prompt = e.prompts["coherent"]
     methods = results["targets"]["context"]["methods"]
+    found = juice.HeadSet.parse(results["targets"]["context"]["found"]["paper"], "found")
+    assert (found.identification.method, found.identification.n_examples) == ("probe", 4)
     betas = methods["juice"]["choice"][domain_of(e)]
     steer = juice.Steer(
-        target="context", beta_plus=betas["beta_plus"], beta_minus=betas["beta_minus"]
+        target="context",
+        head_set=found,
+        beta_plus=betas["beta_plus"],
+        beta_minus=betas["beta_minus"],
     )
     assert (
         methods["juice"]["answers"]["coherent"][i][0]
@@ -126,6 +152,43 @@ def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(
     )
 
 
+def test_served_gated_and_partly_steered_answers_are_those_of_plain_requests(
+    store: Any, model: juice.SteeredModel
+) -> None:
+    """Kills: rows that take another method, a context left joined."""
+    results = store.results
+    test = [ConflictExample.model_validate(e) for e in results["data"]["test"]]
+    asked_for = {
+        "served": {},
+        "served_once": {"method": "june"},
+        "gated": {"gate": "auto"},
+        "question": {"positions": "question"},
+        "gated_apart": {"gate": "auto"},
+    }
+    for target, own in results["targets"].items():
+        texts = {name: method["answers"] for name, method in own["methods"].items()}
+        assert ("gated_apart" in texts) is (target == "parametric")
+        for name, conflict_type in product(asked_for.keys() & texts, ("substitution", "coherent")):
+            parted = [seam(e, conflict_type) for e in test]
+            is_apart = name in ("question", "gated_apart")
+            done = model.generate(
+                [q if is_apart else f"{context} {q}" for context, q in parted],
+                context=[context if is_apart else None for context, _ in parted],
+                steer=juice.Steer(target=target, **asked_for[name]),
+                max_tokens=15,
+            )
+            answers = [row[0] for row in texts[name][conflict_type]]
+            assert answers == [c.text for c in done], name
+
+
+def seam(e: ConflictExample, conflict_type: str) -> tuple[str, str]:
+    """Return the context of a prompt of mini, and its question."""
+    prompt = e.prompts[conflict_type]
+    at = prompt.find("Question:")
+    at = len(prompt) - len(e.prompts["clean"]) if at < 0 else at
+    return prompt[: at - 1], prompt[at:]
+
+
 def test_what_ph3_prunes_pulls_the_other_way(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
@@ -149,11 +212,8 @@ def test_what_ph3_prunes_pulls_the_other_way(
 def test_an_evaluation_resumes_where_it_stopped_and_accepts_more_methods(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
-    options = EvaluationOptions(
-        methods=("original", "prompt", "cad", "ph3_small", "juice"), limit=10, n_large=10
-    )
     again = run_evaluation(
-        model, Data(pool), options, store.folder, texts=["The capital of Peru is Lima."]
+        model, data_of(pool), OPTIONS, store.folder, texts=["The capital of Peru is Lima."]
     )
     assert again.n_computed == 0
     assert again.n_cached > 30
@@ -162,10 +222,10 @@ def test_an_evaluation_resumes_where_it_stopped_and_accepts_more_methods(
         methods=("original", "june"), targets=("parametric",), limit=10, n_large=10
     )
     added = run_evaluation(
-        model, Data(pool), more, store.folder, texts=["The capital of Peru is Lima."]
+        model, data_of(pool), more, store.folder, texts=["The capital of Peru is Lima."]
     )
     assert added.n_computed == 5  # june: its betas, answers, collateral, continuations, perplexity
-    assert "juice" in added.results["targets"]["parametric"]["methods"]
+    assert "served" in added.results["targets"]["parametric"]["methods"]
 
 
 def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
@@ -178,7 +238,7 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
     ):
         run_evaluation(
             model,
-            Data(pool),
+            data_of(pool),
             EvaluationOptions(limit=10, n_large=10, seed=1),
             store.folder,
             texts=texts,
@@ -186,7 +246,7 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
     with pytest.raises(juice.JuiceError, match="holds another evaluation: its texts_sha256"):
         run_evaluation(
             model,
-            Data(pool),
+            data_of(pool),
             EvaluationOptions(limit=10, n_large=10),
             store.folder,
             texts=["Another text."],
@@ -195,10 +255,10 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
     library = model.head_sets.by_name
     library["context"], own = other, library["context"]
     try:
-        with pytest.raises(juice.JuiceError, match="another context head set"):
+        with pytest.raises(juice.JuiceError, match="another context served head set"):
             run_evaluation(
                 model,
-                Data(pool),
+                data_of(pool),
                 EvaluationOptions(limit=10, n_large=10),
                 store.folder,
                 texts=texts,
@@ -245,7 +305,12 @@ def test_data_of_every_shape_is_evaluated(
         e.model_copy(update={"prompts": prompts(i, e), "relation": None})
         for i, e in enumerate(pool[:40])
     ]
-    options = EvaluationOptions(limit=6, n_large=8, analyses=("reversals", "running_once"))
+    options = EvaluationOptions(
+        methods=("original", "prompt", "cad", "ph3_small", "served", "question", "gated_apart"),
+        limit=6,
+        n_large=8,
+        analyses=("reversals", "running_once"),
+    )
     store = run_evaluation(
         juice.load("mini", head_sets="head_sets"),
         Data(examples),
@@ -257,7 +322,7 @@ def test_data_of_every_shape_is_evaluated(
     assert store.results["is_complete"]
     for own in store.results["targets"].values():
         assert own["methods"]["original"]["table"]["average"]
-        assert "juice" in own["methods"]
+        assert "served" in own["methods"]
 
 
 def test_data_without_a_conflict_is_refused(
@@ -286,11 +351,7 @@ def test_an_evaluation_scores_plain_text_without_a_template_and_keeps_forms_apar
         plain_text_perplexity(
             own,
             ["Lima lies by the sea."],
-            {
-                "all": Treatment(
-                    target="context", steering=own.resolve(replace(steer, head_set=chat_set))
-                )
-            },
+            {"all": Treatment(target="context", steer=replace(steer, head_set=chat_set))},
         )
         for own in (model, chat)
     ]

@@ -14,9 +14,6 @@ from juice.data.example import ConflictExample
 from juice.evaluation.answers import Answer
 from juice.evaluation.metrics import (
     context_reliance,
-    interval,
-    interval_of_groups,
-    mean,
     overlap,
     repetition,
 )
@@ -27,7 +24,7 @@ def test_accuracy_is_scikit_learns() -> None:
     rng = Random(0)
     right = [rng.random() < 0.7 for _ in range(200)]
     answers = [Answer("text", r, 0.2, 0.3) for r in right]
-    assert cell(answers, seed=0)["accuracy"] == pytest.approx(
+    assert cell(answers)["accuracy"] == pytest.approx(
         accuracy_score([True] * 200, right), abs=1e-12
     )
 
@@ -52,27 +49,6 @@ def test_perplexity_is_the_exponential_of_scikit_learns_log_loss() -> None:
         perplexity([])
 
 
-def test_the_interval_is_that_of_a_bootstrap_by_hand() -> None:
-    values = [float(v) for v in np.random.default_rng(3).random(60) < 0.6]
-    found = interval(values, seed=7)
-    rng = np.random.default_rng(8)
-    means = sorted(np.mean(rng.choice(values, size=60)) for _ in range(4000))
-    # The error of a 2.5 % quantile from 1,000 resamples; the odds of a false alarm are below one in
-    # a thousand.
-    assert found == pytest.approx((means[100], means[3900]), abs=0.03)
-    assert found == interval(values, seed=7)
-    assert found.low < mean(values) < found.high
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"), [([], None), ([1.0], None), ([1.0, 1.0, 1.0], (1.0, 1.0))]
-)
-def test_an_interval_of_too_few_values_is_none_and_of_equal_ones_has_no_width(
-    values: list[float], expected: tuple[float, float] | None
-) -> None:
-    assert interval(values, seed=0) == expected
-
-
 def test_the_interval_of_an_average_over_domains_is_around_it() -> None:
     examples = [
         *(example(f"s{i}", "large") for i in range(100)),
@@ -81,11 +57,11 @@ def test_the_interval_of_an_average_over_domains_is_around_it() -> None:
     answers = [
         Answer("", is_correct=i >= 98, p_parametric=None, p_context=None) for i in range(105)
     ]
-    average = table(examples, {"clean": answers}, seed=0)["average"]["clean"]
+    average = table(examples, {"clean": answers})["average"]["clean"]
     assert average["accuracy"] == pytest.approx((0.02 + 1) / 2)
-    assert average["interval"].low <= average["accuracy"] <= average["interval"].high
-    assert interval_of_groups([[1.0], [0.0, 0.0]], 0) == (0.5, 0.5)
-    assert interval_of_groups([[1.0], []], 0) is None
+    low, high = average["interval"]
+    assert low < average["accuracy"] < high
+    assert high - low > 0.3  # of five facts it says little, however many the other domain has
 
 
 def test_repetition_counts_what_came_before() -> None:
@@ -121,7 +97,6 @@ def test_a_table_averages_over_domains_not_over_facts() -> None:
     made = table(
         examples,
         {"clean": [right, right, wrong, wrong], "substitution": [None, right, wrong, right]},
-        seed=0,
     )
     assert made["one"]["clean"]["accuracy"] == pytest.approx(2 / 3)
     assert made["two"]["clean"]["accuracy"] == 0
@@ -140,7 +115,7 @@ def test_accuracy_by_popularity_has_terciles_least_popular_first() -> None:
         Answer("", is_correct=p > 30, p_parametric=None, p_context=None)
         for p in (50, 1, 3, 2, 40, 60)
     ]
-    bins = by_popularity([*examples, example("nobody", "one")], {"clean": [*answers, None]}, seed=0)
+    bins = by_popularity([*examples, example("nobody", "one")], {"clean": [*answers, None]})
     assert [(b["from"], b["to"], b["n"]) for b in bins] == [(1, 2, 2), (3, 40, 2), (50, 60, 2)]
     assert [b["cells"]["clean"]["accuracy"] for b in bins] == [0, 0.5, 1]
-    assert by_popularity([example("s", "one")], {"clean": [None]}, seed=0) is None
+    assert by_popularity([example("s", "one")], {"clean": [None]}) is None

@@ -92,7 +92,7 @@ def test_pruned_heads_add_nothing_to_the_stream() -> None:
     network = tiny.tiny_model("llama")
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     ids = [9, 8, 7, 6]
-    steering = pruning(model, [Head(1, 2), Head(3, 0)], "context")
+    steering = model.resolve(pruning(model, [Head(1, 2), Head(3, 0)], "context"))
     watched = model.engine.generate(
         [
             model.request(ids, max_tokens=1, watch=tuple(range(tiny.VOCAB_SIZE))).with_steering(

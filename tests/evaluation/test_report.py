@@ -81,7 +81,7 @@ def test_the_verdict_names_where_juice_is_not_best() -> None:
     }
     tables = {name: method(accuracies)["table"] for name, accuracies in measured.items()}
     first, second = verdict(tables, ["substitution"])
-    assert first.endswith("JuICE has 70.0, as has june: a tie for the best.")
+    assert first.endswith("juice has 70.0, as has june: a tie for the best.")
     assert second == "Another method is ahead in 1 cells: b substitution (june 60.0, juice 50.0)."
     tables["june"] = method({"a": 1.0, "b": 1.0, "average": 1.0})["table"]
     assert "is **not** best: june has 100.0" in verdict(tables, ["substitution"])[0]

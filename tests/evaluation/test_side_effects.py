@@ -19,12 +19,12 @@ def test_collateral_counts_right_answers_where_steering_is_not_needed(
     model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
     head_set = model.head_sets.get("parametric")
-    steering = model.resolve(juice.Steer(target="parametric", head_set=head_set))
+    steer = juice.Steer(target="parametric", head_set=head_set)
     examples = pool[4:10]
     measured = side_effects.collateral(
         model,
         examples,
-        {domain_of(e): Treatment(target="parametric", steering=steering) for e in examples},
+        {domain_of(e): Treatment(target="parametric", steer=steer) for e in examples},
         3,
     )
     nobody = unknown_subjects(examples, 3)
@@ -45,7 +45,7 @@ def test_perplexity_of_plain_text_is_that_of_the_steered_model(model: juice.Stee
     text = "The capital of Peru is Lima. The official language of Peru is Spanish."
     ids = list(model.tokenize(text))
     steer = juice.Steer(target="parametric", beta_plus=1.0, beta_minus=-2.0)
-    treatment = Treatment(target="parametric", steering=model.resolve(steer))
+    treatment = Treatment(target="parametric", steer=steer)
     signs = model.head_sets.get("parametric").heads
     heads = {tuple(h): 1.0 for h in signs.plus} | {tuple(h): -2.0 for h in signs.minus}
     logprobs = oracle.steered_logits(model.loaded.model, ids, heads).log_softmax(-1)

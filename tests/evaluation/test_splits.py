@@ -10,7 +10,9 @@ from juice.data.judging import contains_answer
 from juice.evaluation.methods import methods_for
 from juice.evaluation.splits import Data, domain_of, limited, split
 from juice.identification import IdentificationOptions
+from juice.identification.drawing import usable_examples
 from juice.identification.scored_prompt import with_scored_answers
+from juice.identification.validation import validation_share
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
@@ -63,6 +65,21 @@ def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(
         contains_answer(c.text, e.parametric_answer)
         for c, e in zip(known, made.validation, strict=True)
     )
+
+
+def test_what_a_served_set_was_tuned_on_is_not_tested(model: juice.SteeredModel) -> None:
+    """`juice identify` tunes on 40 of the examples that it did not draw."""
+    every = juice.read_examples("mini")
+    head_sets = {t: model.head_sets.get(t) for t in ("parametric", "context")}
+    made = split(model, Data(every), head_sets, IdentificationOptions(), n_large=0, limit=None)
+    tested = {(e.relation, e.subject) for e in made.test}
+    for head_set in head_sets.values():
+        found = head_set.identification
+        drawn, rest = usable_examples(model, every, IdentificationOptions(seed=found.seed))
+        assert examples_sha256(drawn) == found.examples_sha256
+        tuned_on = {(e.relation, e.subject) for e in validation_share(rest, found.seed, n=40)}
+        assert len(tuned_on) == 40
+        assert not tested & tuned_on
 
 
 def test_what_cannot_be_used_is_left_out_and_counted(

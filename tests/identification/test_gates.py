@@ -10,11 +10,12 @@ import pytest
 import juice
 from juice.data.contexts import without_context
 from juice.data.example import ConflictExample
+from juice.data.judging import contains_answer
 from juice.errors import RequestError
 from juice.head_set import HeadSet
 from juice.identification import gates
-from juice.identification.gates import with_gate
-from juice.identification.protection import endangered_prompts
+from juice.identification.gates import measured_gate
+from juice.identification.protection import DEFAULT, endangered_prompts
 from juice.progress import silent
 
 CONFLICTS = ("substitution", "coherent")
@@ -54,6 +55,10 @@ def likeliest(
     return token, math.exp(done.watched[token])
 
 
+def gate_of(model: juice.SteeredModel, head_set: HeadSet, facts: list[ConflictExample]):
+    return measured_gate(model, head_set, "juice", facts, DEFAULT, silent)[0]
+
+
 def value(mini: juice.SteeredModel, signal: str, head_set: HeadSet, prompt: str, alone: str):
     if signal == "memory":
         return likeliest(mini, alone)[1]
@@ -72,7 +77,7 @@ def test_rules_are_those_of_their_definition(
     monkeypatch.setattr(gates, "TAIL", 0.08)
     head_set = made(mini, target)
     shuffled = Random(0).sample(facts, len(facts))
-    rules = with_gate(mini, head_set, "juice", facts, silent).gate().rules
+    rules = gate_of(mini, head_set, facts).rules
     assert [rule.signal for rule in rules] == (
         ["memory", "steered"] if target == "parametric" else ["copied"]
     )
@@ -99,40 +104,44 @@ def test_rules_are_those_of_their_definition(
             assert rule.lost <= 0.05
         assert rule.kept >= 0.9
         before, after = rule.side_effects["clean"]
-        right, gated = 0, 0
+        steer, right = juice.Steer(target=target, head_set=head_set), [0, 0]
         for e in facts:
             clean = e.prompts["clean"]
-            answer = mini.first_token(clean, e.answer("parametric"))
             steers = value(mini, rule.signal, head_set, clean, clean) >= rule.threshold
-            right += likeliest(mini, clean)[0] == answer
-            gated += likeliest(mini, clean, head_set if steers else None)[0] == answer
-        assert before == pytest.approx(right / len(facts))
-        assert after == pytest.approx(gated / len(facts))
+            for i, own in enumerate(("none", steer if steers else "none")):
+                text = mini.generate(clean, steer=own, max_tokens=15)[0].text
+                right[i] += contains_answer(text, e.parametric_answer)
+        assert before == pytest.approx(right[0] / len(facts))
+        assert after == pytest.approx(right[1] / len(facts))
 
 
 def test_a_gate_lets_a_strong_set_do_no_harm(
     mini: juice.SteeredModel, facts: list[ConflictExample]
 ) -> None:
     """Steered always, most clean prompts lose their answer."""
-    own = with_gate(mini, made(mini, "context"), "juice", facts, silent)
+    head_set = made(mini, "context")
+    gate, side_effects = measured_gate(mini, head_set, "juice", facts, DEFAULT, silent)
+    own = head_set.with_gate("juice", gate)
     answers = {
         how: mini.generate(
             [e.prompts["clean"] for e in facts],
             steer="context",
             head_set=own,
             gate=how,
-            max_tokens=8,
+            max_tokens=15,
         )
         for how in ("off", "auto")
     }
     right = {
         how: sum(
-            done.text.strip(" .") in e.parametric_answer for done, e in zip(own, facts, strict=True)
+            contains_answer(done.text, e.parametric_answer)
+            for done, e in zip(own, facts, strict=True)
         )
         for how, own in answers.items()
     }
-    assert right["off"] < 0.5 * len(facts)
+    assert right["off"] < 0.7 * len(facts)
     assert right["auto"] >= 0.9 * len(facts)
+    assert side_effects == {"clean": pytest.approx((1.0, right["off"] / len(facts)))}
 
 
 def test_there_is_no_gate_where_it_would_shut_out_conflicts(
@@ -140,7 +149,7 @@ def test_there_is_no_gate_where_it_would_shut_out_conflicts(
 ) -> None:
     """Heads that push away from the context: hardly a steered token is copied from it."""
     wrong = made(mini, "context", **SETS["parametric"])
-    assert with_gate(mini, wrong, "juice", facts, silent).gates is None
+    assert gate_of(mini, wrong, facts) is None
 
 
 def test_there_is_no_gate_where_nothing_shows_what_it_is_good_for(
@@ -153,19 +162,20 @@ def test_there_is_no_gate_where_nothing_shows_what_it_is_good_for(
         for e in facts
     ]
     for target in ("parametric", "context"):
-        assert with_gate(mini, made(mini, target), "juice", bare, silent).gates is None
+        assert gate_of(mini, made(mini, target), bare) is None
 
 
 def test_a_gate_in_a_chat_is_measured_there(
     mini: juice.SteeredModel, facts: list[ConflictExample]
 ) -> None:
     chat = mini.with_chat_template()
-    head_set = with_gate(chat, made(mini, "parametric"), "juice", facts, silent)
+    head_set = made(mini, "parametric")
+    head_set = head_set.with_gate("juice", gate_of(chat, head_set, facts))
     assert head_set.gate().chat_template_sha256 == chat.prompts.sha256
     prompt, asked = facts[0].prompts["substitution"], {"head_set": head_set, "gate": "auto"}
     assert chat.request(prompt, steer="parametric", **asked).gate is not None
     with pytest.raises(RequestError, match="measured in a chat"):
         mini.request(prompt, steer="parametric", **asked)
-    plain = with_gate(mini, made(mini, "parametric"), "juice", facts, silent).gate()
+    plain = gate_of(mini, made(mini, "parametric"), facts)
     assert plain.chat_template_sha256 is None
     assert len(facts) <= gates.N_MEASURED

@@ -36,9 +36,10 @@ def test_toward_memory_the_context_must_still_teach_what_is_new(
         assert name.istitle()
         assert own.prompt == name.join(around)
         assert own.alone is None or own.prompt.endswith(own.alone)
-        assert own.answer == example.answer("context")
+        assert own.answer == "context"
+        assert own.example.answer("context") == example.answer("context")
         assert ids == model.tokenize(own.prompt)
-        assert token == model.first_token(own.prompt, own.answer)
+        assert token == model.first_token(own.prompt, example.answer("context"))
 
 
 def test_toward_the_context_prompts_without_one_must_still_be_answered(

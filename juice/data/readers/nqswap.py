@@ -2,7 +2,8 @@
 
     question, org_context, org_answer, sub_context, sub_answer (answers are text or lists of texts)
 
-The swapped answer is the context answer, looked for in the first 20 words. HTML tags in the passages (`<P>`, `<Td>`) are dropped.
+The swapped answer is the context answer, looked for in the first 20 words. HTML tags in the
+passages (`<P>`, `<Td>`) are dropped.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ running_once  one run against two over the best 1 to 10 heads (table 2, figure 6
 knock_outs    MLP, attention or both removed, one layer at a time (figure 3)
 robustness    accuracy over the number of examples, the number of heads and the betas (figure 5)
 paraphrases   accuracy under other templates (table 7)
+seeds         accuracy with what ten seeds find, for each way of finding heads
 stability     how much the head sets of resampled examples overlap
 """
 
@@ -22,6 +23,7 @@ from juice.evaluation.analyses import (
     reversals,
     robustness,
     running_once,
+    seeds,
     stability,
 )
 from juice.evaluation.analyses.inputs import AnalysisInputs
@@ -33,6 +35,7 @@ ANALYSES: dict[str, Callable[[AnalysisInputs], dict[str, Any]]] = {
     "knock_outs": knock_outs.measure,
     "robustness": robustness.measure,
     "paraphrases": paraphrases.measure,
+    "seeds": seeds.measure,
     "stability": stability.measure,
 }
 

@@ -23,7 +23,7 @@ from juice.evaluation.methods import MethodName, methods_for
 from juice.evaluation.tables import table
 
 PARTS = ("stems", "paragraphs", "questions")
-COMPARED: tuple[MethodName, ...] = ("original", "juice")
+COMPARED: tuple[MethodName, ...] = ("original", "served")
 
 
 def measure(inputs: AnalysisInputs) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
         )
     measured = {}
     for name in methods_for(inputs.target, COMPARED):
-        if name == "juice" and inputs.head_set is None:
+        if name == "served" and inputs.head_set is None:
             continue
         treatments = inputs.preparer.treatments(name, inputs.target, inputs.choice(name))
         answers = ask(
@@ -47,7 +47,7 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
             progress=inputs.progress,
             description="paraphrases",
         )
-        measured[name] = table(examples, answers, inputs.seed)
+        measured[name] = table(examples, answers)
     return {"methods": measured, "n_examples": len(examples), "example": dict(examples[0].prompts)}
 
 

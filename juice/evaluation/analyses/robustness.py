@@ -1,8 +1,8 @@
 """Accuracy over |D| examples, K heads and the betas, one varied at a time (the paper's figure 5).
 
-|D| and K change the heads, with the head set's own betas (else those chosen on validation examples
-of the first domain). The grid of betas is finer and wider than the one that tuning searches.
-Accuracy is the mean over the target's conflict types.
+|D| and K change the heads, with the head set's own betas (+1 and -1 where each head has its own).
+The grid of betas is finer and wider than the one that tuning searches. Accuracy is the mean over
+the target's conflict types.
 """
 
 from __future__ import annotations
@@ -64,10 +64,7 @@ def measure(inputs: AnalysisInputs) -> dict[str, Any]:
 
 def _betas(inputs: AnalysisInputs) -> Betas:
     own = inputs.head_set.betas() if inputs.head_set else None
-    if own is None or own.is_per_head:  # other heads have no betas of their own
-        first = next(iter(inputs.choice("juice").values()))
-        return Betas(plus=first.get("beta_plus", 1.0), minus=first.get("beta_minus", -1.0))
-    return own
+    return Betas(plus=1.0, minus=-1.0) if own is None or own.is_per_head else own
 
 
 def _grid(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> dict[str, Any]:
@@ -103,7 +100,7 @@ def accuracy(
         minus: The - heads; without any heads nothing is steered.
         betas: The betas of both signs.
     """
-    model, target, steering = inputs.model, inputs.target, None
+    model, target, steer = inputs.model, inputs.target, None
     if (plus := tuple(plus)) or minus:
         head_set = model.make_head_set(
             name="varied",
@@ -113,7 +110,7 @@ def accuracy(
             beta_plus=betas.plus,
             beta_minus=betas.minus,
         )
-        steering = model.resolve(Steer(target=target, head_set=head_set))
-    treatments = {domain_of(e): Treatment(target=target, steering=steering) for e in examples}
+        steer = Steer(target=target, head_set=head_set)
+    treatments = {domain_of(e): Treatment(target=target, steer=steer) for e in examples}
     answers = ask(model, examples, inputs.judged_types, treatments, target)
     return mean([mean([float(a.is_correct) for a in own if a]) for own in answers.values()])

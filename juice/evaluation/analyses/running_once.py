@@ -87,13 +87,13 @@ def mean_p(
         heads: The heads to remove; none: the unsteered model.
         method: `june` for one run, `juice` for two.
     """
-    model, target, steering = inputs.model, inputs.target, None
+    model, target, steer = inputs.model, inputs.target, None
     if heads:
         head_set = model.make_head_set(
             name="removed", target=target, minus=heads, beta_minus=-1.0, method=method
         )
-        steering = model.resolve(Steer(target=target, head_set=head_set, method=method))
-    treatment = Treatment(target=target, steering=steering)
+        steer = Steer(target=target, head_set=head_set, method=method)
+    treatment = Treatment(target=target, steer=steer)
     examples: list[ConflictExample] = inputs.few
     requests = [treatment.request(model, e, conflict_type, max_tokens=1) for e in examples]
     watched = [c.watched for c in model.engine.generate(requests)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from juice.evaluation.report.parts import number, words
+from juice.evaluation.report.parts import number, percent, words
 
 Described = tuple[list[str], Sequence[str], list[list[str]]]
 
@@ -125,6 +125,24 @@ def _paraphrases(result: Mapping[str, Any], target: str) -> Described:  # noqa: 
     return text, ("method", *map(words, domains)), rows
 
 
+def _seeds(result: Mapping[str, Any], target: str) -> Described:
+    text = (
+        f"How often {result['n_examples']} facts get the {target} answer under conflict, with the "
+        "head set that each seed finds and tunes on facts that are not tested on; percent. "
+        f"Unsteered: {percent(result['unsteered'])}. A seed that finds nothing leaves it at that."
+    )
+    rows = [
+        [
+            way,
+            f"{percent(own['mean'])} ({percent(own['interval'][0])}–{percent(own['interval'][1])})",
+            percent(own["worst"]),
+            " ".join(percent(row["accuracy"]) for row in own["seeds"]),
+        ]
+        for way, own in result["ways"].items()
+    ]
+    return [text], ("found by", "mean (95 %, over facts)", "worst", "seeds"), rows
+
+
 def _stability(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
     text = [
         (
@@ -159,5 +177,6 @@ ANALYSES: dict[str, tuple[str, Callable[[Mapping[str, Any], str], Described]]] =
     "knock_outs": ("Layers without MLP or attention", _knock_outs),
     "robustness": ("Robustness", _robustness),
     "paraphrases": ("Other templates", _paraphrases),
+    "seeds": ("Other seeds", _seeds),
     "stability": ("Stability of the head sets", _stability),
 }

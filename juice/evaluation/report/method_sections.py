@@ -1,4 +1,4 @@
-"""What the methods did toward one target: accuracy, averages, choices, side effects."""
+"""What the methods did toward one target: accuracy, averages, choices, text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from juice.evaluation.report.published import published, source
 from juice.evaluation.report.verdicts import beyond_chance, verdict
 from juice.evaluation.tables import AVERAGE
 
+N_NAMED = 12
 ANSWERS = {"parametric": "what the model remembers", "context": "what the prompt claims"}
 
 
@@ -96,7 +97,7 @@ def averages_section(target: str, tables: Mapping[str, Any]) -> Section:
         (
             "p is the probability of the first token of an answer at the prompt's end, "
             "M_C = p context / (p context + p parametric), means over the domains. "
-            "The interval is that of this mean (bootstrap within the domains, 1,000 resamples)."
+            "The interval is Wilson's, of this mean."
         ),
     ]
     return Section(f"Averages, {target}", level=3, text=text, tables=[Table(header, rows)])
@@ -150,17 +151,7 @@ def choices_section(own: Mapping[str, Any]) -> Section:
                     f"{words(tuned)} ({choice['n_validation']})",
                 ]
             )
-    head_set = own.get("head_set")
-    text = []
-    if head_set:
-        heads = head_set["heads"]
-        plus, minus = (
-            " ".join(f"L{h[0]}H{h[1]}" for h in heads[sign]) or "none" for sign in ("plus", "minus")
-        )
-        text = [
-            f"Head set `{head_set['name']}`: + {plus}; - {minus}; "
-            f"scores {head_set['scores_sha256']}."
-        ]
+    text = [_described(part, head_set) for part, head_set in own.get("head_sets", {}).items()]
     return Section(
         "What validation chose",
         level=3,
@@ -169,59 +160,44 @@ def choices_section(own: Mapping[str, Any]) -> Section:
     )
 
 
-def side_effects_section(own: Mapping[str, Any]) -> Section:
-    """Return what each method does where steering is not needed."""
-    header = (
-        "method",
-        "clean",
-        "change",
-        "true context",
-        "unknown subject",
-        "perplexity",
-        "tokens",
-        "ended",
-        "repetition",
+def _described(part: str, head_set: Mapping[str, Any]) -> str:
+    heads, betas = head_set["heads"], (head_set["beta"] or {}).get("juice")
+    signed = {
+        sign: " ".join(f"L{h[0]}H{h[1]}" for h in own[:N_NAMED])
+        + (f" and {len(own) - N_NAMED} more" if len(own) > N_NAMED else "")
+        for sign, own in heads.items()
+    }
+    tuned = (
+        f"betas {betas['plus']:+g} {betas['minus']:+g}; "
+        if betas and not isinstance(betas["plus"], list)
+        else "a beta for each head; "
+        if betas
+        else ""
+    )
+    return (
+        f"Heads, {part}: + {signed['plus'] or 'none'}; - {signed['minus'] or 'none'}; {tuned}"
+        f"scores {head_set['scores_sha256']}."
     )
 
-    def clean_accuracy(method: Mapping[str, Any]) -> float | None:
-        cells = method.get("collateral", {}).get("clean", {})
-        accuracy: float | None = cells.get("clean", {}).get("accuracy")
-        return accuracy
 
-    original, rows = clean_accuracy(own["methods"].get("original", {})), []
-    for name, method in own["methods"].items():
-        if "continuations" not in method:
-            continue
-        situations, going_on = method["collateral"], method["continuations"]
-        clean = clean_accuracy(method)
-        change = "–" if clean is None or original is None else f"{100 * (clean - original):+.1f}"
-        summary = (
-            " / ".join(percent(c["accuracy"]) for c in situations.get(s, {}).values()) or "–"
-            for s in ("true_context", "unknown_subject")
-        )
-        numbers = (
+def text_section(own: Mapping[str, Any]) -> Section:
+    """Return what each method does to plain text and to longer answers."""
+    rows = [
+        [
+            words(name),
             number(method.get("perplexity"), 2),
             number(going_on["mean_tokens"], 1),
             percent(going_on["ended"]),
-        )
-        rows.append(
-            [
-                words(name),
-                percent(clean),
-                change,
-                *summary,
-                *numbers,
-                percent(going_on["repetition"]),
-            ]
-        )
+            percent(going_on["repetition"]),
+        ]
+        for name, method in own["methods"].items()
+        if (going_on := method.get("continuations"))
+    ]
     text = [
         (
-            "Where steering is not needed. `clean`: the parametric answer without a context, and "
-            "its change against the original; `true context`: the context tells the truth; "
-            "`unknown subject`: the subject is invented, the context is all there is "
-            "(substitution / coherent each). "
             "Perplexity is of plain text; tokens, answers that end by themselves and repeated "
             "3-grams (percent) are of answers of up to 64 tokens to conflict prompts."
         ),
     ]
-    return Section("Side effects", level=3, text=text, tables=[Table(header, rows)])
+    header = ("method", "perplexity", "tokens", "ended", "repetition")
+    return Section("Text", level=3, text=text, tables=[Table(header, rows)])

@@ -19,7 +19,7 @@ DPI = 110
 
 def require_extra() -> None:
     """Raise UsageError where the extra `eval` is not installed."""
-    missing = [name for name in ("scipy", "matplotlib", "jinja2") if find_spec(name) is None]
+    missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
         raise UsageError(
             f"evaluation needs {', '.join(missing)}; "

@@ -8,12 +8,13 @@ from typing import Any
 from juice.evaluation.methods import METHODS
 from juice.evaluation.report import figures
 from juice.evaluation.report.analysis_tables import ANALYSES
+from juice.evaluation.report.harm import harm_section
 from juice.evaluation.report.method_sections import (
     accuracy_section,
     averages_section,
     choices_section,
     popularity_sections,
-    side_effects_section,
+    text_section,
 )
 from juice.evaluation.report.parts import Picture, Row, Section, Table, number
 
@@ -29,12 +30,14 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
             name: methods[name]["table"] for name in METHODS if "table" in methods.get(name, {})
         }
         if tables:
+            harm = harm_section(target, own)
             made += [
                 accuracy_section(results, target, tables),
+                *([harm] if harm else []),
                 averages_section(target, tables),
                 *popularity_sections(own),
                 choices_section(own),
-                side_effects_section(own),
+                text_section(own),
             ]
         for name, result in own.get("analyses", {}).items():
             made.append(_analysis(name, target, result))

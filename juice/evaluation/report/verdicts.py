@@ -5,33 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from juice.evaluation.metrics import interval_of_groups
 from juice.evaluation.report.parts import percent, words
 from juice.evaluation.tables import AVERAGE
+from juice.identification.intervals import difference_interval
 
 FEW = 10
 
 
+def champion(tables: Mapping[str, Any]) -> str | None:
+    """Return the method that the verdict is about: the served head set, else the paper's JuICE."""
+    return next((name for name in ("served", "juice") if name in tables), None)
+
+
 def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
     """Return plain sentences on whether JuICE is best, on average and cell by cell."""
-    if "juice" not in tables or len(tables) < 2 or not types:
+    ours = champion(tables)
+    if ours is None or len(tables) < 2 or not types:
         return []
     average = {
         name: sum(t[AVERAGE][j]["accuracy"] for j in types) / len(types)
         for name, t in tables.items()
         if all(j in t[AVERAGE] for j in types)
     }
-    if "juice" not in average:
+    if ours not in average:
         return []
-    if (n := max(c["n"] for c in tables["juice"][AVERAGE].values())) < FEW:
+    if (n := max(c["n"] for c in tables[ours][AVERAGE].values())) < FEW:
         return [f"{n} facts are too few to tell methods apart."]
-    best = max(average, key=lambda name: (average[name], name == "juice"))
-    summary = f"On average over domains and conflict types JuICE has {percent(average['juice'])}"
-    if best == "juice":
-        others = {name: value for name, value in average.items() if name != "juice"}
+    best = max(average, key=lambda name: (average[name], name == ours))
+    summary = f"On average over domains and conflict types {ours} has {percent(average[ours])}"
+    if best == ours:
+        others = {name: value for name, value in average.items() if name != ours}
         second = max(others, key=lambda name: others[name])
         name = words(second)
-        is_tie = others[second] == average["juice"]
+        is_tie = others[second] == average[ours]
         summary += (
             f", as has {name}: a tie for the best."
             if is_tie
@@ -40,7 +46,7 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
     else:
         summary += f" and is **not** best: {words(best)} has {percent(average[best])}."
     behind = []
-    for domain in (d for d in tables["juice"] if d != AVERAGE):
+    for domain in (d for d in tables[ours] if d != AVERAGE):
         for j in types:
             cells = {
                 name: t[domain][j]["accuracy"]
@@ -48,11 +54,11 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
                 if j in t.get(domain, {})
             }
             top = max(cells.values(), default=0.0)
-            if cells.get("juice", 0.0) < top:
+            if cells.get(ours, 0.0) < top:
                 first = next(name for name in cells if cells[name] == top)
                 behind.append(
                     f"{words(domain)} {j} ({words(first)} {percent(top)}, "
-                    f"juice {percent(cells.get('juice'))})"
+                    f"{ours} {percent(cells.get(ours))})"
                 )
     return (
         [summary, f"Another method is ahead in {len(behind)} cells: {'; '.join(behind)}."]
@@ -64,39 +70,46 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
 def beyond_chance(
     results: Mapping[str, Any], target: str, tables: Mapping[str, Any], types: Sequence[str]
 ) -> list[str]:
-    """Return a sentence on whether JuICE and the best other method differ by more than chance.
+    """Return sentences on whether methods differ by more than chance, with the intervals.
 
-    It gives the interval of the difference, fact by fact.
+    Ours against the best other method, and two runs against one with the same heads.
     """
-    methods, test = results["targets"][target]["methods"], results["data"]["test"]
-    if "juice" not in tables or len(tables) < 2 or len(test) < FEW:
+    ours = champion(tables)
+    if ours is None or len(tables) < 2 or len(results["data"]["test"]) < FEW:
         return []
+    own = results["targets"][target]["methods"]
     right = {
-        name: [_right(methods[name].get("answers", {}), types, i) for i in range(len(test))]
+        name: [
+            _right(own[name].get("answers", {}), types, i)
+            for i in range(len(results["data"]["test"]))
+        ]
         for name in tables
     }
     best = max(
-        (name for name in right if name != "juice"),
+        (name for name in right if name != ours),
         key=lambda name: sum(v for v in right[name] if v is not None),
     )
-    groups: dict[str, list[float]] = {}
-    for fact, a, b in zip(test, right["juice"], right[best], strict=True):
-        if a is not None and b is not None:
-            groups.setdefault(fact.get("relation", ""), []).append(a - b)
-    span = interval_of_groups(list(groups.values()), results["identity"]["seed"])
-    if span is None:
-        return []
-    low, high = (100 * bound for bound in span)
-    name = words(best)
-    if low <= 0 <= high:
-        return [
-            f"Against {name}, fact by fact, the difference is within chance: "
-            f"{low:+.1f} to {high:+.1f} points (95 %)."
-        ]
+    pairs = dict.fromkeys([(ours, best), ("served", "served_once"), ("juice", "june")])
     return [
-        f"Against {name}, fact by fact, JuICE is {'ahead' if low > 0 else 'behind'}: "
-        f"{low:+.1f} to {high:+.1f} points (95 %)."
+        sentence
+        for a, b in pairs
+        if a in right and b in right and (sentence := _against(results, right, a, b))
     ]
+
+
+def _against(
+    results: Mapping[str, Any], right: Mapping[str, Sequence[float | None]], a: str, b: str
+) -> str | None:
+    groups: dict[str, list[float]] = {}
+    for fact, one, other in zip(results["data"]["test"], right[a], right[b], strict=True):
+        if one is not None and other is not None:
+            groups.setdefault(fact.get("relation", ""), []).append(one - other)
+    interval = difference_interval(*groups.values())
+    if interval is None:
+        return None
+    low, high = (100 * bound for bound in interval)
+    how = "not apart by more than chance" if low <= 0 <= high else "ahead" if low > 0 else "behind"
+    return f"{a} against {words(b)}, fact by fact: {how}, {low:+.1f} to {high:+.1f} points (95 %)."
 
 
 def _right(answers: Mapping[str, Any], types: Sequence[str], i: int) -> float | None:
