@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -82,6 +83,7 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Find the heads that push a model toward its memory or its context; save them as head sets."""
+    from juice.data.example import examples_sha256
     from juice.data.readers import read_examples
     from juice.head_set.naming import slug
     from juice.head_set.storage import check_writable
@@ -91,7 +93,9 @@ def run(
     from juice.identification.recipe import find_head_sets
     from juice.identification.run import check_name
     from juice.identification.scored_prompt import with_scored_answers
+    from juice.identification.unfinished import UnfinishedFile
     from juice.identification.validation import N_TUNED_ON, validation_share
+    from juice.version import versions
 
     targets: list[Target] = ["parametric", "context"] if target == "both" else [target]
     if name is not None and len(targets) > 1:
@@ -126,6 +130,20 @@ def run(
         else validation_share(rest, seed, n=N_TUNED_ON)
     )
     methods: tuple[Method, ...] = METHODS if june else ("juice",)
+    unfinished = UnfinishedFile(
+        out / slug(model) / f".{'-'.join(names[t] for t in targets)}.unfinished.json",
+        {
+            "model": loaded.description.identity.model_dump(mode="json"),
+            "dtype": loaded.description.dtype,
+            "chat_template": loaded.prompts.sha256,
+            "drawn": examples_sha256(drawn),
+            "validation": examples_sha256(given),
+            "options": asdict(how),
+            "protection": asdict(protection),
+            "methods": methods,
+            "versions": versions(),
+        },
+    )
     found = find_head_sets(
         loaded,
         drawn,
@@ -137,11 +155,15 @@ def run(
         tunes=tune,
         protection=protection,
         progress=console.progress,
+        unfinished=unfinished,
     )
+    if unfinished.n_found:
+        console.note(f"juice: {unfinished.n_found} results came from an interrupted run")
     weak = {} if force else {t: s for t, s in found.items() if _is_weak(s)}
     saved = {t: s for t, s in found.items() if t not in weak}
     for t, head_set in saved.items():
         head_set.save(folders[t], overwrite=force)
+    unfinished.remove()
     _report(found, folders, as_json=json)
     if saved:
         _say_what_serves(out, loaded.description.identity, {names[t] for t in saved})

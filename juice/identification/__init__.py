@@ -23,6 +23,7 @@ grid           the paper's grid of betas
 intervals      of shares and of paired differences
 gates          when a tuned set should steer
 tuning         the candidate and the betas that do best
+unfinished     what an interrupted identification has computed
 recipe         from drawn examples to tuned head sets
 """
 

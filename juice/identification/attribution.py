@@ -19,8 +19,9 @@ from juice.data.example import ConflictExample, ConflictType, conflict_types
 from juice.head_set import HeadScores
 from juice.identification.gradients import gradients
 from juice.identification.scored_prompt import ScoredPrompt, scored_prompt
+from juice.identification.unfinished import Unfinished
 from juice.methods import Target
-from juice.progress import Progress, silent
+from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
 
 
@@ -30,6 +31,7 @@ def attribute_heads(
     *,
     targets: dict[Target, tuple[ConflictType, ...]],
     progress: Progress = silent,
+    unfinished: Unfinished | None = None,
 ) -> dict[Target, HeadScores]:
     """Return the scores of every head for each target over its conflict types.
 
@@ -38,21 +40,23 @@ def attribute_heads(
         examples: The examples to score on, which all have these conflict types.
         targets: The targets, each with the conflict types that it is scored on.
         progress: Reports how many prompts are done.
+        unfinished: Keeps the derivatives by conflict type, and does not compute them again.
 
     Raises:
         UnsupportedModelError: Gradients do not pass through the model.
     """
     wanted = [t for t in conflict_types(examples) if any(t in own for own in targets.values())]
-    prompts = [scored_prompt(model, e, t) for t in wanted for e in examples]
-    with progress("scoring heads", len(prompts)) as advance:
-        found = gradients(
-            model.loaded,
-            [prompt.ids for prompt in prompts],
-            lambda logits, chosen: lead(logits, [prompts[i] for i in chosen], "parametric"),
-            advance=advance,
-        )
-    # [conflict type, layer, head], of memory's lead
-    by_type = found.by_head.view(len(wanted), len(examples), *found.by_head.shape[1:]).mean(1)
+    unfinished = unfinished or Unfinished()
+    by_type = torch.zeros(len(wanted), model.loaded.layout.n_layers, model.loaded.layout.n_heads)
+    with progress("scoring heads", len(wanted) * len(examples)) as advance:
+        for j, conflict_type in enumerate(wanted):
+            key = f"attribution {conflict_type}"
+            if (kept := unfinished.get(key)) is not None:
+                by_type[j] = torch.tensor(kept)
+                advance(len(examples))
+                continue
+            by_type[j] = _mean_slope(model, examples, conflict_type, advance)
+            unfinished.put(key, by_type[j].tolist())
     scores: dict[Target, HeadScores] = {}
     for target, types in targets.items():
         own = by_type[[wanted.index(t) for t in types]]
@@ -61,6 +65,23 @@ def attribute_heads(
             target=target, conflict_types=types, plus=plus, minus=-plus, kind="attribution"
         )
     return scores
+
+
+def _mean_slope(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    conflict_type: ConflictType,
+    advance: Advance,
+) -> torch.Tensor:
+    """Return how fast memory's lead grows with each head, float32 [n_layers, n_heads]."""
+    prompts = [scored_prompt(model, e, conflict_type) for e in examples]
+    found = gradients(
+        model.loaded,
+        [prompt.ids for prompt in prompts],
+        lambda logits, chosen: lead(logits, [prompts[i] for i in chosen], "parametric"),
+        advance=advance,
+    )
+    return found.by_head.mean(0)
 
 
 def lead(logits: torch.Tensor, prompts: Sequence[ScoredPrompt], target: Target) -> torch.Tensor:

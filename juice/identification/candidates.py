@@ -1,7 +1,6 @@
 """The candidate and the betas under which right first tokens lead most.
 
-That costs a prefill of a few prompts for each pair of betas; two prompts of one fact would say
-little more than one. What protected prompts lose counts
+That costs a prefill of a few prompts for each pair of betas. What protected prompts lose counts
 against them, beyond the accepted loss.
 """
 
@@ -37,7 +36,7 @@ class Search:
     Args:
         model: The model.
         target: What is steered toward.
-        examples: The examples to read, each under one conflict type, which they take in turn.
+        examples: The examples to read.
         endangered: The examples to make protected prompts from.
         method: `juice` for two runs, `june` for one.
         protection: What steering should leave alone.
@@ -59,14 +58,15 @@ class Search:
         self._method: Method = method
         self._protection = protection
         self._progress = progress
-        conflicts = [t for t in judged_types(target, examples) if t != "clean"]
+        conflicts = [t for t in judged_types(target, examples, any) if t != "clean"]
         asked: dict[str, list[Asked]] = {
             t: [
                 (model.prompts.tokens(e.prompts[t]), token)
-                for e in examples[k :: len(conflicts)]
-                if (token := model.first_token(e.prompts[t], e.answer(target))) is not None
+                for e in examples
+                if t in e.prompts
+                and (token := model.first_token(e.prompts[t], e.answer(target))) is not None
             ]
-            for k, t in enumerate(conflicts)
+            for t in conflicts
         }
         self._groups = {t: own for t, own in asked.items() if own}
         self._protected = protected_prompts(model, target, endangered, protection.kinds)

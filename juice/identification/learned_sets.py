@@ -15,6 +15,7 @@ from juice.identification.options import IdentificationOptions
 from juice.identification.protection import DEFAULT, Protection
 from juice.identification.provenance import provenance
 from juice.identification.tuning import N_READ, measure
+from juice.identification.unfinished import Unfinished
 from juice.identification.validation import usable_validation
 from juice.methods import Method, Target
 from juice.progress import Progress, silent
@@ -32,6 +33,7 @@ def learn_sets(
     methods: Sequence[Method],
     protection: Protection,
     progress: Progress,
+    unfinished: Unfinished | None = None,
 ) -> dict[Target, HeadSet]:
     """Learn a head set toward each target and measure it.
 
@@ -45,6 +47,7 @@ def learn_sets(
         methods: The methods to learn betas for; the first one chooses the heads.
         protection: What steering should leave alone.
         progress: Reports how far it is.
+        unfinished: Keeps what is learned, and goes on from there.
     """
     found = {}
     for target in targets:
@@ -60,6 +63,7 @@ def learn_sets(
             methods=methods,
             protection=protection,
             progress=progress,
+            unfinished=unfinished,
         )
         for method in methods:
             found[target] = measure(
@@ -84,6 +88,7 @@ def learn_set(
     methods: Sequence[Method] = ("juice",),
     protection: Protection = DEFAULT,
     progress: Progress = silent,
+    unfinished: Unfinished | None = None,
 ) -> HeadSet:
     """Learn a head set toward a target.
 
@@ -98,6 +103,7 @@ def learn_set(
         methods: The methods to learn betas for; the first one chooses the heads.
         protection: What steering should leave alone.
         progress: Reports how many steps are done.
+        unfinished: Keeps what is learned, and goes on from there.
 
     Raises:
         NoConsistentHeadError: No head keeps a coefficient.
@@ -123,6 +129,7 @@ def learn_set(
             protection=protection,
             seed=options.seed,
             progress=progress,
+            unfinished=unfinished,
         )
         if heads is None:
             found = coefficients

@@ -25,6 +25,8 @@ from juice.identification.candidates import Search
 from juice.identification.first_tokens import Asked
 from juice.identification.gradients import gradients
 from juice.identification.protection import Protection
+from juice.identification.unfinished import Unfinished
+from juice.identification.validation import taking_turns
 from juice.methods import Method, Target
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent
@@ -51,6 +53,7 @@ def learn(
     protection: Protection,
     seed: int = 0,
     progress: Progress = silent,
+    unfinished: Unfinished | None = None,
 ) -> torch.Tensor:
     """Learn the coefficients of all heads toward a target, float32 [n_layers, n_heads].
 
@@ -65,13 +68,15 @@ def learn(
         protection: What steering should leave alone.
         seed: Seed of the batches.
         progress: Reports how many steps are done.
+        unfinished: Keeps how far learning is at every look, and goes on from there.
 
     Raises:
         UnsupportedModelError: Gradients do not pass through the model.
     """
+    unfinished = unfinished or Unfinished()
     own, others = (
-        Search(model, target, some, some, method, protection, silent)
-        for some in (examples, held_out)
+        Search(model, target, read, some, method, protection, silent)
+        for read, some in ((examples, examples), (taking_turns(held_out, target), held_out))
     )
     layout, loaded, rng = model.loaded.layout, model.loaded, Random(seed)
     coefficients = torch.zeros(layout.n_layers, layout.n_heads, requires_grad=True)
@@ -80,9 +85,20 @@ def learn(
     best, best_step = coefficients.detach().clone(), 0
     most = others.value_of(best)
     low, high = _bounds(coefficients, among)
+    key, n_done = f"learning {target} {method}", 0
+    if (kept := unfinished.get(key)) is not None:
+        n_done, best_step, most = kept["step"], kept["best_step"], kept["most"]
+        best = torch.tensor(kept["best"])
+        coefficients.data.copy_(torch.tensor(kept["coefficients"]))
+        optimizer.state[coefficients] = {
+            name: torch.tensor(value) for name, value in kept["optimizer"].items()
+        }
     with progress(f"learning coefficients toward {target}", N_STEPS) as advance:
         for step in range(1, N_STEPS + 1):
             batch = rng.sample(own.prompts, min(N_BATCH, len(own.prompts)))
+            if step <= n_done:  # drawn once more, for the draws that follow
+                advance(1)
+                continue
             slope = mean_slope(loaded, batch, coefficients, method)
             coefficients.grad = slope + weight * coefficients.detach().sign()
             optimizer.step()
@@ -97,6 +113,18 @@ def learn(
                 best, most, best_step = kept, value, step
             elif step - best_step >= PATIENCE * N_BETWEEN_LOOKS:
                 break
+            state = optimizer.state[coefficients]
+            unfinished.put(
+                key,
+                {
+                    "step": step,
+                    "best_step": best_step,
+                    "most": most,
+                    "best": best.tolist(),
+                    "coefficients": coefficients.tolist(),
+                    "optimizer": {name: value.tolist() for name, value in state.items()},
+                },
+            )
     return best
 
 

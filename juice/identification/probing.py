@@ -18,6 +18,7 @@ from juice.data.example import CONFLICT_TYPES, ConflictExample, ConflictType
 from juice.head_set import HeadScores
 from juice.identification.probe import CleanRun, Prober
 from juice.identification.scored_prompt import scored_prompt
+from juice.identification.unfinished import Unfinished
 from juice.methods import Target
 from juice.model.layout import AttentionLayer
 from juice.progress import Progress, silent
@@ -35,6 +36,7 @@ def score_heads(
     alphas_plus: Sequence[float],
     alphas_minus: Sequence[float],
     progress: Progress = silent,
+    unfinished: Unfinished | None = None,
 ) -> dict[Target, HeadScores]:
     """Return the scores of every head for each target over its conflict types.
 
@@ -45,8 +47,9 @@ def score_heads(
         alphas_plus: Probing scales of the + scores, above 0.
         alphas_minus: Probing scales of the - scores, below 0.
         progress: Reports how many probes are done.
+        unfinished: Keeps the changes by conflict type and layer, and does not compute them again.
     """
-    loaded = model.loaded
+    loaded, unfinished = model.loaded, unfinished or Unfinished()
     alphas = torch.tensor([*alphas_plus, *alphas_minus], device=loaded.device)
     conflict_types = sorted(
         {t for types in targets.values() for t in types}, key=CONFLICT_TYPES.index
@@ -64,17 +67,22 @@ def score_heads(
             rows = []
             for layer in loaded.layout.layers:
                 factors = _factors(layer, alphas)
-                probed = []
-                for chunk in torch.split(
-                    factors, max(1, PROBE_TOKENS // (clean.n * clean.n_positions))
-                ):
-                    p = prober.logits(layer.index, chunk).softmax(-1)  # [m, n, vocabulary]
-                    probed.append(
-                        (p.gather(2, tokens.expand(len(chunk), -1, -1)) - original).mean(1)
-                    )  # [m, target]
-                    advance(len(chunk))
-                rows.append(torch.cat(probed).view(layer.n_heads, len(alphas), len(targets)))
-            changes[conflict_type] = _stack_layers(rows, loaded.layout.n_heads).cpu()
+                key, probed = f"probes {conflict_type} {layer.index}", list[torch.Tensor]()
+                if (kept := unfinished.get(key)) is not None:
+                    probed.append(torch.tensor(kept))
+                    advance(len(factors))
+                else:
+                    for chunk in torch.split(
+                        factors, max(1, PROBE_TOKENS // (clean.n * clean.n_positions))
+                    ):
+                        p = prober.logits(layer.index, chunk).softmax(-1)  # [m, n, vocabulary]
+                        probed.append(
+                            (p.gather(2, tokens.expand(len(chunk), -1, -1)) - original).mean(1)
+                        )  # [m, target]
+                        advance(len(chunk))
+                    unfinished.put(key, torch.cat(probed).tolist())
+                rows.append(torch.cat(probed).cpu().view(layer.n_heads, len(alphas), len(targets)))
+            changes[conflict_type] = _stack_layers(rows, loaded.layout.n_heads)
     return {
         target: _head_scores(target, types, changes, i, len(alphas_plus))
         for i, (target, types) in enumerate(targets.items())

@@ -11,6 +11,7 @@ from juice.identification.options import IdentificationOptions
 from juice.identification.protection import DEFAULT, Protection
 from juice.identification.run import identify_targets
 from juice.identification.tuning import tune_all
+from juice.identification.unfinished import Unfinished
 from juice.methods import Method, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
@@ -28,6 +29,7 @@ def find_head_sets(
     tunes: bool = True,
     protection: Protection = DEFAULT,
     progress: Progress = silent,
+    unfinished: Unfinished | None = None,
 ) -> dict[Target, HeadSet]:
     """Return a head set toward each target for which there are heads.
 
@@ -42,6 +44,7 @@ def find_head_sets(
         tunes: Whether to tune; learned heads have their betas in any case.
         protection: What steering should leave alone.
         progress: Reports how far it is.
+        unfinished: Keeps what is computed, and does not compute it again.
 
     Raises:
         ExampleError: The examples have no conflict for a target.
@@ -60,8 +63,11 @@ def find_head_sets(
             methods=methods,
             protection=protection,
             progress=progress,
+            unfinished=unfinished,
         )
-    candidates = identify_targets(model, drawn, targets, options, names=names, progress=progress)
+    candidates = identify_targets(
+        model, drawn, targets, options, names=names, progress=progress, unfinished=unfinished
+    )
     if not tunes:
         return {target: own[0] for target, own in candidates.items()}
     return tune_all(
@@ -72,4 +78,5 @@ def find_head_sets(
         grid=options.method == "probe",
         protection=protection,
         progress=progress,
+        unfinished=unfinished,
     )

@@ -20,6 +20,7 @@ from juice.identification.options import ALPHAS_MINUS, ALPHAS_PLUS, Identificati
 from juice.identification.probing import score_heads
 from juice.identification.provenance import provenance
 from juice.identification.selection import chosen_heads
+from juice.identification.unfinished import Unfinished
 from juice.methods import Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
@@ -104,6 +105,7 @@ def identify_targets(
     *,
     names: dict[Target, str],
     progress: Progress = silent,
+    unfinished: Unfinished | None = None,
 ) -> dict[Target, list[HeadSet]]:
     """Find head sets for several targets from the same drawn examples, scoring them once.
 
@@ -116,6 +118,7 @@ def identify_targets(
         options: How heads are looked for.
         names: The head sets' names, by target.
         progress: Reports how much is scored.
+        unfinished: Keeps what is scored, and does not score it again.
 
     Returns:
         For each target a set for each number of heads to try, which differ.
@@ -129,7 +132,7 @@ def identify_targets(
     for name in names.values():
         check_name(name)
     types = {target: check_conflicts(drawn, target) for target in targets}
-    scores = _scores(model, drawn, types, options, progress)
+    scores = _scores(model, drawn, types, options, progress, unfinished)
     found: dict[Target, list[HeadSet]] = {}
     missing: list[NoConsistentHeadError] = []
     for target in targets:
@@ -165,6 +168,7 @@ def _scores(
     types: dict[Target, tuple[ConflictType, ...]],
     options: IdentificationOptions,
     progress: Progress,
+    unfinished: Unfinished | None,
 ) -> dict[Target, HeadScores]:
     if options.method == "probe":
         scores = score_heads(
@@ -174,9 +178,12 @@ def _scores(
             alphas_plus=options.alphas_plus,
             alphas_minus=options.alphas_minus,
             progress=progress,
+            unfinished=unfinished,
         )
     else:
-        scores = attribute_heads(model, drawn, targets=types, progress=progress)
+        scores = attribute_heads(
+            model, drawn, targets=types, progress=progress, unfinished=unfinished
+        )
     if not all(own.plus.isfinite().all() and own.minus.isfinite().all() for own in scores.values()):
         remedy = "give smaller alphas, or " if options.method == "probe" else ""
         raise JuiceError(

@@ -25,7 +25,8 @@ from juice.identification.grid import best_betas, grid_of, try_betas
 from juice.identification.intervals import difference_interval
 from juice.identification.protection import DEFAULT, Protection
 from juice.identification.trials import Choice, Trials
-from juice.identification.validation import usable_validation
+from juice.identification.unfinished import Unfinished
+from juice.identification.validation import taking_turns, usable_validation
 from juice.methods import Method, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
@@ -95,7 +96,7 @@ def choose(
         chosen, pairs = first, grid_of(first)
     else:
         mixed = Random(0).sample(examples, len(examples))  # a file may be sorted by relation
-        some, more = mixed[:N_READ], mixed[:N_PROTECTED]
+        some, more = taking_turns(mixed[:N_READ], target), mixed[:N_PROTECTED]
         search = Search(model, target, some, more, method, protection, progress)
         chosen, pairs = search.best(candidates)
         pairs = pairs[:N_FINALISTS]
@@ -172,6 +173,7 @@ def tune_all(
     grid: bool,
     protection: Protection,
     progress: Progress,
+    unfinished: Unfinished | None = None,
 ) -> dict[Target, HeadSet]:
     """Choose and tune a head set for every target.
 
@@ -185,11 +187,17 @@ def tune_all(
         grid: Whether to try every pair of the paper's grid.
         protection: What steering should leave alone.
         progress: Reports how many prompts are read and answered.
+        unfinished: Keeps what is tuned, and does not tune it again.
     """
-    tuned = {}
+    unfinished, tuned = unfinished or Unfinished(), {}
     for target, own in candidates.items():
         tuned[target] = own[0]
         for method in methods:
+            key = f"tuned {target} {method}"
+            if (kept := unfinished.get(key)) is not None:
+                found = HeadSet.parse(kept, key)
+                tuned[target] = found.model_copy(update={"scores": own[0].scores})
+                continue
             try:
                 tuned[target] = choose(
                     model,
@@ -205,4 +213,6 @@ def tune_all(
                     f"betas of {tuned[target].name!r} ({method}) stay untuned: {error}",
                     stacklevel=2,
                 )
+                continue
+            unfinished.put(key, tuned[target].model_dump(mode="json"))
     return tuned

@@ -82,3 +82,16 @@ def usable_validation(
             stacklevel=3,
         )
     return examples
+
+
+def taking_turns(examples: Sequence[ConflictExample], target: Target) -> list[ConflictExample]:
+    """Return the examples with one conflict prompt each, of the target's conflict types in turn.
+
+    Two prompts about one fact say little more than one.
+    """
+    types = [t for t in judged_types(target, examples) if t != "clean"]
+    return [
+        e.model_copy(update={"prompts": {t: e.prompts[t]}})
+        for i, e in enumerate(examples)
+        for t in types[i % max(1, len(types)) :][:1]
+    ]

@@ -210,24 +210,30 @@ def test_a_model_without_a_chat_template_is_refused_in_one_clear_line(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_control_c_in_the_middle_of_identification_writes_nothing(tmp_path: Path) -> None:
-    arguments = (
-        *("identify", "--method", "probe"),
-        *("--out", str(tmp_path / "sets"), "--n-examples", "60"),
-    )
-    with (tmp_path / "errors").open("w") as file:
-        # As on a terminal: elsewhere there is no progress to see.
-        process = interruptible(*arguments, errors=file, FORCE_COLOR="1", TERM="xterm")
+def test_an_interrupted_identification_writes_no_set_and_goes_on_where_it_stopped(
+    tmp_path: Path,
+) -> None:
+    what = ("--method", "probe", "--no-tune", "--target", "context", "--n-examples", "4")
+    out, other = tmp_path / "sets", tmp_path / "other"
+    arguments = ("identify", *what, "--out", str(out))
+    process = interruptible(*arguments)
     try:
-        within(60, lambda: "scoring heads" in (tmp_path / "errors").read_text(), "heads are scored")
+        within(60, lambda: list(out.glob("mini/.*.json")), "some heads are scored")
         assert process.poll() is None, "identification ended before it could be interrupted"
         process.send_signal(signal.SIGINT)
-        output = process.communicate(timeout=60)[0]
+        output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    errors = (tmp_path / "errors").read_text()
-    assert process.returncode == 130
-    assert output == ""
-    assert errors.splitlines()[-1].endswith("juice: error: interrupted; nothing was written")
+    assert (process.returncode, output) == (130, "")
     assert "Traceback" not in errors
-    assert not (tmp_path / "sets").exists()
+    assert "no head set was written" in errors.splitlines()[-1]
+    assert "run the same command again" in errors.splitlines()[-1]
+    assert [path.name for path in (out / "mini").iterdir()] == [".context.unfinished.json"]
+    done = juice(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "results came from an interrupted run" in done.stderr
+    assert [path.name for path in (out / "mini").iterdir()] == ["context"]
+    assert juice("identify", *what, "--out", str(other)).returncode == 0
+    found, expected = (HeadSet.load(path / "mini" / "context") for path in (out, other))
+    assert found.model_dump() == expected.model_dump()
+    assert found.scores_sha256 == expected.scores_sha256

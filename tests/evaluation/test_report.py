@@ -159,7 +159,7 @@ def test_published_numbers_are_shown_next_to_those_of_the_papers_models() -> Non
     numbers = published("google/gemma-2-2b", "parametric")["juice"]["world_capital"]
     assert printed[1] == f"{numbers['substitution']:.1f}"
     text = next(section for section in made if section.title == "Toward the parametric answer").text
-    assert any("ICML 2025" in sentence for sentence in text)
+    assert any("ICML 2025" in sentence and "soft cap" in sentence for sentence in text)
 
 
 def test_a_cell_with_a_bar_does_not_break_its_row(tmp_path: Path) -> None:

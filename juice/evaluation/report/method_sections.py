@@ -7,15 +7,18 @@ from typing import Any
 
 from juice.evaluation.report import figures
 from juice.evaluation.report.parts import Picture, Section, Table, number, percent, words
-from juice.evaluation.report.published import published, source
+from juice.evaluation.report.published import differences, published, source
 from juice.evaluation.report.verdicts import beyond_chance, verdict
 from juice.evaluation.tables import AVERAGE
+from juice.methods import Target
 
 N_NAMED = 12
 ANSWERS = {"parametric": "what the model remembers", "context": "what the prompt claims"}
 
 
-def accuracy_section(results: Mapping[str, Any], target: str, tables: Mapping[str, Any]) -> Section:
+def accuracy_section(
+    results: Mapping[str, Any], target: Target, tables: Mapping[str, Any]
+) -> Section:
     """Return accuracy by method and domain, with what it means."""
     domains = [d for d in next(iter(tables.values())) if d != AVERAGE]
     types = list(next(iter(tables.values()))[AVERAGE])
@@ -24,7 +27,8 @@ def accuracy_section(results: Mapping[str, Any], target: str, tables: Mapping[st
         [words(name), *(_cells(table[d], types) for d in [*domains, AVERAGE])]
         for name, table in tables.items()
     ]
-    printed = published(results["identity"]["model"]["id"], target)  # type: ignore[arg-type]
+    model_id: str = results["identity"]["model"]["id"]
+    printed = published(model_id, target)
     rows += [
         [
             f"{words(name)} (published)",
@@ -42,8 +46,8 @@ def accuracy_section(results: Mapping[str, Any], target: str, tables: Mapping[st
     ]
     if printed:
         text.append(
-            f"Published numbers: {source()}. "
-            "The test facts, the heads and the validation split differ from the authors'."
+            f"Published numbers: {source()}. The test facts, the heads and the validation split "
+            f"differ from the authors'. {' '.join(differences(model_id, target))}"
         )
     picture = Picture(
         f"{target}-methods",
