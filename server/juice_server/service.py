@@ -78,6 +78,12 @@ class Service:
             raise UsageError(
                 f"default_steer is {default}, but no head set of that name in {sets.folder} {lacks}"
             )
+        ungated = [name for name in sets.targets() if sets.get(name).gate() is None]
+        if self.settings.default_gate == "auto" and ungated:
+            raise UsageError(
+                f"default_gate is auto, but {' and '.join(ungated)} in {sets.folder} have no gate: "
+                "measure it with `juice tune`, or leave --default-gate off"
+            )
 
     def close(self) -> None:
         """Stop the engine and everything that runs."""

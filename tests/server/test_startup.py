@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from juice.head_set import HeadSet
 from tests.support.serving import Server
 
 
@@ -34,6 +35,17 @@ def test_a_default_steer_without_a_head_set_ends_the_server_with_one_line(tmp_pa
     server = Server("--head-sets", str(tmp_path), "--default-steer", "context")
     assert server.process.wait(timeout=120) == 2
     assert "default_steer is context, but no head set" in server.errors()
+
+
+def test_a_default_gate_needs_sets_that_have_one(tmp_path: Path) -> None:
+    for target in ("context", "parametric"):
+        own = HeadSet.load(Path("head_sets/mini") / target)
+        own = own.with_gate("juice", None) if target == "context" else own
+        own.save(tmp_path / "mini" / target)
+    server = Server("--head-sets", str(tmp_path), "--default-gate", "auto")
+    assert server.process.wait(timeout=120) == 2
+    assert "default_gate is auto, but context in" in server.errors()
+    assert "Traceback" not in server.errors()
 
 
 @pytest.mark.parametrize(
