@@ -79,7 +79,7 @@ def test_heads_are_found_where_no_set_is_served_on_facts_that_are_not_tested(
     model = juice.load("mini", head_sets=tmp_path)
     methods = ("served", "served_once", "learned", "gated", "gated_apart")
     options = EvaluationOptions(targets=("parametric",), methods=methods, limit=8)
-    data = Data([*pool[:20], *pool[60:80]])
+    data = Data([*pool[:18], *pool[60:76]])
     store = run_evaluation(model, data, options, tmp_path / "out")
     own = store.results["targets"]["parametric"]
     found = own["head_sets"]["served"]["identification"]

@@ -46,6 +46,10 @@ OPTIONS = EvaluationOptions(
     ),
     limit=10,
     n_large=10,
+    # Three alphas instead of eight: probes take most of the time.
+    identification=IdentificationOptions(
+        method="probe", alphas_plus=(1.0, 3.0), alphas_minus=(-2.0,)
+    ),
 )
 
 
@@ -218,9 +222,7 @@ def test_an_evaluation_resumes_where_it_stopped_and_accepts_more_methods(
     assert again.n_computed == 0
     assert again.n_cached > 30
     assert again.results["targets"] == store.results["targets"]
-    more = EvaluationOptions(
-        methods=("original", "june"), targets=("parametric",), limit=10, n_large=10
-    )
+    more = replace(OPTIONS, methods=("original", "june"), targets=("parametric",))
     added = run_evaluation(
         model, data_of(pool), more, store.folder, texts=["The capital of Peru is Lima."]
     )
@@ -239,7 +241,7 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
         run_evaluation(
             model,
             data_of(pool),
-            EvaluationOptions(limit=10, n_large=10, seed=1),
+            replace(OPTIONS, seed=1),
             store.folder,
             texts=texts,
         )
@@ -247,7 +249,7 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
         run_evaluation(
             model,
             data_of(pool),
-            EvaluationOptions(limit=10, n_large=10),
+            OPTIONS,
             store.folder,
             texts=["Another text."],
         )
@@ -259,7 +261,7 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
             run_evaluation(
                 model,
                 data_of(pool),
-                EvaluationOptions(limit=10, n_large=10),
+                OPTIONS,
                 store.folder,
                 texts=texts,
             )
@@ -303,12 +305,12 @@ def test_data_of_every_shape_is_evaluated(
 
     examples = [
         e.model_copy(update={"prompts": prompts(i, e), "relation": None})
-        for i, e in enumerate(pool[:40])
+        for i, e in enumerate(pool[:28])
     ]
     options = EvaluationOptions(
         methods=("original", "prompt", "cad", "ph3_small", "served", "question", "gated_apart"),
-        limit=6,
-        n_large=8,
+        limit=4,
+        n_large=6,
         analyses=("reversals", "running_once"),
     )
     store = run_evaluation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -88,6 +89,53 @@ def test_the_verdict_names_where_juice_is_not_best() -> None:
     assert verdict({"original": tables["original"]}, ["substitution"]) == []
     tables["juice"]["average"]["substitution"]["n"] = 4
     assert verdict(tables, ["substitution"]) == ["4 facts are too few to tell methods apart."]
+
+
+def test_harm_stands_beside_the_accuracy_with_its_interval() -> None:
+    made = results(original={"a": 0.5, "average": 0.5}, served={"a": 1.0, "average": 1.0})
+    own = made["targets"]["parametric"]["methods"]
+    for name, (true, invented) in {"original": (1.0, 0.98), "served": (0.75, 0.5)}.items():
+        own[name]["collateral"] = {
+            "clean": {"clean": cell(1.0)},
+            "true_context": {"substitution": cell(true), "coherent": cell(1.0)},
+            "unknown_subject": {"coherent": cell(invented)},
+        }
+    titles = [section.title for section in sections(made)]
+    where = titles.index("Where steering toward the parametric answer is not needed")
+    assert titles[where - 1] == "Toward the parametric answer"
+    harm = sections(made)[where]
+    assert harm.level == 2  # the command prints it
+    assert harm.text[1] == (
+        "original: no context 100.0, true context 100.0, invented subject 98.0; "
+        "served: no context 100.0, true context 87.5, invented subject 50.0."
+    )
+    table = harm.tables[0]
+    assert table.header == [
+        "method",
+        "no context",
+        "true context, substitution",
+        "true context, coherent",
+        "invented subject, coherent",
+    ]
+    assert table.rows[1][2] == "75.0 (10.0–90.0, n = 40)"
+
+
+def test_two_runs_are_compared_with_one_fact_by_fact() -> None:
+    """Twelve of twenty facts are right only with two runs: that is more than chance."""
+    made = results(
+        original={"a": 0.0, "average": 0.0},
+        served_once={"a": 0.4, "average": 0.4},
+        served={"a": 1.0, "average": 1.0},
+    )
+    made["data"]["test"] = [{"relation": "a"}] * 20
+    own = made["targets"]["parametric"]["methods"]
+    for name, right in {"original": 0, "served_once": 8, "served": 20}.items():
+        own[name]["answers"] = {"substitution": [["", i < right, None, None] for i in range(20)]}
+    text = sections(made)[1].text
+    assert "served has 100.0 and is best; next comes served once with 40.0." in text[1]
+    (sentence,) = [line for line in text if line.startswith("served against served once")]
+    low, high = re.search(r"ahead, \+([0-9.]+) to \+([0-9.]+) points", sentence).groups()
+    assert 20 < float(low) < 60 < float(high) < 90
 
 
 class Links(HTMLParser):
