@@ -64,7 +64,7 @@ def run(
         typer.Option(
             help=(
                 "`all`, `none`, or some of: heads, reversals, running_once, knock_outs, "
-                "robustness, paraphrases, seeds, stability."
+                "robustness, paraphrases, seeds, seeds_learned, seeds_probe, stability."
             )
         ),
     ] = "none",
@@ -77,9 +77,12 @@ def run(
             help="Find heads on examples of this relation only; all relations are tested."
         ),
     ] = None,
-    n_examples: Annotated[int, typer.Option(min=1, help="Examples to find heads on.")] = 4,
+    n_examples: Annotated[
+        int, typer.Option(min=1, help="Examples that the paper's heads are found on.")
+    ] = 4,
     top_k: Annotated[
-        int, typer.Option(min=1, help="Heads of each sign: 5 up to about 3B parameters, 10 above.")
+        int,
+        typer.Option(min=1, help="Heads of each sign that they choose: 5 up to about 3B."),
     ] = 5,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     text: Annotated[

@@ -131,10 +131,14 @@ def run(
     )
     methods: tuple[Method, ...] = METHODS if june else ("juice",)
     unfinished = UnfinishedFile(
-        out / slug(model) / f".{'-'.join(names[t] for t in targets)}.unfinished.json",
+        # Beside the folder of head sets: one that holds none would hide the shipped ones.
+        out.parent / f".juice-identify-{slug(model)}-{'-'.join(names[t] for t in targets)}.json",
         {
             "model": loaded.description.identity.model_dump(mode="json"),
             "dtype": loaded.description.dtype,
+            "quantization": loaded.description.quantization,
+            "exact": loaded.description.exact,
+            "targets": targets,
             "chat_template": loaded.prompts.sha256,
             "drawn": examples_sha256(drawn),
             "validation": examples_sha256(given),

@@ -35,8 +35,8 @@ from juice.quiet import quiet_imports
 P = ParamSpec("P")
 INTERRUPTED = {
     "evaluate": "interrupted; finished work is kept in --out: run the same command again to resume",
-    "identify": "interrupted; no head set was written, what is computed is kept in --out: run the "
-    "same command again to resume",
+    "identify": "interrupted; no head set was written, what is computed is kept beside --out: run "
+    "the same command again to resume",
 }
 
 

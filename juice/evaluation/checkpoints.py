@@ -35,7 +35,6 @@ from juice.evaluation.report import require_extra, write_report
 from juice.evaluation.report.sections import sections
 from juice.evaluation.splits import domain_of, limited
 from juice.evaluation.store import Store
-from juice.identification.intervals import share_interval
 from juice.loading.load import load
 from juice.methods import Target
 from juice.model.loaded import LoadedModel
@@ -171,7 +170,6 @@ def _measure(
         "n": len(answers),
         "clean_accuracy": mean([float(a.is_correct) for a in clean]),
         "counterfactual_accuracy": mean(right),
-        "counterfactual_interval": share_interval(right),
         "parametric_accuracy": mean([float(a.is_correct) for a in known]),
         "context_reliance": mean([r for a in answers if (r := a.context_reliance) is not None]),
         "attention_context": context,

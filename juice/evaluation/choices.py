@@ -60,12 +60,7 @@ class Preparer:
         if name in ("juice", "june"):
             return self._betas(name, target)
         if name in ("ph3_large", "ph3_small"):
-            return self._pruned(
-                self.splits.large
-                if name == "ph3_large"
-                else finders(self.model, self.splits, target, self.options),
-                target,
-            )
+            return self._pruned(self._patched(name, target), target)
         if name in PART_OF:
             self._check_offers(name, target)
         treatment = self._treatment(name, target, {})
@@ -74,6 +69,15 @@ class Preparer:
                 "it needs the context apart from the question; give `question` in the examples"
             )
         return {domain: {} for domain in self.splits.domains}
+
+    def _patched(self, name: MethodName, target: Target) -> Sequence[ConflictExample]:
+        """Return the examples that PH3 finds its heads on."""
+        if name == "ph3_large":
+            return self.splits.large
+        try:
+            return finders(self.model, self.splits, target, self.options)
+        except JuiceError as error:
+            raise MethodUnavailableError(str(error)) from error
 
     def treatments(
         self, name: MethodName, target: Target, choices: Mapping[str, Choice]
@@ -116,8 +120,12 @@ class Preparer:
         signals = {rule.signal for rule in gate.rules} if gate else set()
         if head_set.betas(method) is None:
             raise MethodUnavailableError(f"{head_set.name!r} has no betas for {method}")
-        if is_gated and not signals:
+        if is_gated and gate is None:
             raise MethodUnavailableError(f"{head_set.name!r} has no gate")
+        if is_gated and gate and gate.chat_template_sha256 != self.model.prompts.sha256:
+            raise MethodUnavailableError(
+                f"the gate of {head_set.name!r} was measured on prompts of another form"
+            )
         if name == "gated" and signals == {"memory"}:
             raise MethodUnavailableError(f"the gate of {head_set.name!r} needs the context apart")
         if name == "gated_apart" and "memory" not in signals:

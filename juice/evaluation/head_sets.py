@@ -4,7 +4,7 @@
     paper     found by probes, the paper's way
     learned   what `juice identify --method learned` finds
 
-A served set that was found in another way than its own part needs is not searched for again.
+A served set that was found in a part's own way stands for that part.
 """
 
 from __future__ import annotations
@@ -110,13 +110,16 @@ def finders(
     They come from those that were set aside for the target; if these are too few, the large set
     joins them.
     """
-    own = splits.identification[target]
-    n_examples = options.n_wanted(len(own) + len(splits.large))
+    # Heads are found on examples with the same conflict types.
+    types = splits.identification[target][0].prompts.keys()
+    own, large = (
+        [e for e in group if e.prompts.keys() == types and options.relation in (None, e.relation)]
+        for group in (splits.identification[target], splits.large)
+    )
+    n_examples = options.n_wanted(len(own) + len(large))
     if n_examples > len(own):
-        own = [*own, *splits.large]
-    types = own[0].prompts.keys()  # heads are found on examples with the same conflict types
-    own = [e for e in own if e.prompts.keys() == types]
-    wanted = replace(options, n_examples=min(n_examples, len(own)))
+        own = [*own, *large]
+    wanted = replace(options, n_examples=max(1, min(n_examples, len(own))))
     return usable_examples(model, own, wanted)[0]
 
 

@@ -75,7 +75,7 @@ class Treatment:
         return not self.apart or has_context_apart(example)
 
     def steering(self, model: SteeredModel) -> Steering | None:
-        """Return how plain text is steered, which no gate is for; None: it is not."""
+        """Return how plain text is steered; None: it is not."""
         return None if self.steer is None else model.resolve(self.steer)
 
     def request(

@@ -173,7 +173,6 @@ def _evaluate(
         preparer=preparer,
         seed=options.seed,
         options=options.identification,
-        methods=options.methods,
         choices={name: own["choice"] for name, own in methods.items()},
         templates=templates,
         progress=preparer.progress,
@@ -203,8 +202,8 @@ def _measure(
         answers = unit("answers", make=lambda: _answers(name, target, preparer, treatments))
         unit("collateral", make=lambda: side_effects.collateral(*asked))
         unit("continuations", make=lambda: side_effects.continuations(*asked))
-        # Plain text has neither an instruction nor a context.
-        if name not in ("prompt", *CONTRASTS):
+        # Plain text has neither an instruction nor a context, and no gate.
+        if name not in ("prompt", *CONTRASTS, "question", "gated", "gated_apart"):
             unit(
                 "perplexity",
                 make=lambda: side_effects.plain_text_perplexity(model, texts, treatments),

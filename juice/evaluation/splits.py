@@ -122,7 +122,7 @@ def split(
         drawn[target], more = again or (_drawn(model, finders, options), [])
         tuned_on += _without(more, tuned_on)
     every_drawn = [e for own in drawn.values() for e in own]
-    tuned_on = _without(tuned_on, every_drawn)
+    tuned_on = _without(_among(finders, tuned_on), every_drawn)
     rest = _without(pool, [*every_drawn, *tuned_on])
     given = (
         [*tuned_on, *validation_share(rest, options.seed)]
@@ -276,6 +276,14 @@ def _without(
     """Leave out what is taken, by domain and subject: a fact in two files is one fact."""
     keys = {_key(e) for e in taken}
     return [e for e in examples if _key(e) not in keys]
+
+
+def _among(
+    examples: Sequence[ConflictExample], wanted: Sequence[ConflictExample]
+) -> list[ConflictExample]:
+    """Keep the examples that are wanted, by domain and subject."""
+    keys = {_key(e) for e in wanted}
+    return [e for e in examples if _key(e) in keys]
 
 
 def _counted(left_out: Counter[str]) -> str:

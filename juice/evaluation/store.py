@@ -17,7 +17,7 @@ from typing import Any
 from juice.errors import OutputError
 from juice.files import write_lines
 
-FORMAT = "juice.evaluation/1"
+FORMAT = "juice.evaluation/2"
 FILE = "results.json"
 
 

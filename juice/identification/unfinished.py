@@ -7,7 +7,7 @@ that the results depend on, a later run of the same command finds it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,6 @@ class Unfinished:
     def put(self, key: str, result: Any) -> None:
         """Keep a result."""
         self._results[key] = result
-
-    def unit(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return a result that is there, or make and keep it."""
-        found = self.get(key)
-        if found is None:
-            found = make()
-            self.put(key, found)
-        return found
 
 
 class UnfinishedFile(Unfinished):

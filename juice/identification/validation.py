@@ -87,8 +87,11 @@ def usable_validation(
 def taking_turns(examples: Sequence[ConflictExample], target: Target) -> list[ConflictExample]:
     """Return the examples with one conflict prompt each, of the target's conflict types in turn.
 
-    Two prompts about one fact say little more than one.
+    Two prompts about one fact say little more than one. Fewer than 20 examples are left as they
+    are.
     """
+    if len(examples) < N_FEW:
+        return list(examples)
     types = [t for t in judged_types(target, examples) if t != "clean"]
     return [
         e.model_copy(update={"prompts": {t: e.prompts[t]}})

@@ -10,7 +10,8 @@ import pytest
 import juice
 from juice.data.example import ConflictExample
 from juice.evaluation import head_sets
-from juice.evaluation.choices import Preparer
+from juice.evaluation.choices import MethodUnavailableError, Preparer
+from juice.evaluation.head_sets import finders
 from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.run import run as run_evaluation
 from juice.evaluation.splits import Data, Splits
@@ -95,6 +96,39 @@ def test_heads_are_found_where_no_set_is_served_on_facts_that_are_not_tested(
     assert not tested & {(e.relation, e.subject) for e in used}
     again = juice.load("mini", head_sets=tmp_path)
     assert run_evaluation(again, data, options, tmp_path / "out").n_computed == 0
+
+
+def test_a_gate_of_another_form_of_prompt_is_left_out_with_the_reason(
+    model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    served = {"served": {"parametric": model.head_sets.get("parametric")}}
+    own = Preparer(
+        model=model.with_chat_template(),
+        splits=Splits({"parametric": pool[:4]}, [], [], pool[10:12]),
+        head_sets=served,
+        options=IdentificationOptions(method="probe"),
+    )
+    for name in ("gated", "gated_apart"):
+        with pytest.raises(MethodUnavailableError, match="another form"):
+            own.choose(name, "parametric")
+    assert own.choose("served", "parametric")
+
+
+def test_heads_of_one_relation_are_found_on_its_examples_alone(
+    model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    """The served set's own examples hold few of the relation; the large set has more."""
+    splits = Splits(
+        {"parametric": [*pool[:2], *pool[60:74]]}, [*pool[20:30], *pool[80:90]], [], pool[40:42]
+    )
+    how = IdentificationOptions(method="probe", relation="world_capital")
+    found = finders(model, splits, "parametric", how)
+    assert len(found) == 4
+    assert {e.relation for e in found} == {"world_capital"}
+    nothing = IdentificationOptions(method="probe", relation="official_language")
+    own = Preparer(model=model, splits=splits, head_sets={}, options=nothing)
+    with pytest.raises(MethodUnavailableError, match="official_language"):
+        own.choose("ph3_small", "parametric")
 
 
 def test_gates_and_positions_reach_the_requests(

@@ -66,7 +66,7 @@ def results(model: str = "mini", **methods: dict[str, float]) -> dict:
         "analyses": {"heads": {"unavailable": "no heads"}},
     }
     return {
-        "format": "juice.evaluation/1",
+        "format": "juice.evaluation/2",
         "identity": identity,
         "data": data,
         "targets": {"parametric": own},
@@ -136,6 +136,16 @@ def test_two_runs_are_compared_with_one_fact_by_fact() -> None:
     (sentence,) = [line for line in text if line.startswith("served against served once")]
     low, high = re.search(r"ahead, \+([0-9.]+) to \+([0-9.]+) points", sentence).groups()
     assert 20 < float(low) < 60 < float(high) < 90
+
+
+def test_a_method_that_answers_only_some_facts_is_not_ranked() -> None:
+    """Its accuracy is that of other facts."""
+    measured = {"original": {"average": 0.2}, "served": {"average": 0.5}, "cad": {"average": 1.0}}
+    tables = {name: method(accuracies)["table"] for name, accuracies in measured.items()}
+    tables["cad"]["average"]["substitution"]["n"] = 14
+    assert verdict(tables, ["substitution"])[0].endswith(
+        "served has 50.0 and is best; next comes original with 20.0."
+    )
 
 
 class Links(HTMLParser):

@@ -82,6 +82,23 @@ def test_what_a_served_set_was_tuned_on_is_not_tested(model: juice.SteeredModel)
         assert not tested & tuned_on
 
 
+def test_what_a_set_was_tuned_on_must_be_usable_to_tune_on(model: juice.SteeredModel) -> None:
+    """One of the 40 has a right answer among its context answers."""
+    every = juice.read_examples("mini")
+    head_set = model.head_sets.get("context")
+    _, rest = usable_examples(model, every, IdentificationOptions())
+    one = validation_share(rest, 0, n=40)[0]
+    answers = (*one.context_answer, *one.parametric_answer)
+    changed = one.model_copy(update={"context_answer": answers})
+    data = [changed if e is one else e for e in every]
+    made = split(
+        model, Data(data), {"context": head_set}, IdentificationOptions(), n_large=0, limit=10
+    )
+    assert made.holds_finders_of(head_set)
+    assert changed not in made.validation
+    assert len(made.validation) > 40
+
+
 def test_what_cannot_be_used_is_left_out_and_counted(
     model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import juice
-from juice.identification import IdentificationOptions
+from juice.identification import IdentificationOptions, learning
 from juice.identification.drawing import usable_examples
 from juice.identification.learning import learn
 from juice.identification.protection import Protection
@@ -35,7 +35,11 @@ class Interrupted(Unfinished):
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_learning_goes_on_as_if_it_had_never_stopped(at: int) -> None:
+def test_learning_goes_on_as_if_it_had_never_stopped(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: batches that are not drawn once more, a state of the optimizer that is left out."""
+    monkeypatch.setattr(learning, "N_BATCH", 4)
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
 
     def learned(unfinished: Unfinished | None) -> torch.Tensor:

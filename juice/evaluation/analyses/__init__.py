@@ -6,13 +6,14 @@ running_once  one run against two over the best 1 to 10 heads (table 2, figure 6
 knock_outs    MLP, attention or both removed, one layer at a time (figure 3)
 robustness    accuracy over the number of examples, the number of heads and the betas (figure 5)
 paraphrases   accuracy under other templates (table 7)
-seeds         accuracy with what ten seeds find, for each way of finding heads
+seeds         accuracy with what ten seeds find; also seeds_learned and seeds_probe
 stability     how much the head sets of resampled examples overlap
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from juice.errors import JuiceError
@@ -35,7 +36,9 @@ ANALYSES: dict[str, Callable[[AnalysisInputs], dict[str, Any]]] = {
     "knock_outs": knock_outs.measure,
     "robustness": robustness.measure,
     "paraphrases": paraphrases.measure,
-    "seeds": seeds.measure,
+    "seeds": partial(seeds.measure, "attribution"),
+    "seeds_learned": partial(seeds.measure, "learned"),
+    "seeds_probe": partial(seeds.measure, "probe"),
     "stability": stability.measure,
 }
 

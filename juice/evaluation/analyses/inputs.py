@@ -24,7 +24,7 @@ N_EXAMPLES = 60
 class AnalysisInputs:
     """The model, the splits and the head set of one target.
 
-    `methods` are those that are evaluated, `choices` what validation chose, by method and domain.
+    `choices` is what validation chose, by method and domain.
     """
 
     model: SteeredModel
@@ -33,7 +33,6 @@ class AnalysisInputs:
     head_set: HeadSet | None
     preparer: Preparer
     options: IdentificationOptions
-    methods: tuple[MethodName, ...] = ()
     choices: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     templates: Mapping[str, Any] | None = None
     seed: int = 0

@@ -1,8 +1,8 @@
-"""How good the head sets are that other seeds find, for each way of finding heads.
+"""How good the head sets are that other seeds find.
 
-The ways are those that the evaluated methods use. Each seed draws the examples that find heads, and
-those that tune, from what is not tested on, as `juice identify` does. Accuracy is that of the
-target's answers under conflict, on test examples that are the same for every seed.
+Each seed draws the examples that find heads, and those that tune, from what is not tested on, as
+`juice identify` does. Accuracy is that of the target's answers under conflict, on test examples
+that are the same for every seed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 
 from juice.data.example import ConflictExample
 from juice.engine import Steer
-from juice.errors import ExampleError, JuiceError
+from juice.errors import ExampleError, NoConsistentHeadError
 from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.answers import ask
-from juice.evaluation.head_sets import FOUND_BY, PART_OF
 from juice.evaluation.methods import Treatment
 from juice.evaluation.splits import domain_of, limited
 from juice.head_set import HeadSet
@@ -30,41 +29,19 @@ N_SEEDS = 10
 N_TESTED = 150
 
 
-def measure(inputs: AnalysisInputs) -> dict[str, Any]:
+def measure(way: ScoreKind, inputs: AnalysisInputs) -> dict[str, Any]:
     """Return what each seed finds and how good it is.
 
-    {n_examples, unsteered, ways: {way: {mean, interval, worst, seeds: [{seed, accuracy, heads:
-    [plus, minus], betas} or {seed, accuracy, problem}]}}}; a seed that finds nothing leaves the
-    model as it is. The interval is that of the mean, over the facts.
+    {way, n_examples, unsteered, mean, interval, worst, seeds: [{seed, accuracy, heads: [plus,
+    minus], betas} or {seed, accuracy, problem}]}; a seed that finds no heads leaves the model as it
+    is. The interval is that of the mean, over the facts.
     """
     splits, target = inputs.splits, inputs.target
     pool = [*splits.identification[target], *splits.large, *splits.validation]
-    ways = {FOUND_BY[PART_OF[name]] for name in inputs.methods if name in PART_OF}
-    if not ways or not set(inputs.judged_types) - {"clean"}:
-        raise ExampleError(
-            "seeds compares ways of finding heads on conflicts; evaluate juice, served or learned "
-            "on examples that all have one conflict type"
-        )
+    if not set(inputs.judged_types) - {"clean"}:
+        raise ExampleError("the test examples share no conflict type that seeds could be judged on")
     tested = limited(splits.test, N_TESTED, inputs.seed)
     unsteered = _right(inputs, tested, None)
-    return {
-        "n_examples": len(tested),
-        "unsteered": fmean(unsteered),
-        "ways": {
-            way: _of_way(inputs, pool, tested, unsteered, way)
-            for way in FOUND_BY.values()
-            if way in ways
-        },
-    }
-
-
-def _of_way(
-    inputs: AnalysisInputs,
-    pool: list[ConflictExample],
-    tested: list[ConflictExample],
-    unsteered: list[float],
-    way: ScoreKind,
-) -> dict[str, Any]:
     right: list[list[float]] = []
     rows: list[dict[str, Any]] = []
     for seed in range(N_SEEDS):
@@ -73,12 +50,15 @@ def _of_way(
             right.append(_right(inputs, tested, found))
             betas, heads = str(found.betas()), found.heads
             what: dict[str, Any] = {"betas": betas, "heads": [len(heads.plus), len(heads.minus)]}
-        except JuiceError as error:
+        except NoConsistentHeadError as error:
             right.append(unsteered)
             what = {"problem": str(error)}
         rows.append({"seed": seed, "accuracy": fmean(right[-1]), **what})
     means = [row["accuracy"] for row in rows]
     return {
+        "way": way,
+        "n_examples": len(tested),
+        "unsteered": fmean(unsteered),
         "mean": fmean(means),
         "interval": share_interval([fmean(own) for own in zip(*right, strict=True)]),
         "worst": min(means),

@@ -126,21 +126,25 @@ def _paraphrases(result: Mapping[str, Any], target: str) -> Described:  # noqa: 
 
 
 def _seeds(result: Mapping[str, Any], target: str) -> Described:
-    text = (
+    low, high = result["interval"]
+    text = [
         f"How often {result['n_examples']} facts get the {target} answer under conflict, with the "
-        "head set that each seed finds and tunes on facts that are not tested on; percent. "
-        f"Unsteered: {percent(result['unsteered'])}. A seed that finds nothing leaves it at that."
-    )
+        f"head set that each seed finds by {result['way']} and tunes on facts that are not tested "
+        f"on; percent. Unsteered: {percent(result['unsteered'])}.",
+        f"Mean {percent(result['mean'])} ({percent(low)}–{percent(high)}, over the facts), worst "
+        f"{percent(result['worst'])}.",
+        *(f"Seed {r['seed']}: {r['problem']}" for r in result["seeds"] if "problem" in r),
+    ]
     rows = [
         [
-            way,
-            f"{percent(own['mean'])} ({percent(own['interval'][0])}–{percent(own['interval'][1])})",
-            percent(own["worst"]),
-            " ".join(percent(row["accuracy"]) for row in own["seeds"]),
+            str(row["seed"]),
+            percent(row["accuracy"]),
+            " + ".join(map(str, row["heads"])) if "heads" in row else "none",
+            row.get("betas", "–"),
         ]
-        for way, own in result["ways"].items()
+        for row in result["seeds"]
     ]
-    return [text], ("found by", "mean (95 %, over facts)", "worst", "seeds"), rows
+    return text, ("seed", "accuracy", "heads, + and -", "betas"), rows
 
 
 def _stability(result: Mapping[str, Any], target: str) -> Described:  # noqa: ARG001
@@ -177,6 +181,8 @@ ANALYSES: dict[str, tuple[str, Callable[[Mapping[str, Any], str], Described]]] =
     "knock_outs": ("Layers without MLP or attention", _knock_outs),
     "robustness": ("Robustness", _robustness),
     "paraphrases": ("Other templates", _paraphrases),
-    "seeds": ("Other seeds", _seeds),
+    "seeds": ("Ten seeds, by attribution", _seeds),
+    "seeds_learned": ("Ten seeds, learned", _seeds),
+    "seeds_probe": ("Ten seeds, by probes", _seeds),
     "stability": ("Stability of the head sets", _stability),
 }

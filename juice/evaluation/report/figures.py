@@ -218,21 +218,6 @@ def stability(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
     return figure
 
 
-def seeds(result: Mapping[str, Any], target: str) -> Any:
-    """Draw the accuracy of every seed, a row for each way of finding heads."""
-    figure, axes = _axes(1, width=6)
-    ways = list(result["ways"])
-    for i, way in enumerate(ways):
-        values = [row["accuracy"] for row in result["ways"][way]["seeds"]]
-        axes[0].plot(values, [i] * len(values), "o", color="black", alpha=0.4)
-        axes[0].plot([result["ways"][way]["mean"]], [i], "|", color="black", markersize=24)
-    axes[0].axvline(result["unsteered"], color="0.6", linestyle="--", label="unsteered")
-    axes[0].set_yticks(range(len(ways)), ways)
-    axes[0].set(xlabel=f"accuracy ({target} answer)", xlim=(0, 1.02), ylim=(-0.6, len(ways) - 0.4))
-    axes[0].legend()
-    return figure
-
-
 def methods(tables: Mapping[str, Any], target: str) -> Any:
     """Draw the average accuracy by method, a bar with its interval per conflict type."""
     figure, axes = _axes(1, width=7.5)

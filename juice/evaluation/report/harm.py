@@ -12,7 +12,7 @@ SITUATIONS = {
     "true_context": "true context",
     "unknown_subject": "invented subject",
 }
-NAMED = ("original", "juice", "served", "gated", "gated_apart")
+NAMED = ("original", "juice", "served", "learned", "question", "gated", "gated_apart")
 Cells = Mapping[str, Mapping[str, Any]]
 
 
@@ -45,8 +45,10 @@ def harm_section(target: str, own: Mapping[str, Any]) -> Section | None:
             "that tells the truth, and about an invented subject, of which the context is all there"
             " is. In brackets 95 % intervals."
         ),
-        "; ".join(_summed_up(name, measured[name]) for name in NAMED if name in measured) + ".",
     ]
+    named = [_summed_up(name, measured[name]) for name in NAMED if name in measured]
+    if named:
+        text.append(f"{'; '.join(named)}.")
     title = f"Where steering toward the {target} answer is not needed"
     return Section(title, text=text, tables=[Table(header, rows)])
 

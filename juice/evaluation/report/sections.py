@@ -86,7 +86,7 @@ def _finders(results: Mapping[str, Any]) -> list[Row]:
     return [
         (
             (
-                f"heads toward {target} found on"
+                f"served heads toward {target} found on"
                 if data.get("finders_are_known", {}).get(target)
                 else f"set aside, {target}"
             ),

@@ -18,17 +18,24 @@ def champion(tables: Mapping[str, Any]) -> str | None:
 
 
 def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
-    """Return plain sentences on whether JuICE is best, on average and cell by cell."""
+    """Return plain sentences on whether ours is best, on average and cell by cell.
+
+    Methods that answer only some of its prompts are left out: they had other facts.
+    """
     ours = champion(tables)
     if ours is None or len(tables) < 2 or not types:
+        return []
+    answered = {
+        name: [t[AVERAGE][j]["n"] if j in t[AVERAGE] else 0 for j in types]
+        for name, t in tables.items()
+    }
+    tables = {name: t for name, t in tables.items() if answered[name] == answered[ours]}
+    if not all(answered[ours]):
         return []
     average = {
         name: sum(t[AVERAGE][j]["accuracy"] for j in types) / len(types)
         for name, t in tables.items()
-        if all(j in t[AVERAGE] for j in types)
     }
-    if ours not in average:
-        return []
     if (n := max(c["n"] for c in tables[ours][AVERAGE].values())) < FEW:
         return [f"{n} facts are too few to tell methods apart."]
     best = max(average, key=lambda name: (average[name], name == ours))
@@ -85,11 +92,14 @@ def beyond_chance(
         ]
         for name in tables
     }
-    best = max(
-        (name for name in right if name != ours),
-        key=lambda name: sum(v for v in right[name] if v is not None),
-    )
-    pairs = dict.fromkeys([(ours, best), ("served", "served_once"), ("juice", "june")])
+    asked = [i for i, value in enumerate(right[ours]) if value is not None]
+    others = {
+        name: sum(float(own[i] or 0) for i in asked)
+        for name, own in right.items()
+        if name != ours and all(own[i] is not None for i in asked)
+    }
+    pairs = [(ours, max(others, key=lambda name: others[name]))] if others else []
+    pairs = list(dict.fromkeys([*pairs, ("served", "served_once"), ("juice", "june")]))
     return [
         sentence
         for a, b in pairs
