@@ -213,7 +213,7 @@ def test_a_model_without_a_chat_template_is_refused_in_one_clear_line(tmp_path: 
 def test_an_interrupted_identification_writes_no_set_and_goes_on_where_it_stopped(
     tmp_path: Path,
 ) -> None:
-    what = ("--method", "probe", "--no-tune", "--target", "context", "--n-examples", "4")
+    what = ("--method", "probe", "--no-tune", "--target", "context", "--alphas-plus", "1,3")
     out, other = tmp_path / "sets", tmp_path / "other"
     arguments = ("identify", *what, "--out", str(out))
     process = interruptible(*arguments)

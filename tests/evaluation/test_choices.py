@@ -84,7 +84,7 @@ def test_heads_are_found_where_no_set_is_served_on_facts_that_are_not_tested(
     store = run_evaluation(model, data, options, tmp_path / "out")
     own = store.results["targets"]["parametric"]
     found = own["head_sets"]["served"]["identification"]
-    assert (found["method"], found["n_examples"]) == ("attribution", 8)
+    assert (found["method"], found["n_examples"]) == ("attribution", 7)
     learned = own["head_sets"]["learned"]
     assert learned["identification"]["method"] == "learned"
     assert isinstance(learned["beta"]["juice"]["plus"], list)

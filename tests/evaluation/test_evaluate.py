@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,7 +16,7 @@ import juice
 from juice.data.example import ConflictExample
 from juice.data.judging import contains_answer
 from juice.errors import OutputError
-from juice.evaluation import path_patching
+from juice.evaluation import path_patching, side_effects
 from juice.evaluation import run as evaluation
 from juice.evaluation.methods import Treatment
 from juice.evaluation.options import EvaluationOptions
@@ -56,6 +57,14 @@ OPTIONS = EvaluationOptions(
 def data_of(pool: list[ConflictExample]) -> Data:
     """Return the facts to test on, and eight to tune on."""
     return Data([*pool[:56], *pool[60:116]], validation=[*pool[56:60], *pool[116:]])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_continuations() -> Iterator[None]:
+    """Continue answers by 16 tokens instead of 64: they take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side_effects, "N_NEW_TOKENS", 16)
+        yield
 
 
 @pytest.fixture(scope="module")
