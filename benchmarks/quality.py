@@ -21,14 +21,14 @@ from typing import Any
 import juice
 from benchmarks import machine
 from juice.data.contexts import context_end
-from juice.data.example import CONFLICTS, ConflictExample, ConflictType, examples_sha256
+from juice.data.example import ConflictExample, examples_sha256
 from juice.data.judging import MAX_TOKENS, normalise
 from juice.engine import Steer
 from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
 from juice.identification.intervals import share_interval
 from juice.identification.validation import N_TUNED_ON, validation_share
-from juice.methods import Target
+from juice.methods import CONFLICTS, ConflictType, Target
 from juice.steered_model import SteeredModel
 from lab.examples import FORMS, Form, conflict_examples, prompts
 from lab.relations import RELATIONS, Fact, fill

@@ -1,4 +1,4 @@
-"""The targets and the methods of steering, the modes of its gate and its positions, by name.
+"""The targets and methods of steering, its gates' modes, its positions, and conflicts, by name.
 
 A head set and its betas are for one target and one of METHODS. A request may also ask for `none`,
 or for one of CONTRASTS, which need no head set.
@@ -18,6 +18,10 @@ METHODS: tuple[Method, ...] = ("juice", "june")
 SteerMethod = Literal["juice", "june", "cad", "adacad"]
 CONTRASTS: tuple[SteerMethod, ...] = ("cad", "adacad")
 STEER_METHODS: tuple[SteerMethod, ...] = (*METHODS, *CONTRASTS)
+
+ConflictType = Literal["clean", "substitution", "coherent"]
+CONFLICT_TYPES: tuple[ConflictType, ...] = ("clean", "substitution", "coherent")
+CONFLICTS: tuple[ConflictType, ...] = ("substitution", "coherent")
 
 GateMode = Literal["auto", "off"]
 GATE_MODES: tuple[GateMode, ...] = ("auto", "off")

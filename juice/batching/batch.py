@@ -24,12 +24,14 @@ class ForwardRows:
     """The rows of a forward.
 
     Args:
+        cache: The slots that they are in.
         generations: The generations that the main rows belong to, in row order.
         routing: The rows of each layer.
         access: The slots of each layer.
         steering_plan: What steers the rows, at all tokens; None where nothing does.
     """
 
+    cache: SlotCache
     generations: tuple[Generation, ...]
     routing: tuple[LayerRows, ...]
     access: tuple[Access, ...]
@@ -97,6 +99,7 @@ def arrange(
         )
     by_layer = [tuple(s for _, s in own) for own in companions]
     return ForwardRows(
+        cache,
         ordered,
         _routing(ordered, by_layer, device),
         tuple(access),
@@ -107,7 +110,6 @@ def arrange(
 def forward_batch(
     rows: ForwardRows,
     n_tokens: Sequence[int],
-    n_slot_positions: int,
     device: torch.device,
     *,
     reach: int | None = None,
@@ -117,12 +119,12 @@ def forward_batch(
     Args:
         rows: The rows of these generations.
         n_tokens: How many tokens each generation gets.
-        n_slot_positions: The positions of a slot; padding is written to the one after them.
         device: Where the tensors go.
         reach: A position that the forward must reach: where no token does, one of padding is added.
     """
     pending = [s.pending(n) for s, n in zip(rows.generations, n_tokens, strict=True)]
     width = max(map(len, pending))
+    nowhere = rows.cache.n_positions  # the position of a slot that takes what padding writes
     # Padding repeats the last token at the last position: what it computes is finite if the row is.
     input_ids = torch.tensor(
         [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in pending]
@@ -131,11 +133,11 @@ def forward_batch(
     lengths = torch.tensor([len(tokens) for tokens in pending])
     steps = torch.arange(width)
     positions = starts[:, None] + torch.minimum(steps, lengths[:, None] - 1)
-    writes = positions.masked_fill(steps >= lengths[:, None], n_slot_positions)
+    writes = positions.masked_fill(steps >= lengths[:, None], nowhere)
     if reach is not None and int(positions.max()) < reach:
         input_ids = torch.cat([input_ids, input_ids[:, -1:]], 1)
         positions = torch.cat([positions, torch.full_like(positions[:, -1:], reach)], 1)
-        writes = torch.cat([writes, torch.full_like(writes[:, -1:], n_slot_positions)], 1)
+        writes = torch.cat([writes, torch.full_like(writes[:, -1:], nowhere)], 1)
         width += 1
     n_keys = int((starts + lengths).max())
     is_fresh = not starts.any()

@@ -60,8 +60,6 @@ class BatchingEngine(Engine):
         self.limits = settled(limits or Limits(), loaded.max_positions, loaded.device)
         self._inbox = Inbox(self.limits.max_waiting)
         self._loop = Loop(loaded, self.limits, self._inbox, self.mode)
-        self._loop.measure()
-        self._loop.runner.cache.max_bytes = self.limits.kv_memory_bytes
         self._numbers = count()
         self._special_ids = frozenset(loaded.tokenizer.all_special_ids)
         self._thread = Thread(
@@ -81,9 +79,9 @@ class BatchingEngine(Engine):
         return Status(
             is_alive=self._thread.is_alive(),
             heartbeat_age_s=time.monotonic() - self._loop.beat,
-            n_running=sum(row.owner is row for row in tuple(self._loop.table.mains.rows)),
+            n_running=sum(row.owner is row for row in self._loop.shelves.rows),
             n_waiting=len(self._inbox),
-            n_kv_bytes=self._loop.n_reserved_bytes,
+            n_kv_bytes=self._loop.shelves.n_needed_bytes,
             max_kv_bytes=self.limits.kv_memory_bytes or 0,
         )
 
@@ -100,19 +98,19 @@ class BatchingEngine(Engine):
     @property
     def n_kv_heads(self) -> int:
         """The key-value heads that the first layer caches; query heads share them in groups."""
-        return self._loop.runner.cache.slot_layers[0].n_kv_heads
+        return self._loop.shelves.first.cache.slot_layers[0].n_kv_heads
 
     @property
     def n_kv_bytes_per_token(self) -> int:
         """The bytes that the keys and values of one unsteered token take, over all layers."""
-        return sum(layer.bytes_per_position for layer in self._loop.runner.cache.slot_layers)
+        return self._loop.shelves.n_bytes_per_token
 
     def n_kv_bytes(self, request: GenerationRequest) -> int:
         """Return the bytes that are reserved for the keys and values of a request."""
         window = self.companion_layers(request.steering)
         companions = tuple(int(layer in window) for layer in range(self.description.n_layers))
         n_mains = 1 if request.contrast is None else 2
-        return self._loop.runner.cache.n_bytes(Room(n_mains, companions, request.n_positions))
+        return self._loop.shelves.n_bytes(Room(n_mains, companions, request.n_positions))
 
     def companion_layers(self, steering: Steering) -> range:
         """Return the layers in which a request with this steering has a companion."""
@@ -192,8 +190,8 @@ def _run(loop: Loop, inbox: Inbox) -> None:
     try:
         while inbox.closed is None:
             loop.step()
-            if not loop.is_busy:
-                inbox.wait(IDLE_BEAT_S)
+            if not loop.is_busy and not inbox.wait(IDLE_BEAT_S):
+                loop.shelves.free()  # nothing came: the memory may be of use to others
         reason: JuiceError = inbox.closed
     except BaseException as error:
         LOG.critical("the engine failed", exc_info=error)

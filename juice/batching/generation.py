@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from juice.batching.sampling import adjusted, choose, new_generator
+from juice.batching.sampling import Draw, new_generator
 from juice.engine import GenerationRequest, ScoredToken
 from juice.engine.transcript import Transcript
 from juice.errors import CancelledError, JuiceError
@@ -34,11 +34,14 @@ class Generation:
         self.request = request
         self.window = window
         self.transcript = transcript
+        # How many requests have gone ahead of it because it had to wait for memory.
+        self.n_overtaken = 0
         self.without: Generation | None = None
         self._owner: Generation | None = None
         self.cancelled: JuiceError | None = None
         self.n_cached = 0
         self._generator = new_generator(request.sampling)
+        self._uniform: float | None = None
         self._held: torch.Tensor | None = None
         if request.contrast is not None:
             alone = replace(request, prompt_ids=request.contrast.prompt_ids, contrast=None)
@@ -91,16 +94,34 @@ class Generation:
         """End the generation before the next step."""
         self.cancelled = reason or CancelledError("the request was cancelled")
 
-    def score_prompt(self, logits: torch.Tensor, normalizers: list[float]) -> None:
-        """Score the next tokens of the prompt.
+    @property
+    def to_watch(self) -> tuple[int, ...]:
+        """The tokens to watch beside the next one."""
+        return () if self.tokens else self.request.watch
 
-        logits: float32 [tokens, vocabulary], of the tokens before them; normalizers: their
-        logsumexps.
+    def to_score(self, n_kept: int) -> tuple[int, ...]:
+        """Return the next tokens of the prompt that the logits of n tokens before them score."""
+        if not self.request.prompt_logprobs or self.tokens:
+            return ()
+        first = len(self.transcript.prompt_tokens)
+        return self.request.prompt_ids[first : first + n_kept]
+
+    def draw(self) -> Draw:
+        """Return what the choice of the next token depends on.
+
+        Asked again before the next token is taken, it draws no other number.
         """
-        scored = self.transcript.prompt_tokens
-        first = len(scored)
-        for i, token in enumerate(self.request.prompt_ids[first : first + len(logits)]):
-            scored.append(self._scored(token, logits[i], normalizers[i]))
+        request, sampling = self.request, self.request.sampling
+        if self._generator is not None and self._uniform is None:
+            self._uniform = float(torch.rand(1, generator=self._generator, dtype=torch.float64))
+        is_held_back = len(self.tokens) < request.min_tokens
+        return Draw(
+            sampling=sampling,
+            uniform=self._uniform,
+            prompt_ids=request.prompt_ids,
+            token_ids=[token.id for token in self.tokens] if sampling.changes_logits else (),
+            banned=self.transcript.stop_token_ids if is_held_back else frozenset(),
+        )
 
     def contrasted(self, row: Generation, logits: torch.Tensor) -> torch.Tensor | None:
         """Hold a row's logits, float32 [vocabulary], until both rows have theirs.
@@ -116,58 +137,32 @@ class Generation:
         ):
             return None
         with_context, alone = self._held, self.without._held
-        weight = self.request.contrast.weight
+        weight: float | torch.Tensor = self.request.contrast.weight
         if self.request.contrast.is_adaptive:
-            weight *= _divergence(with_context, alone)
+            weight = weight * _divergence(with_context, alone)
         self._held = self.without._held = None
         # Tokens that a model rules out have minus infinity in both.
         return torch.where(
             with_context.isneginf(), with_context, (1 + weight) * with_context - weight * alone
         )
 
-    def advance(self, logits: torch.Tensor, normalizer: float, likeliest: int) -> None:
-        """Choose the next token and send what it makes final; `complete` sends the last update.
+    def advance(self, token: ScoredToken, watched: tuple[float, ...]) -> None:
+        """Take the next token and send what it makes final; `complete` sends the last update.
 
-        logits: float32 [vocabulary] of the next token; normalizer: their logsumexp; likeliest:
-        their argmax. Raises whatever a tokenizer or a sink raises.
+        Raises whatever a tokenizer or a sink raises.
         """
-        request, sampling = self.request, self.request.sampling
-        if request.watch and not self.tokens:
-            self.transcript.watched = tuple((logits[list(request.watch)] - normalizer).tolist())
-        if request.max_tokens == 0:
+        self._uniform = None
+        if not self.tokens:
+            self.transcript.watched = watched
+        if self.request.max_tokens == 0:
             self.transcript.finish_reason = "length"
-            return
-        stops = self.transcript.stop_token_ids
-        banned = stops if len(self.tokens) < request.min_tokens else frozenset[int]()
-        if self._generator is not None or banned or sampling.changes_logits:
-            generated = [token.id for token in self.tokens] if sampling.changes_logits else []
-            token = choose(
-                adjusted(logits, sampling, request.prompt_ids, generated, banned),
-                sampling,
-                self._generator,
-            )
         else:
-            token = likeliest
-        self.transcript.add([self._scored(token, logits, normalizer)])
-
-    def _scored(self, token: int, logits: torch.Tensor, normalizer: float) -> ScoredToken:
-        logprob = float(logits[token]) - normalizer
-        n_top = min(self.request.top_logprobs, len(logits))
-        if not n_top:
-            return ScoredToken(token, logprob)
-        best, ids = logits.topk(n_top)
-        return ScoredToken(
-            token,
-            logprob,
-            tuple(
-                (i, logit - normalizer)
-                for i, logit in zip(ids.tolist(), best.tolist(), strict=True)
-            ),
-        )
+            self.transcript.add([token])
 
 
-def _divergence(one: torch.Tensor, other: torch.Tensor) -> float:
+def _divergence(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return the Jensen-Shannon divergence of two distributions, from logits, in bits, 0 to 1."""
     p, q = one.softmax(-1), other.softmax(-1)
     nats = torch.special.entr((p + q) / 2).sum() - torch.special.entr(torch.stack([p, q])).sum() / 2
-    return min(1.0, max(0.0, float(nats) / math.log(2)))
+    bits: torch.Tensor = (nats / math.log(2)).clamp(0, 1)
+    return bits

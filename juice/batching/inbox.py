@@ -20,6 +20,7 @@ class Inbox:
         self._waiting: deque[Generation] = deque()
         self._changed = Condition()
         self._turn = Lock()
+        self._is_awaited = False  # whether somebody waits for room
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -27,25 +28,33 @@ class Inbox:
     def put(self, generations: Sequence[Generation], *, wait: bool) -> None:
         """Queue all generations or none; where there is no room, wait or raise OverloadedError.
 
-        An empty inbox takes any number. Raises EngineStoppedError once closed.
+        An empty inbox takes any number. Whoever waits for room is not overtaken: until then nobody
+        else gets any. Raises EngineStoppedError once closed.
         """
         # Callers that wait for room keep their order: the first holds the turn.
         with self._turn if wait else nullcontext(), self._changed:
-            while (
-                self.closed is None
-                and self._waiting
-                and len(self._waiting) + len(generations) > self._max_waiting
-            ):
-                if not wait:
-                    raise OverloadedError(
-                        f"{len(self._waiting)} requests are waiting; at most {self._max_waiting} "
-                        "may: try again later"
-                    )
-                self._changed.wait()
+            if wait:
+                self._wait_for_room(len(generations))
+            elif self.closed is None and (self._is_awaited or not self._has_room(len(generations))):
+                raise OverloadedError(
+                    f"{len(self._waiting)} requests are waiting; at most {self._max_waiting} may: "
+                    "try again later"
+                )
             if self.closed is not None:
                 raise EngineStoppedError(str(self.closed))
             self._waiting.extend(generations)
             self._changed.notify_all()
+
+    def _wait_for_room(self, n: int) -> None:
+        try:
+            while self.closed is None and not self._has_room(n):
+                self._is_awaited = True
+                self._changed.wait()
+        finally:
+            self._is_awaited = False  # Ctrl-C ends the wait, too
+
+    def _has_room(self, n: int) -> bool:
+        return not self._waiting or len(self._waiting) + n <= self._max_waiting
 
     def put_first(self, generation: Generation) -> None:
         """Queue a generation before the others, whether or not there is room.
@@ -57,16 +66,17 @@ class Inbox:
                 raise EngineStoppedError(str(self.closed))
             self._waiting.appendleft(generation)
 
-    def first(self) -> Generation | None:
-        """Return the generation that has waited longest, without taking it; None if none waits."""
+    @property
+    def waiting(self) -> list[Generation]:
+        """The generations that wait, the one that has waited longest first."""
         with self._changed:
-            return self._waiting[0] if self._waiting else None
+            return list(self._waiting)
 
-    def take(self) -> Generation:
-        """Take the generation that has waited longest."""
+    def take(self, generation: Generation) -> None:
+        """Take a generation that waits."""
         with self._changed:
+            self._waiting.remove(generation)
             self._changed.notify_all()
-            return self._waiting.popleft()
 
     def take_cancelled(self) -> list[Generation]:
         """Take the generations that were cancelled while they waited."""
@@ -77,10 +87,10 @@ class Inbox:
                 self._changed.notify_all()
             return cancelled
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a generation waits, the inbox is closed or the time is up."""
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether a generation waits or the inbox is closed, as soon as that is so."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self.closed, timeout_s)
+            return bool(self._changed.wait_for(lambda: self._waiting or self.closed, timeout_s))
 
     def close(self, reason: JuiceError) -> None:
         """Refuse everything from now on; the first reason is kept."""

@@ -1,7 +1,8 @@
-"""How much room the KV cache has: slots for rows of each kind, and their length."""
+"""How much room a shelf has: slots for rows of each kind, and their length."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -31,6 +32,21 @@ class Room:
             ),
             max(old.n_positions, _power_of_two(self.n_positions)),
         )
+
+    def with_more_rows(self, fits: Callable[[Room], bool]) -> Room:
+        """Return this room with as many more rows as fit, at most twice as many.
+
+        Near the end of the memory, so that the next rows to join do not each change the shape.
+        """
+        return max(
+            (room for n in range(self.n_mains + 1) if fits(room := self._with_rows(n))),
+            key=lambda room: room.n_mains,
+            default=self,
+        )
+
+    def _with_rows(self, n: int) -> Room:
+        companions = tuple(own + min(n, own) for own in self.n_companions)
+        return Room(self.n_mains + n, companions, self.n_positions)
 
 
 def _power_of_two(n: int) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from juice.batching.batch import ForwardBatch
-from juice.batching.slots import SlotCache
 from juice.model.loaded import LoadedModel
 from juice.model.masks import narrow_sliding_windows
 
@@ -29,7 +28,7 @@ class Mode:
 
 
 class Runner:
-    """Runs batches of rows through one model and owns the KV cache.
+    """Runs batches of rows through one model.
 
     With full rows the model is called with every row, companions included; otherwise with the main
     rows alone, and companions enter and leave between its layers.
@@ -40,15 +39,14 @@ class Runner:
         self._pattern = None if mode.own_masks else loaded.mask_pattern
         if mode.sliding_window is not None and self._pattern is not None:
             self._pattern = self._pattern.narrowed(mode.sliding_window)
-        self.cache = SlotCache(loaded.layout.n_layers)
         self._loaded = loaded
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Run a batch and cache its keys and values; return logits, float32 [kept, vocabulary]."""
-        loaded, n = self._loaded, len(batch.input_ids)
+        loaded, n, cache = self._loaded, len(batch.input_ids), batch.rows.cache
         for layer, access, span in zip(
-            self.cache.slot_layers, batch.rows.access, batch.spans, strict=True
+            cache.slot_layers, batch.rows.access, batch.spans, strict=True
         ):
             layer.access, layer.span = access, span
         input_ids, positions = batch.input_ids, batch.positions
@@ -56,7 +54,9 @@ class Runner:
         if self._mode.full_rows and (origins := batch.rows.routing[0].origins) is not None:
             input_ids, positions = input_ids[origins], positions[origins]
         pattern = self._pattern
-        masks = pattern.masks(positions, batch.spans[0].n_keys, loaded.dtype) if pattern else None
+        masks = None
+        if pattern and not (batch.spans[0].is_fresh and pattern.is_causal_alone):
+            masks = pattern.masks(positions, batch.spans[0].n_keys, loaded.dtype)
         with ExitStack() as stack:
             stack.enter_context(loaded.turn)
             stack.enter_context(narrow_sliding_windows(loaded.model, self._mode.sliding_window))
@@ -71,7 +71,7 @@ class Runner:
                 input_ids=input_ids,
                 position_ids=positions,
                 attention_mask=masks,
-                past_key_values=self.cache,
+                past_key_values=cache,
                 use_cache=True,
             ).logits
         return logits[:, 0].float()

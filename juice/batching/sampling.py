@@ -1,20 +1,52 @@
-"""From logits to the next token, one request at a time, in the order of `juice.options.sampling`.
+"""From logits to the next tokens of all rows at once, in the order of `juice.options.sampling`.
 
-One uniform number from the request's own CPU generator picks each token, so the same seed gives the
-same tokens whatever else runs.
+One uniform number from a request's own CPU generator picks each of its tokens. Probabilities become
+whole numbers of 2^-40 before they are added up, so neither the order of a sum nor the other rows of
+a batch change a choice: the same seed gives the same tokens whatever else runs. Nothing here waits
+for a GPU.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from juice.engine import SamplingOptions
 
-# Sorting a large vocabulary is slow; this many candidates almost always hold the mass.
+# From logits, float32 [rows, vocabulary], and each row's options to the mass that its cuts leave,
+# and the tokens that have it, both int64 [rows, candidates]; None where these are the vocabulary.
+Leave = Callable[
+    [torch.Tensor, Sequence[SamplingOptions]], tuple[torch.Tensor, torch.Tensor | None]
+]
+UNIT = 1 << 40
+TOKEN_BITS = 22  # with the bits of a float they fill less than 64
+LAST_TOKEN = (1 << TOKEN_BITS) - 1
+# On a CPU so many candidates are looked at first; they almost always hold the mass. On a GPU,
+# looking whether they do would wait for it, and sorting is fast.
 N_CANDIDATES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """What the next token of one row depends on, beside its logits.
+
+    Args:
+        sampling: The request's options.
+        uniform: The number that picks the token, 0 to 1; None takes the likeliest.
+        prompt_ids: The tokens of the prompt.
+        token_ids: The new tokens so far.
+        banned: Tokens that may not come next.
+    """
+
+    sampling: SamplingOptions
+    uniform: float | None = None
+    prompt_ids: Sequence[int] = ()
+    token_ids: Sequence[int] = ()
+    banned: Collection[int] = ()
 
 
 def new_generator(sampling: SamplingOptions) -> torch.Generator | None:
@@ -29,85 +61,181 @@ def new_generator(sampling: SamplingOptions) -> torch.Generator | None:
     return generator
 
 
-def adjusted(
-    logits: torch.Tensor,
-    sampling: SamplingOptions,
-    prompt_ids: Sequence[int],
-    token_ids: Sequence[int],
-    banned: Collection[int] = (),
-) -> torch.Tensor:
-    """Return the logits after bias and penalties, float32 [vocabulary].
+def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Return the next token of each row, int64 [rows].
 
     Args:
-        logits: float32 [vocabulary]; they are not changed.
-        sampling: The bias and the penalties.
-        prompt_ids: The tokens of the prompt.
-        token_ids: The new tokens so far.
-        banned: Tokens that may not come next; their logits become minus infinity.
+        logits: float32 [rows, vocabulary]; they are not changed.
+        draws: What else each row's token depends on.
     """
-    if not banned and not sampling.changes_logits:
+    logits = adjusted(logits, draws)
+    chosen = logits.argmax(-1)
+    groups: dict[Leave, list[int]] = {}
+    for i, draw in enumerate(draws):
+        if draw.uniform is not None:
+            groups.setdefault(_cuts_of(draw.sampling), []).append(i)
+    for leave, among in groups.items():
+        rows, own = on_device(logits, among), [draws[i] for i in among]
+        mass, tokens = leave(logits[rows], [draw.sampling for draw in own])
+        cumulative = mass.cumsum(-1)
+        uniform = on_device(logits, [draw.uniform for draw in own], torch.float64)
+        target = (uniform * cumulative[:, -1]).long()[:, None]
+        picked = torch.searchsorted(cumulative, target, right=True).clamp(max=mass.shape[-1] - 1)
+        drawn = picked if tokens is None else tokens.gather(-1, picked)
+        chosen = chosen.index_copy(0, rows, drawn[:, 0])
+    return chosen
+
+
+def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Return the logits after bias and penalties, float32 [rows, vocabulary]; see `choose`."""
+    if not any(draw.banned or draw.sampling.changes_logits for draw in draws):
         return logits
     logits = logits.clone()
-    if sampling.logit_bias:
-        biased = torch.tensor(list(sampling.logit_bias), device=logits.device)
-        logits[biased] += torch.tensor(
-            list(sampling.logit_bias.values()), dtype=logits.dtype, device=logits.device
-        )
-    if sampling.repetition_penalty != 1:
-        seen = torch.tensor([*prompt_ids, *token_ids], device=logits.device)
-        own = logits[seen]  # a token that occurs twice gets the same value twice
-        logits[seen] = torch.where(
-            own > 0, own / sampling.repetition_penalty, own * sampling.repetition_penalty
-        )
-    if token_ids and (sampling.presence_penalty or sampling.frequency_penalty):
-        counts = Counter(token_ids)
-        answered, times = (
-            torch.tensor(list(v), device=logits.device) for v in (counts, counts.values())
-        )
-        logits[answered] -= sampling.presence_penalty + sampling.frequency_penalty * times
-    if banned:
-        logits[list(banned)] = -torch.inf
+    biased = _Entries(logits)
+    repeated, answered, banned = _Entries(logits), _Entries(logits), _Entries(logits)
+    for row, draw in enumerate(draws):
+        sampling = draw.sampling
+        biased.add(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
+        if sampling.repetition_penalty != 1:
+            seen = {*draw.prompt_ids, *draw.token_ids}
+            repeated.add(row, seen, [sampling.repetition_penalty] * len(seen))
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            counts = Counter(draw.token_ids)
+            penalties = (
+                sampling.presence_penalty + sampling.frequency_penalty * n for n in counts.values()
+            )
+            answered.add(row, counts.keys(), penalties)
+        banned.add(row, draw.banned, [-torch.inf] * len(draw.banned))
+    biased.change(lambda own, bias: own + bias)
+    repeated.change(lambda own, penalty: torch.where(own > 0, own / penalty, own * penalty))
+    answered.change(lambda own, penalty: own - penalty)
+    banned.change(lambda _own, minus_infinity: minus_infinity)
     return logits
 
 
-def choose(
-    logits: torch.Tensor, sampling: SamplingOptions, generator: torch.Generator | None
-) -> int:
-    """Return the next token from logits, float32 [vocabulary], after bias and penalties."""
-    if generator is None:
-        return int(logits.argmax())
-    logits = logits.cpu().double()
-    # The largest becomes 0, so a tiny temperature gives minus infinity at worst.
-    probabilities, tokens = _candidates(
-        ((logits - logits.max()) / sampling.temperature).softmax(-1), sampling
-    )
-    cumulative = probabilities.cumsum(0)
-    drawn = torch.rand(1, generator=generator, dtype=torch.float64) * cumulative[-1]
-    return int(tokens[min(int(torch.searchsorted(cumulative, drawn, right=True)), len(tokens) - 1)])
+def _cuts_of(sampling: SamplingOptions) -> Leave:
+    if sampling.top_k > 0:
+        return first_tokens
+    return all_tokens if sampling.top_p == 1 else first_mass
 
 
-def _candidates(
-    probabilities: torch.Tensor, sampling: SamplingOptions
+def all_tokens(
+    logits: torch.Tensor, options: Sequence[SamplingOptions]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the mass of all tokens that `min_p` leaves, int64 [rows, vocabulary], and None."""
+    mass = _mass(logits, logits.amax(-1, keepdim=True), options)
+    return _likely_enough(mass, options), None
+
+
+def first_tokens(
+    logits: torch.Tensor, options: Sequence[SamplingOptions]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return what all cuts leave of the `top_k` likeliest tokens, and these tokens.
+
+    Both are int64 [rows, candidates], the likeliest first; what is cut off has no mass.
+    """
+    top_k = [min(own.top_k, logits.shape[-1]) for own in options]
+    mass, tokens = _likeliest(_keys(logits), logits, options, max(top_k))
+    rank = torch.arange(max(top_k), device=logits.device)
+    mass = mass.where(rank < on_device(logits, top_k)[:, None], 0)
+    return _cut(mass, mass.sum(-1, keepdim=True), options), tokens
+
+
+def first_mass(
+    logits: torch.Tensor, options: Sequence[SamplingOptions]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return what `top_p` and `min_p` leave, as `first_tokens` does."""
+    keys, n = _keys(logits), logits.shape[-1]
+    whole = _mass(logits, logits.amax(-1, keepdim=True), options).sum(-1, keepdim=True)
+    share = on_device(logits, [own.top_p for own in options], torch.float64)[:, None]
+    n_candidates = min(n, N_CANDIDATES) if logits.device.type == "cpu" else n
+    while True:
+        mass, tokens = _likeliest(keys, logits, options, n_candidates)
+        if n_candidates == n or bool((mass.sum(-1, keepdim=True) >= share * whole).all()):
+            return _cut(mass, whole, options), tokens
+        n_candidates = min(n, 8 * n_candidates)
+
+
+def _keys(logits: torch.Tensor) -> torch.Tensor:
+    """Return numbers in the order of the logits, no two of them equal, int64 [rows, vocabulary].
+
+    Of equal logits the first is the largest. The bits of floats are in the floats' order, those of
+    negative ones in reverse.
+    """
+    bits = (logits + 0.0).view(torch.int32)
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << TOKEN_BITS
+    return keys.add_(LAST_TOKEN - torch.arange(logits.shape[-1], device=logits.device))
+
+
+def _likeliest(
+    keys: torch.Tensor, logits: torch.Tensor, options: Sequence[SamplingOptions], n: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the probabilities and ids of the tokens that the cuts leave."""
-    k = max(0, sampling.top_k)
-    if not k and sampling.top_p == 1 and not sampling.min_p:
-        return probabilities, torch.arange(len(probabilities))
-    n = min(k or N_CANDIDATES, len(probabilities))
-    likeliest, tokens = probabilities.topk(n)
-    # Take more where the mass is spread out, unless k sets the number.
-    while not k and n < len(probabilities) and _is_short(likeliest, sampling):
-        n = min(8 * n, len(probabilities))
-        likeliest, tokens = probabilities.topk(n)
-    total = likeliest.sum() if k else probabilities.sum()
-    before = likeliest.cumsum(0) - likeliest
-    # A token stays while the mass before it is below top_p: the smallest set that reaches it.
-    kept = before < sampling.top_p * total
-    kept &= likeliest >= sampling.min_p * likeliest[0]
-    kept[0] = True
-    return likeliest[kept], tokens[kept]
+    """Return the mass of the n likeliest tokens, and the tokens, int64 [rows, n]."""
+    tokens = LAST_TOKEN - (keys.topk(n).values & LAST_TOKEN)
+    own = logits.gather(-1, tokens)
+    return _mass(own, own[:, :1], options), tokens
 
 
-def _is_short(likeliest: torch.Tensor, sampling: SamplingOptions) -> bool:
-    """Return whether the cuts may leave more tokens than these candidates."""
-    return bool(likeliest.sum() < sampling.top_p and likeliest[-1] >= sampling.min_p * likeliest[0])
+def _mass(
+    logits: torch.Tensor, most: torch.Tensor, options: Sequence[SamplingOptions]
+) -> torch.Tensor:
+    """Return probabilities at each row's temperature, in units of 2^-40 of the likeliest one's.
+
+    Args:
+        logits: float32 [rows, tokens].
+        most: The largest logit of each row, float32 [rows, 1].
+        options: The options of each row.
+
+    Returns:
+        int64 [rows, tokens].
+    """
+    dtype = torch.float32 if logits.device.type == "mps" else torch.float64
+    temperature = on_device(logits, [own.temperature for own in options], dtype)[:, None]
+    # The largest becomes 0, so a tiny temperature gives minus infinity at worst.
+    return ((logits.to(dtype) - most) / temperature).exp_().mul_(UNIT).round_().long()
+
+
+def _cut(
+    mass: torch.Tensor, whole: torch.Tensor, options: Sequence[SamplingOptions]
+) -> torch.Tensor:
+    """Cut off all after the share `top_p` of the whole, and what `min_p` cuts off.
+
+    A token stays while the mass before it is below the share.
+    """
+    share = on_device(mass, [own.top_p for own in options], torch.float64)[:, None]
+    return _likely_enough(mass.where(mass.cumsum(-1) - mass < share * whole, 0), options)
+
+
+def _likely_enough(mass: torch.Tensor, options: Sequence[SamplingOptions]) -> torch.Tensor:
+    """Cut off what is below `min_p` of the likeliest token, whose mass is a whole unit."""
+    if not any(own.min_p for own in options):
+        return mass
+    least = on_device(mass, [own.min_p * UNIT for own in options], torch.float64)[:, None]
+    return mass.where(mass >= least, 0)
+
+
+class _Entries:
+    """Single logits of several rows, each with a number that changes it."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+        self._rows: list[int] = []
+        self._tokens: list[int] = []
+        self._numbers: list[float] = []
+
+    def add(self, row: int, tokens: Iterable[int], numbers: Iterable[float]) -> None:
+        self._tokens += tokens
+        self._rows += [row] * (len(self._tokens) - len(self._rows))
+        self._numbers += numbers
+
+    def change(self, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        if not self._rows:
+            return
+        places = on_device(self._logits, self._rows), on_device(self._logits, self._tokens)
+        numbers = on_device(self._logits, self._numbers, self._logits.dtype)
+        self._logits[places] = change(self._logits[places], numbers)
+
+
+def on_device(like: torch.Tensor, numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Return numbers as a tensor on the device of another."""
+    return torch.tensor(numbers, dtype=dtype).to(like.device, non_blocking=True)

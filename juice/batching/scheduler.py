@@ -1,28 +1,35 @@
 """Which waiting requests join, and how much of whose prompt is prefilled next.
 
 Requests join in the order of arrival, each when its rows, with all positions that it may need, fit
-into the memory for keys and values next to what runs; what has joined is never evicted. Between two
-decode steps a bounded number of padded prompt tokens is prefilled, so a long prompt holds up the
-others for at most one chunk.
+into the memory for keys and values next to what runs; what has joined is never evicted. One that
+must wait for memory lets others go ahead, but not for ever.
+
+A step has a budget of tokens (`juice.batching.costs`). What decodes takes its part, prompts the
+rest: half of it in equal shares, so that a short prompt does not wait for a long one, half in the
+order of arrival, so that not all finish late. So neither a long prompt nor many hold up what runs
+for longer than a step.
 
 Rows share a forward unless the model forbids it: where it makes its own masks, all must have the
 same number of tokens cached, and where its positions change with length (`rope_switch`), all must
 be on the same side of the switch. A row that crosses it is computed again as a whole, alone, one
-such row a step: that may hold up the others for longer than a chunk.
+such row a step: that may hold up the others for longer than a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from juice.batching.costs import Costs, Share, fair_shares
 from juice.batching.generation import Generation
-from juice.batching.room import Room
-from juice.batching.rows import RowTable
-from juice.batching.slots import SlotCache
+from juice.batching.shelves import Shelves
 from juice.engine import Limits
 
 # Scoring a prompt keeps a whole vocabulary of logits for each token, so only a few go at a time.
 MAX_SCORED_CHUNK = 256
+# However much decodes, this part of a step's budget is for prompts.
+PREFILL_SHARE = 0.25
+# How many requests may go ahead of one that waits for memory, and how many are asked.
+MAX_OVERTAKEN, MAX_ASKED = 64, 16
 
 
 class Scheduler:
@@ -30,8 +37,8 @@ class Scheduler:
 
     Args:
         limits: The bounds in force.
-        table: The occupied rows.
-        cache: The slots.
+        shelves: The occupied rows.
+        costs: What forwards cost.
         rope_switch: The length beyond which the model's positions change; None where they do not.
         by_length: Whether only rows with the same number of cached tokens share a forward.
     """
@@ -39,48 +46,53 @@ class Scheduler:
     def __init__(
         self,
         limits: Limits,
-        table: RowTable,
-        cache: SlotCache,
+        shelves: Shelves,
+        costs: Costs,
         *,
         rope_switch: int | None,
         by_length: bool,
     ) -> None:
         self.limits = limits
-        self._table = table
-        self._cache = cache
+        self._shelves = shelves
+        self._costs = costs
         self._rope_switch = rope_switch
         self._by_length = by_length
+        self._decoded: tuple[list[Generation], list[list[Share]]] | None = None
 
-    def room_with(self, generation: Generation) -> Room | None:
-        """Return the room needed if a generation joins now; None if it must wait."""
-        running = [*self._table.mains.rows, *generation.rows]
-        if sum(row.owner is row for row in running) > self.limits.max_batch:
+    def next_of(self, waiting: Iterable[Generation]) -> Generation | None:
+        """Return the request that joins next, of those that wait longest; None if all must wait."""
+        if sum(row.owner is row for row in self._shelves.rows) >= self.limits.max_batch:
             return None
-        window = generation.window
-        room = Room(
-            len(running),
-            tuple(
-                len(lane.rows) + (layer in window)
-                for layer, lane in enumerate(self._table.companions)
-            ),
-            max(s.request.n_positions for s in running),
-        )
-        return room if self._cache.fits(room) else None
+        passed = list[Generation]()
+        for generation in waiting:
+            if self._shelves.fits(generation):
+                for own in passed:
+                    own.n_overtaken += 1
+                return generation
+            if generation.n_overtaken >= MAX_OVERTAKEN or len(passed) == MAX_ASKED:
+                return None
+            passed.append(generation)
+        return None
 
-    def forwards(self) -> list[list[tuple[Generation, int]]]:
+    def forwards(self) -> list[list[Share]]:
         """Return the forwards of a step: prefill first, then all that decode.
 
         Each is a list of generations with how many of their tokens go through.
         """
         # A row that is a token ahead waits for the other row of its request, computed again.
-        decoding = [s for s in self._table.decoding if s.n_cached < s.length]
+        decoding = [
+            s for shelf in self._shelves for s in shelf.table.decoding if s.n_cached < s.length
+        ]
         crossing = [s for s in decoding if s.n_cached == self._rope_switch]
         for generation in crossing[:1]:
             generation.n_cached = 0  # its next token changes all its keys
         again = [[(s, s.length)] for s in crossing[:1]]
+        steps = [s for s in decoding if s not in crossing]
+        budget = float(self.limits.max_prefill_tokens)
+        left = budget - sum(self._cost(s, 1) for s in steps)
         return [
-            *self._apart(self._chunks()),
-            *self._apart([(s, 1) for s in decoding if s not in crossing]),
+            *self._apart(self._chunks(max(left, PREFILL_SHARE * budget)), self._costs.prefills),
+            *self._steps(steps),
             *again,
         ]
 
@@ -95,41 +107,52 @@ class Scheduler:
             else None
         )
 
-    def _apart(self, chosen: list[tuple[Generation, int]]) -> list[list[tuple[Generation, int]]]:
-        if not self._by_length and self._rope_switch is None:
-            return [chosen] if chosen else []
-        groups: dict[object, list[tuple[Generation, int]]] = {}
+    def _steps(self, decoding: list[Generation]) -> list[list[Share]]:
+        """Return the forwards in which these decode; they stay the same until a row changes."""
+        if self._decoded is None or self._decoded[0] != decoding:
+            parts = self._apart([(s, 1) for s in decoding], self._costs.decodes)
+            self._decoded = decoding, parts
+        return self._decoded[1]
+
+    def _apart(
+        self, chosen: list[Share], cheapest: Callable[[list[Share]], list[list[Share]]]
+    ) -> list[list[Share]]:
+        """Return the forwards of what is chosen: by shelf, by what a model allows, by cost."""
+        groups: dict[object, list[Share]] = {}
         for generation, n_tokens in chosen:
             n_cached = generation.n_cached if self._by_length else None
-            groups.setdefault((n_cached, self.reach([generation])), []).append(
-                (generation, n_tokens)
-            )
-        return list(groups.values())
+            key = (id(self._shelves[generation]), n_cached, self.reach([generation]))
+            groups.setdefault(key, []).append((generation, n_tokens))
+        return [part for group in groups.values() for part in cheapest(group)]
 
-    def _chunks(self) -> list[tuple[Generation, int]]:
-        """Return the generations to prefill now, oldest first, and how many tokens of each.
-
-        Prompts that fit whole go together; one that does not goes alone, a chunk at a time.
-        """
-        chosen: list[tuple[Generation, int]] = []
-        n_rows, longest, n_scored = 0, 0, 0
-        for generation in sorted(
-            (s for s in self._table.prefilling if s.is_prefilling), key=lambda s: s.number
-        ):
-            n_tokens = (
-                min(generation.n_to_prefill, MAX_SCORED_CHUNK)
-                if generation.request.prompt_logprobs
-                else generation.n_to_prefill
-            )
-            n_rows += generation.n_rows
-            longest = max(longest, n_tokens)
-            n_scored += n_tokens if generation.request.prompt_logprobs else 0
-            if n_rows * longest <= self.limits.max_prefill_tokens and n_scored <= MAX_SCORED_CHUNK:
-                chosen.append((generation, n_tokens))
-            elif not chosen:
-                return [
-                    (generation, min(n_tokens, max(1, self.limits.max_prefill_tokens // n_rows)))
-                ]
-            else:
-                break
+    def _chunks(self, budget: float) -> list[Share]:
+        """Return the generations to prefill now, oldest first, and how many tokens of each."""
+        prefilling = sorted(
+            (s for shelf in self._shelves for s in shelf.table.prefilling if s.is_prefilling),
+            key=lambda s: s.number,
+        )
+        wanted = [self._cost(s, s.n_to_prefill) for s in prefilling]
+        shares = fair_shares(wanted, budget / 2)
+        budget -= sum(shares)
+        chosen, n_scored = list[Share](), 0
+        for generation, own, share in zip(prefilling, wanted, shares, strict=True):
+            more = min(budget, own - share)
+            budget -= more
+            n_tokens = self._n_tokens(generation, share + more)
+            if generation.request.prompt_logprobs:
+                n_tokens = min(n_tokens, MAX_SCORED_CHUNK - n_scored)
+                n_scored += n_tokens
+            # The oldest always goes on.
+            if n_tokens or not chosen:
+                chosen.append((generation, max(1, n_tokens)))
         return chosen
+
+    def _cost(self, generation: Generation, n_tokens: int) -> float:
+        return self._costs.of_rows(generation) * self._costs.of_tokens(
+            n_tokens, generation.n_cached
+        )
+
+    def _n_tokens(self, generation: Generation, cost: float) -> int:
+        """Return how many tokens of a prompt cost at most this."""
+        n = self._costs.n_tokens(cost / self._costs.of_rows(generation), generation.n_cached)
+        return min(n, generation.n_to_prefill)

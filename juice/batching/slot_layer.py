@@ -42,13 +42,15 @@ class SlotLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self) -> None:
+    def __init__(self, like: SlotLayer | None = None) -> None:
         super().__init__()
         self.keys: torch.Tensor
         self.values: torch.Tensor
         self._shape = (0, 0, 0)
         self.access: Access
         self.span: Span
+        if like is not None and like.is_initialized:
+            self.lazy_initialization(like.keys, like.values)
 
     @property
     def n_kv_heads(self) -> int:
@@ -83,6 +85,12 @@ class SlotLayer(CacheLayerMixin):
             old[0] - mains : old[0] + companions, :, :length
         ]
         return new
+
+    def free(self) -> None:
+        """Give the memory back; the shapes stay known."""
+        self._shape = (0, 0, 0)
+        if self.is_initialized:
+            self.lazy_initialization(self.keys, self.values)
 
     def slot(self, place: int, *, is_main: bool) -> int:
         return self._shape[0] - 1 - place if is_main else self._shape[0] + place

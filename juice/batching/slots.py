@@ -6,7 +6,8 @@ rows of a decode step are one contiguous view, however many there are of each. C
 only in their window. Padding is written to the last position of a slot, which nothing reads.
 
 The buffers grow by doubling while memory allows, and change shape with the requests: fewer and
-longer slots, or more and shorter ones.
+longer slots, or more and shorter ones. Near the end of the memory they grow by as much as there is,
+so that not every row that joins moves all the others.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class SlotsBrokenError(RuntimeError):
 class SlotCache(Cache):
     """The slots of every layer, as a cache that unmodified models accept.
 
-    They stay within `max_bytes` where that is set.
+    Args:
+        n_layers: The number of layers.
+        like: A cache of the same model, whose shapes are known from a forward.
     """
 
-    def __init__(self, n_layers: int) -> None:
-        self.slot_layers = [SlotLayer() for _ in range(n_layers)]
-        self.max_bytes: int | None = None
+    def __init__(self, n_layers: int, like: SlotCache | None = None) -> None:
+        known = [None] * n_layers if like is None else like.slot_layers
+        self.slot_layers: list[SlotLayer] = [SlotLayer(layer) for layer in known]
         self._room: Room | None = None
         super().__init__(layers=list(self.slot_layers))
 
@@ -48,23 +51,32 @@ class SlotCache(Cache):
         """The positions of every slot, without the one for padding."""
         return self._room.n_positions if self._room else 0
 
-    def fits(self, room: Room) -> bool:
-        """Return whether a room is within `max_bytes`."""
-        return self.max_bytes is None or self.n_bytes(room) <= self.max_bytes
+    @property
+    def n_allocated_bytes(self) -> int:
+        """The bytes that the slots take now."""
+        return self.n_bytes(self._room) if self._room else 0
 
     @torch.inference_mode()
-    def reserve(self, needed: Room) -> None:
+    def reserve(self, needed: Room, max_bytes: int | None = None) -> None:
         """Make room; what is cached stays.
 
-        Raises SlotsBrokenError, or whatever a failed allocation raises; that changes nothing.
+        Args:
+            needed: The least that there must be.
+            max_bytes: The most that the slots may take; None for no bound.
+
+        Raises:
+            SlotsBrokenError: The slots of some layers have changed, those of others have not.
+            Exception: Whatever a failed allocation raises; it changes nothing.
         """
+
+        def fits(room: Room) -> bool:
+            return max_bytes is None or self.n_bytes(room) <= max_bytes
+
         had = self._room
-        if had is not None and had.covers(needed) and self.fits(had):
+        if had is not None and had.covers(needed) and fits(had):
             return None
-        rooms = [
-            room for room in (needed.with_growth(had), needed.with_growth(None)) if self.fits(room)
-        ]
-        for room in rooms:
+        larger = (needed.with_growth(had), needed.with_growth(None), needed.with_more_rows(fits))
+        for room in filter(fits, larger):
             try:
                 return self.resize(room)
             except SlotsBrokenError:
@@ -90,6 +102,12 @@ class SlotCache(Cache):
                 self._roll_back(done, had)
             raise
         self._room = room
+
+    def free(self) -> None:
+        """Give the memory back; nothing may be cached."""
+        for layer in self.slot_layers:
+            layer.free()
+        self._room = None
 
     def _roll_back(self, done: list[int], had: Room) -> None:
         try:

@@ -71,15 +71,24 @@ def progress(description: str, total: int) -> Iterator[Advance]:
 
 
 class _Lines:
-    """Progress for logs: a line every LINE_S seconds, so short work has none."""
+    """Progress for logs: a line every LINE_S seconds, so short work has none.
+
+    Pieces that follow one another share the time: long work made of many short ones has lines too.
+    """
+
+    said = moved = float("-inf")
 
     def __init__(self, description: str, total: int) -> None:
-        self._description, self._total = description, total
-        self._done, self._said = 0, time.monotonic()
+        self._description, self._total, self._done = description, total, 0
+        now = time.monotonic()
+        if now - _Lines.moved >= LINE_S:
+            _Lines.said = now  # nothing was going on before
+        _Lines.moved = now
 
     def advance(self, n: int) -> None:
         """Report that this many more units are done."""
         self._done += n
-        if time.monotonic() - self._said >= LINE_S:
-            self._said = time.monotonic()
+        _Lines.moved = now = time.monotonic()
+        if now - _Lines.said >= LINE_S:
+            _Lines.said = now
             note(f"juice: {self._description}: {self._done} of {self._total}")

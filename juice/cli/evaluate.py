@@ -229,6 +229,7 @@ def _check_whole(loading: LoadOptions) -> None:
         "offload_folder",
         "quantization",
         "allow_approximate",
+        "allow_unverified",
         "revision",
         "attn_implementation",
     )

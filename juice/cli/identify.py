@@ -86,7 +86,7 @@ def run(
     from juice.data.example import examples_sha256
     from juice.data.readers import read_examples
     from juice.head_set.naming import slug
-    from juice.head_set.storage import check_writable
+    from juice.head_set.writing import check_writable
     from juice.identification import IdentificationOptions
     from juice.identification.drawing import usable_examples
     from juice.identification.protection import Protection

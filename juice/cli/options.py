@@ -174,7 +174,7 @@ def head_set_for(model: SteeredModel, given: str | None) -> HeadSet | str | None
     from juice.head_set.lookup import find_head_set
 
     _, found = find_head_set(given, model.head_sets.folder)
-    found.check_fits(model.description.identity)
+    model.check_fits(found)
     return found
 
 

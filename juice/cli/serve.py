@@ -55,7 +55,8 @@ def run(**flags: Any) -> None:
     # Imports PyTorch: wrong settings are reported before that.
     process = import_module("juice_server.process")
     options.quiet_libraries()
-    url = f"http://{chosen.host}:{chosen.port}"
+    host = f"[{chosen.host}]" if ":" in chosen.host else chosen.host
+    url = f"http://{host}:{chosen.port}"
     console.note(f"juice: loading {chosen.model}")
     process.serve(
         chosen,

@@ -29,7 +29,7 @@ def run(
     """
     from juice.data.readers import read_examples
     from juice.head_set.lookup import find_head_set
-    from juice.head_set.storage import check_writable
+    from juice.head_set.writing import check_writable
     from juice.identification import tune
     from juice.identification.scored_prompt import with_scored_answers
 
@@ -37,7 +37,7 @@ def run(
     check_writable(folder.resolve(), overwrite=True)
     examples = read_examples(validation, split="validation")
     loaded = options.load(model, loading)
-    chosen.check_fits(loaded.description.identity)
+    loaded.check_fits(chosen)
     loaded = options.in_chat(loaded, chat_template).in_form_of(chosen)
     tuned = tune(
         loaded,

@@ -24,11 +24,12 @@ from random import Random
 from juice.data import passage
 from juice.data.answer_kinds import kind_of
 from juice.data.asked_model import AskedModel
-from juice.data.example import ConflictExample, ConflictType, question_prompt
+from juice.data.example import ConflictExample, question_prompt
 from juice.data.fields import columns_of, text_of, texts_of
 from juice.data.judging import MAX_TOKENS, N_WORDS, contains_answer, normalise
 from juice.data.readers.rows import Row
 from juice.errors import ExampleError
+from juice.methods import ConflictType
 from juice.progress import Progress, silent
 
 FIELDS = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import ConflictExample
+from juice.methods import ConflictType
 
 QUESTION = re.compile(r"question:", re.IGNORECASE)
 

@@ -26,12 +26,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from juice.data.judging import MAX_TOKENS, N_WORDS, begins_with_answer, contains_answer
 from juice.errors import ExampleError
-from juice.methods import Target
+from juice.methods import CONFLICT_TYPES, ConflictType, Target
 from juice.options import first_problem
-
-ConflictType = Literal["clean", "substitution", "coherent"]
-CONFLICT_TYPES: tuple[ConflictType, ...] = ("clean", "substitution", "coherent")
-CONFLICTS: tuple[ConflictType, ...] = ("substitution", "coherent")
 
 
 def _as_tuple(value: Any) -> Any:

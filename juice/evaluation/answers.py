@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.engine import Completion, GenerationRequest
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import context_reliance
 from juice.evaluation.splits import domain_of
-from juice.methods import Target
+from juice.methods import ConflictType, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 

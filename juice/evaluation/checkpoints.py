@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from juice.data.contexts import context_end
-from juice.data.example import ConflictExample, ConflictType, conflict_types, examples_sha256
+from juice.data.example import ConflictExample, conflict_types, examples_sha256
 from juice.errors import ExampleError, ModelNotFoundError, UnsupportedModelError
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.methods import Treatment
@@ -36,7 +36,7 @@ from juice.evaluation.report.sections import sections
 from juice.evaluation.splits import domain_of, limited
 from juice.evaluation.store import Store
 from juice.loading.load import load
-from juice.methods import Target
+from juice.methods import ConflictType, Target
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from juice.data.example import CONFLICTS, ConflictExample, ConflictType, judged_types
+from juice.data.example import ConflictExample, judged_types
 from juice.engine import Steer
 from juice.errors import JuiceError
 from juice.evaluation import path_patching
@@ -27,7 +27,7 @@ from juice.head_set import Head, HeadSet
 from juice.identification import IdentificationOptions
 from juice.identification.grid import best_betas, grid_of, try_betas
 from juice.identification.trials import Trials
-from juice.methods import CONTRASTS, Method, Target
+from juice.methods import CONFLICTS, ConflictType, Method, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
@@ -100,10 +100,9 @@ class Preparer:
         if name in ("ph3_large", "ph3_small"):
             heads = [Head(*head) for head in choice["heads"]]
             return Treatment(target=target, steer=pruning(self.model, heads, target))
-        for contrast in CONTRASTS:
-            if contrast == name:
-                steer = Steer(target=target, method=contrast, strength=CAD_WEIGHT)
-                return Treatment(target=target, steer=steer, apart=True)
+        if name in ("cad", "adacad"):
+            steer = Steer(target=target, method=name, strength=CAD_WEIGHT)
+            return Treatment(target=target, steer=steer, apart=True)
         return Treatment(target=target, instructs=name == "prompt")
 
     def _head_set(self, name: MethodName, target: Target) -> HeadSet:

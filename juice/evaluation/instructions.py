@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from juice.data.example import ConflictType
-from juice.methods import Target
+from juice.methods import ConflictType, Target
 
 MEMORY_AFTER_STATEMENT = (
     "The statement that comes first may be false. Do not rely on it: "

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from juice.data.contexts import context_end, has_context_apart, without_context
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.engine import GenerationRequest, Steer, Steering
 from juice.evaluation.instructions import instructed
-from juice.methods import CONTRASTS, Target
+from juice.methods import CONTRASTS, ConflictType, Target
 from juice.steered_model import SteeredModel
 
 MethodName = Literal[

@@ -26,11 +26,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.data.passage import swapped
 from juice.errors import JuiceError
 from juice.head_set import Head
 from juice.identification.scored_prompt import scored_prompt
+from juice.methods import ConflictType
 from juice.model.hooks import hooked
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent

@@ -15,13 +15,13 @@ from typing import Any
 
 from juice.data.controls import true_contexts, unknown_subjects
 from juice.data.critical import perplexity
-from juice.data.example import CONFLICTS, ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean, repetition
 from juice.evaluation.splits import domain_of, limited
 from juice.identification.intervals import share_interval
-from juice.methods import Target
+from juice.methods import CONFLICTS, ConflictType, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from juice.data.example import ConflictExample, ConflictType, examples_sha256
+from juice.data.example import ConflictExample, examples_sha256
 from juice.data.judging import normalise
 from juice.errors import ExampleError
 from juice.evaluation.instructions import instructed
@@ -29,7 +29,7 @@ from juice.identification import IdentificationOptions
 from juice.identification.drawing import usable_examples
 from juice.identification.scored_prompt import scored_prompt
 from juice.identification.validation import N_TUNED_ON, known_examples, validation_share
-from juice.methods import TARGETS, Target
+from juice.methods import TARGETS, ConflictType, Target
 from juice.steered_model import SteeredModel
 
 LARGE_SHARE = 0.4

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.evaluation.answers import Answer
 from juice.evaluation.metrics import mean
 from juice.evaluation.splits import domain_of
 from juice.identification.intervals import share_interval
+from juice.methods import ConflictType
 
 AVERAGE = "average"
 N_POPULARITY_BINS = 3

@@ -11,12 +11,14 @@ import torch
 from juice.batching import BatchingEngine
 from juice.engine import Capability, Engine, GenerationRequest
 from juice.errors import GenerationError, JuiceError, UnsupportedModelError
+from juice.exactness.comparison import bound_of, compared
 from juice.exactness.costs import as_if_tuned, costs_of
-from juice.exactness.engine_check import bound_of, difference_from_two_runs, spread_steering, verify
+from juice.exactness.engine_check import verify
 from juice.exactness.head_check import TOLERANCE as HEADS_TOLERANCE
 from juice.exactness.head_check import check_heads
 from juice.exactness.lens_check import z_difference
 from juice.exactness.report import Check, Diagnosis
+from juice.exactness.schedule import steering_of
 from juice.head_set import HeadSetLibrary
 from juice.model.layout import text_config
 from juice.model.loaded import LoadedModel
@@ -157,7 +159,8 @@ def _check_engine(model: _Patient) -> list[Check]:
         "short prompts in one batch, prefilled in chunks, any sliding window set to 3: "
         "difference from the two runs"
     )
-    return _nats(model, name, verify(model.loaded, model.engine.mode))
+    found = verify(model.loaded, model.engine.mode)
+    return [_check(name, found.share, found.bound, "of what steering changes")]
 
 
 def _check_prompt(model: _Patient) -> list[Check]:
@@ -230,13 +233,13 @@ def _steered(model: _Patient, ids: tuple[int, ...]) -> float:
     steering = (
         as_if_tuned(sets[0])
         if sets
-        else spread_steering(model.loaded, 0, model.loaded.layout.n_layers - 1)
+        else steering_of(model.loaded, (0, model.loaded.layout.n_layers - 1), 2.0, seed=0)
     )
     request = GenerationRequest(
         prompt_ids=ids, max_tokens=N_TOKENS, ignore_eos=True, steering=steering
     )
     completion = model.engine.generate([request])[0]
-    return difference_from_two_runs(model.loaded, request, completion).value
+    return compared(model.loaded, request, completion).difference
 
 
 def _nats(model: _Patient, name: str, difference: float) -> list[Check]:

@@ -1,10 +1,12 @@
 """The check at every load: the engine gives what the model itself gives, steered and not.
 
-Short prompts of different lengths run through a small engine together, with prefill in chunks. Then
-each whole sequence runs once more by the definition: in two runs, without our cache, masks, batches
-or hooks. The log-probabilities of the chosen tokens must agree. They differ for an architecture
-that ignores the cache, the masks or the positions it is given, that mixes rows, or that rows cannot
-enter between layers. The fastest mode that agrees is used; a model for which none does is refused.
+A small batch runs through the engine (`juice.exactness.schedule`). Then each whole sequence runs
+once more by the definition: in two runs, without our cache, masks, batches or hooks. The
+log-probabilities must agree, to a small share of what steering changes in them or to the model's
+own rounding, whichever is larger; heads are scaled by more until the first is far above the second.
+They differ for an architecture that ignores the cache, the masks or the positions it is given, that
+mixes rows, or that rows cannot enter between layers. The fastest mode that agrees is used; a model
+for which none does is refused.
 
 Sliding windows are longer than any prompt that a load has time for, so for the check the model gets
 sliding windows of three tokens.
@@ -13,36 +15,32 @@ sliding windows of three tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import replace
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from juice.batching import BatchingEngine, Mode
-from juice.engine import Completion, GenerationRequest, Limits, Steering, SteeringReport
-from juice.engine.steering import unsteered
+from juice.engine import GenerationRequest, Limits
 from juice.errors import JuiceError, UnsupportedModelError
+from juice.exactness.comparison import bound_of, compared
+from juice.exactness.schedule import LIMITS, scheduled
+from juice.model.differences import distance, largest
 from juice.model.loaded import LoadedModel
 from juice.model.masks import narrow_sliding_windows
-from juice.model.two_runs import two_runs
 
 LOG = logging.getLogger("juice.exactness")
 # Fastest first.
 MODES = (Mode(), Mode(full_rows=True), Mode(own_masks=True), Mode(full_rows=True, own_masks=True))
-N_TOKENS = 3
-LENGTHS = (2, 5)
 SLIDING_WINDOW = 3
-# Prompts join as others leave, and the longer ones are prefilled in two chunks.
-# The memory is as good as unlimited: a few tokens always fit.
-LIMITS = Limits(max_batch=3, max_prefill_tokens=4, kv_memory_bytes=1 << 50)
-# In nats; half precision rounds differently for every shape of a batch.
-TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-# Strong, so that wrong steering exceeds these: steered runs may differ by a quarter of them, or by
-# a few times what unsteered runs do.
-COEFFICIENT = 2.0
-STEERED_SHARE, TIMES_UNSTEERED = 0.25, 4.0
+# Heads are scaled by more until what every request's steering changes is far above rounding.
+LEAST_SCALE, MOST_SCALE = 2.0, 32.0
+FAR = 40
+# How far a generation may be from the two runs: a share of what steering changes, or this many
+# times the difference that the shape of a batch makes to the model itself.
+SHARE, TIMES_ROUNDING = 0.05, 4.0
+# A forward of other shapes rounds differently: more rows, and tokens after those that count.
+N_ROUNDED, N_ROWS, N_PADDING = 4, 5, 3
 
 
 def checked_engine(loaded: LoadedModel, limits: Limits | None = None) -> BatchingEngine:
@@ -50,11 +48,11 @@ def checked_engine(loaded: LoadedModel, limits: Limits | None = None) -> Batchin
 
     Raises UnsupportedModelError where no mode does.
     """
-    return BatchingEngine(loaded, limits, exact_mode(loaded)[0])
+    return BatchingEngine(loaded, limits, exact_mode(loaded))
 
 
-def exact_mode(loaded: LoadedModel) -> tuple[Mode, float]:
-    """Return the fastest mode in which engine and model agree, and its largest difference in nats.
+def exact_mode(loaded: LoadedModel) -> Mode:
+    """Return the fastest mode in which engine and model agree.
 
     Raises UnsupportedModelError, with the reason of the first mode, where none agrees.
     """
@@ -68,24 +66,40 @@ def exact_mode(loaded: LoadedModel) -> tuple[Mode, float]:
         ):
             continue
         try:
-            return mode, verify(loaded, mode)
+            verify(loaded, mode)
         except UnsupportedModelError as error:
             LOG.info("%s is not exact in %s: %s", type(loaded.model).__name__, mode, error)
             reasons.append(error)
+        else:
+            return mode
     raise reasons[0]
 
 
-def verify(loaded: LoadedModel, mode: Mode) -> float:
-    """Return the largest difference between engine and model, in nats.
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How well an engine and its model agree.
 
-    Raises UnsupportedModelError where it is too large, JuiceError for lack of memory. With
-    quantised activations there is no bound: such models were accepted as approximate before.
+    Args:
+        unsteered: The largest difference of a chosen token's log-probability in a generation that
+            is not steered, in nats.
+        share: The error of the worst generation, as a share of what steering changes.
+        bound: The share that is allowed.
+    """
+
+    unsteered: float
+    share: float
+    bound: float
+
+
+def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
+    """Return how well engine and model agree.
+
+    Raises UnsupportedModelError where they do not, JuiceError for lack of memory. With quantised
+    activations there is no bound: such models were accepted as approximate before.
     """
     name = type(loaded.model).__name__
     try:
-        unsteered_runs, steered_runs = _differences(
-            loaded, replace(mode, sliding_window=SLIDING_WINDOW)
-        )
+        agreement = _agreement(loaded, replace(mode, sliding_window=SLIDING_WINDOW))
     except torch.OutOfMemoryError as error:
         raise JuiceError(
             f"there is not enough memory to check {name}; choose another --device or --device-map, "
@@ -97,128 +111,63 @@ def verify(loaded: LoadedModel, mode: Mode) -> float:
         ) from error
     except Exception as error:  # whatever a model raises at inputs that it does not expect
         raise UnsupportedModelError(f"{name} cannot run with JuICE's cache: {error!r}") from error
-    plain, steered = (
-        largest(d.value for d in unsteered_runs),
-        largest(d.value for d in steered_runs),
-    )
-    bound = bound_of(loaded)
-    # Tighter than for unsteered runs, whose bound would hide wrong steering.
-    tighter = min(
-        bound,
-        max(
-            1e-3,
-            STEERED_SHARE * bound,
-            TIMES_UNSTEERED * plain,
-            *(d.rounding for d in steered_runs),
-        ),
-    )
-    if loaded.exact and not (plain <= bound and steered <= tighter):
+    is_close = agreement.share <= agreement.bound and agreement.unsteered <= bound_of(loaded)
+    if loaded.exact and not is_close:
         raise UnsupportedModelError(
             f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ "
-            f"by {largest((plain, steered)):.2g} from its own ({plain:.2g} unsteered); it ignores "
-            "the cache, masks or positions it is given, or mixes rows"
+            f"from its own by {agreement.share:.2g} of what steering changes, and unsteered by "
+            f"{agreement.unsteered:.2g}; it ignores the cache, masks or positions it is given, or "
+            "mixes rows"
         )
-    return largest((plain, steered))
+    return agreement
 
 
-def bound_of(loaded: LoadedModel) -> float:
-    """Return how far, in nats, a log-probability may be from that of the two runs.
-
-    Products with packed weights may be computed in bfloat16, whatever the dtype of the model.
-    """
-    bound = TOLERANCES.get(loaded.dtype, TOLERANCES[torch.bfloat16])
-    return bound if loaded.quantization is None else max(bound, TOLERANCES[torch.bfloat16])
-
-
-class Difference(NamedTuple):
-    """How far a generation is from the two runs, in nats.
-
-    `value` is the largest difference of a chosen token's log-probability, `rounding` twice the
-    rounding of the largest logit.
-    """
-
-    value: float
-    rounding: float
-
-
-def largest(values: Iterable[float]) -> float:
-    """Return the largest number; NaN is larger than any."""
-    return max(values, key=lambda value: (value != value, value))
-
-
-def _differences(loaded: LoadedModel, mode: Mode) -> tuple[list[Difference], list[Difference]]:
-    """Return the differences of unsteered and of steered runs."""
-    n, last = loaded.vocabulary_size, loaded.layout.n_layers - 1
-    prompts = [tuple((7 * i + 11 * length) % n for i in range(length)) for length in LENGTHS]
-    # The clean run goes through every layer, or enters after the first and leaves before the last.
-    steerings = [
-        unsteered(),
-        spread_steering(loaded, 0, last),
-        *([spread_steering(loaded, 1, last - 1)] if last > 2 else []),
-    ]
-    requests = [
-        GenerationRequest(prompt_ids=p, max_tokens=N_TOKENS, ignore_eos=True, steering=s)
-        for s in steerings
-        for p in prompts
-    ]
-    engine = BatchingEngine(loaded, LIMITS, mode)
+def _agreement(loaded: LoadedModel, mode: Mode) -> Agreement:
+    engine, scale = BatchingEngine(loaded, LIMITS, mode), LEAST_SCALE
     try:
-        completions = engine.generate(requests)
-        differences = [
-            difference_from_two_runs(loaded, r, c, mode.sliding_window)
-            for r, c in zip(requests, completions, strict=True)
-        ]
+        while True:
+            requests = scheduled(loaded, scale)
+            rounding = _rounding(loaded, requests, mode.sliding_window)
+            found = [
+                compared(loaded, request, completion, mode.sliding_window)
+                for request, completion in zip(requests, engine.generate(requests), strict=True)
+            ]
+            least = min(own.effect for own in found if own.effect)
+            if least >= FAR * rounding or scale == MOST_SCALE:
+                break
+            # What steering changes grows with the scale, at first in proportion.
+            scale = min(MOST_SCALE, scale * 1.5 * FAR * rounding / least)
     finally:
         engine.stop()
-    return differences[: len(prompts)], differences[len(prompts) :]
+    shares = [
+        (own.error / effect, max(SHARE, TIMES_ROUNDING * rounding / effect))
+        for own in found
+        for effect in [own.effect or least]
+    ]
+    share, bound = max(shares, key=lambda pair: (pair[0] != pair[0], pair[0] / pair[1]))
+    unsteered = largest(own.difference for own in found if not own.effect)
+    return Agreement(unsteered=unsteered, share=share, bound=bound)
 
 
-def spread_steering(loaded: LoadedModel, first: int, last: int) -> Steering:
-    """Return the steering of one head in the first, the last and the middle of some layers.
+@torch.inference_mode()
+def _rounding(
+    loaded: LoadedModel, requests: Sequence[GenerationRequest], sliding_window: int | None
+) -> float:
+    """Return how much a forward's shape alone changes the model's log-probabilities, in nats.
 
-    So the clean run goes through all of these layers.
+    The mean squares are those of `Comparison.error`; nothing here is ours but the tokens.
     """
-    layers = sorted({first, (first + last) // 2, last})
-    coefficients = {layer: torch.zeros(loaded.layout.layers[layer].n_heads) for layer in layers}
-    for values in coefficients.values():
-        values[0] = COEFFICIENT
-    report = SteeringReport(
-        applied=True, target="context", beta_plus=COEFFICIENT, strength=1.0, n_heads=len(layers)
-    )
-    return Steering(coefficients=coefficients, report=report)
-
-
-def difference_from_two_runs(
-    loaded: LoadedModel,
-    request: GenerationRequest,
-    completion: Completion,
-    sliding_window: int | None = None,
-) -> Difference:
-    """Return how far the log-probabilities of the chosen tokens are from those of the two runs.
-
-    Args:
-        loaded: The model.
-        request: The request.
-        completion: What an engine gave for it.
-        sliding_window: The width of sliding windows in that engine; None for the model's own.
-    """
-    tokens = torch.tensor([*request.prompt_ids, *completion.token_ids])
-    first, end, switch = len(request.prompt_ids) - 1, len(tokens) - 1, loaded.rope_switch
-    # Tokens up to a switch of positions were chosen from a shorter text, with other keys.
-    ends = [switch, end] if switch is not None and first < switch < end else [end]
-    kept = [stop - start for start, stop in pairwise([first, *ends])]
+    found = [0.0]
+    # Tokens after those that count would take a model across its switch of positions.
+    n_padding = N_PADDING if loaded.rope_switch is None else 0
     with loaded.turn, narrow_sliding_windows(loaded.model, sliding_window):
-        runs = [
-            two_runs(
-                loaded,
-                tokens[:stop].to(loaded.device),
-                request.steering.coefficients,
-                n,
-                request.steering.first_position,
-            ).cpu()
-            for stop, n in zip(ends, kept, strict=True)
-        ]
-    logits = torch.cat(runs)
-    expected = logits.log_softmax(-1).gather(1, tokens[first + 1 :, None])[:, 0]
-    value = float((expected - torch.tensor(completion.logprobs)).abs().max())
-    return Difference(value, 2 * torch.finfo(loaded.dtype).eps * float(logits.abs().max()))
+        for request in requests[:N_ROUNDED]:
+            n, ids = len(request.prompt_ids), [*request.prompt_ids]
+            alone = torch.tensor([ids], device=loaded.device)
+            among = torch.tensor([ids + ids[:1] * n_padding] * N_ROWS, device=loaded.device)
+            one, other = (
+                loaded.run(input_ids=own, use_cache=False).logits[-1, n - 1].float().log_softmax(-1)
+                for own in (alone, among)
+            )
+            found.append(distance(one, other))
+    return largest(found)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from juice.errors import UsageError
-from juice.exactness.engine_check import largest
+from juice.model.differences import largest
 from juice.model.hooks import hooked
 from juice.model.loaded import LoadedModel
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from juice.engine import Engine, GenerationRequest, Steering
 from juice.engine.steering import unsteered
+from juice.exactness.comparison import bound_of, compared
 from juice.exactness.costs import as_if_tuned, costs_of
-from juice.exactness.engine_check import bound_of, difference_from_two_runs, largest
 from juice.exactness.report import Check, Diagnosis
 from juice.head_set import HeadSetLibrary
+from juice.model.differences import largest
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent
 
@@ -87,7 +88,7 @@ def _difference(engine: Engine, reference: LoadedModel, steering: Steering) -> f
         for length in _lengths(engine)
     ]
     return largest(
-        difference_from_two_runs(reference, request, completion).value
+        compared(reference, request, completion).difference
         for request, completion in zip(requests, engine.generate(requests), strict=True)
     )
 

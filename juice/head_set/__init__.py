@@ -8,7 +8,9 @@ schema        Head, and the content of a head set: pure data, validated
 scores        the head scores that a set was chosen from, as safetensors
 coefficients  betas and strength as the coefficients of every head's z
 naming        how models are named in folders and on the hub
-storage       a head set's folder: load and atomic save
+reading       the files of a folder, opened once
+writing       a folder written in one step
+storage       a head set's folder: load, verify and save
 card          the README of a head set's repository
 hub           that repository: pull and push
 lens          a head set as hooks of TransformerLens

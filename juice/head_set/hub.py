@@ -21,8 +21,9 @@ from huggingface_hub import (
 from juice.errors import HeadSetError, HeadSetNotFoundError, OutputError, causes_of, first_line
 from juice.head_set.card import card_of
 from juice.head_set.naming import public_id
+from juice.head_set.reading import JSON_FILE, SCORES_FILE
 from juice.head_set.schema import HeadSetContent
-from juice.head_set.storage import JSON_FILE, SCORES_FILE, files_of, load
+from juice.head_set.storage import files_of, load
 
 CARD_FILE = "README.md"
 

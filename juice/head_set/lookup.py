@@ -15,9 +15,9 @@ from pathlib import Path
 from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError
 from juice.head_set.head_set import HeadSet
 from juice.head_set.naming import public_id
+from juice.head_set.reading import JSON_FILE, SCORES_FILE
 from juice.head_set.schema import ModelIdentity
 from juice.head_set.scores import HeadScores
-from juice.head_set.storage import JSON_FILE, SCORES_FILE
 from juice.methods import TARGETS, Method, Target
 
 PACKAGED = Path(__file__).parents[1] / "_head_sets"
@@ -36,20 +36,24 @@ def find_folder(given: str | Path | None) -> Path:
     """
     named = given or os.environ.get("JUICE_HEAD_SETS")
     if named:
-        if any(
-            (Path(named) / below / JSON_FILE).exists()
-            for below in (".", *(p.name for p in Path(named).glob("[!.]*")))
-        ):
-            raise HeadSetNotFoundError(
-                f"{named} is the folder of a head set or of one model; "
-                f"give the folder above, which holds <model>/<name>/{JSON_FILE}"
-            )
-        if not Path(named).is_dir():
+        folder = Path(named)
+        if not folder.is_dir():
             raise HeadSetNotFoundError(
                 f"the head sets folder {named} does not exist; "
                 f"make it with `juice identify --out {named}`"
             )
-        return Path(named)
+        try:
+            below = (folder, *_folders_in(folder))
+        except OSError as error:
+            raise HeadSetNotFoundError(
+                f"cannot look into the head sets folder {named}: {error.strerror}"
+            ) from error
+        if any(os.path.lexists(own / JSON_FILE) for own in below):
+            raise HeadSetNotFoundError(
+                f"{named} is the folder of a head set or of one model; "
+                f"give the folder above, which holds <model>/<name>/{JSON_FILE}"
+            )
+        return folder
     local = Path("head_sets")
     return local if local.is_dir() else shipped_folder()
 
@@ -64,21 +68,36 @@ class HeadSetLibrary:
     unfit: dict[str, str] = field(default_factory=dict)
     # The keys of `unfit` whose sets were made for a model of another name.
     foreign: set[str] = field(default_factory=set)
+    allow_unverified: bool = False
 
     @classmethod
-    def scan(cls, given: str | Path | None, model: ModelIdentity) -> HeadSetLibrary:
-        """Read every set of the folder; raises HeadSetError for two fitting sets of one name.
+    def scan(
+        cls, given: str | Path | None, model: ModelIdentity, *, allow_unverified: bool = False
+    ) -> HeadSetLibrary:
+        """Read every set of the folder.
 
-        A set that is damaged or made for another model is listed in `unfit` with the reason. A set
-        without a fingerprint that fits by architecture and shape alone is served with a warning,
-        unless another set of its name has the model's fingerprint.
+        A set that cannot be read, is damaged or was made for another model is listed in `unfit`
+        with the reason. Of two sets of one name, one of which has the model's fingerprint, that one
+        is served.
+
+        Args:
+            given: The folder; None: the one that is searched.
+            model: The model to serve.
+            allow_unverified: Whether to serve sets that fit by architecture and shape alone.
+
+        Raises:
+            HeadSetNotFoundError: There is no such folder.
+            HeadSetError: Two fitting sets have one name.
         """
-        library, found = cls(find_folder(given), model), {}
-        for key, path in _sets_in(library.folder).items():
+        library, found = cls(find_folder(given), model, allow_unverified=allow_unverified), {}
+        paths, library_unfit = _sets_in(library.folder)
+        library.unfit.update(library_unfit)
+        for key, path in paths.items():
             try:
                 found[key] = HeadSet.load(path)
             except HeadSetError as error:
-                library.unfit[key] = str(error)
+                # Whoever asks the server need not know where its files are.
+                library.unfit[key] = printable(str(error).replace(str(path), key))
         for key in sorted(found, key=lambda key: not found[key].model.is_certain(model)):
             library._add(key, found[key])
         return library
@@ -97,7 +116,7 @@ class HeadSetLibrary:
             )
             return
         try:
-            head_set.check_fits(self.model)
+            head_set.check_fits(self.model, allow_unverified=self.allow_unverified)
         except HeadSetError as error:
             self.unfit[key] = str(error)
             if public_id(own.id) != public_id(self.model.id):
@@ -135,15 +154,52 @@ class HeadSetLibrary:
                 raise HeadSetMismatchError(reason)
         served = ", ".join(sorted(self.by_name)) or "none"
         raise HeadSetNotFoundError(
-            f"no head set {name!r} for {self.model.id} in {self.folder} (served: {served}); "
-            "make one with `juice identify`"
+            f"no head set {name!r} for {self.model.id} (served: {served}); "
+            "make one with `juice identify`, or give its folder (--head-sets)"
         )
 
 
-def _sets_in(folder: Path) -> dict[str, Path]:
-    """Return the folders of the head sets in a folder, by `<model>/<name>`."""
-    found = [path.parent for path in sorted(folder.glob(f"[!.]*/[!.]*/{JSON_FILE}"))]
-    return {f"{own.parent.name}/{own.name}": own for own in found}
+def _sets_in(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the folders of the head sets in a folder, by `<model>/<name>`.
+
+    In addition, what cannot be looked into, with the reason.
+    """
+    found, unreadable = dict[str, Path](), dict[str, str]()
+    for of_model in _folders_in(folder):
+        try:
+            own = _folders_in(of_model)
+        except OSError as error:
+            key = printable(f"{of_model.name}/*")
+            unreadable[key] = f"cannot look into {key.removesuffix('/*')}: {error.strerror}"
+            continue
+        for path in own:
+            if _may_be_there(path / JSON_FILE):
+                found[printable(f"{of_model.name}/{path.name}")] = path
+    return found, unreadable
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder that are not hidden, in order."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            Path(own.path) for own in entries if not own.name.startswith(".") and own.is_dir()
+        )
+
+
+def _may_be_there(path: Path) -> bool:
+    """Return whether there is a file, or something keeps us from seeing whether there is one."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def printable(name: str) -> str:
+    """Return a file's name as valid Unicode, whatever bytes it has."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tuple[Path, HeadSet]:
@@ -164,7 +220,7 @@ def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tup
     if (path / JSON_FILE).exists():
         return path, HeadSet.load(path)
     folder, name = find_folder(head_sets), str(given)
-    found = _sets_in(folder)
+    found, _ = _sets_in(folder)
     named = [key for key in found if name in (found[key].name, key)]
     if len(named) == 1:
         return found[named[0]], HeadSet.load(found[named[0]])

@@ -7,6 +7,8 @@ anything else.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -24,6 +26,8 @@ from juice.options import first_problem
 
 FORMAT: Final = "juice.head_set/2"
 FIRST_FORMAT: Final = "juice.head_set/1"
+# The seals of the sets that come with JuICE for weights that nobody recorded.
+PUBLISHED = frozenset({"sha256:b7ba66f17752d764479d1fd0883196050d662ce42a410b67573bbc783d9513c4"})
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -171,8 +175,9 @@ class HeadSetContent(Part):
                 f"{where}: format is {given!r}, expected {FORMAT!r} or {FIRST_FORMAT!r}; "
                 "this version of JuICE reads no other"
             )
+        own = _upgraded(content) if given == FIRST_FORMAT else content
         try:
-            return cls.model_validate(_upgraded(content) if given == FIRST_FORMAT else content)
+            return cls.model_validate_json(json.dumps(own), strict=True)
         except ValidationError as error:
             field, problem = first_problem(error)
             raise HeadSetError(f"{where}: {field + ': ' if field else ''}{problem}") from error
@@ -184,6 +189,11 @@ class HeadSetContent(Part):
         None for plain prompts, and where it is not known.
         """
         return self.identification.chat_template_sha256 if self.identification else None
+
+    @property
+    def seal(self) -> str:
+        """The hash of the whole set, that of its scores included."""
+        return sealed(self.model_dump(mode="json"))
 
     def form_warning(self, used_sha256: str | None) -> str | None:
         """Return a warning if a prompt's form is not the one the heads were found in, else None.
@@ -232,10 +242,12 @@ class HeadSetContent(Part):
         """Return this set with metrics added."""
         return self.model_copy(update={"metrics": {**self.metrics, **metrics}})
 
-    def check_fits(self, model: ModelIdentity) -> None:
+    def check_fits(self, model: ModelIdentity, *, allow_unverified: bool = False) -> None:
         """Raise HeadSetMismatchError unless this set was made for the given model.
 
-        Warns where that is not certain.
+        Where one of them has no fingerprint, only architecture and shape can be compared. That is
+        enough, with a warning, for a set that comes with JuICE as its authors published it, and
+        for any set with `allow_unverified`.
         """
         difference = self.model.difference(model)
         if difference:
@@ -243,12 +255,24 @@ class HeadSetContent(Part):
                 f"head set {self.name!r} was made for {self.model.id} and does not fit the loaded "
                 f"{model.id}: {difference}; identify heads on this model (`juice identify`)"
             )
-        if not self.model.is_certain(model):
-            warnings.warn(
-                f"head set {self.name!r} fits {model.id} by architecture and shape alone: "
-                "there is no fingerprint to compare",
-                stacklevel=3,
+        if self.model.is_certain(model):
+            return
+        guess = (
+            f"head set {self.name!r} fits {model.id} by architecture and shape alone: "
+            "there is no fingerprint to compare"
+        )
+        if not allow_unverified and self.seal not in PUBLISHED:
+            raise HeadSetMismatchError(
+                f"{guess}; identify heads on this model (`juice identify`), or take it on trust "
+                "with --allow-unverified (allow_unverified=True)"
             )
+        warnings.warn(guess, stacklevel=3)
+
+
+def sealed(content: Mapping[str, Any]) -> str:
+    """Return the hash of a head set's JSON content, whatever its order and white space."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _upgraded(content: Mapping[str, Any]) -> dict[str, Any]:

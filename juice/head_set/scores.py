@@ -17,13 +17,16 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save
 
 from juice.errors import HeadSetError
+from juice.head_set.reading import read_file
+from juice.methods import CONFLICT_TYPES, TARGETS
 
 ScoreKind = Literal["attribution", "probe", "learned"]
 MEANINGS: dict[ScoreKind, str] = {
@@ -59,19 +62,24 @@ class HeadScores:
     @classmethod
     def load(cls, path: str | Path) -> HeadScores:
         """Read a scores file; raises HeadSetError for anything that is not one."""
+        return cls.parse(read_file(Path(path)), path)
+
+    @classmethod
+    def parse(cls, data: bytes, path: str | Path) -> HeadScores:
+        """Return the scores in the bytes of a file, which errors name; raises HeadSetError."""
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = json.loads((file.metadata() or {})["juice"])
-                plus, minus = file.get_tensor("plus"), file.get_tensor("minus")
-            conflict_types = tuple(metadata["conflict_types"])
+            tensors = parse_safetensors(data)
+            # The parser gives no metadata: they are in the header, behind its length.
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            metadata = json.loads(header["__metadata__"]["juice"])
             scores = cls(
                 target=metadata["target"],
-                conflict_types=conflict_types,
-                plus=plus,
-                minus=minus,
+                conflict_types=tuple(metadata["conflict_types"]),
+                plus=tensors["plus"],
+                minus=tensors["minus"],
                 kind=metadata.get("kind", "probe"),
             )
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
             raise HeadSetError(
                 f"cannot read the scores {path}: {error}; "
                 "expected the file scores.safetensors of a head set"
@@ -79,11 +87,23 @@ class HeadScores:
         scores._validate(path)
         return scores
 
-    def _validate(self, path: Any) -> None:
-        if self.kind not in get_args(ScoreKind):
+    def _validate(self, path: str | Path) -> None:
+        known = {"kind": get_args(ScoreKind), "target": TARGETS}
+        for name, expected in known.items():
+            if (found := getattr(self, name)) not in expected:
+                raise HeadSetError(
+                    f"scores {path} have the {name} {found!r}; expected one of "
+                    f"{', '.join(expected)}"
+                )
+        types = self.conflict_types
+        if not set(types) <= {*CONFLICT_TYPES} or len(set(types)) < len(types) or not types:
             raise HeadSetError(
-                f"scores {path} are of the kind {self.kind!r}; expected one of "
-                f"{', '.join(get_args(ScoreKind))}"
+                f"scores {path} are of the conflict types {list(types)}; expected some of "
+                f"{', '.join(CONFLICT_TYPES)}"
+            )
+        if {self.plus.dtype, self.minus.dtype} != {torch.float32}:
+            raise HeadSetError(
+                f"scores {path} are {self.plus.dtype} and {self.minus.dtype}; expected float32"
             )
         if (
             self.plus.dim() != 3

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 import torch
 
-from juice.data.example import ConflictExample, ConflictType, conflict_types
+from juice.data.example import ConflictExample, conflict_types
 from juice.head_set import HeadScores
 from juice.identification.gradients import gradients
 from juice.identification.scored_prompt import ScoredPrompt, scored_prompt
 from juice.identification.unfinished import Unfinished
-from juice.methods import Target
+from juice.methods import ConflictType, Target
 from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 from random import Random
 
-from juice.data.example import ConflictExample, ConflictType, draw, judged_types
+from juice.data.example import ConflictExample, draw, judged_types
 from juice.errors import ExampleError
 from juice.identification.options import IdentificationOptions
 from juice.identification.scored_prompt import scored_prompt
 from juice.identification.validation import known_examples
-from juice.methods import Target
+from juice.methods import ConflictType, Target
 from juice.steered_model import SteeredModel
 
 N_LEAST = 4

@@ -9,72 +9,15 @@ import torch
 
 from juice.data.example import ConflictExample
 from juice.head_set import BetaTable, HeadScores, HeadSet
-from juice.identification.drawing import check_conflicts
 from juice.identification.learning import heads_of, learn
 from juice.identification.options import IdentificationOptions
 from juice.identification.protection import DEFAULT, Protection
 from juice.identification.provenance import provenance
-from juice.identification.tuning import N_READ, measure
+from juice.identification.tuning import N_READ
 from juice.identification.unfinished import Unfinished
-from juice.identification.validation import usable_validation
 from juice.methods import Method, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
-
-
-def learn_sets(
-    model: SteeredModel,
-    drawn: Sequence[ConflictExample],
-    targets: Sequence[Target],
-    options: IdentificationOptions,
-    *,
-    names: dict[Target, str],
-    validation: Sequence[ConflictExample],
-    methods: Sequence[Method],
-    protection: Protection,
-    progress: Progress,
-    unfinished: Unfinished | None = None,
-) -> dict[Target, HeadSet]:
-    """Learn a head set toward each target and measure it.
-
-    Args:
-        model: The model.
-        drawn: The examples to learn from, which all have the same conflict types.
-        targets: The targets.
-        options: How heads are looked for.
-        names: The head sets' names, by target.
-        validation: Examples that choose the best coefficients, and that the sets are measured on.
-        methods: The methods to learn betas for; the first one chooses the heads.
-        protection: What steering should leave alone.
-        progress: Reports how far it is.
-        unfinished: Keeps what is learned, and goes on from there.
-    """
-    found = {}
-    for target in targets:
-        check_conflicts(drawn, target)
-        held_out = usable_validation(model, validation, target)
-        found[target] = learn_set(
-            model,
-            drawn,
-            target,
-            options,
-            name=names[target],
-            held_out=held_out,
-            methods=methods,
-            protection=protection,
-            progress=progress,
-            unfinished=unfinished,
-        )
-        for method in methods:
-            found[target] = measure(
-                model,
-                found[target],
-                held_out,
-                method=method,
-                protection=protection,
-                progress=progress,
-            )
-    return found
 
 
 def learn_set(

@@ -32,6 +32,8 @@ from juice.model.loaded import LoadedModel
 from juice.model.row_routing import copy_rows
 from juice.model.steering_hooks import SteeringPlan
 
+# The largest difference of a logit, as a share of the largest, that rounding may make.
+TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01}
 TOLERANCE = 1e-4
 
 
@@ -82,13 +84,14 @@ class Prober:
         return run(layer, factors)
 
     def _sharing_is_exact(self) -> bool:
+        tolerance = TOLERANCES.get(self._loaded.dtype, TOLERANCE)
         scale = self._clean.logits.abs().max()
         try:
             for layer in self._loaded.layout.layers:
                 logits = self._shared(
                     layer.index, torch.ones(2, layer.n_heads, device=self._loaded.device)
                 )
-                if (logits - self._clean.logits).abs().max() > TOLERANCE * scale:
+                if (logits - self._clean.logits).abs().max() > tolerance * scale:
                     return False
         except (RuntimeError, ValueError, TypeError, IndexError):
             # Some part of this architecture insists on its own shapes; it gets whole forwards.
@@ -176,9 +179,10 @@ class _SharedForward:
             if index == len(self._layers) - 1:
                 z = self._last_positions(z)
             if index == self._probed:
-                factors = self._factors[:, None, None, :, None].to(z.dtype)
-                # The shape is [m, n, pos, n_heads * d_head].
-                z = (z.view(*z.shape[:-1], layer.n_heads, -1) * factors).flatten(-2)
+                # [m, 1, 1, head, 1]; they stay in float32, in which 1 + alpha is not rounded.
+                factors = self._factors[:, None, None, :, None]
+                scaled = z.view(*z.shape[:-1], layer.n_heads, -1) * factors
+                z = scaled.flatten(-2).to(z.dtype)  # [m, n, pos, n_heads * d_head]
             return (z, *args[1:])
 
         return scale

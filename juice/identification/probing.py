@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import torch
 
-from juice.data.example import CONFLICT_TYPES, ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.head_set import HeadScores
 from juice.identification.probe import CleanRun, Prober
 from juice.identification.scored_prompt import scored_prompt
 from juice.identification.unfinished import Unfinished
-from juice.methods import Target
+from juice.methods import CONFLICT_TYPES, ConflictType, Target
 from juice.model.layout import AttentionLayer
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
@@ -63,7 +63,6 @@ def score_heads(
             tokens = torch.tensor(
                 [[p.answer_tokens[t] for t in targets] for p in prompts], device=loaded.device
             )  # [n, target]
-            original = clean.logits.softmax(-1).gather(1, tokens)
             rows = []
             for layer in loaded.layout.layers:
                 factors = _factors(layer, alphas)
@@ -75,10 +74,11 @@ def score_heads(
                     for chunk in torch.split(
                         factors, max(1, PROBE_TOKENS // (clean.n * clean.n_positions))
                     ):
-                        p = prober.logits(layer.index, chunk).softmax(-1)  # [m, n, vocabulary]
-                        probed.append(
-                            (p.gather(2, tokens.expand(len(chunk), -1, -1)) - original).mean(1)
-                        )  # [m, target]
+                        # An unscaled row beside them: half precision rounds by a forward's shape.
+                        own = torch.cat([torch.ones_like(chunk[:1]), chunk])
+                        p = prober.logits(layer.index, own).softmax(-1)  # [1 + m, n, vocabulary]
+                        p = p.gather(2, tokens.expand(len(own), -1, -1))
+                        probed.append((p[1:] - p[:1]).mean(1))  # [m, target]
                         advance(len(chunk))
                     unfinished.put(key, torch.cat(probed).tolist())
                 rows.append(torch.cat(probed).cpu().view(layer.n_heads, len(alphas), len(targets)))

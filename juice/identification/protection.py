@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 
 from juice.data.contexts import prompt_alone
 from juice.data.controls import unknown_subjects
-from juice.data.example import CONFLICTS, ConflictExample
+from juice.data.example import ConflictExample
 from juice.errors import UsageError
 from juice.identification.first_tokens import Asked
-from juice.methods import Target
+from juice.methods import CONFLICTS, Target
 from juice.steered_model import SteeredModel
 
 Protected = Literal["unknown", "clean"]

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from juice.data.example import ConflictExample
 from juice.head_set import HeadSet
-from juice.identification.learned_sets import learn_sets
+from juice.identification.drawing import check_conflicts
+from juice.identification.learned_sets import learn_set
 from juice.identification.options import IdentificationOptions
 from juice.identification.protection import DEFAULT, Protection
 from juice.identification.run import identify_targets
-from juice.identification.tuning import tune_all
+from juice.identification.tuning import measure, tune_all
 from juice.identification.unfinished import Unfinished
+from juice.identification.validation import usable_validation
 from juice.methods import Method, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
@@ -53,18 +55,32 @@ def find_head_sets(
         UsageError: A name cannot be a head set's.
     """
     if options.method == "learned":
-        return learn_sets(
-            model,
-            drawn,
-            targets,
-            options,
-            names=names,
-            validation=validation,
-            methods=methods,
-            protection=protection,
-            progress=progress,
-            unfinished=unfinished,
-        )
+        learned = {}
+        for target in targets:
+            check_conflicts(drawn, target)
+            held_out = usable_validation(model, validation, target)
+            learned[target] = learn_set(
+                model,
+                drawn,
+                target,
+                options,
+                name=names[target],
+                held_out=held_out,
+                methods=methods,
+                protection=protection,
+                progress=progress,
+                unfinished=unfinished,
+            )
+            for method in methods:
+                learned[target] = measure(
+                    model,
+                    learned[target],
+                    held_out,
+                    method=method,
+                    protection=protection,
+                    progress=progress,
+                )
+        return learned
     candidates = identify_targets(
         model, drawn, targets, options, names=names, progress=progress, unfinished=unfinished
     )

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.engine import Capability
 from juice.errors import JuiceError, NoConsistentHeadError, UsageError
 from juice.head_set import HeadScores, HeadSet
@@ -21,7 +21,7 @@ from juice.identification.probing import score_heads
 from juice.identification.provenance import provenance
 from juice.identification.selection import chosen_heads
 from juice.identification.unfinished import Unfinished
-from juice.methods import Target
+from juice.methods import ConflictType, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 

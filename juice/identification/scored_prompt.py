@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.errors import ExampleError
-from juice.methods import Target
+from juice.methods import ConflictType, Target
 from juice.steered_model import SteeredModel
 
 

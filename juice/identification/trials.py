@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Generic, TypeVar
 
-from juice.data.example import ConflictExample, ConflictType, judged_types
+from juice.data.example import ConflictExample, judged_types
 from juice.engine import Completion, GenerationRequest, Steering
-from juice.methods import Target
+from juice.methods import ConflictType, Target
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 

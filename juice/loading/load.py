@@ -33,6 +33,7 @@ def load(
     offload_folder: str | Path | None = None,
     quantization: str | None = None,
     allow_approximate: bool = False,
+    allow_unverified: bool = False,
     limits: Limits | None = None,
     engine: EngineName = "own",
     tp: int = 1,
@@ -58,6 +59,8 @@ def load(
         quantization: `bnb-4bit`, `bnb-8bit` or `torchao-int8`.
         allow_approximate: Also steer a model with quantised activations (bnb-8bit); every answer
             then has `exact` false.
+        allow_unverified: Also steer by head sets that do not say for which weights they were made,
+            where architecture and shape fit.
         limits: Bounds of the engine's batches and memory.
         engine: `own`, or `vllm` where it is installed: faster on GPUs, on many devices.
         tp: Devices to shard each layer over (vllm only).
@@ -83,6 +86,7 @@ def load(
         offload_folder=offload_folder,
         quantization=quantization,
         allow_approximate=allow_approximate,
+        allow_unverified=allow_unverified,
     )
     chosen = EngineOptions.of(
         engine=engine, tp=tp, pp=pp, window=window, vllm_args=dict(vllm_args or {})
@@ -92,7 +96,7 @@ def load(
         if isinstance(model, PreTrainedModel):
             raise UsageError("vLLM loads models itself; give juice.load a folder or a hub id")
         running = vllm_engine(str(model), options, chosen, head_sets=head_sets, limits=limits)
-        return SteeredModel(running, head_sets)
+        return SteeredModel(running, head_sets, allow_unverified=allow_unverified)
     loaded = (
         _in_memory(model, tokenizer, options)
         if isinstance(model, PreTrainedModel)
@@ -103,7 +107,7 @@ def load(
     except BaseException:
         loaded.release()
         raise
-    return SteeredModel(own, head_sets)
+    return SteeredModel(own, head_sets, allow_unverified=allow_unverified)
 
 
 def _in_memory(
@@ -113,7 +117,8 @@ def _in_memory(
         raise RequestError(
             "a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer"
         )
-    if options != LoadOptions(allow_approximate=options.allow_approximate):
+    on_trust = {"allow_approximate", "allow_unverified"}
+    if options != LoadOptions(**options.model_dump(include=on_trust)):
         raise UsageError(
             "a model object stays on its device, unchanged; "
             "give device, dtype and quantization to its from_pretrained"

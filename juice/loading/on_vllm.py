@@ -65,7 +65,9 @@ def vllm_engine(
     description = describe_stored(
         model, options, dtype=options.dtype, device="vllm", n_devices=engine.tp * engine.pp
     )
-    library = HeadSetLibrary.scan(head_sets, description.identity)
+    library = HeadSetLibrary.scan(
+        head_sets, description.identity, allow_unverified=options.allow_unverified
+    )
     window = choose_window(engine.window, library.by_name.values(), description.n_layers)
     running: Engine = start.started(
         source_of(model),

@@ -42,7 +42,7 @@ class LoadedModel:
     # False where the projections are not linear row by row: then steering is approximate, and
     # every answer reports it.
     exact: bool = True
-    # Held during a forward: the hooks carry one plan at a time.
+    # Held during a forward: the cache and the hooks that come and go serve one at a time.
     turn: RLock = field(default_factory=RLock)
 
     def release(self) -> None:

@@ -4,7 +4,7 @@ Rows of a batch have different lengths and start at position 0 of their slot, so
 position j is visible to the query at position p when j <= p, and p - j < sliding window in a layer
 with a sliding window. A ready-made 4D mask replaces the one a model would build, so the sliding
 window must be folded in, one mask for each kind of layer. A model whose attention does more than
-that (ALiBi from a 2D mask, local layers, chunks) keeps its own masks.
+that (ALiBi from a 2D mask, chunks, a causal mask by the number of keys) keeps its own masks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from juice.errors import UnsupportedModelError
 from juice.model.layout import text_config
 
 TAKING_MASKS = ("eager", "sdpa", None)  # flash and flex attention have their own kinds of mask
+# BLOOM adds ALiBi; GPT-Neo masks by the number of keys, whatever masks and positions it is given.
+MASKING_MODEL_TYPES = ("bloom", "gpt_neo")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -29,11 +31,18 @@ class AttentionPattern:
     """The kinds of attention in a model.
 
     `sliding_windows` has the sliding window of each kind, None for full attention. With `by_name`
-    the model takes a dict with one mask for each kind.
+    the model takes a dict with one mask for each kind. `is_fused` says that it computes causal
+    attention without a mask.
     """
 
     sliding_windows: dict[str, int | None]
     by_name: bool
+    is_fused: bool = False
+
+    @property
+    def is_causal_alone(self) -> bool:
+        """Whether rows with nothing cached need no mask."""
+        return self.is_fused and not any(self.sliding_windows.values())
 
     def narrowed(self, sliding_window: int) -> AttentionPattern:
         """Return the pattern with another sliding window."""
@@ -83,11 +92,7 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
         )
     if config._attn_implementation not in TAKING_MASKS:
         return None
-    if (
-        getattr(config, "alibi", False)
-        or config.model_type == "bloom"
-        or "local" in (getattr(config, "attention_layers", None) or ())
-    ):
+    if getattr(config, "alibi", False) or config.model_type in MASKING_MODEL_TYPES:
         return None
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {FULL, SLIDING}:
@@ -96,7 +101,11 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
     if len(kinds) == 2:
         return AttentionPattern({FULL: None, SLIDING: sliding_window}, by_name=True)
     only = kinds.pop() if kinds else (SLIDING if sliding_window else FULL)
-    return AttentionPattern({only: sliding_window if only == SLIDING else None}, by_name=False)
+    return AttentionPattern(
+        {only: sliding_window if only == SLIDING else None},
+        by_name=False,
+        is_fused=config._attn_implementation == "sdpa",
+    )
 
 
 def _sliding_window(model: PreTrainedModel, config: PretrainedConfig) -> int | None:

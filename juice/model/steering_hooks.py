@@ -10,7 +10,7 @@ single run scales itself (JuNe, and the probes of identification). A row with ze
 unchanged, and a layer without a non-zero coefficient is not touched at all.
 
 From loading on, the hooks are in front of the attention output projections and read the plan of the
-current forward; without a plan the model is unmodified.
+current forward in their thread; without a plan the model is unmodified.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import local
 from typing import Any
 
 import torch
@@ -39,37 +40,47 @@ class SteeringPlan:
     tokens: torch.Tensor | None = None
 
 
+class _Here(local):
+    """What steers the calls of one thread."""
+
+    plan: SteeringPlan | None = None
+    fired: frozenset[int] = frozenset()
+
+
 class SteeringHooks:
     """The hooks of one model; `apply` sets the plan for the forwards within it."""
 
     def __init__(self, layout: Layout) -> None:
-        self._plan: SteeringPlan | None = None
-        self._fired: set[int] = set()
+        self._here = _Here()
         self.handles = [
             layer.projection.register_forward_pre_hook(self._hook(layer)) for layer in layout.layers
         ]
 
     @contextmanager
     def apply(self, plan: SteeringPlan) -> Iterator[None]:
-        """Steer every forward within; raises RuntimeError for a layer whose hook does not fire."""
-        self._plan, self._fired = plan, set()
+        """Steer this thread's forwards within.
+
+        Raises RuntimeError for a layer whose hook does not fire.
+        """
+        here = self._here
+        here.plan, here.fired = plan, frozenset()
         try:
             yield
-            missed = plan.coefficients.keys() - self._fired
+            missed = plan.coefficients.keys() - here.fired
             if missed:
                 raise RuntimeError(
                     f"steering did not reach layers {sorted(missed)}: "
                     "their output projections were bypassed"
                 )
         finally:
-            self._plan = None
+            here.plan = None
 
     def _hook(self, layer: AttentionLayer) -> Any:
         def steer(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            plan = self._plan
+            plan = self._here.plan
             if plan is None or layer.index not in plan.coefficients:
                 return None
-            self._fired.add(layer.index)
+            self._here.fired |= {layer.index}
             z = args[0]
             own = plan.coefficients[layer.index]
             added = add_scaled(z, plan.sources[layer.index], own, own.shape[1], plan.tokens)

@@ -26,8 +26,10 @@ def two_runs(
     coefficients: Mapping[int, torch.Tensor],
     n_kept: int,
     first_position: int = 0,
-) -> torch.Tensor:
-    """Return the logits of the steered run's last tokens, float32 [n_kept, vocabulary].
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of the last tokens in the clean run and in the steered run.
+
+    Both are float32 [n_kept, vocabulary].
 
     Args:
         loaded: The model.
@@ -66,13 +68,10 @@ def two_runs(
         if "logits_to_keep" in signature(loaded.model.forward).parameters
         else {}
     )
-    steered, logits = [loaded.layout.layers[index] for index in coefficients], torch.empty(0)
+    steered, runs = [loaded.layout.layers[index] for index in coefficients], list[torch.Tensor]()
     with loaded.turn:
-        for hook in (keep, add):
+        for hook in (keep, add) if steered else (keep,):
             with hooked(s.projection.register_forward_pre_hook(hook(s)) for s in steered):
-                logits = (
-                    loaded.run(input_ids=ids[None], use_cache=False, **kept)
-                    .logits[0, -n_kept:]
-                    .float()
-                )
-    return logits
+                run = loaded.run(input_ids=ids[None], use_cache=False, **kept)
+            runs.append(run.logits[0, -n_kept:].float())
+    return runs[0], runs[-1]

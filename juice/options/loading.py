@@ -40,6 +40,10 @@ class LoadOptions(Options):
     allow_approximate: bool = Field(
         default=False, description="Also steer a model with quantised activations."
     )
+    allow_unverified: bool = Field(
+        default=False,
+        description="Also steer by head sets that do not say for which weights they were made.",
+    )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a hub model.")
     attn_implementation: str | None = Field(
         default=None, description="eager, sdpa or another of transformers'."

@@ -25,10 +25,17 @@ from juice.model.prompts import PromptForm, own_template, read_template, sha256_
 class ServedModel:
     """The part of a SteeredModel that does not generate."""
 
-    def __init__(self, engine: Engine, head_sets: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        head_sets: str | Path | None = None,
+        *,
+        allow_unverified: bool = False,
+    ) -> None:
         self.engine = engine
         self.prompts = PromptForm(engine.description.tokenizer)
         self._head_sets_folder = head_sets
+        self._allow_unverified = allow_unverified
 
     def __enter__(self) -> Self:
         return self
@@ -76,7 +83,11 @@ class ServedModel:
 
         Warns of sets that were found through another chat template.
         """
-        library = HeadSetLibrary.scan(self._head_sets_folder, self.description.identity)
+        library = HeadSetLibrary.scan(
+            self._head_sets_folder,
+            self.description.identity,
+            allow_unverified=self._allow_unverified,
+        )
         own = self._own_template_sha256
         for head_set in library.by_name.values():
             found = head_set.chat_template_sha256
@@ -121,11 +132,17 @@ class ServedModel:
             return None
         if isinstance(steer.head_set, HeadSet):
             chosen = steer.head_set
-            chosen.check_fits(self.description.identity)
+            self.check_fits(chosen)
         else:
             chosen = self.head_sets.get(steer.target if steer.head_set is None else steer.head_set)
         self._check_heads(chosen)
         return chosen
+
+    def check_fits(self, head_set: HeadSet) -> None:
+        """Raise HeadSetMismatchError unless a head set may steer this model."""
+        # A set that was made with this very model needs no fingerprint to be known.
+        if head_set.model is not self.description.identity:
+            head_set.check_fits(self.description.identity, allow_unverified=self._allow_unverified)
 
     def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the tokens of a prompt, plain or through the chat template.
@@ -271,7 +288,8 @@ class ServedModel:
             },
             "beta": beta,
         }
-        return HeadSet.parse(content, f"head set {name!r}")
+        made = HeadSet.parse(content, f"head set {name!r}")
+        return made.model_copy(update={"model": self.description.identity})
 
     @property
     def own_chat_template(self) -> str | None:

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from juice.engine import Completion, GenerationRequest, Steering, SteeringReport
+from juice.engine.request import MAX_TOP_LOGPROBS
 from juice.engine.steering import unsteered
 from juice.errors import UnsupportedModelError
 from juice.methods import SteerMethod
+from juice.model.differences import distance, largest
 from juice.vllm.arguments import Coefficients
 
 LOG = logging.getLogger("juice.vllm")
@@ -70,7 +72,11 @@ def requests_for(
         )
         requests.append(
             GenerationRequest(
-                prompt_ids=ids, max_tokens=2 + 3 * (i % 3), ignore_eos=True, steering=steering
+                prompt_ids=ids,
+                max_tokens=2 + 3 * (i % 3),
+                ignore_eos=True,
+                steering=steering,
+                top_logprobs=min(MAX_TOP_LOGPROBS, vocabulary_size),
             )
         )
     return requests
@@ -146,32 +152,31 @@ def measured(engine: Any, coefficient: float) -> dict[str, float]:
         coefficient,
     )
     completions = asyncio.run(run_preempted(engine, requests))
-    unsteered_differences, differences, effects, shares = [0.0], [0.0], [float("inf")], [0.0]
+    unsteered_errors, errors, effects, shares = [0.0], [0.0], [float("inf")], [0.0]
     for request, completion in zip(requests, completions, strict=True):
         tokens = [*request.prompt_ids, *completion.token_ids]
-        served = torch.tensor(completion.logprobs)
+        read = [[own.id, *(i for i, _ in own.top)] for own in completion.tokens]
+        served = torch.tensor(
+            [[own.logprob, *(logprob for _, logprob in own.top)] for own in completion.tokens]
+        )
         coefficients = Coefficients.of(request.steering)
-        plain = engine.two_runs(tokens, None, len(served))
+        plain = engine.two_runs(tokens, None, read)
         if coefficients is None:
-            unsteered_differences.append(_size(served - plain))
+            unsteered_errors.append(_farthest(served, plain))
             continue
-        steered = engine.two_runs(tokens, coefficients, len(served))
-        differences.append(_size(served - steered))
-        effects.append(_size(steered - plain))
-        shares.append(differences[-1] / max(1e-9, effects[-1]))
+        steered = engine.two_runs(tokens, coefficients, read)
+        errors.append(_farthest(served, steered))
+        effects.append(_farthest(steered, plain))
+        shares.append(errors[-1] / max(1e-9, effects[-1]))
     return {
-        "unsteered": max(unsteered_differences, key=_rank),
-        "steered": max(differences, key=_rank),
-        "share": max(shares, key=_rank),
+        "unsteered": largest(unsteered_errors),
+        "steered": largest(errors),
+        "share": largest(shares),
         "least_effect": min(effects),
         "coefficient": coefficient,
     }
 
 
-def _size(difference: torch.Tensor) -> float:
-    return float(difference.abs().max())
-
-
-def _rank(value: float) -> float:
-    """Put what is not a number above all numbers."""
-    return float("inf") if value != value else value
+def _farthest(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest distance over the tokens, from log-probabilities [tokens, read]."""
+    return largest(distance(a, b) for a, b in zip(one, other, strict=True))

@@ -196,13 +196,14 @@ class VllmEngine(Engine):
         )
 
     def two_runs(
-        self, tokens: list[int], coefficients: Coefficients | None, n_last: int
+        self, tokens: list[int], coefficients: Coefficients | None, read: list[list[int]]
     ) -> torch.Tensor:
-        """Return the log-probabilities of the last n tokens by the definition, float32 [n]."""
+        """Return log-probabilities at the last n tokens by the definition, float32 [n, m].
+
+        `read` has the m tokens whose to return, for each of the last tokens.
+        """
         plain = None if coefficients is None else coefficients.to_json()
-        answers = self._call(
-            self._llm.collective_rpc("juice_two_runs", args=(tokens, plain, n_last))
-        )
+        answers = self._call(self._llm.collective_rpc("juice_two_runs", args=(tokens, plain, read)))
         return torch.tensor(next(answer for answer in answers if answer is not None))
 
     def _begin(self, generations: Sequence[Generation]) -> None:

@@ -45,17 +45,19 @@ class WorkerExtension:
         }
 
     def juice_two_runs(
-        self, tokens: list[int], coefficients: str | None, n_last: int
-    ) -> list[float] | None:
-        """Return the log-probabilities of the last n tokens by the definition, on one rank."""
+        self, tokens: list[int], coefficients: str | None, read: list[list[int]]
+    ) -> list[list[float]] | None:
+        """Return log-probabilities at the last tokens by the definition, on one rank.
+
+        `read` has the tokens whose to return, a list for each of the last tokens.
+        """
         model = self.model_runner.get_model()
-        read = None if coefficients is None else Coefficients.from_json(coefficients)
-        logits = two_runs(model, self.vllm_config, tokens, read)
+        own = None if coefficients is None else Coefficients.from_json(coefficients)
+        logits = two_runs(model, self.vllm_config, tokens, own)
         if logits is None:
             return None
-        scores = logits[-n_last - 1 : -1].log_softmax(-1)
-        chosen = torch.tensor(tokens[-n_last:], device=scores.device)
-        return scores.gather(1, chosen[:, None])[:, 0].tolist()
+        scores = logits[-len(read) - 1 : -1].log_softmax(-1)
+        return scores.gather(1, torch.tensor(read, device=scores.device)).tolist()
 
 
 def _spec_of(spec: Any, name: str) -> Any:

@@ -93,3 +93,12 @@ def create(
         )
     app.add_middleware(Observer, metrics=metrics)
     return app
+
+
+def create_admin(service: Service) -> FastAPI:
+    """Make the app of the port for probes and metrics, which needs no key."""
+    app = FastAPI(title="JuICE", openapi_url=None)
+    app.state.service = service
+    errors.install(app)
+    app.include_router(probes.router)
+    return app

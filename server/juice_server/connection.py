@@ -1,5 +1,8 @@
 """Bounds on connections: their number, the time for headers, and the time without reading.
 
+Where there are too many, the one that has been idle longest makes room, those that never showed a
+key first; where none is idle, the new one gets a 503. No address may have nearly all of them.
+
 Uvicorn's HTTP/1.1 protocol with two timers. One runs while headers are awaited, and while the rest
 of a body that was already answered arrives; the other while the client does not read. Either aborts
 the connection without flushing its buffer, which cancels what runs for it, as when a client leaves.
@@ -19,6 +22,11 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from juice_server.errors import Failure
+from juice_server.security import KNOWN
+
+# Connections beyond the bound that wait for their request, to be told why there is no room.
+OVERFLOW = 32
+REFUSAL_S = 2.0
 
 
 class GuardedProtocol(H11Protocol):
@@ -27,23 +35,65 @@ class GuardedProtocol(H11Protocol):
     header_timeout_s = 10.0
     write_stall_s = 30.0
     max_connections = 1000
+    max_per_address = 900
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._headers_timer = _Timer(self.loop, self.header_timeout_s, self._abort)
         self._stall_timer = _Timer(self.loop, self.write_stall_s, self._abort_unless_it_reads)
         self._n_unread = 0
+        self._has_key = False
+        self._is_leaving = False
+        self._refusal: Failure | None = None
+        self._idle_since = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for headers; close the connection if there are too many."""
+        """Wait for headers; make room for the connection, or refuse it."""
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
+        self._refusal = self._crowded()
+        if self._refusal is None:
+            self._headers_timer.start()
+        elif len(self.connections) > self.max_connections + OVERFLOW:
             transport.abort()
         else:
-            self._headers_timer.start()
+            # A refusal that is sent before the request would be lost to a client that still sends.
+            _Timer(self.loop, REFUSAL_S, self._abort).start()
+
+    def _crowded(self) -> Failure | None:
+        """Return why there is no room for this connection, unless another one makes room."""
+        others = [
+            own
+            for own in self.connections
+            if isinstance(own, GuardedProtocol) and own is not self and not own._is_leaving
+        ]
+        address = self.client[0] if self.client else None
+        n_own = sum(own.client is not None and own.client[0] == address for own in others)
+        if address is not None and n_own >= self.max_per_address:
+            return _refused(f"{n_own} connections come from this address; close some")
+        if len(others) < self.max_connections:
+            return None
+        idle = [own for own in others if own._is_idle]
+        if not idle:
+            return _refused(f"{len(others)} connections are open; try again later")
+        first = min(idle, key=lambda own: (own._has_key, own._idle_since))
+        first._is_leaving = True
+        first.transport.close()
+        return None
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being received or answered."""
+        return (
+            self.conn.their_state is h11.IDLE
+            and not self.conn.trailing_data[0]
+            and (self.cycle is None or self.cycle.response_complete)
+        )
 
     def data_received(self, data: bytes) -> None:
         """Run the timer until the headers of a request are complete."""
+        if self._refusal is not None:
+            self._send_and_close(self._refusal)
+            return
         super().data_received(data)
         if self._drops_a_body:
             return
@@ -55,6 +105,8 @@ class GuardedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait again if the next request's headers have begun, or an unread body still arrives."""
         super().on_response_complete()
+        self._idle_since = self.loop.time()
+        self._has_key = self._has_key or bool(self.scope.get(KNOWN))
         if self._drops_a_body or (self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]):
             self._headers_timer.start()
 
@@ -69,14 +121,18 @@ class GuardedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP, in the envelope of every error."""
-        body = json.dumps(Failure(status=400, message=msg, code="invalid_http").body()).encode()
+        self._send_and_close(Failure(status=400, message=msg, code="invalid_http"))
+
+    def _send_and_close(self, failure: Failure) -> None:
+        body = json.dumps(failure.body()).encode()
         headers = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),
             ("connection", "close"),
+            *failure.headers.items(),
         ]
         events: list[h11.Event] = [
-            h11.Response(status_code=400, headers=headers),
+            h11.Response(status_code=failure.status, headers=headers),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ]
@@ -147,13 +203,31 @@ def _n_unread(transport: asyncio.Transport) -> int:
     return n_ours + queued[0]
 
 
+def _refused(message: str) -> Failure:
+    return Failure(
+        status=503,
+        message=message,
+        type="overloaded_error",
+        code="too_many_connections",
+        headers={"retry-after": "1"},
+    )
+
+
 def guarded(
-    *, header_timeout_s: float, write_stall_s: float, max_connections: int
+    *,
+    header_timeout_s: float,
+    write_stall_s: float,
+    max_connections: int,
+    max_per_address: int | None = None,
 ) -> type[GuardedProtocol]:
-    """Return a protocol class with these bounds; times are in seconds."""
+    """Return a protocol class with these bounds; times are in seconds.
+
+    Without a bound per address, one may have nine tenths of the connections.
+    """
     bounds = {
         "header_timeout_s": header_timeout_s,
         "write_stall_s": write_stall_s,
         "max_connections": max_connections,
+        "max_per_address": max_per_address or max(1, max_connections * 9 // 10),
     }
     return type("Guarded", (GuardedProtocol,), bounds)

@@ -46,10 +46,15 @@ class Job:
         self._running = engine.submit(requests, sink)
         self._n_open = len(requests)
 
-    def cancel(self, reason: JuiceError | None = None) -> None:
+    def cancel(self) -> None:
         """Cancel what still runs."""
         for running in self._running:
-            running.cancel(reason)
+            running.cancel()
+
+    def end(self, reason: JuiceError) -> None:
+        """Cancel what still runs and fail at once, whether or not the engine still answers."""
+        self.cancel()
+        self._updates.put_nowait(Update(index=0, error=reason))
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield updates until every generation has ended.

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import socket
+import time
 from collections.abc import Callable
+from threading import Timer
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from juice import SteeredModel
 from juice.errors import JuiceError, UsageError
-from juice_server.app import create
+from juice_server.app import create, create_admin
 from juice_server.connection import guarded
+from juice_server.environment import injected_names
 from juice_server.observe import log_as_json
 from juice_server.service import Service
 from juice_server.settings import Settings
@@ -22,32 +28,72 @@ from juice_server.settings import Settings
 KEEP_ALIVE_S = 75
 # Time to report the cut at the drain limit to clients.
 LAST_WORDS_S = 5.0
+CLOSING_S = 15.0  # to close the engine and end the process
 RESERVED_FILES = 64  # for weights, logs and libraries
 LOG = logging.getLogger("juice_server")
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that drains on a signal: it takes nothing new, and cuts what runs at the limit."""
+    """Uvicorn that leaves in steps.
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    At a signal /readyz fails, so that nobody sends more; after the time for that to be noticed it
+    drains: it takes nothing new, and cuts what runs at the limit. Whatever hangs, it then ends.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, admin: uvicorn.Config | None = None
+    ) -> None:
         super().__init__(config)
         self._service = service
+        self._admin = None if admin is None else uvicorn.Server(admin)
         self._n_signals = 0
+        self._drains_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Start to drain; a second signal cuts what runs, a third exits without waiting."""
+        """Start to leave; a second signal cuts what runs, a third exits without waiting."""
         self._n_signals += 1
         LOG.info("shutting down", extra={"fields": {"signal": sig, "n_signals": self._n_signals}})
-        self._service.is_draining = self.should_exit = True
+        settings = self._service.settings
+        if self._drains_at is None:
+            self._service.is_leaving = True
+            self._drains_at = time.monotonic() + settings.lame_duck
+            _end_within(settings.lame_duck + settings.drain + LAST_WORDS_S + CLOSING_S)
+        if settings.lame_duck == 0 or self._n_signals > 1:
+            self._drain()
         if self._n_signals > 1:
             self._service.cut()
         self.force_exit = self._n_signals > 2
 
+    async def on_tick(self, counter: int) -> bool:
+        """Drain when it is time."""
+        if self._drains_at is not None and time.monotonic() >= self._drains_at:
+            self._drain()
+        return await super().on_tick(counter)
+
+    def lose_engine(self) -> None:
+        """End at once what the engine no longer answers, and leave."""
+        _end_within(LAST_WORDS_S + CLOSING_S)
+        self._drain()
+        self._service.cut()
+
+    def _drain(self) -> None:
+        self._service.is_draining = self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, on the port for probes first."""
+        if self._admin is not None:
+            self._admin.config.load()
+            self._admin.lifespan = self._admin.config.lifespan_class(self._admin.config)
+            await self._admin.startup()
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish what runs, up to the drain limit."""
+        """Finish what runs, up to the drain limit; the probes answer until then."""
         cut = asyncio.get_running_loop().call_later(self._service.settings.drain, self._service.cut)
         await super().shutdown(sockets)
         cut.cancel()
+        if self._admin is not None:
+            await self._admin.shutdown()
 
 
 def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
@@ -60,11 +106,13 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
 
     def fail(error: JuiceError) -> None:
         failures.append(error)
-        server.should_exit = True
+        server.lose_engine()
 
     log_as_json("juice", "juice_server", "uvicorn.error", "asyncio")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    _check_port(settings)
+    _check_port(settings.host, settings.port, "port")
+    if settings.admin_port is not None:
+        _check_port(settings.host, settings.admin_port, "admin-port")
     app = create(settings, on_ready=on_ready, on_failure=fail)
     protocol = guarded(
         header_timeout_s=settings.header_timeout,
@@ -72,24 +120,58 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
         max_connections=_max_connections(
             settings.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         ),
+        max_per_address=settings.max_connections_per_address,
     )
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        http=protocol,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(settings.drain + LAST_WORDS_S),
+
+    def configured(app: FastAPI, port: int, **options: Any) -> uvicorn.Config:
+        return uvicorn.Config(
+            app,
+            host=settings.host,
+            port=port,
+            http=protocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(settings.drain + LAST_WORDS_S),
+            **options,
+        )
+
+    service: Service = app.state.service
+    server = Server(
+        configured(app, settings.port),
+        service,
+        None
+        if settings.admin_port is None
+        else configured(create_admin(service), settings.admin_port, lifespan="off"),
     )
-    server = Server(config, app.state.service)
     LOG.info("settings", extra={"fields": {"settings": settings.public()}})
+    if ignored := injected_names():
+        LOG.info(
+            "ignoring variables that Kubernetes sets for a Service",
+            extra={"fields": {"variables": ignored}},
+        )
+    if settings.is_open:
+        LOG.warning(
+            "anybody who reaches %s may use this server: set --api-key or --api-keys-file",
+            settings.host,
+        )
     server.run()
     if failures:
         raise failures[0]
+
+
+def _end_within(seconds: float) -> None:
+    """End the process with status 1 unless it has ended by itself after so many seconds."""
+
+    def end() -> None:
+        LOG.critical("the process does not end by itself: something hangs")
+        os._exit(1)
+
+    timer = Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _max_connections(asked: int, n_files: int) -> int:
@@ -99,13 +181,13 @@ def _max_connections(asked: int, n_files: int) -> int:
     )
 
 
-def _check_port(settings: Settings) -> None:
+def _check_port(host: str, port: int, option: str) -> None:
     """Raise UsageError, before the model is loaded, when the address cannot be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((settings.host, settings.port)):
+        with socket.create_server((host, port), family=family):
             pass
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
-            "choose another --port or --host"
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --{option} or --host"
         ) from error

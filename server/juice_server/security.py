@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from juice_server.errors import CLOSE, Failure
 
+KNOWN = "juice_server.has_key"  # in a scope: whether the request has a key that is known
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
@@ -39,6 +40,7 @@ class KeyCheck:
             )
             await failure.response(scope)(scope, receive, send)
             return
+        scope[KNOWN] = scope["type"] == "http" and self._is_known(_sent_key(scope))
         await self._app(scope, receive, send)
 
     def _is_known(self, key: bytes) -> bool:

@@ -21,9 +21,9 @@ from juice_server.settings import Settings
 from juice_server.trace import Trace, trace_of
 from juice_server.translation import Translator
 
-# A step with a large prompt may take seconds on a slow machine; after this time without a new one
-# the engine is stuck.
-MAX_HEARTBEAT_AGE_S = 60.0
+# States from which only another process helps.
+LOST = ("engine failed", "engine stuck")
+WATCH_S = 1.0
 
 
 class Service:
@@ -34,7 +34,10 @@ class Service:
     ) -> None:
         self.settings = settings
         self.metrics = metrics
+        # First it is only no longer ready, then it takes nothing new.
+        self.is_leaving = False
         self.is_draining = False
+        self._watch: asyncio.Task[None] | None = None
         self._load = load
         self._translator: Translator | None = None
         self._jobs: set[Job] = set()
@@ -91,9 +94,19 @@ class Service:
             self.model.close()
 
     def when_lost(self, tell: Callable[[JuiceError], None]) -> None:
-        """Call `tell` in the event loop when the engine loses a part and cannot serve any more."""
+        """Call `tell` in the event loop when the engine cannot serve any more.
+
+        It has lost a part, has failed, or has been without a step for too long.
+        """
         loop = asyncio.get_running_loop()
         self.model.engine.when_lost(lambda error: loop.call_soon_threadsafe(tell, error))
+
+        async def watch() -> None:
+            while (state := self.state) not in LOST:
+                await asyncio.sleep(min(WATCH_S, self.settings.engine_timeout / 4))
+            tell(EngineStoppedError(f"{state}; its log has the details"))
+
+        self._watch = loop.create_task(watch())
 
     @property
     def translator(self) -> Translator:
@@ -118,9 +131,9 @@ class Service:
         status = self.model.engine.status
         if not status.is_alive:
             return "engine failed"
-        if status.heartbeat_age_s > MAX_HEARTBEAT_AGE_S:
+        if status.heartbeat_age_s > self.settings.engine_timeout:
             return "engine stuck"
-        return "draining" if self.is_draining else "ready"
+        return "draining" if self.is_leaving or self.is_draining else "ready"
 
     def submit(
         self, requests: Sequence[GenerationRequest], trace: Trace, *, only_last: bool
@@ -149,9 +162,9 @@ class Service:
         job.cancel()
 
     def cut(self) -> None:
-        """Cancel everything that runs: the drain limit is reached."""
+        """End everything that runs: the drain limit is reached, or the engine lost."""
         for job in list(self._jobs):
-            job.cancel(EngineStoppedError("the server is shutting down"))
+            job.end(EngineStoppedError("the server is shutting down"))
 
     async def complete(
         self, request: Request, requests: Sequence[GenerationRequest]

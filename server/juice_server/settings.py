@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from juice.errors import UsageError
 from juice.options import EngineOptions, LoadOptions, first_problem
+from juice_server.environment import Environment, check_names
 
 if TYPE_CHECKING:
     from juice.engine import Limits
 
 MIB = 1 << 20
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def _split(value: Any) -> Any:
@@ -36,21 +41,6 @@ def _some(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
             "unset it to serve everybody"
         )
     return keys
-
-
-def _check_names() -> None:
-    """Raise UsageError for an environment variable JUICE_* that is not a setting.
-
-    A misspelt limit or key must not be ignored.
-    """
-    known = [f"JUICE_{name.upper()}" for name in Settings.model_fields]
-    for name in os.environ:
-        if name.startswith("JUICE_") and name not in known and not name.startswith("JUICE_TEST_"):
-            close = get_close_matches(name, known, n=1)
-            raise UsageError(
-                f"the environment sets {name}, which is not a setting"
-                + (f"; did you mean {close[0]}?" if close else "")
-            )
 
 
 class Settings(BaseSettings, LoadOptions, EngineOptions):
@@ -104,6 +94,15 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     max_connections: int = Field(
         default=1000, ge=1, description="Open connections, or as many as the system allows."
     )
+    max_connections_per_address: int | None = Field(
+        default=None, ge=1, description="Open connections of one address; else nine tenths of all."
+    )
+    admin_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="A port for probes and metrics alone, without keys; else they share --port.",
+    )
     max_batch: int = Field(
         default=32, ge=1, le=4096, description="Generations that run at the same time."
     )
@@ -119,7 +118,7 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         description="Memory for keys and values, such as 8GiB; else a share of what is free.",
     )
     max_prefill_tokens: int = Field(
-        default=2048, ge=1, description="Prompt tokens between two decode steps."
+        default=2048, ge=1, description="Cost of a step, in tokens of a short prompt."
     )
 
     max_tokens: int | None = Field(
@@ -143,7 +142,27 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         default=30, gt=0, description="Seconds that a client may go without reading."
     )
     drain: float = Field(default=30, ge=0, description="Seconds to finish what runs after SIGTERM.")
+    lame_duck: float = Field(
+        default=0,
+        ge=0,
+        description="Seconds after SIGTERM in which /readyz fails, but requests are still taken.",
+    )
+    engine_timeout: float = Field(
+        default=60, gt=0, description="Seconds without a step after which the engine is stuck."
+    )
     log_prompts: bool = Field(default=False, description="Put prompts into the log.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read flags, then the environment."""
+        return init_settings, Environment(settings_cls)
 
     def load_options(self) -> dict[str, Any]:
         """Return the options for `juice.load`."""
@@ -160,7 +179,7 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
             try:
                 lines = [
                     line.strip()
-                    for line in self.api_keys_file.read_text(encoding="utf-8").splitlines()
+                    for line in self.api_keys_file.read_text(encoding="utf-8-sig").splitlines()
                 ]
             except (OSError, UnicodeDecodeError) as error:
                 raise UsageError(
@@ -184,6 +203,11 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
             max_waiting=self.max_queue,
         )
 
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines can reach the server, and anybody may use it."""
+        return self.host not in LOOPBACK and not self.keys()
+
     def public(self) -> dict[str, Any]:
         """Return the settings as plain data, without secrets."""
         return {**self.model_dump(mode="json", exclude={"api_keys"}), "api_keys": len(self.keys())}
@@ -194,7 +218,7 @@ def read(flags: Mapping[str, Any]) -> Settings:
 
     Raises a UsageError that names the wrong setting.
     """
-    _check_names()
+    check_names(Settings.model_fields)
     try:
         return Settings(**flags)
     except ValidationError as error:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from juice import SteeredModel
 from juice.engine import GenerationRequest, Steer, SteerTarget
-from juice.errors import RequestError
+from juice.errors import ContextLengthError, RequestError
 from juice.methods import STEER_TARGETS, scales_heads
 from juice.steered_model import join_context
 from juice_server.errors import UnknownModelError
@@ -21,6 +21,8 @@ from juice_server.trace import Trace
 T = TypeVar("T")
 # Large texts tokenized at the same time; they share the interpreter with everything else.
 N_TOKENIZING = 2
+# Text has about four characters a token; this many hold well over two tokens each that fits.
+CHARACTERS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +181,7 @@ class Translator:
                     f"expected at most {settings.max_prompt_characters}",
                     param=param,
                 )
+            self._check_beginning(prompt, param)
             try:
                 ids = self.model.tokenize(prompt, add_special_tokens=add_special_tokens)
             except RequestError as error:
@@ -192,6 +195,23 @@ class Translator:
                 param=param,
             )
         return ids
+
+    def _check_beginning(self, prompt: str, param: str) -> None:
+        """Raise ContextLengthError for a text whose beginning alone is far too long.
+
+        Tokenizing all of it would take seconds, only to refuse it then.
+        """
+        bounds = (self.settings.max_prompt_tokens, self.max_model_len)
+        most = min((bound for bound in bounds if bound is not None), default=None)
+        if most is None or len(prompt) <= 2 * CHARACTERS_PER_TOKEN * most:
+            return
+        beginning = prompt[: CHARACTERS_PER_TOKEN * most]
+        if len(self.model.tokenize(beginning, add_special_tokens=False)) > 2 * most:
+            raise ContextLengthError(
+                f"the {param} has {len(prompt)} characters, and more than twice as many tokens as "
+                f"the {most} that fit; shorten it",
+                param=param,
+            )
 
     def _max_tokens(self, fields: GenerationFields, ids: Sequence[int]) -> int:
         """Return the requested max_tokens, else the default, cut to the room after the prompt."""

@@ -112,9 +112,9 @@ def test_a_cancelled_contrast_leaves_no_row_behind(when: str) -> None:
 def test_a_contrast_whose_rows_fail_ends_alone(prompt_ids: tuple[int, int]) -> None:
     """Token 299 has no finite embedding: one row of the contrast has it, or both in one forward."""
     network = tiny.tiny_model("llama")
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     with torch.no_grad():
         network.model.embed_tokens.weight[299] = torch.nan
-    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     poisoned = GenerationRequest(
         prompt_ids=prompt_ids, contrast=Contrast(prompt_ids=(299, 3)), max_tokens=4
     )

@@ -19,7 +19,7 @@ from juice.errors import CancelledError, EngineStoppedError, GenerationError, No
 from juice.steered_model import SteeredModel
 from tests.support import tiny
 from tests.support.mixed import steering
-from tests.support.running import Collector, loaded, random_request
+from tests.support.running import Collector, loaded, random_request, rows_of, slot_layers_of
 
 BROKEN, HUGE, GREEDY = 299, 298, 297  # tokens on which the faulty model below fails
 
@@ -45,8 +45,7 @@ def test_1000_cancelled_requests_leave_no_row_and_no_memory_behind() -> None:
         status = model.engine.status
         assert status.n_running == status.n_waiting == status.n_kv_bytes == 0
     assert model.engine.generate([request])[0].token_ids == expected
-    lanes = [model.engine._loop.table.mains, *model.engine._loop.table.companions]
-    assert not any(lane.rows or lane.n_decoding for lane in lanes)
+    assert not rows_of(model.engine)
 
 
 def test_a_cancelled_request_gets_no_token_after_the_next_step() -> None:
@@ -188,7 +187,7 @@ def test_an_engine_that_lost_its_slots_stops_and_reports_it() -> None:
     model.engine.submit([request], first)
     while not first.updates:
         time.sleep(0.001)
-    layers = model.engine._loop.runner.cache.slot_layers
+    layers = slot_layers_of(model.engine)
     grow, left = type(layers[0])._copied, [5]
 
     def runs_out(layer: object, source: torch.Tensor, old: tuple[int, int, int]) -> torch.Tensor:
@@ -223,7 +222,7 @@ def test_memory_that_runs_out_as_a_request_joins_ends_only_that_request() -> Non
         fresh.engine.submit([request], first)
         while not first.updates:
             time.sleep(0.001)
-        layers = fresh.engine._loop.runner.cache.slot_layers
+        layers = slot_layers_of(fresh.engine)
         fresh_copy, state = type(layers[0])._copied, {"left": n_allowed}
 
         def runs_out(layer, source, old, grow=fresh_copy, state=state):

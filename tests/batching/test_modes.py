@@ -15,7 +15,7 @@ from juice.model.masks import attention_pattern
 from tests.support import oracle, tiny
 from tests.support.architectures import SWITCH, build
 from tests.support.mixed import TOLERANCE, steering
-from tests.support.running import Collector, assert_completes
+from tests.support.running import Collector, assert_completes, rows_of
 
 HEADS = {(0, 1): 2.0, (2, 3): -1.0}
 
@@ -112,7 +112,7 @@ def test_a_contrast_whose_first_row_fails_ends_and_the_others_go_on(
     assert isinstance(collector.error(0), GenerationError)
     assert list(collector.completion(1).token_ids) == expected
     assert model.engine.status.is_alive
-    assert not model.engine._loop.table.mains.rows
+    assert not rows_of(model.engine)
 
 
 def test_biases_that_all_rows_share_are_not_taken_for_one_per_row(

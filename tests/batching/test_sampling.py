@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 import torch
@@ -18,7 +19,14 @@ from transformers.generation.logits_process import (
 )
 
 import juice
-from juice.batching.sampling import N_CANDIDATES, _candidates, adjusted, choose, new_generator
+from juice.batching.sampling import (
+    N_CANDIDATES,
+    Draw,
+    _cuts_of,
+    adjusted,
+    choose,
+    new_generator,
+)
 from juice.engine import GenerationRequest
 from juice.errors import RequestError
 from juice.options import SamplingOptions
@@ -27,10 +35,32 @@ from tests.support import tiny
 LOGITS = torch.tensor([2.0, -1.0, 3.0, 0.5, 2.5])
 
 
-def drawn(n: int = 4000, **options: float) -> Counter[int]:
+def draws(n: int, **options: object) -> list[Draw]:
+    """Return n draws of one request."""
     sampling = SamplingOptions(seed=0, **options)
     generator = new_generator(sampling)
-    return Counter(choose(LOGITS, sampling, generator) for _ in range(n))
+    assert generator is not None
+    uniform = torch.rand(n, generator=generator, dtype=torch.float64).tolist()
+    return [Draw(sampling=sampling, uniform=number) for number in uniform]
+
+
+def kept_mass(logits: torch.Tensor, **options: float) -> torch.Tensor:
+    """Return the probabilities that the options leave, int64 [vocabulary]."""
+    sampling = SamplingOptions(**options)
+    mass, tokens = _cuts_of(sampling)(logits[None].float(), [sampling])
+    if tokens is None:
+        return mass[0]
+    return torch.zeros(1, len(logits), dtype=torch.int64).scatter(1, tokens, mass)[0]
+
+
+def drawn(n: int = 4000, **options: float) -> Counter[int]:
+    return Counter(choose(LOGITS.expand(n, -1), draws(n, **options)).tolist())
+
+
+def changed(sampling: SamplingOptions, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """Return LOGITS after bias and penalties."""
+    draw = Draw(sampling=sampling, prompt_ids=prompt, token_ids=answer)
+    return adjusted(LOGITS[None], [draw])[0]
 
 
 # A value of each option that must change what comes out of LOGITS or how often.
@@ -54,9 +84,11 @@ def test_every_sampling_option_changes_what_is_drawn(name: str) -> None:
     def tokens(**options: object) -> list[int]:
         sampling = SamplingOptions(**{"temperature": 1.0, "seed": 0, **options})
         generator, out = new_generator(sampling), list[int]()
+        assert generator is not None
         for _ in range(200):
-            logits = adjusted(LOGITS, sampling, [2], out[-1:])
-            out.append(choose(logits, sampling, generator))
+            uniform = float(torch.rand(1, generator=generator, dtype=torch.float64))
+            draw = Draw(sampling=sampling, uniform=uniform, prompt_ids=[2], token_ids=out[-1:])
+            out.append(int(choose(LOGITS[None], [draw])))
         return out
 
     assert tokens() == tokens()
@@ -64,7 +96,8 @@ def test_every_sampling_option_changes_what_is_drawn(name: str) -> None:
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:
-    assert choose(LOGITS, SamplingOptions(), new_generator(SamplingOptions())) == 2
+    assert new_generator(SamplingOptions()) is None
+    assert choose(LOGITS[None], [Draw(sampling=SamplingOptions())]).tolist() == [2]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -103,8 +136,7 @@ def test_the_filters_leave_the_distribution_that_transformers_leaves(
     top_p: float,
     min_p: float,
 ) -> None:
-    """Some vocabularies exceed the candidates kept: the shortcut past sorting must not show."""
-    logits = torch.randn(n_tokens, generator=torch.Generator().manual_seed(seed)).double() * spread
+    logits = torch.randn(n_tokens, generator=torch.Generator().manual_seed(seed)) * spread
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
         warpers.append(TopKLogitsWarper(top_k))
@@ -112,12 +144,71 @@ def test_the_filters_leave_the_distribution_that_transformers_leaves(
         warpers.append(TopPLogitsWarper(top_p))
     if min_p:
         warpers.append(MinPLogitsWarper(min_p))
-    expected = warpers(torch.zeros(1, 1, dtype=torch.long), logits[None].clone())[0].softmax(-1)
-    sampling = SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    kept, tokens = _candidates((logits / temperature).softmax(-1), sampling)
-    got = torch.zeros_like(logits)
-    got[tokens] = kept / kept.sum()
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+    expected = warpers(torch.zeros(1, 1, dtype=torch.long), logits[None].double())[0].softmax(-1)
+    kept = kept_mass(
+        logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    ).double()
+    torch.testing.assert_close(kept / kept.sum(), expected, rtol=0, atol=1e-9)
+
+
+@given(
+    counts=st.lists(st.integers(0, 4), min_size=2, max_size=9).filter(any),
+    top_k=st.integers(0, 4),
+    top_p=st.sampled_from([1.0, 0.75, 0.5, 0.3]),
+    min_p=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_of_equal_tokens_the_first_are_kept_until_the_cuts_are_met(
+    counts: list[int], top_k: int, top_p: float, min_p: float
+) -> None:
+    """The oracle sorts and adds whole numbers; equal tokens are where a shortcut goes wrong."""
+
+    def mass_of(**cuts: float) -> list[int]:
+        return kept_mass(torch.tensor(counts).double().log(), temperature=1.0, **cuts).tolist()
+
+    whole = mass_of()
+    order = sorted(range(len(counts)), key=lambda i: (-whole[i], i))[: top_k or None]
+    total, before, kept = sum(whole[i] for i in order), 0, set()
+    for i in order:
+        if before < top_p * total and whole[i] >= min_p * max(whole):
+            kept.add(i)
+        before += whole[i]
+    expected = [mass if i in kept else 0 for i, mass in enumerate(whole)]
+    assert mass_of(top_k=top_k, top_p=top_p, min_p=min_p) == expected
+
+
+def test_rows_of_a_batch_draw_what_each_draws_alone() -> None:
+    """Kills: a row's options, tokens or number given to another row."""
+    rng = Random(0)
+    logits = torch.randn(40, 500, generator=torch.Generator().manual_seed(0)) * 2
+    rows = [
+        Draw(
+            sampling=SamplingOptions(
+                temperature=rng.choice([0.5, 1.0, 2.0]),
+                top_k=rng.choice([0, 3, 50]),
+                top_p=rng.choice([1.0, 0.9, 0.2]),
+                min_p=rng.choice([0.0, 0.1]),
+                repetition_penalty=rng.choice([1.0, 1.5]),
+                presence_penalty=rng.choice([0.0, 1.0]),
+                frequency_penalty=rng.choice([0.0, 0.5]),
+                logit_bias=rng.choice([{}, {rng.randrange(500): 3.0}]),
+            ),
+            uniform=rng.choice([None, rng.random()]),
+            prompt_ids=[rng.randrange(500) for _ in range(20)],
+            token_ids=[rng.randrange(500) for _ in range(20)],
+            banned=rng.choice([frozenset[int](), frozenset({rng.randrange(500)})]),
+        )
+        for _ in range(40)
+    ]
+    alone = [int(choose(logits[i : i + 1], [row])) for i, row in enumerate(rows)]
+    assert choose(logits, rows).tolist() == alone
+    assert len(set(alone)) > 30
+
+
+def test_the_frequencies_of_a_cut_distribution_are_those_of_the_tokens_that_stay() -> None:
+    counts = drawn(temperature=1.0, top_k=3, top_p=0.95)
+    expected = LOGITS.double().softmax(-1) * torch.tensor([1, 0, 1, 0, 1])
+    for token, probability in enumerate((expected / expected.sum()).tolist()):
+        assert abs(counts[token] / 4000 - probability) < 0.04
 
 
 @given(seed=st.integers(0, 10_000), penalty=st.sampled_from([0.5, 1.3, 4.0]))
@@ -128,12 +219,10 @@ def test_the_repetition_penalty_is_that_of_transformers(seed: int, penalty: floa
     expected = RepetitionPenaltyLogitsProcessor(penalty)(
         torch.tensor([prompt + answer]), logits[None].clone()
     )[0]
-    torch.testing.assert_close(
-        adjusted(logits, SamplingOptions(repetition_penalty=penalty), prompt, answer),
-        expected,
-        rtol=0,
-        atol=0,
+    draw = Draw(
+        sampling=SamplingOptions(repetition_penalty=penalty), prompt_ids=prompt, token_ids=answer
     )
+    torch.testing.assert_close(adjusted(logits[None], [draw])[0], expected, rtol=0, atol=0)
 
 
 def test_presence_and_frequency_count_only_the_answer() -> None:
@@ -142,15 +231,14 @@ def test_presence_and_frequency_count_only_the_answer() -> None:
     for token in range(5):
         if answer.count(token):
             expected[token] -= 0.5 + 0.25 * answer.count(token)
-    got = adjusted(
-        LOGITS, SamplingOptions(presence_penalty=0.5, frequency_penalty=0.25), prompt, answer
-    )
+    got = changed(SamplingOptions(presence_penalty=0.5, frequency_penalty=0.25), prompt, answer)
     torch.testing.assert_close(got, expected)
     assert LOGITS[3] == 0.5, "the model's logits are not changed"
 
 
 def test_a_bias_is_added_and_banned_tokens_cannot_be_drawn() -> None:
-    got = adjusted(LOGITS, SamplingOptions(logit_bias={0: 5.0, 4: -1.0}), [], [], banned={2})
+    draw = Draw(sampling=SamplingOptions(logit_bias={0: 5.0, 4: -1.0}), banned={2})
+    got = adjusted(LOGITS[None], [draw])[0]
     assert got.tolist() == [7.0, -1.0, -torch.inf, 0.5, 1.5]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from threading import Event, Timer
 from typing import Any
 
@@ -26,10 +27,12 @@ from juice.errors import (
     ContextLengthError,
     EngineStoppedError,
     HeadSetError,
+    HeadSetMismatchError,
     MissingCapabilityError,
     RequestError,
 )
 from juice.exactness import diagnose
+from juice.head_set import HeadSet
 from juice.steered_model import SteeredModel
 from juice_server import app as server
 from juice_server.settings import Settings
@@ -61,8 +64,7 @@ def test_a_request_carries_its_steering_resolved_once(model: SteeredModel) -> No
     head_set = model.make_head_set(
         name="x", target="context", plus=[(1, 2)], minus=[(3, 0)], beta_plus=2.0, beta_minus=-1.0
     )
-    with pytest.warns(UserWarning, match="architecture and shape alone"):
-        done = model.generate("a", steer="context", head_set=head_set, strength=0.5)[0]
+    done = model.generate("a", steer="context", head_set=head_set, strength=0.5)[0]
     steering = model.engine.submitted[0].request.steering
     assert {layer: own.tolist() for layer, own in steering.coefficients.items()} == {
         1: [0.0, 0.0, 1.0, 0.0],
@@ -71,6 +73,18 @@ def test_a_request_carries_its_steering_resolved_once(model: SteeredModel) -> No
     assert done.steering is steering.report
     assert (done.steering.beta_plus, done.steering.strength, done.steering.n_heads) == (2, 0.5, 2)
     assert model.engine.companion_layers(steering) == range(1, 4)
+
+
+def test_a_set_made_with_a_model_without_a_fingerprint_is_known_until_it_is_saved(
+    model: SteeredModel, tmp_path: Path
+) -> None:
+    head_set = model.make_head_set(name="x", target="context", plus=[(1, 2)], beta_plus=2.0)
+    assert head_set.model.fingerprint is None
+    assert model.generate("a", steer="context", head_set=head_set)
+    head_set.save(tmp_path / "x")
+    again = HeadSet.load(tmp_path / "x")
+    with pytest.raises(HeadSetMismatchError, match="allow_unverified"):
+        model.generate("a", steer="context", head_set=again)
 
 
 @pytest.mark.parametrize("capability", Capability)

@@ -146,6 +146,8 @@ def test_a_method_that_answers_only_some_facts_is_not_ranked() -> None:
     assert verdict(tables, ["substitution"])[0].endswith(
         "served has 50.0 and is best; next comes original with 20.0."
     )
+    del tables["original"]
+    assert verdict(tables, ["substitution"]) == []
 
 
 class Links(HTMLParser):

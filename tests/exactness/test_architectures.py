@@ -21,7 +21,7 @@ from juice.model.knock_out import knocked_out
 from tests.support import oracle, tiny
 from tests.support.architectures import ARCHITECTURES, REFUSED, SWITCH, WINDOW, Architecture
 from tests.support.mixed import TOLERANCE, mixed_requests
-from tests.support.running import assert_completes
+from tests.support.running import assert_completes, with_many_forwards
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- begin: written by the tests -->", "<!-- end -->"
@@ -34,12 +34,13 @@ def by_name(architecture: Architecture) -> str:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=by_name)
 def test_an_architecture_is_steered_as_the_two_run_definition(
-    architecture: Architecture, caplog: pytest.LogCaptureFixture
+    architecture: Architecture, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows join and leave; prompts come in chunks.
 
     Sequences exceed the sliding window, and are on both sides of a switch of positions. Companions
-    run in their windows and as full rows, with the engine's masks and the model's own.
+    run in their windows and as full rows, with the engine's masks and the model's own, together and
+    parted by length.
     """
     network, requests = architecture.build(), mixed_requests(seed=3, n=8)
     expected = [
@@ -68,10 +69,12 @@ def test_an_architecture_is_steered_as_the_two_run_definition(
         Limits(max_batch=3, max_prefill_tokens=60),
         Limits(max_batch=5, max_prefill_tokens=7),
     )
-    runs = [(found, few), (replace(found, full_rows=True), chunks)]
+    runs = [(found, chunks), (replace(found, full_rows=True), few)]
     if loaded.loaded.rope_switch is None:
         runs.append((Mode(own_masks=True), chunks))
-    for mode, limits in runs:
+    for i, (mode, limits) in enumerate([*runs, (found, few)]):
+        if i == len(runs):
+            with_many_forwards(monkeypatch)
         completions = BatchingEngine(loaded.loaded, limits, mode).generate(
             [r for r, _, _ in requests]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,12 +63,12 @@ def test_a_scaled_bias_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -
 
     def add_head_outputs(self: steering_hooks.SteeringHooks, layer: layout.AttentionLayer) -> Any:
         def add(module: nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-            if self._plan is None or layer.index not in self._plan.coefficients:
+            if self._here.plan is None or layer.index not in self._here.plan.coefficients:
                 return output
-            self._fired.add(layer.index)
+            self._here.fired |= {layer.index}
             coefficient, source = (
-                self._plan.coefficients[layer.index],
-                self._plan.sources[layer.index],
+                self._here.plan.coefficients[layer.index],
+                self._here.plan.sources[layer.index],
             )
             by_head = args[0].view(*args[0].shape[:-1], layer.n_heads, -1)[source]
             for head in range(layer.n_heads):
@@ -150,7 +151,7 @@ def test_a_wrong_sliding_window_is_detected_however_long_it_is(
     network = build(name)
     network.config.sliding_window = 4096
     loaded = prepare(network, tiny.tiny_tokenizer())
-    assert verify(loaded, Mode()) < 1e-4
+    assert verify(loaded, Mode()).share < 1e-4
     assert network.config.sliding_window == 4096
     right = masks.AttentionPattern.masks
 
@@ -164,7 +165,16 @@ def test_a_wrong_sliding_window_is_detected_however_long_it_is(
     monkeypatch.setattr(masks.AttentionPattern, "masks", wrong)
     with pytest.raises(UnsupportedModelError, match="log-probabilities differ"):
         verify(loaded, Mode())
-    assert exact_mode(loaded)[0] == Mode(own_masks=True)
+    assert exact_mode(loaded) == Mode(own_masks=True)
+
+
+def test_a_model_that_masks_by_the_number_of_keys_keeps_its_own_masks() -> None:
+    """GPT-Neo: the end of a long prompt beside a wider, fresh one sees keys of its future."""
+    loaded = prepare(build("GPT-Neo (global)"), tiny.tiny_tokenizer())
+    assert exact_mode(loaded) == Mode(own_masks=True)
+    taking = replace(loaded, mask_pattern=masks.AttentionPattern({masks.FULL: None}, by_name=False))
+    with pytest.raises(UnsupportedModelError, match="not steered exactly"):
+        verify(taking, Mode())
 
 
 def test_a_model_with_an_undeclared_sliding_window_keeps_its_own_masks() -> None:

@@ -17,7 +17,7 @@ from juice.errors import HeadSetError, HeadSetNotFoundError, JuiceError, OutputE
 from juice.head_set import HeadSet
 from tests.support import fake_hub
 from tests.support.commands import juice
-from tests.support.head_sets import content, names_in, scored
+from tests.support.head_sets import content, names_in, scored, sealed
 from tests.support.serving import free_port
 
 # The client uploads in a way that a newer httpx deprecates.
@@ -119,7 +119,7 @@ def test_private_repositories_stay_private_and_open_to_their_owners(hub: fake_hu
 
 def test_the_revision_and_subfolder_asked_for_are_pulled(hub: fake_hub.Hub) -> None:
     def named(source: str) -> bytes:
-        return json.dumps(content(source=source)).encode()
+        return sealed(content(source=source)).encode()
 
     repo = holding(
         hub, "me/many", {"head_set.json": named("old"), "sub/one/head_set.json": named("below")}
@@ -134,7 +134,7 @@ def test_the_revision_and_subfolder_asked_for_are_pulled(hub: fake_hub.Hub) -> N
 def test_what_was_pulled_once_is_available_without_a_network(
     hub: fake_hub.Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holding(hub, "me/set", {"head_set.json": json.dumps(content()).encode()})
+    holding(hub, "me/set", {"head_set.json": sealed(content()).encode()})
     HeadSet.from_pretrained("me/set")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked = len(hub.asked)
@@ -182,13 +182,13 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], type[JuiceError], str]] = {
     "no_json": ("me/cut", {}, HeadSetError, "me/cut cannot be used.*not JSON"),
     "out_of_range": ("me/wild", {}, HeadSetError, "L3H0 is out of range"),
     "changed_scores": ("me/changed", {}, HeadSetError, "hash.*download it again"),
-    "lost_scores": ("me/lost", {}, HeadSetError, "cannot read the scores"),
+    "lost_scores": ("me/lost", {}, HeadSetError, "there is no .*scores.safetensors"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_cannot_be_pulled_is_refused_with_what_to_do(hub: fake_hub.Hub, name: str) -> None:
-    good = json.dumps(content()).encode()
+    good = sealed(content()).encode()
     holding(hub, "me/private", {"head_set.json": good}, private=True)
     holding(hub, "me/gated", {"head_set.json": good}, gated=True)
     holding(hub, "me/empty", {"config.json": b"{}"})
@@ -197,11 +197,11 @@ def test_what_cannot_be_pulled_is_refused_with_what_to_do(hub: fake_hub.Hub, nam
     holding(
         hub,
         "me/wild",
-        {"head_set.json": json.dumps(content(heads={"plus": [[3, 0]], "minus": []})).encode()},
+        {"head_set.json": sealed(content(heads={"plus": [[3, 0]], "minus": []})).encode()},
     )
     scores = scored().scores
     assert scores is not None
-    hashed = json.dumps(content(scores_sha256=scores.sha256())).encode()
+    hashed = sealed(content(scores_sha256=scores.sha256())).encode()
     holding(hub, "me/lost", {"head_set.json": hashed})
     holding(
         hub,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,16 +38,65 @@ def test_two_fitting_sets_of_one_name_are_an_error(tmp_path: Path) -> None:
         HeadSetLibrary.scan(tmp_path, MODEL)
 
 
-def test_without_a_fingerprint_shape_and_architecture_decide_with_a_warning(tmp_path: Path) -> None:
-    HeadSet.parse(content(model={**MODEL.model_dump(), "fingerprint": None}), "x").save(
-        tmp_path / "a" / "context"
-    )
+def test_without_a_fingerprint_a_set_is_served_only_on_trust_and_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    unsure = HeadSet.parse(content(model={**MODEL.model_dump(), "fingerprint": None}), "x")
+    unsure.save(tmp_path / "a" / "context")
+    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    assert not library.by_name
+    with pytest.raises(HeadSetMismatchError, match="--allow-unverified"):
+        library.get("context")
     with pytest.warns(UserWarning, match="architecture and shape alone"):
-        assert HeadSetLibrary.scan(tmp_path, MODEL).by_name
+        assert HeadSetLibrary.scan(tmp_path, MODEL, allow_unverified=True).by_name
     assert "n_layers" in MODEL.difference(MODEL.model_copy(update={"n_layers": 99}))
     for field, value in (("architecture", "LlamaForCausalLM"), ("n_layers", 4), ("n_heads", 5)):
         other = MODEL.model_copy(update={field: value})
-        assert f"its {field} is" in next(iter(HeadSetLibrary.scan(tmp_path, other).unfit.values()))
+        found = HeadSetLibrary.scan(tmp_path, other, allow_unverified=True)
+        assert f"its {field} is" in next(iter(found.unfit.values()))
+
+
+def test_a_fingerprint_that_the_model_lacks_is_no_proof_either(tmp_path: Path) -> None:
+    HeadSet.parse(content(), "x").save(tmp_path / "a" / "context")
+    unknown = MODEL.model_copy(update={"fingerprint": None})
+    assert not HeadSetLibrary.scan(tmp_path, unknown).by_name
+
+
+def test_a_set_that_cannot_be_read_is_listed_and_the_others_are_served(tmp_path: Path) -> None:
+    """A named pipe, a loop, a folder for a file, a name that is not UTF-8: none stops the start."""
+    HeadSet.parse(content(), "x").save(tmp_path / "a" / "context")
+    (tmp_path / "b" / "pipe").mkdir(parents=True)
+    os.mkfifo(tmp_path / "b" / "pipe" / "head_set.json")
+    (tmp_path / "b" / "loop").mkdir()
+    (tmp_path / "b" / "loop" / "head_set.json").symlink_to("head_set.json")
+    (tmp_path / "b" / "folder" / "head_set.json").mkdir(parents=True)
+    (tmp_path / "b" / "large").mkdir()
+    (tmp_path / "b" / "large" / "head_set.json").write_bytes(b" " * 5_000_000)
+    write(tmp_path / "b" / "deep", '{"format": "juice.head_set/2", "metrics": ' + '{"a":' * 400)
+    deep = content(metrics={})
+    for _ in range(600):
+        deep = {"a": deep}
+    write(tmp_path / "b" / "deeper", json.dumps(deep))
+    write(Path(os.fsdecode(bytes(tmp_path) + b"/b/caf\xe9")), "{")
+    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    assert list(library.by_name) == ["context"]
+    names = ["b/pipe", "b/loop", "b/folder", "b/large", "b/deep", "b/deeper", "b/caf\\xe9"]
+    assert set(library.unfit) == set(names)
+    json.dumps(library.unfit, ensure_ascii=False).encode()
+    assert "not a regular file" in library.unfit["b/pipe"]
+    assert "most in a head set" in library.unfit["b/large"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+def test_a_folder_that_may_not_be_looked_into_is_listed(tmp_path: Path) -> None:
+    HeadSet.parse(content(), "x").save(tmp_path / "b" / "context")
+    HeadSet.parse(content(name="other"), "x").save(tmp_path / "c" / "other")
+    (tmp_path / "closed").mkdir(mode=0)
+    (tmp_path / "c" / "other").chmod(0)
+    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    assert list(library.by_name) == ["context"]
+    assert set(library.unfit) == {"closed/*", "c/other"}
+    (tmp_path / "c" / "other").chmod(0o755)
 
 
 def test_a_set_with_the_models_fingerprint_precedes_one_without_of_the_same_name(
@@ -55,7 +106,7 @@ def test_a_set_with_the_models_fingerprint_precedes_one_without_of_the_same_name
         content(source="unsure", model={**MODEL.model_dump(), "fingerprint": None}), "x"
     ).save(tmp_path / "a" / "context")
     HeadSet.parse(content(source="sure"), "x").save(tmp_path / "b" / "context")
-    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    library = HeadSetLibrary.scan(tmp_path, MODEL, allow_unverified=True)
     assert library.get("context").source == "sure"
     assert "no fingerprint" in library.unfit["a/context"]
 

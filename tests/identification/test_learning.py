@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import juice
-from juice.data.example import CONFLICTS, ConflictExample
+from juice.data.example import ConflictExample
 from juice.errors import NoConsistentHeadError
 from juice.head_set import HeadLists, HeadSet
 from juice.identification import IdentificationOptions, learning
-from juice.identification.learned_sets import learn_sets
 from juice.identification.learning import heads_of, learn
 from juice.identification.protection import Protection
+from juice.identification.recipe import find_head_sets
 from juice.identification.validation import known_examples
-from juice.progress import silent
+from juice.methods import CONFLICTS
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
@@ -39,7 +39,7 @@ def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
 ) -> None:
     """The gain is counted by `generate`, on facts that were neither learned from nor looked at."""
     drawn, validation, unseen = facts[:8], facts[8:20], facts[20:36]
-    found = learn_sets(
+    found = find_head_sets(
         mini,
         drawn,
         ["context"],
@@ -47,8 +47,6 @@ def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
         names={"context": "own"},
         validation=validation,
         methods=("juice", "june"),
-        protection=Protection(),
-        progress=silent,
     )["context"]
     found.save(tmp_path / "own")
     own = HeadSet.load(tmp_path / "own")

@@ -73,3 +73,52 @@ def test_probes_fall_back_to_whole_forwards_where_a_layer_hides_something_from_i
     with torch.inference_mode():
         prober = Prober(loaded, CleanRun(loaded, [(1, 2, 3), (4, 5)]))
     assert not prober.shares_clean_run
+
+
+@pytest.mark.parametrize("shape", ["gpt2", "llama"])
+def test_a_head_without_effect_scores_nothing_however_a_forwards_shape_rounds(shape: str) -> None:
+    """Kills: a reference from a forward of another shape, whose rounding would pass for an effect.
+
+    Half precision rounds by the number of rows on some machines; here every model does, by a lot.
+    """
+    network = tiny.tiny_model(shape)
+    layers = network.transformer.h if shape == "gpt2" else network.model.layers
+    with torch.no_grad():
+        for layer in layers[1:]:
+            # The rows of the weights, or columns in GPT-2's order, that head 1 goes through.
+            if shape == "gpt2":
+                layer.attn.c_proj.weight[8:16] = 0
+            else:
+                layer.self_attn.o_proj.weight[:, 8:16] = 0
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    network.get_output_embeddings().register_forward_hook(
+        lambda _m, args, logits: logits + torch.sin(torch.arange(logits.shape[-1]) + len(args[0]))
+    )
+    scores = score_heads(
+        model,
+        examples(),
+        targets={"context": TYPES},
+        alphas_plus=ALPHAS_PLUS,
+        alphas_minus=ALPHAS_MINUS,
+    )["context"]
+    for table in (scores.plus, scores.minus):
+        assert table[:, 1:, 1].abs().max() < 1e-7
+        assert table.abs().max() > 1e-3
+
+
+def test_probing_scales_are_not_rounded_to_the_models_dtype() -> None:
+    """In bfloat16 1 + 0.3 is 1.296875; the product is rounded once, as in the engine."""
+    loaded = prepare(tiny.tiny_model("llama").bfloat16(), tiny.tiny_tokenizer())
+    seen: list[torch.Tensor] = []
+    factors = torch.tensor([[1.0, 1.3, 1.0, 1.0]])
+    with torch.inference_mode():
+        prober = Prober(loaded, CleanRun(loaded, [(1, 2, 3)]))
+        assert prober.shares_clean_run
+        projection = loaded.layout.layers[1].projection
+        handle = projection.register_forward_hook(lambda _m, args, _out: seen.append(args[0]))
+        prober.logits(1, torch.ones(1, tiny.N_HEADS))
+        prober.logits(1, factors)
+        handle.remove()
+    plain, scaled = (z.view(3, tiny.N_HEADS, -1) for z in seen)
+    assert torch.equal(scaled, (plain.float() * factors[0, :, None]).bfloat16())
+    assert not torch.equal(scaled, plain * factors[0, :, None].bfloat16())

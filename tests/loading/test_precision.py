@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 import juice
 from juice.batching import batch
-from juice.errors import JuiceError, UnsupportedModelError, UsageError
+from juice.errors import HeadSetMismatchError, JuiceError, UnsupportedModelError, UsageError
 from juice.exactness.linearity_check import TOLERANCE, why_not_linear
 from juice.loading.pretrained import load_model, prepare
 from juice.model.layout import resolve
@@ -155,12 +155,13 @@ def test_a_model_that_the_user_quantised_is_steered(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["bnb-4bit", "torchao-int8"])
-def test_a_folder_saved_quantised_has_no_fingerprint_and_head_sets_fit_it_with_a_warning(
+def test_a_folder_saved_quantised_has_no_fingerprint_and_head_sets_fit_it_only_on_trust(
     folder: Path, tmp_path: Path, quantization: str
 ) -> None:
     needs(quantization)
     model = juice.load(folder, device="cpu", quantization=quantization)
-    again = juice.load(tiny.save(tmp_path, model.loaded.model), device="cpu")
+    saved_folder = tiny.save(tmp_path, model.loaded.model)
+    again = juice.load(saved_folder, device="cpu", allow_unverified=True)
     assert again.loaded.quantization is not None
     head_set = juice.load(folder, device="cpu").make_head_set(
         name="own", target="context", plus=[(1, 2), (3, 0)], beta_plus=2.0
@@ -171,6 +172,8 @@ def test_a_folder_saved_quantised_has_no_fingerprint_and_head_sets_fit_it_with_a
     with pytest.warns(UserWarning, match="no fingerprint"):
         saved = again.generate("abc", head_set=head_set, **options)[0]
     assert saved.token_ids == model.generate("abc", head_set=head_set, **options)[0].token_ids
+    with pytest.raises(HeadSetMismatchError, match="allow_unverified"):
+        juice.load(saved_folder, device="cpu").generate("abc", head_set=head_set, **options)
     with pytest.raises(UsageError, match="saved quantised"):
         juice.load(tmp_path, device="cpu", quantization=quantization)
 
@@ -268,7 +271,11 @@ def test_quantised_activations_are_refused_unless_approximate_steering_is_allowe
     with pytest.raises(UnsupportedModelError, match="allow_approximate"):
         juice.load(network, tokenizer=tiny.tiny_tokenizer())
     with pytest.warns(UserWarning, match="cannot be steered exactly"):
-        model = juice.load(network, tokenizer=tiny.tiny_tokenizer(), allow_approximate=True)
+        model = juice.load(
+            network,
+            tokenizer=tiny.tiny_tokenizer(),
+            allow_approximate=True,
+        )
     head_set = model.make_head_set(
         name="own", target="context", plus=[(1, 2), (3, 0)], beta_plus=2.0
     )

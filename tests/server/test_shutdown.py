@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -30,7 +31,9 @@ def how_it_was_cut(url: str, body: dict) -> object:
 def test_sigterm_finishes_what_runs_and_ends_with_status_0() -> None:
     server = Server()
     server.wait_until_ready()
-    whole = httpx.post(f"{server.url}/generate", json={**LONG, "max_tokens": 300}).json()
+    whole = httpx.post(
+        f"{server.url}/generate", json={**LONG, "max_tokens": 300}, timeout=60
+    ).json()
 
     def stream() -> str:
         with httpx.stream(
@@ -121,33 +124,65 @@ def test_a_killed_server_starts_again_on_its_port() -> None:
     assert again.stop() == 0
 
 
-def test_an_engine_that_dies_makes_the_server_not_ready_within_5_seconds(tmp_path: Path) -> None:
-    """The loop of a real server is broken from outside, as only a bug could break it."""
-    flag = tmp_path / "die"
-    program = f"""
-from contextlib import suppress
+def breaking(flag: Path, how: str) -> str:
+    """Return a program that serves, and whose engine breaks as only a bug could break it."""
+    return f"""
+import time
 from pathlib import Path
 from juice.batching.loop import Loop
 step = Loop.step
-def dying(self):
+def broken(self):
     if Path({str(flag)!r}).exists():
-        raise SystemError("the loop is broken")
+        {how}
     step(self)
-Loop.step = dying
+Loop.step = broken
 from juice.cli.main import main
 main()
 """
-    server = Server(program=program)
+
+
+def test_an_engine_that_dies_ends_its_requests_and_the_process(tmp_path: Path) -> None:
+    flag = tmp_path / "die"
+    server = Server(program=breaking(flag, 'raise SystemError("the loop is broken")'))
     server.wait_until_ready()
     thread, answers = in_thread(
         lambda: httpx.post(f"{server.url}/generate", json={**LONG, "n": 8}, timeout=60)
     )
     within(20, lambda: gauge(server.url, "requests_running") == 8, "they run")
     flag.touch()
-    within(5, lambda: httpx.get(f"{server.url}/readyz").status_code == 503, "it is not ready")
-    thread.join(60)
+    thread.join(10)
     assert answers[0].status_code == 503
+    assert server.process.wait(15) == 1
+    assert "juice: error: engine failed" in server.errors()
+
+
+def test_an_engine_that_hangs_is_seen_and_ends_the_process(tmp_path: Path) -> None:
+    """Nothing that the engine has will ever be answered by it; the probes say so at once."""
+    flag = tmp_path / "hang"
+    server = Server("--engine-timeout", "1", program=breaking(flag, "time.sleep(600)"))
+    server.wait_until_ready()
+    thread, answers = in_thread(lambda: httpx.post(f"{server.url}/generate", json=LONG, timeout=60))
+    within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
+    states = set()
+
+    def is_lost() -> bool:
+        with suppress(httpx.TransportError):
+            states.add(httpx.get(f"{server.url}/healthz").status_code)
+        return server.process.poll() is not None or 503 in states
+
+    flag.touch()
+    within(10, is_lost, "it is not healthy")
+    thread.join(20)
+    assert answers[0].status_code == 503
+    assert server.process.wait(30) == 1
+
+
+def test_a_lame_duck_is_not_ready_but_takes_requests_until_its_time_is_over() -> None:
+    server = Server("--lame-duck", "3")
+    server.wait_until_ready()
+    server.process.send_signal(signal.SIGTERM)
+    within(2, lambda: httpx.get(f"{server.url}/readyz").status_code == 503, "it is not ready")
     assert httpx.get(f"{server.url}/healthz").status_code == 200
-    assert httpx.post(f"{server.url}/generate", json=LONG).status_code == 503
-    assert gauge(server.url, "engine_up") == 0
-    assert server.stop() == 0
+    answer = httpx.post(f"{server.url}/generate", json={"prompt": CONFLICT, "max_tokens": 2})
+    assert answer.status_code == 200
+    assert server.process.wait(30) == 0

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
+from juice.errors import UsageError
 from juice.head_set import HeadSet
-from tests.support.serving import Server
+from juice_server import settings
+from tests.support.serving import Server, serving
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line(tmp_path: Path) -> None:
@@ -65,6 +68,76 @@ def test_a_wrong_setting_ends_the_server_with_one_line(
     assert server.process.wait(timeout=120) == 2
     assert message in server.errors()
     assert "Traceback" not in server.errors()
+
+
+KUBERNETES = {
+    "JUICE_SERVICE_HOST": "10.0.0.7",
+    "JUICE_SERVICE_PORT": "8000",
+    "JUICE_SERVICE_PORT_HTTP": "8000",
+    "JUICE_PORT": "tcp://10.0.0.7:8000",
+    "JUICE_PORT_8000_TCP": "tcp://10.0.0.7:8000",
+    "JUICE_PORT_8000_TCP_PROTO": "tcp",
+    "JUICE_PORT_8000_TCP_PORT": "8000",
+    "JUICE_PORT_8000_TCP_ADDR": "10.0.0.7",
+    "JUICE_CANARY_SERVICE_HOST": "10.0.0.8",
+    "JUICE_CANARY_PORT": "tcp://10.0.0.8:8000",
+}
+
+
+def test_what_kubernetes_sets_for_a_service_called_juice_is_ignored() -> None:
+    with serving(environment=KUBERNETES) as server:
+        (line,) = [own for own in server.log() if own["message"].startswith("ignoring variables")]
+        assert set(line["variables"]) == set(KUBERNETES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "guess"),
+    [
+        ("JUICE_API_KEY", "secret", "JUICE_API_KEYS"),
+        ("JUICE_MAX_BACTH", "4", "JUICE_MAX_BATCH"),
+        ("JUICE_COLOUR", "blue", None),
+        ("JUICE_CANARY_PORT", "8000", None),
+        ("JUICE_PORT", "tcp:8000", None),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused_with_a_guess_only_where_it_is_likely(
+    name: str, value: str, guess: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt JUICE_API_KEYS must not serve openly."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as caught:
+        settings.read({})
+    assert name in str(caught.value)
+    assert ("did you mean" in str(caught.value)) == (guess is not None)
+    assert (guess or "") in str(caught.value)
+
+
+def test_a_port_in_the_environment_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUICE_PORT", "8123")
+    assert settings.read({}).port == 8123
+
+
+def test_a_file_of_keys_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """Editors on Windows write one; it would be part of the first key."""
+    file = tmp_path / "keys"
+    file.write_bytes("\ufefffirst\nsecond\n".encode())
+    assert settings.read({"api_keys_file": file}).keys() == ("first", "second")
+
+
+def test_a_server_that_everybody_may_use_says_so() -> None:
+    with serving("--host", "0.0.0.0") as server:  # noqa: S104
+        assert "anybody who reaches 0.0.0.0 may use this server" in server.errors()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_a_server_listens_on_ipv6(host: str) -> None:
+    server = Server("--host", host)
+    server.url = f"http://[::1]:{server.port}"
+    server.wait_until_ready()
+    assert httpx.get(f"{server.url}/healthz").status_code == 200
+    assert server.stop() == 0
+    assert f"ready on http://[{host}]:{server.port}" in server.errors()
 
 
 def test_a_port_that_is_taken_ends_the_server_with_one_line() -> None:

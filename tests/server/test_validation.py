@@ -9,9 +9,13 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
+import juice
+from juice.errors import ContextLengthError
 from juice_server.schemas.about import DetokenizeRequest
 from juice_server.schemas.generate import GenerateRequest
 from juice_server.schemas.openai import ChatRequest, CompletionRequest
+from juice_server.settings import Settings
+from juice_server.translation import Translator
 
 WRONG = {
     "empty_prompt": ({"prompt": ""}, 400, "prompt"),
@@ -189,3 +193,25 @@ def test_unknown_routes_and_methods_use_the_same_envelope(client: httpx.Client) 
     assert client.get("/generate").json()["error"]["code"] == "method_not_allowed"
     assert client.get("/generate").status_code == 405
     assert client.post("/generate/", json={"prompt": "x"}).status_code == 404
+
+
+@pytest.mark.parametrize("text", ["The capital of Peru is Lima. ", "x", " ", "\U0001f642"])
+def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million characters take seconds to tokenize, in which everybody else would wait."""
+    model = juice.load("mini")
+    translator, tokenized = Translator(model, Settings()), list[int]()
+    tokenize = model.tokenize
+
+    def counted(prompt: str, **options: bool) -> tuple[int, ...]:
+        tokenized.append(len(prompt))
+        return tokenize(prompt, **options)
+
+    monkeypatch.setattr(model, "tokenize", counted)
+    with pytest.raises(ContextLengthError, match="more than twice"):
+        translator.tokens((text * 1_000_000)[:1_000_000])
+    assert sum(tokenized) < 20_000
+    fits = (text * 1000)[:1000]
+    assert translator.tokens(fits) == tokenize(fits)
+    model.close()

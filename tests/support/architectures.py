@@ -126,6 +126,7 @@ ARCHITECTURES = (
         attention_types=[[["global", "local"], 2]],
         window_size=WINDOW,
     ),
+    row("GPT-Neo (global)", "gpt_neo", GPT_NEO_SIZES, attention_types=[[["global"], N_LAYERS]]),
     row("GPT-J", "gptj", GPT2_SIZES, rotary_dim=4),
     row("GPT-NeoX", "gpt_neox", SIZES),
     row("OPT", "opt", SIZES, ffn_dim=64, word_embed_proj_dim=32),

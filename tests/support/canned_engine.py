@@ -6,6 +6,7 @@ It has no capabilities, so whatever works on it needs nothing but the contract.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from threading import Thread
 from typing import ClassVar
 
@@ -68,7 +69,7 @@ class CannedEngine(Engine):
         self.submitted: list[CannedRequest] = []
         self.is_closed = False
 
-    @property
+    @cached_property
     def description(self) -> ModelDescription:
         identity = ModelIdentity(
             id="canned", architecture="LlamaForCausalLM", n_layers=4, n_heads=4, fingerprint=None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +23,25 @@ MODEL = ModelIdentity(
 def content(**changes: Any) -> dict[str, Any]:
     """Return the content of a valid head_set.json, with these changes."""
     full = {
-        "format": "juice.head_set/1",
+        "format": "juice.head_set/2",
         "name": "context",
         "target": "context",
         "source": None,
         "model": MODEL.model_dump(),
         "heads": {"plus": [[1, 2]], "minus": [[0, 3], [2, 0]]},
         "beta": {"juice": {"plus": 2.0, "minus": -1.0}, "june": None},
+        "gates": None,
         "identification": None,
         "metrics": {},
         "scores_sha256": None,
     }
     return {**full, **changes}
+
+
+def sealed(own: dict[str, Any]) -> str:
+    """Return the text of a head_set.json with this content and its hash."""
+    text = json.dumps(own, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**own, "sha256": "sha256:" + hashlib.sha256(text.encode()).hexdigest()})
 
 
 def scored() -> HeadSet:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from random import Random
 
+import pytest
 import torch
 
 import juice
+from juice.batching import BatchingEngine, costs, shelves
+from juice.batching.slot_layer import SlotLayer
 from juice.engine import Completion, Contrast, GenerationRequest, Limits, SamplingOptions, Update
 from juice.steered_model import SteeredModel
 from tests.support import tiny
@@ -71,6 +75,38 @@ def assert_completes(
         torch.testing.assert_close(
             torch.tensor(completion.watched), logprobs[0], rtol=0, atol=tolerance
         )
+
+
+def rows_of(engine: BatchingEngine) -> list[object]:
+    """Return all rows that are occupied, companions included."""
+    return [
+        row
+        for shelf in engine._loop.shelves
+        for lane in (shelf.table.mains, *shelf.table.companions)
+        for row in lane.rows
+    ]
+
+
+def slot_layers_of(engine: BatchingEngine) -> list[SlotLayer]:
+    """Return the slots of every layer on all shelves."""
+    return [layer for shelf in engine._loop.shelves for layer in shelf.cache.slot_layers]
+
+
+def n_slot_bytes(engine: BatchingEngine) -> int:
+    """Return the bytes that all slots take."""
+    return sum(kv.nbytes for own in slot_layers_of(engine) for kv in (own.keys, own.values))
+
+
+def with_many_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part rows wherever their lengths differ: by shelf, in prefill and in decoding."""
+    monkeypatch.setattr(shelves, "SHORTEST", 8)
+    monkeypatch.setattr(costs, "TOKENS_PER_FORWARD", 1)
+    right = costs.Costs.of.__func__
+    monkeypatch.setattr(
+        costs.Costs,
+        "of",
+        classmethod(lambda *arguments: replace(right(*arguments), keys_per_forward=0.0)),
+    )
 
 
 class Collector:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from juice.data.example import ConflictExample, ConflictType, conflict_types, judged_types
+from juice.data.example import ConflictExample, conflict_types, judged_types
 from juice.evaluation.choices import Preparer
 from juice.evaluation.methods import MethodName
 from juice.evaluation.splits import Splits, limited
 from juice.head_set import HeadSet
 from juice.identification import IdentificationOptions
-from juice.methods import Target
+from juice.methods import ConflictType, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 

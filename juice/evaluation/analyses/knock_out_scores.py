@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.identification.probing import score_heads
-from juice.methods import TARGETS, Target
+from juice.methods import TARGETS, ConflictType, Target
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 

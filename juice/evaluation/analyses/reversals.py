@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from juice.data.example import CONFLICTS
 from juice.errors import ExampleError
 from juice.evaluation.analyses.inputs import AnalysisInputs
 from juice.evaluation.analyses.knock_out_scores import knock_out_scores
+from juice.methods import CONFLICTS
 
 N_TOP = 10
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from juice.data.example import ConflictExample, ConflictType
+from juice.data.example import ConflictExample
 from juice.engine import Steer
 from juice.errors import ExampleError
 from juice.evaluation.analyses.inputs import N_EXAMPLES, AnalysisInputs
@@ -23,7 +23,7 @@ from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean
 from juice.evaluation.splits import limited
 from juice.head_set import Head
-from juice.methods import METHODS, Method
+from juice.methods import METHODS, ConflictType, Method
 
 N_HEADS = 10
 

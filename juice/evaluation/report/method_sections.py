@@ -10,6 +10,7 @@ from juice.evaluation.report.parts import Picture, Section, Table, number, perce
 from juice.evaluation.report.published import differences, published, source
 from juice.evaluation.report.verdicts import beyond_chance, verdict
 from juice.evaluation.tables import AVERAGE
+from juice.head_set import Betas
 from juice.methods import Target
 
 N_NAMED = 12
@@ -171,13 +172,7 @@ def _described(part: str, head_set: Mapping[str, Any]) -> str:
         + (f" and {len(own) - N_NAMED} more" if len(own) > N_NAMED else "")
         for sign, own in heads.items()
     }
-    tuned = (
-        f"betas {betas['plus']:+g} {betas['minus']:+g}; "
-        if betas and not isinstance(betas["plus"], list)
-        else "a beta for each head; "
-        if betas
-        else ""
-    )
+    tuned = f"betas {Betas.model_validate(betas)}; " if betas else ""
     return (
         f"Heads, {part}: + {signed['plus'] or 'none'}; - {signed['minus'] or 'none'}; {tuned}"
         f"scores {head_set['scores_sha256']}."

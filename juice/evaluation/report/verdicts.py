@@ -38,6 +38,8 @@ def verdict(tables: Mapping[str, Any], types: Sequence[str]) -> list[str]:
     }
     if (n := max(c["n"] for c in tables[ours][AVERAGE].values())) < FEW:
         return [f"{n} facts are too few to tell methods apart."]
+    if len(tables) < 2:
+        return []
     best = max(average, key=lambda name: (average[name], name == ours))
     summary = f"On average over domains and conflict types {ours} has {percent(average[ours])}"
     if best == ours:

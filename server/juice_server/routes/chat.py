@@ -12,6 +12,7 @@ from juice.engine import Completion, ScoredToken, Update
 from juice.errors import RequestError
 from juice.steered_model import join_context
 from juice_server.routes.openai_answer import OpenAIAnswer
+from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.openai import ChatRequest
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
@@ -19,7 +20,7 @@ from juice_server.tokens import finite
 from juice_server.trace import Trace, trace_of
 from juice_server.translation import Prompt
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/v1/chat/completions", response_model=dict[str, Any])

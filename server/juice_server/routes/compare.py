@@ -10,12 +10,13 @@ from juice.engine import GenerationRequest, Steer
 from juice.errors import HeadSetNotFoundError
 from juice.methods import TARGETS
 from juice_server.routes.generate import timing_of
+from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.generate import Answer, CompareRequest, CompareResponse
 from juice_server.schemas.shared import usage_of
 from juice_server.service import Service, ServiceOf
 from juice_server.trace import trace_of
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/compare")

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice_server.routes.openai_answer import OpenAIAnswer
+from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.openai import CompletionRequest
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
@@ -17,7 +18,7 @@ from juice_server.tokens import finite
 from juice_server.trace import Trace, trace_of
 from juice_server.translation import joined
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/v1/completions", response_model=dict[str, Any])

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
+from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.generate import Choice, GenerateRequest, GenerateResponse, Timing
 from juice_server.schemas.shared import usage_of
 from juice_server.service import Service, ServiceOf
@@ -17,7 +18,7 @@ from juice_server.sse import Event, answered
 from juice_server.trace import Trace, trace_of
 from juice_server.translation import joined
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/generate", response_model=GenerateResponse)

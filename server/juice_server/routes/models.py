@@ -12,9 +12,10 @@ from juice.engine import Capability, Steer
 from juice.errors import RequestError
 from juice.methods import CONTRASTS, STEER_METHODS, STEER_TARGETS
 from juice_server.errors import UnknownModelError
+from juice_server.routes.strict import StrictRoute
 from juice_server.service import Service, ServiceOf
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 
 
 @router.get("/v1/models")

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from juice.errors import RequestError
+from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.about import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -14,7 +15,7 @@ from juice_server.schemas.about import (
 )
 from juice_server.service import ServiceOf
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)

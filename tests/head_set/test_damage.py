@@ -1,0 +1,193 @@
+"""Head sets under attack: mutated bytes, savers at once, readers beside a saver, killed savers."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from juice.errors import HeadSetError, OutputError
+from juice.head_set import HeadSet
+from tests.support.head_sets import names_in, scored, sealed
+
+FILES = ("head_set.json", "scores.safetensors")
+LEAVES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 6.0, 1e308, -0.0, 2**70, "6", "", "context", "x" * 300, [], {},
+    [[1, 2]], [0, 0], {"plus": []}, {"juice": None},
+)  # fmt: skip
+PIECES = (b"[" * 1200, b"1e999", b"NaN", b"\\ud800", b'"', b"{")
+MANY = pytest.mark.parametrize(
+    "n", [2000, pytest.param(500_000, marks=pytest.mark.torture)], ids="{:,}".format
+)
+FEW = pytest.mark.parametrize("n", [10, pytest.param(200, marks=pytest.mark.torture)])
+
+
+def mutated(data: bytes, rng: Random) -> bytes:
+    """Return bytes with one to four changes: flipped, cut, doubled, moved, replaced."""
+    own = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at, n = rng.randrange(len(own) + 1), rng.choice([1, 1, 2, 8, 60])
+        match rng.randrange(6):
+            case 0 if at < len(own):
+                own[at] ^= 1 << rng.randrange(8)
+            case 1:
+                del own[at : at + n]
+            case 2:
+                own[at:at] = own[at : at + n]
+            case 3:
+                own[at:at] = bytes(rng.randrange(256) for _ in range(n))
+            case 4:
+                own[at : at + n] = rng.choice(
+                    [b"[" * 1200, b"1e999", b"NaN", b"\\ud800", b'"', b"{"]
+                )
+            case _:
+                del own[at:]
+        if not own:
+            break
+    return bytes(own)
+
+
+def changed(content: Any, rng: Random) -> Any:
+    """Return JSON content with one part replaced, at any depth."""
+    if isinstance(content, dict) and content and rng.random() < 0.9:
+        key = rng.choice(list(content))
+        return {**content, key: changed(content[key], rng)}
+    if isinstance(content, list) and content and rng.random() < 0.9:
+        i = rng.randrange(len(content))
+        return [*content[:i], changed(content[i], rng), *content[i + 1 :]]
+    return rng.choice(LEAVES)
+
+
+def is_within(part: Any, whole: Any) -> bool:
+    """Return whether nothing of a part was converted; the whole may have defaults beside it."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return all(key in whole and is_within(part[key], whole[key]) for key in part)
+    if isinstance(part, list) and isinstance(whole, list):
+        pairs = zip(part, whole, strict=True)
+        return len(part) == len(whole) and all(is_within(own, other) for own, other in pairs)
+    return part == whole and (part is whole or isinstance(part, str | int | float))
+
+
+def is_the_same(one: HeadSet, other: HeadSet) -> bool:
+    return one.model_dump() == other.model_dump() and all(
+        torch.equal(getattr(one.scores, sign), getattr(other.scores, sign))
+        for sign in ("plus", "minus")
+    )
+
+
+@MANY
+def test_a_mutated_set_is_refused_or_is_the_same(tmp_path: Path, n: int) -> None:
+    """White space may change unseen; a head, a beta, a score or a name may not."""
+    right, folder, rng = scored(), tmp_path / "context", Random(n)
+    right.save(folder)
+    originals = {name: (folder / name).read_bytes() for name in FILES}
+    n_refused = 0
+    for _ in range(n):
+        name = rng.choice(FILES)
+        (folder / name).write_bytes(mutated(originals[name], rng))
+        try:
+            assert is_the_same(HeadSet.load(folder), right)
+        except HeadSetError:
+            n_refused += 1
+        (folder / name).write_bytes(originals[name])
+    assert n_refused > 0.9 * n
+
+
+@MANY
+def test_content_of_any_type_with_its_hash_is_a_set_or_refused(tmp_path: Path, n: int) -> None:
+    """Whoever can write the hash can write any set, but only a set or an error comes of it."""
+    right, folder, rng = scored(), tmp_path / "context", Random(n + 1)
+    right.save(folder)
+    content = json.loads((folder / "head_set.json").read_text())
+    del content["sha256"]
+    for _ in range(n):
+        own = changed(content, rng)
+        text = sealed(own) if isinstance(own, dict) else json.dumps(own)
+        (folder / "head_set.json").write_text(text)
+        try:
+            found = HeadSet.load(folder)
+        except HeadSetError:
+            continue
+        assert is_within(own, found.model_dump(mode="json"))
+
+
+def save_until(folder: Path, end: Any) -> None:
+    """Save other sets over one another until told to end."""
+    one = scored()
+    other = one.model_copy(update={"source": "other", "scores": None, "scores_sha256": None})
+    while not end.is_set():
+        for own in (one, other):
+            own.save(folder, overwrite=True)
+
+
+def test_a_reader_beside_a_saver_always_has_one_of_the_sets(tmp_path: Path) -> None:
+    """Kills: scores of one saving beside the heads of another, a folder gone for a moment."""
+    folder, context = tmp_path / "context", multiprocessing.get_context("spawn")
+    scored().save(folder)
+    end = context.Event()
+    saver = context.Process(target=save_until, args=(folder, end))
+    saver.start()
+    sources = set()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (len(sources) < 2 or time.monotonic() < deadline - 57):
+        found = HeadSet.load(folder)
+        assert (found.scores is None) == (found.source == "other")
+        sources.add(found.source)
+    end.set()
+    saver.join()
+    assert sources == {None, "other"}
+
+
+def save_once(folder: Path, start: Any, saved: Any) -> None:
+    start.wait()
+    try:
+        scored().save(folder)
+        saved.put(True)
+    except OutputError:
+        saved.put(False)
+
+
+def test_of_savers_at_once_only_one_succeeds_unless_they_may_overwrite(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, saved = context.Event(), context.Queue()
+    savers = [
+        context.Process(target=save_once, args=(tmp_path / "context", start, saved))
+        for _ in range(4)
+    ]
+    for saver in savers:
+        saver.start()
+    start.set()
+    results = [saved.get(timeout=60) for _ in savers]
+    for saver in savers:
+        saver.join()
+    assert sorted(results) == [False, False, False, True]
+    assert HeadSet.load(tmp_path / "context").name == "context"
+
+
+@FEW
+def test_savers_that_are_killed_leave_a_set_and_the_next_one_sweeps_up(
+    tmp_path: Path, n: int
+) -> None:
+    folder, context, rng = tmp_path / "context", multiprocessing.get_context("fork"), Random(0)
+    scored().save(folder)
+    n_left = 0
+    for _ in range(n):
+        saver = context.Process(target=save_until, args=(folder, context.Event()))
+        saver.start()
+        time.sleep(rng.uniform(0.0, 0.05))
+        assert saver.pid is not None
+        os.kill(saver.pid, signal.SIGKILL)
+        saver.join()
+        assert HeadSet.load(folder).name == "context"
+        n_left += len(names_in(tmp_path)) - 1
+    assert n_left, "no saver was killed while it saved"
+    scored().save(folder, overwrite=True)
+    assert names_in(tmp_path) == ["context"]

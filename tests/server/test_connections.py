@@ -1,0 +1,116 @@
+"""More connections than there is room for: who makes room, who is refused, who never notices."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import httpx
+
+from tests.support.serving import BEARER, CONFLICT, KEYS, LONG, Server, free_port, raw_post, serving
+
+PROBE = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Return whether a connection that waits for nothing was not closed."""
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(4096) != b""
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+def ask(connection: socket.socket, key: str | None = None) -> bytes:
+    """Send a probe and return the answer; the connection stays open."""
+    line = f"authorization: Bearer {key}\r\n".encode() if key else b""
+    connection.settimeout(10)
+    connection.sendall(PROBE.replace(b"\r\n\r\n", b"\r\n" + line + b"\r\n"))
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += connection.recv(4096)
+    return answer
+
+
+def connect_from(server: Server, address: str) -> socket.socket:
+    return socket.create_connection(
+        ("127.0.0.1", server.port), timeout=10, source_address=(address, 0)
+    )
+
+
+def test_idle_connections_make_room_and_a_busy_server_says_so() -> None:
+    limits = ("--max-connections", "8", "--max-connections-per-address", "20")
+    with serving(*limits, "--header-timeout", "60", "--max-batch", "2") as server:
+        idle = [server.connect() for _ in range(8)]
+        for connection in idle:
+            assert ask(connection).startswith(b"HTTP/1.1 200")
+        more = [server.connect() for _ in range(3)]
+        for connection in more:
+            assert ask(connection).startswith(b"HTTP/1.1 200")
+        # The ones that were idle longest made room.
+        assert [is_open(connection) for connection in idle] == [False] * 3 + [True] * 5
+        busy = [server.connect() for _ in range(8)]
+        for connection in busy:
+            connection.sendall(raw_post({**LONG, "stream": True}))
+        time.sleep(0.3)
+        answer = httpx.get(f"{server.url}/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "too_many_connections"
+        assert answer.headers["retry-after"] == "1"
+        for connection in (*idle, *more, *busy):
+            connection.close()
+        time.sleep(0.3)
+        assert httpx.get(f"{server.url}/readyz").status_code == 200
+
+
+def test_a_crowd_of_silent_connections_without_a_key_does_not_shut_out_those_with_one() -> None:
+    keys = [own for key in KEYS for own in ("--api-key", key)]
+    limits = ("--max-connections", "40", "--max-connections-per-address", "100")
+    with serving(*keys, *limits, "--header-timeout", "60") as server:
+        trusted = server.connect()
+        trusted.sendall(
+            f"GET /info HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEYS[0]}\r\n\r\n".encode()
+        )
+        assert trusted.recv(64).startswith(b"HTTP/1.1 200")
+        trusted.settimeout(0.3)
+        try:
+            while trusted.recv(65536):
+                pass
+        except TimeoutError:
+            pass
+        crowd = [server.connect() for _ in range(200)]
+        begun = time.monotonic()
+        body = {"prompt": CONFLICT, "max_tokens": 2}
+        answer = httpx.post(f"{server.url}/generate", json=body, headers=BEARER, timeout=30)
+        assert answer.status_code == 200
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        assert time.monotonic() - begun < 15
+        assert is_open(trusted), "a connection with a key is not the first to go"
+        for connection in (trusted, *crowd):
+            connection.close()
+
+
+def test_one_address_cannot_have_all_connections() -> None:
+    with serving("--max-connections", "40", "--max-connections-per-address", "3") as server:
+        own = [connect_from(server, "127.0.0.1") for _ in range(3)]
+        for connection in own:
+            assert ask(connection).startswith(b"HTTP/1.1 200")
+        with connect_from(server, "127.0.0.1") as fourth:
+            assert ask(fourth).startswith(b"HTTP/1.1 503")
+        with connect_from(server, "127.0.0.2") as other:
+            assert ask(other).startswith(b"HTTP/1.1 200")
+        assert all(ask(connection).startswith(b"HTTP/1.1 200") for connection in own)
+        for connection in own:
+            connection.close()
+
+
+def test_probes_and_metrics_have_a_port_of_their_own() -> None:
+    port = free_port()
+    with serving("--admin-port", str(port), "--api-key", KEYS[0]) as server:
+        admin = f"http://127.0.0.1:{port}"
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert httpx.get(f"{admin}{path}", timeout=30).status_code == 200
+        assert httpx.get(f"{server.url}/metrics").status_code == 401
+        assert httpx.post(f"{admin}/generate", json={"prompt": "a"}).status_code == 404
