@@ -131,6 +131,7 @@ class Loop:
         """Run the next tokens of some generations and let each choose its next one."""
         if not chosen:
             return
+        self.beat = time.monotonic()
         try:
             rows = self._rows_of([generation for generation, _ in chosen])
             n_tokens = dict(chosen)

@@ -219,11 +219,16 @@ def _say_what_serves(out: Path, model: ModelIdentity, saved: set[str]) -> None:
     """Tell which sets serve now, and which shipped ones no longer do."""
     from juice.head_set.lookup import HeadSetLibrary, find_folder, shipped_folder
 
-    names = ", ".join(sorted(saved))
+    names, is_trusted = ", ".join(sorted(saved)), model.fingerprint is None
+    if is_trusted:
+        console.note(
+            f"juice: {model.id} has no fingerprint that {names} could be known to fit by: serve "
+            "them with --allow-unverified"
+        )
     if find_folder(None).resolve() != out.resolve():
         console.note(f"juice: serve {names} with --head-sets {out}")
         return
-    here = HeadSetLibrary.scan(out, model).by_name
+    here = HeadSetLibrary.scan(out, model, allow_unverified=is_trusted).by_name
     shipped = HeadSetLibrary.scan(shipped_folder(), model).by_name
     if out.resolve() == shipped_folder().resolve():
         return

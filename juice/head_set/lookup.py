@@ -42,13 +42,7 @@ def find_folder(given: str | Path | None) -> Path:
                 f"the head sets folder {named} does not exist; "
                 f"make it with `juice identify --out {named}`"
             )
-        try:
-            below = (folder, *_folders_in(folder))
-        except OSError as error:
-            raise HeadSetNotFoundError(
-                f"cannot look into the head sets folder {named}: {error.strerror}"
-            ) from error
-        if any(os.path.lexists(own / JSON_FILE) for own in below):
+        if any(os.path.lexists(own / JSON_FILE) for own in (folder, *_models_in(folder))):
             raise HeadSetNotFoundError(
                 f"{named} is the folder of a head set or of one model; "
                 f"give the folder above, which holds <model>/<name>/{JSON_FILE}"
@@ -165,7 +159,7 @@ def _sets_in(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
     In addition, what cannot be looked into, with the reason.
     """
     found, unreadable = dict[str, Path](), dict[str, str]()
-    for of_model in _folders_in(folder):
+    for of_model in _models_in(folder):
         try:
             own = _folders_in(of_model)
         except OSError as error:
@@ -178,12 +172,32 @@ def _sets_in(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
     return found, unreadable
 
 
+def _models_in(folder: Path) -> list[Path]:
+    """Return the folders of models in a folder of head sets.
+
+    Raises HeadSetNotFoundError for one that cannot be looked into.
+    """
+    try:
+        return _folders_in(folder)
+    except OSError as error:
+        raise HeadSetNotFoundError(
+            f"cannot look into the head sets folder {folder}: {error.strerror}"
+        ) from error
+
+
 def _folders_in(folder: Path) -> list[Path]:
     """Return the folders in a folder that are not hidden, in order."""
     with os.scandir(folder) as entries:
         return sorted(
-            Path(own.path) for own in entries if not own.name.startswith(".") and own.is_dir()
+            Path(own.path) for own in entries if not own.name.startswith(".") and _is_folder(own)
         )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link that leads nowhere, or in a circle
 
 
 def _may_be_there(path: Path) -> bool:
@@ -197,9 +211,9 @@ def _may_be_there(path: Path) -> bool:
     return True
 
 
-def printable(name: str) -> str:
-    """Return a file's name as valid Unicode, whatever bytes it has."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+def printable(text: str) -> str:
+    """Return text as valid Unicode: a file's name may have any bytes, JSON lone surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tuple[Path, HeadSet]:

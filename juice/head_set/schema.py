@@ -177,7 +177,9 @@ class HeadSetContent(Part):
             )
         own = _upgraded(content) if given == FIRST_FORMAT else content
         try:
-            return cls.model_validate_json(json.dumps(own), strict=True)
+            return cls.model_validate_json(json.dumps(own, default=_plain), strict=True)
+        except TypeError as error:
+            raise HeadSetError(f"{where}: {error}") from error
         except ValidationError as error:
             field, problem = first_problem(error)
             raise HeadSetError(f"{where}: {field + ': ' if field else ''}{problem}") from error
@@ -259,12 +261,13 @@ class HeadSetContent(Part):
             return
         guess = (
             f"head set {self.name!r} fits {model.id} by architecture and shape alone: "
-            "there is no fingerprint to compare"
+            f"the {'set' if model.fingerprint else 'model'} has no fingerprint to compare"
         )
         if not allow_unverified and self.seal not in PUBLISHED:
+            other = "identify heads on this model (`juice identify`), or " * bool(model.fingerprint)
             raise HeadSetMismatchError(
-                f"{guess}; identify heads on this model (`juice identify`), or take it on trust "
-                "with --allow-unverified (allow_unverified=True)"
+                f"{guess}; {other}take it on trust with --allow-unverified "
+                "(allow_unverified=True, JUICE_ALLOW_UNVERIFIED=true)"
             )
         warnings.warn(guess, stacklevel=3)
 
@@ -273,6 +276,13 @@ def sealed(content: Mapping[str, Any]) -> str:
     """Return the hash of a head set's JSON content, whatever its order and white space."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(number: Any) -> Any:
+    """Return a number of NumPy or PyTorch as one of Python."""
+    if not hasattr(number, "item"):
+        raise TypeError(f"{number!r} is a {type(number).__name__}; expected plain data")
+    return number.item()
 
 
 def _upgraded(content: Mapping[str, Any]) -> dict[str, Any]:

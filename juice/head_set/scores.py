@@ -79,12 +79,12 @@ class HeadScores:
                 minus=tensors["minus"],
                 kind=metadata.get("kind", "probe"),
             )
-        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+            scores._validate(path)
+        except (LookupError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
             raise HeadSetError(
                 f"cannot read the scores {path}: {error}; "
                 "expected the file scores.safetensors of a head set"
             ) from error
-        scores._validate(path)
         return scores
 
     def _validate(self, path: str | Path) -> None:

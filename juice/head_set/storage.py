@@ -11,13 +11,14 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from juice.errors import HeadSetError
 from juice.head_set.reading import JSON_FILE, SCORES_FILE, files_in
 from juice.head_set.schema import FIRST_FORMAT, FORMAT, HeadSetContent, sealed
 from juice.head_set.scores import HeadScores
 from juice.head_set.writing import write
+from juice.strict_json import without_twins
 
 S = TypeVar("S", bound=HeadSetContent)
 
@@ -41,7 +42,7 @@ def load(folder: Path, kind: type[S]) -> S:
 def _parsed(data: bytes, path: Path, kind: type[S]) -> S:
     try:
         content = json.loads(
-            data.decode(), object_pairs_hook=_without_twins, parse_constant=_refused
+            data.decode(), object_pairs_hook=without_twins, parse_constant=_refused
         )
     except ValueError as error:
         raise HeadSetError(
@@ -63,13 +64,6 @@ def _parsed(data: bytes, path: Path, kind: type[S]) -> S:
             stacklevel=4,
         )
     return head_set
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if twins := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{', '.join(twins)} is given twice")
-    return dict(pairs)
 
 
 def _refused(constant: str) -> None:

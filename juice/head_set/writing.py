@@ -151,7 +151,8 @@ def _exchange(new: Path, old: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.renameat2(at_cwd, os.fsencode(new), at_cwd, os.fsencode(old), rename_exchange) == 0:
             return
-    aside = new.with_name(new.name + ".old")
+    # Its name is not that of a temporary folder, which the next saver would remove.
+    aside = new.with_name(f".replaced-{new.name}")
     old.rename(aside)
     new.rename(old)
     aside.rename(new)

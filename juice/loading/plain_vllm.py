@@ -1,11 +1,13 @@
 """Steering under `vllm serve`, without JuICE's server: a model's head sets, and what requests ask.
 
-vLLM is then started by its own command, with the plugin and `JUICE_HEAD_SETS`, and the middleware
-`juice_server.vllm_middleware.Steering` turns the `steer` of a request into coefficients.
+vLLM is then started by its own command, with the plugin, `JUICE_HEAD_SETS` and, where a set has no
+fingerprint, `JUICE_ALLOW_UNVERIFIED`. The middleware `juice_server.vllm_middleware.Steering` turns
+the `steer` of a request into coefficients.
 """
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +47,10 @@ class PlainVllm:
         self.description: ModelDescription = describe_stored(
             model, LoadOptions(revision=revision), dtype="auto", device="vllm"
         )
-        self.head_sets = HeadSetLibrary.scan(None, self.description.identity)
+        on_trust = os.environ.get("JUICE_ALLOW_UNVERIFIED", "").lower() in ("1", "true")
+        self.head_sets = HeadSetLibrary.scan(
+            None, self.description.identity, allow_unverified=on_trust
+        )
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> PlainVllm:

@@ -4,8 +4,8 @@ Prompts of different lengths run together: unsteered, one head in each layer of 
 these at once, by either method. They begin alike, so that what is cached under a wrong key would be
 shared; some are longer than a step, others end early so that rows move, and all are preempted once.
 Then every rank runs each whole sequence by the definition, in two runs of the same modules without
-a cache (`juice.vllm.reference`). The log-probabilities of the chosen tokens must agree, to a small
-part of what steering changes in them.
+a cache (`juice.vllm.reference`). The log-probabilities of the chosen tokens and of the likeliest
+ones must agree, to a small part of what steering changes in them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from juice.model.differences import distance, largest
 from juice.vllm.arguments import Coefficients
 
 LOG = logging.getLogger("juice.vllm")
-# Heads are scaled by more until what every request's steering changes is far above rounding.
-COEFFICIENTS = (2.0, 4.0, 8.0, 16.0, 32.0)
-FAR = 40
-# The largest difference between served and defined, as a share of what steering changes.
-SHARE = 0.05
+# Heads are scaled by more until what every request's steering changes is far above rounding, but
+# not so much that a layer sees little else: then a wrong scale or a missing token changes nothing.
+COEFFICIENTS = (2.0, 4.0, 8.0)
+FAR = 20
+# The largest difference between served and defined, as a share of what steering changes. Rounding
+# is at most 3 % at twenty times itself; of the mistakes in the tests, the least is 13 %.
+SHARE = 0.08
 # In nats, by dtype, as for our own engine.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 

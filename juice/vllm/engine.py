@@ -75,6 +75,7 @@ class VllmEngine(Engine):
         self._special_ids = frozenset(description.tokenizer.all_special_ids)
         self._numbers = count()
         self._open: set[Generation] = set()
+        self._busy_since = time.monotonic()  # when there was something to do again
         self._changed = Condition()
         self._stopped: EngineStoppedError | None = None
         self._listeners: list[Callable[[EngineStoppedError], object]] = []
@@ -110,9 +111,9 @@ class VllmEngine(Engine):
     def status(self) -> Status:
         """The engine's present state."""
         with self._changed:
-            n_open = len(self._open)
+            n_open, busy_since = len(self._open), self._busy_since
         newest = self._statistics.newest if self._statistics else None
-        at = self._statistics.at if self._statistics else time.monotonic()
+        at = max(busy_since, self._statistics.at if self._statistics else 0)
         n_running = min(n_open, newest.num_running_reqs if newest else 0)
         n_bytes = self.limits.kv_memory_bytes or 0
         return Status(
@@ -207,6 +208,8 @@ class VllmEngine(Engine):
         return torch.tensor(next(answer for answer in answers if answer is not None))
 
     def _begin(self, generations: Sequence[Generation]) -> None:
+        if not self._open:
+            self._busy_since = time.monotonic()
         self._open.update(generations)
         for one in generations:
             asyncio.run_coroutine_threadsafe(self._run(one), self._loop)

@@ -97,7 +97,7 @@ def create(
 
 def create_admin(service: Service) -> FastAPI:
     """Make the app of the port for probes and metrics, which needs no key."""
-    app = FastAPI(title="JuICE", openapi_url=None)
+    app = FastAPI(title="JuICE", openapi_url=None, redirect_slashes=False)
     app.state.service = service
     errors.install(app)
     app.include_router(probes.router)

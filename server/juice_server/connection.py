@@ -64,7 +64,7 @@ class GuardedProtocol(H11Protocol):
         others = [
             own
             for own in self.connections
-            if isinstance(own, GuardedProtocol) and own is not self and not own._is_leaving
+            if isinstance(own, GuardedProtocol) and own is not self and own._counts
         ]
         address = self.client[0] if self.client else None
         n_own = sum(own.client is not None and own.client[0] == address for own in others)
@@ -81,10 +81,16 @@ class GuardedProtocol(H11Protocol):
         return None
 
     @property
+    def _counts(self) -> bool:
+        """Whether the connection takes room: it was not refused, and is not being closed."""
+        return self._refusal is None and not self._is_leaving
+
+    @property
     def _is_idle(self) -> bool:
-        """Whether no request is being received or answered."""
+        """Whether no request is being received or answered, and the last answer was read."""
         return (
             self.conn.their_state is h11.IDLE
+            and not self.transport.get_write_buffer_size()
             and not self.conn.trailing_data[0]
             and (self.cycle is None or self.cycle.response_complete)
         )

@@ -38,15 +38,15 @@ class BodyIntake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["path"] in OPEN_PATHS:
-            # Nothing is received for whoever needs no key.
-            await self._app(scope, replaying(b"", receive), send)
-            return
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             message = "the request has a content-length and is chunked, too; send one of them"
             failure = Failure(status=400, message=message, code="invalid_http", headers=CLOSE)
             await failure.response(scope)(scope, receive, send)
+            return
+        if scope["path"] in OPEN_PATHS:
+            # Nothing is received for whoever needs no key.
+            await self._app(scope, replaying(b"", receive), send)
             return
         declared = int(headers.get("content-length", "0"))
         body = await self._body(receive) if declared <= self._max_bytes else self._too_large()

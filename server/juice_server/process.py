@@ -29,7 +29,8 @@ KEEP_ALIVE_S = 75
 # Time to report the cut at the drain limit to clients.
 LAST_WORDS_S = 5.0
 CLOSING_S = 15.0  # to close the engine and end the process
-RESERVED_FILES = 64  # for weights, logs and libraries
+ADMIN_CONNECTIONS = 32
+RESERVED_FILES = 64 + ADMIN_CONNECTIONS  # for weights, logs and libraries, too
 LOG = logging.getLogger("juice_server")
 
 
@@ -72,6 +73,7 @@ class Server(uvicorn.Server):
 
     def lose_engine(self) -> None:
         """End at once what the engine no longer answers, and leave."""
+        self.config.timeout_graceful_shutdown = int(LAST_WORDS_S)
         _end_within(LAST_WORDS_S + CLOSING_S)
         self._drain()
         self._service.cut()
@@ -112,23 +114,25 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     _check_port(settings.host, settings.port, "port")
     if settings.admin_port is not None:
+        if settings.admin_port == settings.port != 0:
+            raise UsageError(f"port and admin-port are both {settings.port}; choose another")
         _check_port(settings.host, settings.admin_port, "admin-port")
     app = create(settings, on_ready=on_ready, on_failure=fail)
-    protocol = guarded(
-        header_timeout_s=settings.header_timeout,
-        write_stall_s=settings.write_stall,
-        max_connections=_max_connections(
-            settings.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        ),
-        max_per_address=settings.max_connections_per_address,
+    n_most = _max_connections(
+        settings.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     )
 
-    def configured(app: FastAPI, port: int, **options: Any) -> uvicorn.Config:
+    def configured(app: FastAPI, port: int, n_connections: int, **options: Any) -> uvicorn.Config:
         return uvicorn.Config(
             app,
             host=settings.host,
             port=port,
-            http=protocol,
+            http=guarded(
+                header_timeout_s=settings.header_timeout,
+                write_stall_s=settings.write_stall,
+                max_connections=n_connections,
+                max_per_address=settings.max_connections_per_address,
+            ),
             ws="none",
             log_config=None,
             access_log=False,
@@ -140,11 +144,13 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
 
     service: Service = app.state.service
     server = Server(
-        configured(app, settings.port),
+        configured(app, settings.port, n_most),
         service,
         None
         if settings.admin_port is None
-        else configured(create_admin(service), settings.admin_port, lifespan="off"),
+        else configured(
+            create_admin(service), settings.admin_port, ADMIN_CONNECTIONS, lifespan="off"
+        ),
     )
     LOG.info("settings", extra={"fields": {"settings": settings.public()}})
     if ignored := injected_names():

@@ -26,11 +26,11 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401."""
-        if (
-            scope["type"] == "http"
-            and scope["path"] not in OPEN_PATHS
-            and not self._is_known(_sent_key(scope))
-        ):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[KNOWN] = self._is_known(_sent_key(scope))
+        if not scope[KNOWN] and scope["path"] not in OPEN_PATHS:
             message = "the API key is missing or unknown; send the header Authorization: Bearer KEY"
             failure = Failure(
                 status=401,
@@ -40,7 +40,6 @@ class KeyCheck:
             )
             await failure.response(scope)(scope, receive, send)
             return
-        scope[KNOWN] = scope["type"] == "http" and self._is_known(_sent_key(scope))
         await self._app(scope, receive, send)
 
     def _is_known(self, key: bytes) -> bool:

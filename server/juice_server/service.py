@@ -90,6 +90,8 @@ class Service:
 
     def close(self) -> None:
         """Stop the engine and everything that runs."""
+        if self._watch is not None:
+            self._watch.cancel()  # an engine that is closed is not one that is lost
         if self._translator is not None:
             self.model.close()
 
@@ -102,8 +104,12 @@ class Service:
         self.model.engine.when_lost(lambda error: loop.call_soon_threadsafe(tell, error))
 
         async def watch() -> None:
-            while (state := self.state) not in LOST:
+            # Twice: after a pause of the whole process the engine needs a moment for its next step.
+            n_seen = 0
+            while n_seen < 2:
                 await asyncio.sleep(min(WATCH_S, self.settings.engine_timeout / 4))
+                state = self.state
+                n_seen = n_seen + 1 if state in LOST else 0
             tell(EngineStoppedError(f"{state}; its log has the details"))
 
         self._watch = loop.create_task(watch())

@@ -170,9 +170,17 @@ class Translator:
         return made
 
     def tokens(
-        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        prompt: str | Sequence[int],
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        is_to_fit: bool = True,
     ) -> tuple[int, ...]:
-        """Return a prompt's tokens; raises RequestError for one that is too long."""
+        """Return a prompt's tokens; raises RequestError for one that is too long.
+
+        Unless it `is_to_fit`, it may have more tokens than the model takes.
+        """
         settings = self.settings
         if isinstance(prompt, str):
             if len(prompt) > settings.max_prompt_characters:
@@ -181,8 +189,9 @@ class Translator:
                     f"expected at most {settings.max_prompt_characters}",
                     param=param,
                 )
-            self._check_beginning(prompt, param)
             try:
+                if is_to_fit:
+                    self._check_beginning(prompt)
                 ids = self.model.tokenize(prompt, add_special_tokens=add_special_tokens)
             except RequestError as error:
                 error.param = param
@@ -196,7 +205,7 @@ class Translator:
             )
         return ids
 
-    def _check_beginning(self, prompt: str, param: str) -> None:
+    def _check_beginning(self, prompt: str) -> None:
         """Raise ContextLengthError for a text whose beginning alone is far too long.
 
         Tokenizing all of it would take seconds, only to refuse it then.
@@ -208,9 +217,8 @@ class Translator:
         beginning = prompt[: CHARACTERS_PER_TOKEN * most]
         if len(self.model.tokenize(beginning, add_special_tokens=False)) > 2 * most:
             raise ContextLengthError(
-                f"the {param} has {len(prompt)} characters, and more than twice as many tokens as "
-                f"the {most} that fit; shorten it",
-                param=param,
+                f"the text has {len(prompt)} characters, and more than twice as many tokens as "
+                f"the {most} that fit; shorten it"
             )
 
     def _max_tokens(self, fields: GenerationFields, ids: Sequence[int]) -> int:

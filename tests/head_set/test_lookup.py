@@ -78,9 +78,21 @@ def test_a_set_that_cannot_be_read_is_listed_and_the_others_are_served(tmp_path:
         deep = {"a": deep}
     write(tmp_path / "b" / "deeper", json.dumps(deep))
     write(Path(os.fsdecode(bytes(tmp_path) + b"/b/caf\xe9")), "{")
+    write(tmp_path / "b" / "surrogate", json.dumps({**content(), "format": "\ud800"}))
+    (tmp_path / "b" / "circle").symlink_to("circle")
+    (tmp_path / "circle").symlink_to("circle")
     library = HeadSetLibrary.scan(tmp_path, MODEL)
     assert list(library.by_name) == ["context"]
-    names = ["b/pipe", "b/loop", "b/folder", "b/large", "b/deep", "b/deeper", "b/caf\\xe9"]
+    names = [
+        "b/pipe",
+        "b/loop",
+        "b/folder",
+        "b/large",
+        "b/deep",
+        "b/deeper",
+        "b/surrogate",
+        "b/caf\\udce9",
+    ]
     assert set(library.unfit) == set(names)
     json.dumps(library.unfit, ensure_ascii=False).encode()
     assert "not a regular file" in library.unfit["b/pipe"]

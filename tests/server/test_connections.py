@@ -30,7 +30,9 @@ def ask(connection: socket.socket, key: str | None = None) -> bytes:
     connection.sendall(PROBE.replace(b"\r\n\r\n", b"\r\n" + line + b"\r\n"))
     answer = b""
     while not answer.endswith(b"}"):
-        answer += connection.recv(4096)
+        part = connection.recv(4096)
+        assert part, f"closed after {answer!r}"
+        answer += part
     return answer
 
 

@@ -9,13 +9,21 @@ from typing import Any
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
+from juice.strict_json import without_twins
+
 
 class StrictRequest(Request):
     """A request whose JSON has every field once."""
 
     async def json(self) -> Any:
         """Return the body; raises HTTPException for a field that is given twice."""
-        return json.loads(await self.body(), object_pairs_hook=_once)
+        body = await self.body()
+        try:
+            return json.loads(body, object_pairs_hook=without_twins)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise
+        except ValueError as error:
+            raise HTTPException(400, f"in the body {error}; give it once") from error
 
 
 class StrictRoute(APIRoute):
@@ -29,12 +37,3 @@ class StrictRoute(APIRoute):
             return await handle(StrictRequest(request.scope, request.receive))
 
         return handle_strictly
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise HTTPException(400, f"the body gives {twice} twice; give it once")
-    return found

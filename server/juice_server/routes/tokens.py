@@ -25,7 +25,10 @@ async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
     def work() -> Response:
         ids = (
             service.translator.tokens(
-                body.text, add_special_tokens=body.add_special_tokens, param="text"
+                body.text,
+                add_special_tokens=body.add_special_tokens,
+                param="text",
+                is_to_fit=False,
             )
             if body.text
             else ()
