@@ -60,7 +60,7 @@ def run(**flags: Any) -> None:
     console.note(f"juice: loading {chosen.model}")
     process.serve(
         chosen,
-        on_ready=lambda loaded: console.note(_ready(loaded, url, has_keys=bool(chosen.keys()))),
+        on_ready=lambda loaded: console.note(_ready(loaded, url, has_keys=chosen.needs_key)),
     )
 
 

@@ -50,6 +50,10 @@ class Engine(ABC):
     def n_kv_bytes_per_token(self) -> int:
         """The bytes that the keys and values of one unsteered token take, over all layers."""
 
+    @abstractmethod
+    def n_kv_bytes(self, request: GenerationRequest) -> int:
+        """Return the bytes that must be free for a request to start."""
+
     @property
     def details(self) -> dict[str, Any]:
         """Facts about how this engine in particular runs the model, as plain data."""

@@ -133,6 +133,10 @@ class VllmEngine(Engine):
         """
         return int(self.facts["n_kv_bytes_per_token"])
 
+    def n_kv_bytes(self, request: GenerationRequest) -> int:
+        """Return the bytes of a prompt: what comes after it is preempted where there is no room."""
+        return len(request.prompt_ids) * self.n_kv_bytes_per_token
+
     @property
     def details(self) -> dict[str, Any]:
         """Which vLLM runs, how, and in which layers requests can be steered."""

@@ -15,6 +15,7 @@ from juice import SteeredModel, load
 from juice.errors import JuiceError
 from juice_server import errors
 from juice_server.intake import BodyIntake
+from juice_server.keys import Keys
 from juice_server.metrics import Metrics
 from juice_server.observe import Observer
 from juice_server.routes import chat, compare, completions, generate, models, probes, tokens
@@ -27,6 +28,7 @@ LOG = logging.getLogger("juice_server")
 
 def create(
     settings: Settings,
+    keys: Keys | None = None,
     *,
     on_ready: Callable[[SteeredModel], None] = lambda _model: None,
     on_failure: Callable[[JuiceError], None] = lambda _error: None,
@@ -34,7 +36,7 @@ def create(
     """Make the app; once it starts, the model loads in the background.
 
     `on_ready` is called with the loaded model; `on_failure` with the reason when it cannot be
-    loaded, or when the engine loses a process. Raises UsageError for keys that cannot be read.
+    loaded, or when the engine loses a process. Without `keys`, nobody needs one.
     """
 
     def load_model() -> SteeredModel:
@@ -82,7 +84,7 @@ def create(
         app.include_router(room.router)
     # The last one added runs first.
     app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)
-    if keys := settings.keys():
+    if keys:
         app.add_middleware(KeyCheck, keys=keys)
     if settings.cors_origins:
         app.add_middleware(

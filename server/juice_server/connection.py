@@ -16,13 +16,15 @@ import json
 import termios
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import h11
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from juice_server.clients import network_of
 from juice_server.errors import Failure
-from juice_server.security import KNOWN
+from juice_server.trace import trace_of
 
 # Connections beyond the bound that wait for their request, to be told why there is no room.
 OVERFLOW = 32
@@ -66,9 +68,8 @@ class GuardedProtocol(H11Protocol):
             for own in self.connections
             if isinstance(own, GuardedProtocol) and own is not self and own._counts
         ]
-        address = self.client[0] if self.client else None
-        n_own = sum(own.client is not None and own.client[0] == address for own in others)
-        if address is not None and n_own >= self.max_per_address:
+        n_own = sum(own._network == self._network for own in others)
+        if self._network and n_own >= self.max_per_address:
             return _refused(f"{n_own} connections come from this address; close some")
         if len(others) < self.max_connections:
             return None
@@ -79,6 +80,11 @@ class GuardedProtocol(H11Protocol):
         first._is_leaving = True
         first.transport.close()
         return None
+
+    @property
+    def _network(self) -> str:
+        """Where the connection comes from."""
+        return network_of(self.client[0]) if self.client else ""
 
     @property
     def _counts(self) -> bool:
@@ -112,7 +118,7 @@ class GuardedProtocol(H11Protocol):
         """Wait again if the next request's headers have begun, or an unread body still arrives."""
         super().on_response_complete()
         self._idle_since = self.loop.time()
-        self._has_key = self._has_key or bool(self.scope.get(KNOWN))
+        self._has_key = self._has_key or trace_of(cast("Scope", self.scope)).client.has_key
         if self._drops_a_body or (self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]):
             self._headers_timer.start()
 

@@ -47,6 +47,22 @@ class TimedOutError(JuiceError):
     """The request took longer than allowed."""
 
 
+class BusyError(OverloadedError):
+    """Too much waits already; `retry_after_s` says when there may be room, if that is known."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimitedError(BusyError):
+    """The client's key may not use so much in a minute."""
+
+
+class NotAllowedError(JuiceError):
+    """The client's key may not do this."""
+
+
 class UnknownModelError(RequestError):
     """The request names a model that is not served."""
 
@@ -60,6 +76,8 @@ ANSWERS: dict[type, tuple[int, str]] = {
     HeadSetNotFoundError: (404, "head_set_not_found"),
     HeadSetError: (400, "invalid_head_set"),
     OverloadedError: (429, "queue_full"),
+    RateLimitedError: (429, "rate_limit_exceeded"),
+    NotAllowedError: (403, "permission_denied"),
     NotReadyError: (503, "not_ready"),
     EngineStoppedError: (503, "not_ready"),
     ClientGoneError: (CLIENT_GONE, "client_gone"),
@@ -69,8 +87,8 @@ ANSWERS: dict[type, tuple[int, str]] = {
     JuiceError: (500, "generation_failed"),
     Exception: (500, "internal_error"),
 }
-TYPES = {400: INVALID, 404: INVALID, 422: INVALID, 429: "overloaded_error"}
-RETRY_AFTER = {"queue_full": "1", "not_ready": "5"}  # in seconds
+TYPES = {400: INVALID, 403: INVALID, 404: INVALID, 422: INVALID, 429: "overloaded_error"}
+RETRY_AFTER_S = {"queue_full": 1.0, "not_ready": 5.0}  # where nothing was measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +150,7 @@ def failure_of(error: Exception) -> Failure:
         LOG.error("unexpected error", exc_info=error)
         message = "the server failed on this request; its log has the details"
     status, code = next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)
+    retry_s = getattr(error, "retry_after_s", None) or RETRY_AFTER_S.get(code)
     is_about_heads = isinstance(error, HeadSetError)
     return Failure(
         status=status,
@@ -139,7 +158,7 @@ def failure_of(error: Exception) -> Failure:
         type=TYPES.get(status, "server_error"),
         param="steer.head_set" if is_about_heads else getattr(error, "param", None),
         code=code,
-        headers={"retry-after": RETRY_AFTER[code]} if code in RETRY_AFTER else {},
+        headers={"retry-after": str(math.ceil(retry_s))} if retry_s else {},
     )
 
 

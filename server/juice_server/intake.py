@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from juice_server.errors import CLOSE, ClientGoneError, Failure, failure_of
 from juice_server.security import OPEN_PATHS
+from juice_server.trace import trace_of
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:
@@ -53,6 +54,7 @@ class BodyIntake:
         if isinstance(body, Failure):
             await body.response(scope)(scope, receive, send)
             return
+        trace_of(scope).n_body_bytes = len(body)
         await self._app(scope, replaying(body, receive), send)
 
     async def _body(self, receive: Receive) -> bytes | Failure:

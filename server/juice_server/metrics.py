@@ -36,6 +36,8 @@ LATENCIES_S = (
 # Codes of refusals for the server's limits, state or keys, not for a mistake in the request.
 REJECTIONS = (
     "queue_full",
+    "rate_limit_exceeded",
+    "permission_denied",
     "not_ready",
     "timeout",
     "invalid_api_key",
@@ -76,19 +78,19 @@ class Metrics:
         )
         self._first_token = histogram(
             "time_to_first_token_seconds",
-            "From a request's arrival at the engine to its first token.",
+            "From a request's arrival in the queue to its first token.",
         )
         self._inter_token = histogram(
             "inter_token_latency_seconds", "Between a generation's tokens."
         )
         self._queue = histogram(
-            "queue_time_seconds", "From a request's arrival at the engine to its start."
+            "queue_time_seconds", "From a request's arrival in the queue to its start."
         )
         for reason in REJECTIONS:
             self._rejections.labels(reason)
 
-    def watch(self, status: Callable[[], Status]) -> None:
-        """Add gauges that read the engine's status when scraped."""
+    def watch(self, status: Callable[[], Status], n_tokenizing: Callable[[], int]) -> None:
+        """Add gauges that read the status, and how many texts wait, when scraped."""
         gauges: Sequence[tuple[str, str, Callable[[Status], float]]] = (
             ("requests_running", "Generations in the batch.", lambda s: s.n_running),
             ("requests_waiting", "Generations in the queue.", lambda s: s.n_waiting),
@@ -107,6 +109,12 @@ class Metrics:
         for name, text, value in gauges:
             gauge = Gauge(f"juice_{name}", text, registry=self.registry)
             gauge.set_function(lambda value=value: value(status()))  # type: ignore[misc]
+        waiting = Gauge(
+            "juice_requests_waiting_to_be_tokenized",
+            "Requests whose texts wait to be tokenized.",
+            registry=self.registry,
+        )
+        waiting.set_function(n_tokenizing)
 
     def answered(self, route: str, status: int, code: str, steer: str) -> None:
         """Count an answer, and a refusal where its code is one of `REJECTIONS`.

@@ -73,6 +73,7 @@ class Observer:
 def _fields(scope: Scope, trace: Trace, route: str, status: int) -> dict[str, Any]:
     fields = {
         "id": trace.id,
+        "key": trace.client.name if trace.client.has_key else None,
         "method": scope["method"],
         "route": route,
         "status": status,

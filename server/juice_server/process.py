@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from juice.errors import JuiceError, UsageError
 from juice_server.app import create, create_admin
 from juice_server.connection import guarded
 from juice_server.environment import injected_names
+from juice_server.keys import Keys
 from juice_server.observe import log_as_json
 from juice_server.service import Service
 from juice_server.settings import Settings
@@ -42,10 +44,15 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, admin: uvicorn.Config | None = None
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        keys: Keys | None = None,
+        admin: uvicorn.Config | None = None,
     ) -> None:
         super().__init__(config)
         self._service = service
+        self._keys = keys
         self._admin = None if admin is None else uvicorn.Server(admin)
         self._n_signals = 0
         self._drains_at: float | None = None
@@ -71,6 +78,16 @@ class Server(uvicorn.Server):
             self._drain()
         return await super().on_tick(counter)
 
+    def _read_keys(self) -> None:
+        """Read the keys again; a file that cannot be read changes nothing."""
+        try:
+            if self._keys is not None:
+                self._keys.reload()
+        except UsageError as error:
+            LOG.error("the keys stay as they are: %s", error)
+        else:
+            LOG.info("read the keys again", extra={"fields": {"n_keys": len(self._keys or ())}})
+
     def lose_engine(self) -> None:
         """End at once what the engine no longer answers, and leave."""
         self.config.timeout_graceful_shutdown = int(LAST_WORDS_S)
@@ -83,6 +100,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, on the port for probes first."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_keys)
         if self._admin is not None:
             self._admin.config.load()
             self._admin.lifespan = self._admin.config.lifespan_class(self._admin.config)
@@ -117,7 +135,8 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
         if settings.admin_port == settings.port != 0:
             raise UsageError(f"port and admin-port are both {settings.port}; choose another")
         _check_port(settings.host, settings.admin_port, "admin-port")
-    app = create(settings, on_ready=on_ready, on_failure=fail)
+    keys = settings.read_keys()
+    app = create(settings, keys, on_ready=on_ready, on_failure=fail)
     n_most = _max_connections(
         settings.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     )
@@ -146,6 +165,7 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
     server = Server(
         configured(app, settings.port, n_most),
         service,
+        keys,
         None
         if settings.admin_port is None
         else configured(

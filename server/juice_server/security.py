@@ -1,53 +1,61 @@
-"""API keys: where any are set, all routes but the probes need `Authorization: Bearer KEY`.
-
-Only digests are kept, and all are compared, in constant time.
-"""
+"""API keys: where any are set, all routes but the probes need `Authorization: Bearer KEY`."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Sequence
-from hashlib import sha256
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from juice_server.errors import CLOSE, Failure
+from juice_server.clients import Permission
+from juice_server.errors import CLOSE, Failure, NotAllowedError, failure_of
+from juice_server.keys import Keys
+from juice_server.trace import trace_of
 
-KNOWN = "juice_server.has_key"  # in a scope: whether the request has a key that is known
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+# What needs more than to read, and what is sent but only reads.
+METRICS_PATH = "/metrics"
+READING = frozenset({"/tokenize", "/detokenize"})
 
 
 class KeyCheck:
-    """The middleware that requires a key."""
+    """The middleware that requires a key which may do what is asked."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
-        self._digests = [sha256(key.encode()).digest() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 401."""
+        """Pass a request on, or answer 401 or 403."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[KNOWN] = self._is_known(_sent_key(scope))
-        if not scope[KNOWN] and scope["path"] not in OPEN_PATHS:
-            message = "the API key is missing or unknown; send the header Authorization: Bearer KEY"
+        client, needed = self._keys.find(_sent_key(scope)), _needed(scope)
+        if client is not None:
+            trace_of(scope).client = client
+        elif scope["path"] not in OPEN_PATHS:
             failure = Failure(
                 status=401,
-                message=message,
+                message=(
+                    "the API key is missing or unknown; send the header Authorization: Bearer KEY"
+                ),
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer", **CLOSE},
             )
             await failure.response(scope)(scope, receive, send)
             return
+        if client is not None and scope["path"] not in OPEN_PATHS and needed not in client.scopes:
+            error = NotAllowedError(
+                f"the key {client.name} has no scope {needed}, but {', '.join(client.scopes)}: add "
+                "it in the keys file, or use another key"
+            )
+            await failure_of(error).response(scope)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
-    def _is_known(self, key: bytes) -> bool:
-        if not key:
-            return False
-        sent = sha256(key).digest()
-        # A list, not a generator: all digests are compared, whichever matches.
-        return any([hmac.compare_digest(sent, digest) for digest in self._digests])  # noqa: C419
+
+def _needed(scope: Scope) -> Permission:
+    """Return the scope that a request needs."""
+    if scope["path"] == METRICS_PATH:
+        return "metrics"
+    return "generate" if scope["method"] == "POST" and scope["path"] not in READING else "read"
 
 
 def _sent_key(scope: Scope) -> bytes:

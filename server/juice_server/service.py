@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from threading import Thread
 from typing import Annotated
 
@@ -12,8 +13,9 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from juice import SteeredModel
-from juice.engine import Completion, GenerationRequest
+from juice.engine import Completion, GenerationRequest, Status
 from juice.errors import EngineStoppedError, JuiceError, UsageError
+from juice_server.dispatcher import Dispatcher
 from juice_server.errors import NotReadyError
 from juice_server.jobs import Job
 from juice_server.metrics import Metrics
@@ -40,6 +42,7 @@ class Service:
         self._watch: asyncio.Task[None] | None = None
         self._load = load
         self._translator: Translator | None = None
+        self._dispatcher: Dispatcher | None = None
         self._jobs: set[Job] = set()
 
     async def start(self) -> None:
@@ -57,8 +60,10 @@ class Service:
                 loaded.set_exception(error)
 
         Thread(target=work, name="juice-loading", daemon=True).start()
-        self._translator = Translator(await asyncio.wrap_future(loaded), self.settings)
-        self.metrics.watch(lambda: self.model.engine.status)
+        model = await asyncio.wrap_future(loaded)
+        self._dispatcher = Dispatcher(model.engine, self.settings.max_queue)
+        self._translator = Translator(model, self.settings)
+        self.metrics.watch(lambda: self.status, lambda: self.translator.tokenizing.n_waiting)
 
     def _prepared(self) -> SteeredModel:
         model = self._load()
@@ -130,6 +135,13 @@ class Service:
         return self.translator.model
 
     @property
+    def status(self) -> Status:
+        """The engine's state; what waits for its turn in the server waits, too."""
+        own, dispatcher = self.model.engine.status, self._dispatcher
+        n_waiting = own.n_waiting + (0 if dispatcher is None else dispatcher.n_waiting)
+        return replace(own, n_waiting=n_waiting)
+
+    @property
     def state(self) -> str:
         """Whether requests can be answered (`ready`), and if not, why."""
         if self._translator is None:
@@ -146,12 +158,14 @@ class Service:
     ) -> Job:
         """Start generating and return the job; `only_last` drops all updates but the last.
 
-        Raises RequestError, OverloadedError, NotReadyError and EngineStoppedError.
+        Raises RequestError, BusyError, NotReadyError and EngineStoppedError.
         """
         if self.is_draining:
             raise NotReadyError("the server is shutting down")
+        if self._dispatcher is None:
+            raise NotReadyError("the model is still loading; ask /readyz")
         job = Job(
-            self.model.engine,
+            self._dispatcher,
             requests,
             trace,
             self.metrics,

@@ -17,6 +17,8 @@ from pydantic_settings import (
 from juice.errors import UsageError
 from juice.options import EngineOptions, LoadOptions, first_problem
 from juice_server.environment import Environment, check_names
+from juice_server.fair_queue import with_room
+from juice_server.keys import Keys
 
 if TYPE_CHECKING:
     from juice.engine import Limits
@@ -86,7 +88,10 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split), AfterValidator(_some)]
         | None
     ) = None
-    api_keys_file: Path | None = Field(default=None, description="A file with one key per line.")
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="A file with one key per line, or a .toml file with what each may do.",
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
         default=(), description="Origins of web pages that may send requests, separated by commas."
     )
@@ -104,10 +109,16 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         description="A port for probes and metrics alone, without keys; else they share --port.",
     )
     max_batch: int = Field(
-        default=32, ge=1, le=4096, description="Generations that run at the same time."
+        default=32,
+        ge=1,
+        le=4096,
+        description="Generations of one client that run at the same time; of all, an eighth more.",
     )
     max_queue: int = Field(
-        default=256, ge=1, le=1_000_000, description="Generations that may wait; more get 429."
+        default=256,
+        ge=1,
+        le=1_000_000,
+        description="Generations of a client that may wait, else 429; of all, an eighth more.",
     )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Tokens of prompt and answer; else the model's context."
@@ -169,48 +180,42 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         names = {*LoadOptions.model_fields, *EngineOptions.model_fields}
         return self.model_dump(include=names)
 
-    def keys(self) -> tuple[str, ...]:
-        """Return the keys of the settings and of the file.
+    def read_keys(self) -> Keys | None:
+        """Return the keys, None where nobody needs one.
 
         Raises UsageError for a file that cannot be read or holds none.
         """
-        keys = [key.get_secret_value() for key in self.api_keys or ()]
-        if self.api_keys_file is not None:
-            try:
-                lines = [
-                    line.strip()
-                    for line in self.api_keys_file.read_text(encoding="utf-8-sig").splitlines()
-                ]
-            except (OSError, UnicodeDecodeError) as error:
-                raise UsageError(
-                    f"cannot read the keys in {self.api_keys_file}: {error}"
-                ) from error
-            own = [line for line in lines if line and not line.startswith("#")]
-            if not own:
-                raise UsageError(f"{self.api_keys_file} holds no key; expected one per line")
-            keys += own
-        return tuple(keys)
+        if not self.needs_key:
+            return None
+        return Keys([key.get_secret_value() for key in self.api_keys or ()], self.api_keys_file)
 
     def limits(self) -> Limits:
         """Return the bounds of the engine."""
         from juice.engine import Limits
 
         return Limits(
-            max_batch=self.max_batch,
+            max_batch=with_room(self.max_batch),
             max_model_len=self.max_model_len,
             kv_memory_bytes=self.kv_memory,
             max_prefill_tokens=self.max_prefill_tokens,
-            max_waiting=self.max_queue,
+            # They wait in the server; the engine gets what can start.
+            max_waiting=self.max_queue + 2 * self.max_batch,
         )
 
     @property
     def is_open(self) -> bool:
         """Whether other machines can reach the server, and anybody may use it."""
-        return self.host not in LOOPBACK and not self.keys()
+        return self.host not in LOOPBACK and not self.needs_key
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients need a key."""
+        return self.api_keys is not None or self.api_keys_file is not None
 
     def public(self) -> dict[str, Any]:
         """Return the settings as plain data, without secrets."""
-        return {**self.model_dump(mode="json", exclude={"api_keys"}), "api_keys": len(self.keys())}
+        n_keys = len(self.api_keys or ())
+        return {**self.model_dump(mode="json", exclude={"api_keys"}), "api_keys": n_keys}
 
 
 def read(flags: Mapping[str, Any]) -> Settings:

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from juice.engine import Completion, GateReport
+from juice_server.clients import Client, address_of
 
 # What is safe to repeat in a log line and a header.
 ACCEPTED_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
@@ -19,9 +20,12 @@ ACCEPTED_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
 @dataclass
 class Trace:
-    """One request: its id, its options and its outcome; `code` is that of an error."""
+    """One request: its id, who sent it, its options and its outcome; `code` is that of an error."""
 
     id: str
+    client: Client
+    priority: int = 0
+    n_body_bytes: int = 0
     begun: float = field(default_factory=time.monotonic)
     code: str = ""
     steer: str = ""
@@ -51,7 +55,8 @@ def trace_of(scope: Scope) -> Trace:
     if "trace" not in state:
         sent = Headers(scope=scope).get("x-request-id", "")
         state["trace"] = Trace(
-            id=sent if ACCEPTED_ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}"
+            id=sent if ACCEPTED_ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}",
+            client=Client(name=address_of(scope)),
         )
     trace: Trace = state["trace"]
     return trace

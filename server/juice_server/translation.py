@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+from starlette.requests import Request
 
 from juice import SteeredModel
 from juice.engine import GenerationRequest, Steer, SteerTarget
 from juice.errors import ContextLengthError, RequestError
 from juice.methods import STEER_TARGETS, scales_heads
 from juice.steered_model import join_context
-from juice_server.errors import UnknownModelError
+from juice_server.clients import Client
+from juice_server.errors import NotAllowedError, UnknownModelError
+from juice_server.presence import while_present
 from juice_server.schemas.shared import GenerationFields
 from juice_server.settings import Settings
+from juice_server.tokenizing import Tokenizing
 from juice_server.tokens import TokenTexts
-from juice_server.trace import Trace
+from juice_server.trace import trace_of
 
 T = TypeVar("T")
-# Large texts tokenized at the same time; they share the interpreter with everything else.
-N_TOKENIZING = 2
 # Text has about four characters a token; this many hold well over two tokens each that fits.
 CHARACTERS_PER_TOKEN = 16
 
@@ -50,23 +52,27 @@ class Translator:
         self.settings = settings
         self.model_name = settings.served_model_name or model.id
         self.texts = TokenTexts(model.description.tokenizer)
-        self._tokenizing = asyncio.Semaphore(N_TOKENIZING)
+        self.tokenizing = Tokenizing(settings.max_body)
 
     @property
     def max_model_len(self) -> int | None:
         """Most tokens of a request, prompt and new ones together."""
         return self.model.engine.limits.max_model_len
 
-    async def off_loop(self, work: Callable[[], T]) -> T:
-        """Do work that is slow for large inputs in a thread, a few at a time."""
-        async with self._tokenizing:
-            return await asyncio.to_thread(work)
+    async def off_loop(self, request: Request, work: Callable[[], T]) -> T:
+        """Do work that is slow for large bodies in a thread, when it is its client's turn.
+
+        Raises BusyError, ClientGoneError, TimedOutError, and what the work raises.
+        """
+        trace = trace_of(request.scope)
+        turn = self.tokenizing.run(trace.client.name, trace.n_body_bytes, work)
+        return await while_present(request, self.settings.request_timeout, turn)
 
     async def requests(
         self,
+        request: Request,
         prompts: Sequence[Prompt],
         fields: GenerationFields,
-        trace: Trace,
         *,
         alias: str | None = None,
         is_chat: bool = False,
@@ -75,23 +81,24 @@ class Translator:
         """Turn prompts and a body's fields into requests, n for each prompt, off the event loop.
 
         Args:
+            request: The HTTP request; its trace records the target and the prompts' tokens.
             prompts: The prompts.
             fields: How to steer, sample and stop.
-            trace: Records the target and the number of prompt tokens.
             alias: The model name in the body, which may carry a target.
             is_chat: Whether the chat template made the prompts, special tokens included.
             **options: Further arguments of `SteeredModel.request`.
 
         Raises RequestError for what the settings or the model do not allow.
         """
-        steer = self.steer(fields, alias)
+        steer, trace = self.steer(fields, alias), trace_of(request.scope)
+        trace.priority = _priority(fields.priority, trace.client)
         trace.steer = steer.target
         if self.settings.log_prompts:
             trace.prompts = [
                 own.text if isinstance(own.text, str) else str(own.text) for own in prompts
             ]
         requests = await self.off_loop(
-            lambda: self._requests(prompts, fields, steer, is_chat, options)
+            request, lambda: self._requests(prompts, fields, steer, is_chat, options)
         )
         trace.n_prompt_tokens = sum(len(own.prompt_ids) for own in requests[:: fields.n])
         return requests
@@ -237,6 +244,16 @@ class Translator:
             raise RequestError(
                 f"max_tokens is {max_tokens}; expected at most {bound}", param="max_tokens"
             )
+
+
+def _priority(asked: int | None, client: Client) -> int:
+    """Return the priority of a request; raises NotAllowedError for one before the client's own."""
+    if asked is not None and asked < client.priority:
+        raise NotAllowedError(
+            f"priority is {asked}; this client may use {client.priority} and later ones, which are "
+            "higher"
+        )
+    return client.priority if asked is None else asked
 
 
 def joined(prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None) -> list[Prompt]:

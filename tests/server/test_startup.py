@@ -117,13 +117,6 @@ def test_a_port_in_the_environment_is_a_setting(monkeypatch: pytest.MonkeyPatch)
     assert settings.read({}).port == 8123
 
 
-def test_a_file_of_keys_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    """Editors on Windows write one; it would be part of the first key."""
-    file = tmp_path / "keys"
-    file.write_bytes("\ufefffirst\nsecond\n".encode())
-    assert settings.read({"api_keys_file": file}).keys() == ("first", "second")
-
-
 def test_a_server_that_everybody_may_use_says_so() -> None:
     with serving("--host", "0.0.0.0") as server:  # noqa: S104
         assert "anybody who reaches 0.0.0.0 may use this server" in server.errors()

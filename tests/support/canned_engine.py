@@ -100,6 +100,9 @@ class CannedEngine(Engine):
     def n_kv_bytes_per_token(self) -> int:
         return 16
 
+    def n_kv_bytes(self, request: GenerationRequest) -> int:  # noqa: ARG002
+        return 0
+
     def companion_layers(self, steering: Steering) -> range:
         return steering.window
 

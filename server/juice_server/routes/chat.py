@@ -27,9 +27,14 @@ router = APIRouter(route_class=StrictRoute)
 async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
     trace = trace_of(request.scope)
-    prompt = await service.translator.off_loop(lambda: _prompt(body, service))
+    prompt = await service.translator.off_loop(request, lambda: _prompt(body, service))
     requests = await service.translator.requests(
-        [prompt], body, trace, alias=body.model, is_chat=True, top_logprobs=body.top_logprobs or 0
+        request,
+        [prompt],
+        body,
+        alias=body.model,
+        is_chat=True,
+        top_logprobs=body.top_logprobs or 0,
     )
     answer = _Answer(service, body, trace)
     return await answered(service, request, requests, answer, is_stream=body.stream)

@@ -25,7 +25,8 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
     trace = trace_of(request.scope)
     if service.translator.settings.log_prompts:
         trace.prompts = [body.prompt]
-    requests = await service.translator.off_loop(lambda: _requests(body, service))
+    requests = await service.translator.off_loop(request, lambda: _requests(body, service))
+    trace.priority = trace.client.priority
     trace.n_prompt_tokens = len(requests[0].prompt_ids)
     completions = await service.complete(request, requests)
     answers = {

@@ -27,9 +27,9 @@ async def completions(body: CompletionRequest, request: Request, service: Servic
     trace = trace_of(request.scope)
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
     requests = await service.translator.requests(
+        request,
         joined(body.prompt, body.context),
         body,
-        trace,
         alias=body.model,
         top_logprobs=body.logprobs or 0,
         prompt_logprobs=scored_prompt,

@@ -29,7 +29,7 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf) 
     """
     trace = trace_of(request.scope)
     requests = await service.translator.requests(
-        joined(body.prompt, body.context), body, trace, top_logprobs=body.logprobs or 0
+        request, joined(body.prompt, body.context), body, top_logprobs=body.logprobs or 0
     )
     answer = _Answer(service, body, trace)
     return await answered(service, request, requests, answer, is_stream=body.stream)

@@ -73,8 +73,8 @@ async def info(service: ServiceOf) -> dict[str, Any]:
         },
         "limits": {
             "max_model_len": limits.max_model_len,
-            "max_batch": limits.max_batch,
-            "max_queue": limits.max_waiting,
+            "max_batch": settings.max_batch,
+            "max_queue": settings.max_queue,
             "kv_memory_bytes": limits.kv_memory_bytes,
             "max_prefill_tokens": limits.max_prefill_tokens,
             "kv_bytes_per_token": engine.n_kv_bytes_per_token,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from juice.errors import RequestError
@@ -19,7 +19,7 @@ router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)
-async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
+async def tokenize(body: TokenizeRequest, request: Request, service: ServiceOf) -> Response:
     """Return a text's tokens, tokenized like a prompt."""
 
     def work() -> Response:
@@ -42,11 +42,13 @@ async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
         )
         return JSONResponse(answer.model_dump())
 
-    return await service.translator.off_loop(work)
+    return await service.translator.off_loop(request, work)
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> DetokenizeResponse:
+async def detokenize(
+    body: DetokenizeRequest, request: Request, service: ServiceOf
+) -> DetokenizeResponse:
     """Return the text of tokens."""
     n = service.model.description.vocabulary_size
     if body.tokens and max(body.tokens) >= n:
@@ -56,6 +58,6 @@ async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> DetokenizeR
         )
     tokenizer = service.model.description.tokenizer
     text = await service.translator.off_loop(
-        lambda: tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)
+        request, lambda: tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)
     )
     return DetokenizeResponse(text=str(text))

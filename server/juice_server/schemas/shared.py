@@ -12,6 +12,7 @@ from juice.engine import Steer
 from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
 from juice.options import MAX_BIASES, SamplingOptions
 from juice.options.sampling import Bias
+from juice_server.keys import MAX_PRIORITY
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 TokenKey = Annotated[int, Field(ge=0, lt=2**31)]  # a key of a JSON object is text
@@ -86,6 +87,7 @@ class GenerationFields(SamplingOptions, Body):
     stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOPS)] = []
     ignore_eos: bool = False
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     stream: bool = False
 
     def options(self) -> dict[str, Any]:

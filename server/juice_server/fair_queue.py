@@ -1,0 +1,215 @@
+"""Whose work comes next, where several clients share a bounded number of rows and bytes.
+
+Start-time fair queueing (Goyal, Vin and Cheng, 1996): every client has a clock, which its work puts
+forward by what it costs; of those that wait, the client whose clock is furthest behind goes first.
+One that comes anew starts at the present time, so nobody can save up turns. A lower priority goes
+before a higher one, and counts as one lower for every ten seconds that it has waited.
+
+What has started is never taken back, so room is kept for those who come later: what a client holds
+may be at most eight times what it leaves free (Choudhury and Hahne, 1998). A client that holds
+nothing may have the last of it. The same rule bounds how much of a client may wait. `with_room`
+says how much there must be for one client alone to have all that it may.
+
+Work that needs more bytes than are free lets other work go ahead, but not for ever.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from bisect import insort
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+HELD_TO_FREE = 8
+AGEING_S = 10.0
+# How often work may be overtaken that waits for bytes, and how far a client's queue is searched.
+MAX_OVERTAKEN, MAX_ASKED = 64, 16
+# How many idle clients are remembered whose clocks are ahead of the present time.
+MAX_IDLE = 1000
+NUMBERS = count()
+
+
+@dataclass(eq=False, kw_only=True)
+class Work:
+    """Something that waits for its turn, then holds rows and bytes until they are freed.
+
+    Args:
+        client: Whose it is.
+        cost: What it costs, in any unit that is the same for all.
+        n_rows: The rows that it needs.
+        n_bytes: The bytes that it needs.
+        size: How much of the bound on what waits it takes.
+        priority: Lower ones go first.
+        max_running: The rows that its client may hold; None: no bound.
+    """
+
+    client: Hashable
+    cost: float
+    n_rows: int = 1
+    n_bytes: int = 0
+    size: int = 1
+    priority: int = 0
+    max_running: int | None = None
+    arrived: float = field(default_factory=lambda: time.monotonic())
+    n_overtaken: int = 0
+    number: int = field(default_factory=lambda: next(NUMBERS))
+
+    def __lt__(self, other: Work) -> bool:
+        return (self.priority, self.number) < (other.priority, other.number)
+
+
+@dataclass(eq=False)
+class _Account:
+    """What a client has waiting and holds; `clock` is the start of its next work."""
+
+    clock: float = 0.0
+    waiting: list[Work] = field(default_factory=list)
+    n_rows: int = 0
+    n_bytes: int = 0
+
+    @property
+    def size(self) -> int:
+        return sum(own.size for own in self.waiting)
+
+    def urgency(self, now: float) -> float:
+        """Return the priority of what is next here, less what it has gained by waiting."""
+        first = self.waiting[0]
+        return first.priority - (now - first.arrived) // AGEING_S
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.n_rows
+
+
+class FairQueue:
+    """The queue; one thread at a time.
+
+    Args:
+        n_rows: The rows that there are.
+        max_bytes: The bytes that there are.
+        max_waiting: How much may wait, by the sizes of the work.
+    """
+
+    def __init__(self, *, n_rows: int, max_bytes: int = 0, max_waiting: int) -> None:
+        self.n_rows, self.max_bytes, self.max_waiting = n_rows, max_bytes, max_waiting
+        self.n_waiting = self.n_running = 0
+        self._n_bytes = 0
+        self._now = 0.0
+        self._accounts: dict[Hashable, _Account] = {}
+
+    def excess(self, client: Hashable, size: int, most: int | None = None) -> int:
+        """Return by how much too much would wait if this were added; 0 where there is room.
+
+        Where nothing waits, anything may be added.
+
+        Args:
+            client: Whose it is.
+            size: How much it is.
+            most: How much the client may have waiting; None: its part of the whole.
+        """
+        own = self._accounts.get(client, _Account()).size
+        if most is not None and own and own + size > most:
+            return own + size - most
+        if not self.n_waiting:
+            return 0
+        # However much another client was given when nothing waited, it has no more than its part.
+        part = self.max_waiting * HELD_TO_FREE // (HELD_TO_FREE + 1)
+        others = sum(min(a.size, part) for c, a in self._accounts.items() if c != client)
+        left = self.max_waiting - others - own - size
+        if _may_hold(own, size, left):
+            return 0
+        return max(1, -left)
+
+    def put(self, work: Sequence[Work]) -> None:
+        """Add work, whether or not there is room."""
+        for own in work:
+            account = self._accounts.setdefault(own.client, _Account())
+            if not account.waiting:
+                account.clock = max(account.clock, self._now)
+            insort(account.waiting, own)
+            self.n_waiting += own.size
+        self._forget_the_idle()
+
+    def drop(self, work: Work) -> bool:
+        """Take work out that waits; return whether it did."""
+        account = self._accounts.get(work.client)
+        if account is None or work not in account.waiting:
+            return False
+        account.waiting.remove(work)
+        self.n_waiting -= work.size
+        return True
+
+    def take(self) -> Work | None:
+        """Return the work whose turn it is, which then holds its rows; None if all must wait."""
+        if self.n_running >= self.n_rows:
+            return None
+        now, passed = time.monotonic(), list[Work]()
+        order = [
+            (own.urgency(now), own.clock, i, own)
+            for i, own in enumerate(self._accounts.values())
+            if own.waiting
+        ]
+        heapq.heapify(order)
+        while order:
+            account = heapq.heappop(order)[-1]
+            for work in account.waiting[:MAX_ASKED]:
+                if not self._may_have_rows(account, work):
+                    break
+                if self._may_have_bytes(account, work):
+                    for other in passed:
+                        other.n_overtaken += 1
+                    self._start(account, work)
+                    return work
+                if work.n_overtaken >= MAX_OVERTAKEN:
+                    return None
+                passed.append(work)
+        return None
+
+    def free(self, work: Work, *, n_rows: int, n_bytes: int, unused: float = 0.0) -> None:
+        """Give back rows and bytes that work held, and what it cost less than it said."""
+        account = self._accounts[work.client]
+        account.n_rows -= n_rows
+        account.n_bytes -= n_bytes
+        account.clock -= unused
+        self.n_running -= n_rows
+        self._n_bytes -= n_bytes
+
+    def _may_have_rows(self, account: _Account, work: Work) -> bool:
+        n = min(work.n_rows, self.n_rows)
+        if work.max_running is not None and account.n_rows + n > max(n, work.max_running):
+            return False
+        return _may_hold(account.n_rows, n, self.n_rows - self.n_running - n)
+
+    def _may_have_bytes(self, account: _Account, work: Work) -> bool:
+        left = self.max_bytes - self._n_bytes - work.n_bytes
+        return not self.n_running or _may_hold(account.n_bytes, work.n_bytes, left)
+
+    def _start(self, account: _Account, work: Work) -> None:
+        account.waiting.remove(work)
+        self.n_waiting -= work.size
+        account.n_rows += work.n_rows
+        account.n_bytes += work.n_bytes
+        self.n_running += work.n_rows
+        self._n_bytes += work.n_bytes
+        self._now = max(self._now, account.clock)
+        account.clock += work.cost
+
+    def _forget_the_idle(self) -> None:
+        if len(self._accounts) > MAX_IDLE:
+            self._accounts = {
+                client: own
+                for client, own in self._accounts.items()
+                if not own.is_idle or own.clock > self._now
+            }
+
+
+def with_room(n: int) -> int:
+    """Return of how many one client may hold n."""
+    return n + -(-n // HELD_TO_FREE)
+
+
+def _may_hold(had: int, n: int, left: int) -> bool:
+    """Return whether a client may have n more, when this much is left then."""
+    return left >= 0 and (not had or had + n <= HELD_TO_FREE * left)

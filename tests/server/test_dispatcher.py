@@ -1,0 +1,161 @@
+"""The dispatcher over a real engine: whose turn it is, counted in steps, and what is left over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+import juice
+from juice.batching import BatchingEngine
+from juice.engine import GenerationRequest, Limits, Running, Update
+from juice.errors import CancelledError, RequestError
+from juice_server.clients import Client
+from juice_server.dispatcher import Dispatcher
+from juice_server.errors import BusyError
+from juice_server.fair_queue import with_room
+from tests.support.running import Collector, loaded, random_request, rows_of
+
+A, B = Client(name="a"), Client(name="b")
+N = 8
+
+
+def request(n_new: int) -> GenerationRequest:
+    return GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=n_new, ignore_eos=True)
+
+
+@pytest.fixture
+def model() -> Iterator[juice.SteeredModel]:
+    with loaded(limits=Limits(max_batch=with_room(N), max_waiting=10_000)) as model:
+        yield model
+
+
+@pytest.fixture
+def dispatcher(model: juice.SteeredModel) -> Dispatcher:
+    return Dispatcher(model.engine, max_waiting=500)
+
+
+def test_a_short_request_starts_within_two_steps_of_500_long_ones(
+    model: juice.SteeredModel, dispatcher: Dispatcher
+) -> None:
+    engine, n_steps, first_step = model.engine, 0, list[int]()
+    assert isinstance(engine, BatchingEngine)
+    step = engine._loop.step
+
+    def counted() -> None:
+        nonlocal n_steps
+        n_steps += 1
+        step()
+
+    engine._loop.step = counted  # type: ignore[method-assign]
+    crowd = Collector()
+    running = dispatcher.submit(A, [request(48)] * 500, crowd, priority=0)
+    while n_steps < 10:
+        time.sleep(0.001)
+    done = threading.Event()
+
+    def sink(update: Update) -> None:
+        if update.tokens:
+            first_step.append(n_steps)
+        if update.is_last:
+            done.set()
+
+    came = n_steps
+    dispatcher.submit(B, [request(2)], sink, priority=0)
+    assert done.wait(60)
+    # It may come in the middle of a step, joins in the next, and has its token at the end of it.
+    assert first_step[0] - came <= 2
+    assert dispatcher.n_waiting > 450
+    for one in running:
+        one.cancel()
+    crowd.wait(500)
+
+
+def test_a_generation_that_ends_is_followed_in_the_next_step(
+    model: juice.SteeredModel, dispatcher: Dispatcher
+) -> None:
+    """One-token requests fill every step, as they do without a dispatcher above."""
+    engine, sizes = model.engine, list[int]()
+    assert isinstance(engine, BatchingEngine)
+    forward = engine.runner.forward
+
+    def watched(batch):
+        sizes.append(len(batch.n_tokens))
+        return forward(batch)
+
+    engine.runner.forward = watched  # type: ignore[method-assign]
+    collector = Collector()
+    dispatcher.submit(A, [request(1)] * 160, collector, priority=0)
+    collector.wait(160)
+    assert sum(sizes) == 160
+    assert len(sizes) <= 160 // N + 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_load_of_many_clients_completes_exactly(
+    model: juice.SteeredModel, dispatcher: Dispatcher, seed: int
+) -> None:
+    """What comes through the dispatcher is what the engine gives to each request alone."""
+    rng = Random(seed)
+    requests = [random_request(rng) for _ in range(40)]
+    alone = [model.engine.generate([own])[0] for own in requests]
+    collectors = []
+    for i, own in enumerate(requests):
+        collectors.append(Collector())
+        client = rng.choice([A, B, Client(name="c", max_running=1)])
+        dispatcher.submit(client, [own], collectors[i], priority=rng.randrange(3))
+    for collector, expected in zip(collectors, alone, strict=True):
+        collector.wait(1)
+        got = collector.completion()
+        assert got.token_ids == expected.token_ids
+        assert got.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+        assert got.timing.queued_s <= got.timing.tokens_s[0]
+    assert dispatcher.n_waiting == 0
+
+
+def test_what_is_cancelled_makes_room_whether_it_waits_or_runs(
+    model: juice.SteeredModel, dispatcher: Dispatcher
+) -> None:
+    for _ in range(20):
+        collector = Collector()
+        running = dispatcher.submit(A, [request(48)] * 30, collector, priority=0)
+        Random(0).shuffle(running)
+        for one in running:
+            one.cancel()
+        collector.wait(30)
+        assert all(
+            isinstance(collector.error(i), CancelledError)
+            or collector.updates[i][-1].completion is not None
+            for i in range(30)
+        )
+    assert dispatcher.n_waiting == dispatcher._queue.n_running == 0
+    assert isinstance(model.engine, BatchingEngine)
+    assert rows_of(model.engine) == []
+
+
+def test_all_or_none_are_taken(dispatcher: Dispatcher) -> None:
+    collector = Collector()
+    running: list[Running] = dispatcher.submit(A, [request(48)] * 508, collector, priority=0)
+    with pytest.raises(BusyError, match="too many"):
+        dispatcher.submit(A, [request(1)] * 2, collector, priority=0)
+    with pytest.raises(RequestError):
+        dispatcher.submit(B, [request(1), request(10**6)], collector, priority=0)
+    other = Collector()
+    dispatcher.submit(B, [request(1)] * 20, other, priority=0)
+    other.wait(20)
+    for one in running:
+        one.cancel()
+    collector.wait(508)
+
+
+def test_an_engine_that_ends_ends_all_that_wait(
+    model: juice.SteeredModel, dispatcher: Dispatcher
+) -> None:
+    collector = Collector()
+    dispatcher.submit(A, [request(48)] * 400, collector, priority=0)
+    model.close()
+    collector.wait(400)
+    assert dispatcher.n_waiting == 0
