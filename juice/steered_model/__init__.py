@@ -1,7 +1,8 @@
 """What `juice.load` returns.
 
 arguments  the options of one prompt or of many
-served     a model behind an engine, its prompts' form and its head sets
+served     a model behind an engine, and the form of its prompts
+steerable  its head sets, and what they make of a wish to steer
 requests   prompts and options in, requests for the engine out
 model      SteeredModel: prompts in, steered text out
 """

@@ -17,10 +17,10 @@ from juice.errors import RequestError
 from juice.head_set import HeadSet
 from juice.methods import CONTRASTS, GateMode
 from juice.steered_model.arguments import Stop, join_context, steer_of
-from juice.steered_model.served import ServedModel
+from juice.steered_model.steerable import SteerableModel
 
 
-class RequestingModel(ServedModel):
+class RequestingModel(SteerableModel):
     """The part of a SteeredModel that turns prompts and options into requests."""
 
     def request(

@@ -8,12 +8,14 @@ import pytest
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
+from juice.engine import GenerationRequest
 from juice.errors import UnsupportedModelError, UsageError
 from juice.vllm.model import MultiModalCausalLM, MultiModalMoECausalLM
 from juice.vllm.start import check_stages
 from juice.vllm.window import KEY
 from tests.support import tiny
 from tests.support.on_vllm import started, wide
+from tests.support.running import Collector
 
 ON_CPU = pytest.mark.skipif(not current_platform.is_cpu(), reason="only CPUs refuse it")
 
@@ -80,3 +82,15 @@ def test_latent_attention_is_refused_with_the_variable_that_helps(tmp_path: Path
     tiny.save(tmp_path, wide("DeepSeek-V3").build())
     with pytest.raises(UnsupportedModelError, match="VLLM_MLA_DISABLE=1"), started(tmp_path):
         pass
+
+
+def test_an_engine_that_was_idle_is_not_stuck_when_work_comes(folder: Path) -> None:
+    """Kills: counting from its last step, before a pause longer than any watchdog waits."""
+    collector = Collector()
+    with started(folder) as engine:
+        engine._statistics.at -= 1000
+        assert engine.status.heartbeat_age_s == 0
+        request = GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=50, ignore_eos=True)
+        engine.submit([request], collector)
+        assert engine.status.heartbeat_age_s < 100
+        collector.wait(1)
