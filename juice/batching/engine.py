@@ -176,7 +176,9 @@ class BatchingEngine(Engine):
         )
         transcript = Transcript(index, request, text, self.description.stop_token_ids, sink)
         window = self.companion_layers(request.steering)
-        return Generation(number, request, window, transcript)
+        structure = request.structure
+        constraint = None if structure is None else self.structures.start(structure)
+        return Generation(number, request, window, transcript, constraint)
 
 
 def _stop(inbox: Inbox, thread: Thread) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from juice.batching.sampling import Draw, new_generator
 from juice.engine import GenerationRequest, ScoredToken
+from juice.engine.structure import Constraint
 from juice.engine.transcript import Transcript
 from juice.errors import CancelledError, JuiceError
 
@@ -25,10 +26,16 @@ class Generation:
         request: The request.
         window: The layers in which it has a companion.
         transcript: What it has generated, and tells its caller.
+        constraint: What rules tokens out; None: nothing.
     """
 
     def __init__(
-        self, number: int, request: GenerationRequest, window: range, transcript: Transcript
+        self,
+        number: int,
+        request: GenerationRequest,
+        window: range,
+        transcript: Transcript,
+        constraint: Constraint | None = None,
     ) -> None:
         self.number = number
         self.request = request
@@ -43,6 +50,7 @@ class Generation:
         self._generator = new_generator(request.sampling)
         self._uniform: float | None = None
         self._held: torch.Tensor | None = None
+        self._constraint = constraint
         if request.contrast is not None:
             alone = replace(request, prompt_ids=request.contrast.prompt_ids, contrast=None)
             self.without = Generation(number, alone, range(0), transcript)
@@ -121,6 +129,7 @@ class Generation:
             prompt_ids=request.prompt_ids,
             token_ids=[token.id for token in self.tokens] if sampling.changes_logits else (),
             banned=self.transcript.stop_token_ids if is_held_back else frozenset(),
+            constraint=self._constraint,
         )
 
     def contrasted(self, row: Generation, logits: torch.Tensor) -> torch.Tensor | None:
@@ -152,6 +161,8 @@ class Generation:
         Raises whatever a tokenizer or a sink raises.
         """
         self._uniform = None
+        if self._constraint is not None:
+            self._constraint.accept(token.id)
         if not self.tokens:
             self.transcript.watched = watched
         if self.request.max_tokens == 0:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from juice.engine import SamplingOptions
+from juice.engine.structure import Constraint, rule_out
 
 # From logits, float32 [rows, vocabulary], and each row's options to the mass that its cuts leave,
 # and the tokens that have it, both int64 [rows, candidates]; None where these are the vocabulary.
@@ -40,6 +41,7 @@ class Draw:
         prompt_ids: The tokens of the prompt.
         token_ids: The new tokens so far.
         banned: Tokens that may not come next.
+        constraint: What rules out more of them.
     """
 
     sampling: SamplingOptions
@@ -47,6 +49,7 @@ class Draw:
     prompt_ids: Sequence[int] = ()
     token_ids: Sequence[int] = ()
     banned: Collection[int] = ()
+    constraint: Constraint | None = None
 
 
 def new_generator(sampling: SamplingOptions) -> torch.Generator | None:
@@ -87,8 +90,9 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
 
 
 def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Return the logits after bias and penalties, float32 [rows, vocabulary]; see `choose`."""
-    if not any(draw.banned or draw.sampling.changes_logits for draw in draws):
+    """Return the logits after bias, penalties and constraints, float32 [rows, vocabulary]."""
+    constraints = {i: own.constraint for i, own in enumerate(draws) if own.constraint is not None}
+    if not constraints and not any(own.banned or own.sampling.changes_logits for own in draws):
         return logits
     logits = logits.clone()
     biased = _Entries(logits)
@@ -110,6 +114,8 @@ def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     repeated.change(lambda own, penalty: torch.where(own > 0, own / penalty, own * penalty))
     answered.change(lambda own, penalty: own - penalty)
     banned.change(lambda _own, minus_infinity: minus_infinity)
+    if constraints:
+        rule_out(logits, constraints)
     return logits
 
 

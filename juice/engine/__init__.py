@@ -4,6 +4,7 @@ steer         how a request asks to be steered
 steering      the coefficients that follow
 report        what was applied
 gate          what decides whether a request is steered, at the end of its prompt
+structure     the form that an answer must have
 request       what to generate
 completion    what comes back
 limits        how many requests, how long, and in how much memory
@@ -28,6 +29,7 @@ from juice.engine.running import Running
 from juice.engine.status import Status
 from juice.engine.steer import Steer
 from juice.engine.steering import Steering
+from juice.engine.structure import Structure
 from juice.methods import SteerTarget
 from juice.options import SamplingOptions
 
@@ -51,6 +53,7 @@ __all__ = [
     "SteerTarget",
     "Steering",
     "SteeringReport",
+    "Structure",
     "Timing",
     "Update",
 ]

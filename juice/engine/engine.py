@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from queue import SimpleQueue
 from threading import Event
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from juice.engine.request import GenerationRequest
 from juice.engine.running import Running
 from juice.engine.status import Status
 from juice.engine.steering import Steering
+from juice.engine.structure import Structures
 from juice.errors import ContextLengthError, EngineStoppedError, MissingCapabilityError
 from juice.progress import Progress, silent
 
@@ -118,6 +120,12 @@ class Engine(ABC):
                 "own engine"
             )
 
+    @cached_property
+    def structures(self) -> Structures:
+        """The forms that answers may have."""
+        own = self.description
+        return Structures(own.tokenizer, own.vocabulary_size, own.stop_token_ids)
+
     def check(self, request: GenerationRequest) -> None:
         """Raise an error for a request that cannot run.
 
@@ -130,6 +138,8 @@ class Engine(ABC):
             self.require(Capability.CONTRAST)
         if request.watch:
             self.require(Capability.WATCH)
+        if request.structure is not None:
+            self.structures.check(request.structure)
         request.check_tokens(self.description.vocabulary_size)
         request.check_length(self.limits.max_model_len)
 

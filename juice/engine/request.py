@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from juice.engine.gate import RequestGate
 from juice.engine.steering import Steering, unsteered
+from juice.engine.structure import Structure
 from juice.errors import ContextLengthError, RequestError
 from juice.options import SamplingOptions
 
@@ -46,6 +47,7 @@ class GenerationRequest:
         gate: What decides whether it is steered; None steers it always.
         contrast: For `cad` and `adacad`; all log-probabilities are then those of the combined
             logits.
+        structure: The form that the answer must have; None: any.
 
     Raises:
         RequestError: A value is out of range, or does not go with the others.
@@ -64,6 +66,7 @@ class GenerationRequest:
     watch: tuple[int, ...] = ()
     gate: RequestGate | None = None
     contrast: Contrast | None = None
+    structure: Structure | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or (self.contrast is not None and not self.contrast.prompt_ids):
@@ -101,6 +104,12 @@ class GenerationRequest:
                 "a gate decides by the first new token, but max_tokens is 0; turn it off"
                 " (gate=off)",
                 param="steer.gate",
+            )
+        if self.structure is not None and (self.ignore_eos or self.min_tokens):
+            raise RequestError(
+                "an answer of a given form ends where the form does; leave out ignore_eos and "
+                "min_tokens",
+                param="ignore_eos" if self.ignore_eos else "min_tokens",
             )
         if self.contrast is not None and self.prompt_logprobs:
             raise RequestError(

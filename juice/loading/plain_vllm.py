@@ -17,10 +17,10 @@ from juice.head_set import HeadSetLibrary
 from juice.loading.described import describe_stored
 from juice.methods import CONTRASTS
 from juice.options import LoadOptions
-from juice.vllm.arguments import FIRST, KEY, Coefficients, accept_from
+from juice.vllm.arguments import FIRST, KEY, STRUCTURE, Coefficients, accept_from
 from juice.vllm.window import check_layers, choose_window
 
-FIELDS = frozenset({KEY, FIRST})  # of `vllm_xargs`, which JuICE alone writes
+FIELDS = frozenset({KEY, FIRST, STRUCTURE})  # of `vllm_xargs`, which JuICE alone writes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

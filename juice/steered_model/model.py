@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from juice.engine import Completion, GenerationRequest, Steer, SteerTarget
+from juice.engine import Completion, GenerationRequest, Steer, SteerTarget, Structure
 from juice.head_set import HeadSet
 from juice.methods import GateMode
 from juice.progress import Progress, silent
@@ -44,6 +44,7 @@ class SteeredModel(RequestingModel):
         frequency_penalty: OneOrEach[float] = 0.0,
         logit_bias: OneOrEach[Mapping[int, float] | None] = None,
         seed: OneOrEach[int | None] = None,
+        structure: OneOrEach[Structure | None] = None,
         progress: Progress = silent,
     ) -> list[Completion]:
         """Continue each prompt with its own options; all of them share batches.
@@ -75,6 +76,7 @@ class SteeredModel(RequestingModel):
             frequency_penalty: Subtracted once for each time the token was generated.
             logit_bias: Added to the logits of these tokens, by id.
             seed: Seed of the sampling, the same for each prompt; None draws a new one.
+            structure: The form that the answer must have, such as `Structure.json_schema(...)`.
             progress: Reports how many prompts are done; see `juice.progress`.
 
         Returns:

@@ -11,6 +11,7 @@ from juice.engine import (
     SamplingOptions,
     Steer,
     SteerTarget,
+    Structure,
 )
 from juice.engine.gate import gate_of
 from juice.errors import RequestError
@@ -51,6 +52,7 @@ class RequestingModel(SteerableModel):
         frequency_penalty: float = 0.0,
         logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
+        structure: Structure | None = None,
     ) -> GenerationRequest:
         """Turn a prompt and its options into a request for the engine.
 
@@ -117,6 +119,7 @@ class RequestingModel(SteerableModel):
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
             watch=watch,
+            structure=structure,
         )
 
     def fits(self, prompt: str, *, max_tokens: int) -> bool:

@@ -16,6 +16,7 @@ from juice.engine import Steering
 
 KEY = "juice"
 FIRST = "juice_first"  # of an unsteered request that goes before all that wait
+STRUCTURE = "juice_structure"  # the form of the answer
 _writers: set[str] = set()
 
 
@@ -74,7 +75,7 @@ def accept_from(writer: str) -> None:
 
 def check_origin(extra_args: Mapping[str, Any] | None) -> None:
     """Raise ValueError for a request that steers where nothing of JuICE takes requests."""
-    named = {KEY, FIRST, "steer"} & set(extra_args or ())
+    named = {KEY, FIRST, STRUCTURE, "steer"} & set(extra_args or ())
     if named and not _writers:
         raise ValueError(
             f"the request has {min(named)!r}, but vLLM runs without JuICE's middleware: start it "

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 PROCESSOR = "juice.vllm.rows:RowWriter"
+STRUCTURES = "juice.vllm.structures:StructureProcessor"
 SCHEDULER = "juice.vllm.scheduler.salting_scheduler"
 
 

@@ -8,7 +8,8 @@ from vllm import SamplingParams
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, RequestOutputKind
 
 from juice.engine import GenerationRequest
-from juice.vllm.arguments import FIRST, KEY, Coefficients
+from juice.vllm.arguments import FIRST, KEY, STRUCTURE, Coefficients
+from juice.vllm.structures import to_text
 
 MAX_SEED = 2**63 - 1
 
@@ -45,7 +46,7 @@ def sampling_params(
         prompt_logprobs=request.top_logprobs if request.prompt_logprobs else None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args={FIRST: True} if is_first else _steering(request),
+        extra_args=_extra_args(request, stop_token_ids, is_first=is_first),
     )
 
 
@@ -68,6 +69,15 @@ def _scoring(request: GenerationRequest, tokens: list[int]) -> SamplingParams:
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args=_steering(request),
     )
+
+
+def _extra_args(
+    request: GenerationRequest, stop_token_ids: frozenset[int], *, is_first: bool
+) -> dict[str, Any] | None:
+    own: dict[str, Any] = {FIRST: True} if is_first else _steering(request) or {}
+    if request.structure is not None:
+        own[STRUCTURE] = to_text(request.structure, stop_token_ids)
+    return own or None
 
 
 def _steering(request: GenerationRequest) -> dict[str, Any] | None:

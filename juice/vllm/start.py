@@ -17,7 +17,7 @@ from juice.engine.request import MAX_TOP_LOGPROBS
 from juice.errors import UnsupportedModelError, UsageError
 from juice.vllm.check import verify
 from juice.vllm.engine import VllmEngine
-from juice.vllm.requirements import PROCESSOR, SCHEDULER
+from juice.vllm.requirements import PROCESSOR, SCHEDULER, STRUCTURES
 from juice.vllm.window import KEY
 
 # What these do cannot be checked against two runs of plain tokens.
@@ -115,7 +115,7 @@ def engine_arguments(
         "disable_log_stats": True,
         "scheduler_cls": SCHEDULER,
         "worker_extension_cls": "juice.vllm.worker.WorkerExtension",
-        "logits_processors": [PROCESSOR],
+        "logits_processors": [PROCESSOR, STRUCTURES],
         "additional_config": {KEY: [window.start, window.stop - 1]},
         **others,
     }

@@ -170,6 +170,12 @@ class Translator:
             ):
                 own["question_at"] = model.prompts.position_in(prompt.text, prompt.question_start)
             one = model.request(ids, steer=steer, **own)
+            # Compiling a structure takes a while; this thread may wait, the event loop may not.
+            try:
+                model.engine.check(one)
+            except RequestError as error:
+                error.param = fields.structure_field if error.param == "structure" else error.param
+                raise
             made += [
                 one.with_seed(None if fields.seed is None else fields.seed + i)
                 for i in range(fields.n)

@@ -17,19 +17,12 @@ from juice_server.schemas.shared import (
     at_most,
 )
 
-TEXT_FORMAT = {"type": "text"}
 # Fields of OpenAI or of other servers that are not served, with the values that are harmless.
 ELSEWHERE: dict[str, tuple[Any, ...]] = {
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "use_beam_search": (False,),
     "prompt_logprobs": (0,),
     "tools": ([],),
     "functions": ([],),
-    "response_format": (TEXT_FORMAT,),
     "best_of": (1,),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),

@@ -13,6 +13,7 @@ from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
 from juice.options import MAX_BIASES, SamplingOptions
 from juice.options.sampling import Bias
 from juice_server.keys import MAX_PRIORITY
+from juice_server.schemas.structured import StructureFields
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 TokenKey = Annotated[int, Field(ge=0, lt=2**31)]  # a key of a JSON object is text
@@ -67,7 +68,7 @@ def as_list(value: Any) -> Any:
 SteerField = Annotated[Steer | None, BeforeValidator(_from_name), at_most(MAX_KEYS)]
 
 
-class GenerationFields(SamplingOptions, Body):
+class GenerationFields(StructureFields, SamplingOptions, Body):
     """How to steer, sample and stop; the ranges of sampling are those of `SamplingOptions`."""
 
     model_config = ConfigDict(frozen=False)
@@ -98,6 +99,7 @@ class GenerationFields(SamplingOptions, Body):
             "stop": tuple(self.stop or ()),
             "stop_token_ids": tuple(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
+            "structure": self.structure,
         }
 
 

@@ -1,0 +1,195 @@
+"""Answers of a given form, on each engine that is installed here: valid, steered, and exact."""
+
+from __future__ import annotations
+
+import json
+import re
+from random import Random
+
+import jsonschema
+import llguidance
+import pytest
+import torch
+from llguidance.hf import from_tokenizer
+from transformers import PreTrainedModel
+
+from juice.engine import Completion, Engine, GenerationRequest, SamplingOptions, Steering, Structure
+from juice.errors import RequestError
+from tests.support import oracle
+from tests.support.mixed import steering
+from tests.support.schemas import random_schema
+
+PROMPT = tuple(range(3, 20))
+HEADS = {(1, 2): 2.0, (3, 0): -2.0}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+GRAMMAR = 'start: "yes" | "no" [" because " /[a-z]{1,5}/]'
+
+
+def asked(structure: Structure, **options: object) -> GenerationRequest:
+    return GenerationRequest(prompt_ids=PROMPT, max_tokens=100, structure=structure, **options)
+
+
+def sampled(seed: int) -> SamplingOptions:
+    return SamplingOptions(temperature=1.0, seed=seed)
+
+
+def plain(steered: bool) -> dict[str, Steering]:
+    return {"steering": steering(HEADS)} if steered else {}
+
+
+@pytest.mark.parametrize("steered", [False, True])
+def test_each_token_is_the_likeliest_that_may_come_and_its_score_is_the_models(
+    engine: Engine, network: PreTrainedModel, steered: bool
+) -> None:
+    """The oracle: two uncached runs of transformers' model, and llguidance's matcher by itself."""
+    own = engine.generate([asked(Structure.json_schema(PERSON), top_logprobs=3, **plain(steered))])
+    description = engine.description
+    vocabulary = from_tokenizer(
+        description.tokenizer,
+        n_vocab=description.vocabulary_size,
+        eos_token=sorted(description.stop_token_ids),
+    )
+    separators = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(PERSON), separators)
+    matcher = llguidance.LLMatcher(vocabulary, grammar)
+    ids = list(PROMPT)
+    n_ruled_out = 0
+    for token in own[0].tokens:
+        logits = oracle.steered_logits(network, ids, HEADS if steered else {})[-1]
+        scores = logits.log_softmax(-1)
+        assert token.logprob == pytest.approx(float(scores[token.id]), abs=1e-3)
+        assert [i for i, _ in token.top] == scores.topk(3).indices.tolist()
+        allowed = [i for i in range(len(logits)) if matcher.deep_copy().consume_token(i)]
+        likeliest = max(allowed, key=lambda i: float(scores[i]))
+        assert float(scores[likeliest]) - float(scores[token.id]) < 1e-4
+        n_ruled_out += int(scores.argmax()) not in allowed
+        assert matcher.consume_token(token.id)
+        ids.append(token.id)
+    assert n_ruled_out, "the structure changed something"
+    assert own[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(own[0].text), PERSON)
+
+
+def test_requests_with_and_without_a_structure_share_batches(engine: Engine) -> None:
+    """Kills: a mask in another row, a matcher that is behind after rows moved."""
+    structures = [
+        Structure.json_schema(PERSON),
+        None,
+        Structure.choice(["red", "green", "blue"]),
+        Structure("regex", r"[a-f]{3}\d"),
+        None,
+        Structure("grammar", GRAMMAR),
+        Structure.json_object(),
+    ]
+    requests = [
+        GenerationRequest(
+            prompt_ids=PROMPT[: 3 + i % 9],
+            max_tokens=100 if i % 5 else 4,
+            structure=structures[i % len(structures)],
+            sampling=sampled(i),
+            **plain(i % 3 == 0),
+        )
+        for i in range(28)
+    ]
+    together = engine.generate(requests)
+    for i, (request, got) in enumerate(zip(requests, together, strict=True)):
+        assert got.token_ids == engine.generate([request])[0].token_ids, i
+        if got.finish_reason == "stop" and request.structure is not None:
+            check(request.structure, got)
+
+
+def check(structure: Structure, got: Completion) -> None:
+    match structure.form:
+        case "json_schema":
+            jsonschema.validate(json.loads(got.text), json.loads(structure.text))
+        case "choice":
+            assert got.text in json.loads(structure.text)
+        case "regex":
+            assert re.fullmatch(structure.text, got.text)
+        case "grammar":
+            assert re.fullmatch(r"yes|no( because [a-z]{1,5})?", got.text)
+
+
+@pytest.mark.parametrize(
+    "n", [40, pytest.param(1000, marks=pytest.mark.torture)], ids="{:,}".format
+)
+def test_answers_are_valid_under_random_schemas(engine: Engine, n: int) -> None:
+    rng = Random(n)
+    schemas = [random_schema(rng) for _ in range(n)]
+    answers = engine.generate(
+        [
+            asked(Structure.json_schema(schema), sampling=sampled(i), **plain(i % 2 == 0))
+            for i, schema in enumerate(schemas)
+        ]
+    )
+    n_whole = 0
+    for schema, answer in zip(schemas, answers, strict=True):
+        if answer.finish_reason == "stop":
+            jsonschema.validate(json.loads(answer.text), schema)
+            n_whole += 1
+    assert n_whole == n
+
+
+def test_an_answer_that_is_cut_says_so(engine: Engine) -> None:
+    request = GenerationRequest(
+        prompt_ids=PROMPT, max_tokens=3, structure=Structure.json_schema(PERSON)
+    )
+    assert engine.generate([request])[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        Structure("regex", "(("),
+        Structure.json_schema({"type": "wrong"}),
+        Structure.json_schema({"type": "string", "not": {}}),
+        Structure("json_schema", "{"),
+        Structure("json_schema", "3"),
+        Structure.choice([]),
+        Structure("grammar", "start: missing"),
+        Structure("grammar", ""),
+    ],
+    ids=lambda own: f"{own.form}: {own.text[:20]}",
+)
+def test_a_structure_that_cannot_be_followed_is_refused(
+    engine: Engine, structure: Structure
+) -> None:
+    with pytest.raises(RequestError, match=structure.form) as caught:
+        engine.generate([asked(structure)])
+    assert caught.value.param == "structure"
+
+
+def test_what_contradicts_a_structure_is_refused() -> None:
+    for option in ({"ignore_eos": True}, {"min_tokens": 3}):
+        with pytest.raises(RequestError, match="ends where the form does"):
+            asked(Structure.json_object(), **option)
+
+
+def test_a_bias_cannot_break_the_form(engine: Engine) -> None:
+    forced = SamplingOptions(logit_bias={7: 100.0})
+    got = engine.generate([asked(Structure.choice(["red", "green"]), sampling=forced)])[0]
+    assert got.text in ("red", "green")
+    assert torch.tensor(got.logprobs).isfinite().all()
+
+
+def test_objects_have_the_properties_that_are_named_unless_the_schema_says_otherwise(
+    engine: Engine,
+) -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "required": ["a"]}
+    closed = Structure.json_schema({**schema, "$defs": {"x": inner}})
+    texts = [engine.generate([asked(closed, sampling=sampled(seed))])[0].text for seed in range(8)]
+    assert {*texts} <= {'{"a": {"b": true}}', '{"a": {"b": false}}'}
+    together = Structure.json_schema(
+        {"allOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}, inner]}
+    )
+    got = engine.generate([asked(together)])[0].text
+    assert len(got) > 20, "other properties may follow"

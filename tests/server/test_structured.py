@@ -1,0 +1,137 @@
+"""Answers of a given form over HTTP: OpenAI's field and vLLM's, streamed and steered."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.support.serving import CONFLICT, Server, events, serving
+
+
+class Answer(BaseModel):
+    city: Annotated[str, Field(max_length=12)]
+    is_sure: bool
+    year: Annotated[int, Field(ge=1900, le=2100)] | None
+    tags: Annotated[list[Literal["old", "new"]], Field(max_length=2)]
+
+
+SCHEMA = Answer.model_json_schema()
+NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+@pytest.mark.parametrize("steer", ["none", "context", "parametric"])
+def test_openais_client_parses_an_answer_into_a_model(client: openai.OpenAI, steer: str) -> None:
+    got = client.chat.completions.parse(
+        model="mini",
+        messages=[{"role": "user", "content": CONFLICT}],
+        response_format=Answer,
+        max_tokens=150,
+        seed=1,
+        extra_body={"steer": steer},
+    )
+    assert isinstance(got.choices[0].message.parsed, Answer)
+    assert got.choices[0].finish_reason == "stop"
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
+    options = {
+        "model": "mini",
+        "messages": [{"role": "user", "content": CONFLICT}],
+        "response_format": NAMED,
+        "max_tokens": 150,
+        "seed": 3,
+    }
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    pieces = [
+        chunk.choices[0].delta.content or ""
+        for chunk in client.chat.completions.create(**options, stream=True)
+        if chunk.choices
+    ]
+    assert "".join(pieces) == whole
+    Answer.model_validate_json(whole)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "pattern"),
+    [
+        ("response_format", NAMED, r"\{.*\}"),
+        ("response_format", {"type": "text"}, ".*"),
+        ("structured_outputs", {"choice": [" Lima", " Cairo"]}, " (Lima|Cairo)"),
+        ("structured_outputs", {"regex": r" [A-Z]{3}\d"}, r" [A-Z]{3}\d"),
+        ("structured_outputs", {"json": SCHEMA}, r"\{.*\}"),
+        ("structured_outputs", '{"json": {"type": "boolean"}}', "true|false"),
+        ("structured_outputs", {"grammar": 'start: " yes" | " no"'}, " (yes|no)"),
+        ("guided_choice", ["a", "b"], "a|b"),
+        ("guided_regex", "x{3}", "xxx"),
+        ("guided_json", json.dumps({"const": [1, None]}), r"\[1, null\]"),
+        ("guided_grammar", 'root ::= "u" | "v"', "u|v"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_every_field_works_on_every_route(
+    server: Server, field: str, value: object, pattern: str
+) -> None:
+    prompt = {"prompt": CONFLICT, "max_tokens": 150, "steer": "context", field: value}
+    chat = {"messages": [{"role": "user", "content": CONFLICT}], "max_tokens": 150, field: value}
+    texts = [
+        httpx.post(f"{server.url}/generate", json=prompt).json()["text"],
+        httpx.post(f"{server.url}/v1/completions", json=prompt).json()["choices"][0]["text"],
+        httpx.post(f"{server.url}/v1/chat/completions", json=chat).json()["choices"][0]["message"][
+            "content"
+        ],
+    ]
+    with httpx.stream("POST", f"{server.url}/generate", json={**prompt, "stream": True}) as stream:
+        texts.append("".join(event.get("text", "") for event in events(stream)))
+    for text in texts:
+        assert re.fullmatch(pattern, text, re.DOTALL), text
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"guided_regex": "(("}, "guided_regex"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"guided_json": {"type": "string", "not": {}}}, "guided_json"),
+        ({"guided_choice": ["a"], "guided_regex": "a"}, None),
+        ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos"),
+    ],
+    ids=str,
+)
+def test_a_form_that_cannot_be_followed_is_refused_with_its_field(
+    server: Server, body: dict, param: str | None
+) -> None:
+    for path in ("/generate", "/v1/completions"):
+        answer = httpx.post(f"{server.url}{path}", json={"prompt": "x", **body})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param
+
+
+def test_an_answer_that_is_cut_says_so(server: Server) -> None:
+    body = {"prompt": CONFLICT, "max_tokens": 4, "response_format": NAMED}
+    answer = httpx.post(f"{server.url}/generate", json=body).json()
+    assert answer["finish_reason"] == "length"
