@@ -231,7 +231,7 @@ def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tup
     path = Path(given)
     if path.name == SCORES_FILE:
         path = path.parent
-    if (path / JSON_FILE).exists():
+    if os.path.lexists(path / JSON_FILE):
         return path, HeadSet.load(path)
     folder, name = find_folder(head_sets), str(given)
     found, _ = _sets_in(folder)

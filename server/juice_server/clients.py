@@ -46,11 +46,11 @@ def address_of(scope: Scope) -> str:
 
 
 def network_of(host: str) -> str:
-    """Return the network of an IPv6 address, any other host as it is."""
+    """Return the network of an IPv6 address, an IPv4 address as it is, "unknown" for the rest."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
-        return host
+        return "unknown"  # a proxy's header may have anything
     if not isinstance(address, IPv6Address):
         return host
     if address.ipv4_mapped is not None:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from threading import Lock
 
 from juice.engine import Completion, Engine, GenerationRequest, Running, Sink, Update
-from juice.errors import CancelledError, JuiceError
+from juice.errors import CancelledError, GenerationError, JuiceError
 from juice_server.clients import Client
 from juice_server.errors import BusyError
-from juice_server.fair_queue import FairQueue, Work, with_room
+from juice_server.fair_queue import FairQueue, Work, part_of, with_room
 from juice_server.rates import RateLimits, Throughput
 
 
@@ -100,18 +100,12 @@ class Dispatcher:
             self.call_up()  # what waited behind it may fit
         return is_dropped
 
-    def free(self, group: Group, completion: Completion | None, n_asked: int) -> None:
-        """Note that one of a group has ended, with a completion or an error."""
-        n_used = 0 if completion is None else completion.n_prompt_tokens + len(completion.tokens)
+    def free(self, group: Group, *, n_rows: int, n_bytes: int, n_unused: int) -> None:
+        """Note that one of a group has ended, and what it leaves: rows, bytes, tokens."""
         with self._lock:
             self._throughput.note()
-            self._limits.give_back(group.client, n_asked - n_used)
-            self._queue.free(
-                group.work,
-                n_rows=1,
-                n_bytes=group.work.n_bytes // group.work.n_rows,
-                unused=n_asked - n_used,
-            )
+            self._limits.give_back(group.client, n_unused)
+            self._queue.free(group.work, n_rows=n_rows, n_bytes=n_bytes, unused=n_unused)
 
 
 class Group:
@@ -125,14 +119,16 @@ class Group:
         sink: Sink,
         priority: int,
     ) -> None:
-        engine = dispatcher.engine
+        engine, n = dispatcher.engine, len(requests)
         self.client = client
+        # No more than one client may hold: what is beyond that waits in the engine.
+        n_bytes = n * max(engine.n_kv_bytes(own) for _, own in requests)
         self.work = Work(
             client=client.name,
             cost=sum(_n_tokens(own) for _, own in requests),
-            n_rows=len(requests),
-            n_bytes=len(requests) * max(engine.n_kv_bytes(own) for _, own in requests),
-            size=len(requests),
+            n_rows=min(n, part_of(engine.limits.max_batch)),
+            n_bytes=min(n_bytes, part_of(engine.status.max_kv_bytes)) if n > 1 else n_bytes,
+            size=n,
             priority=priority,
             max_running=client.max_running,
         )
@@ -142,15 +138,18 @@ class Group:
         self._lock = Lock()
         self._running: Sequence[Running] | None = None
         self._cancelled: dict[int, JuiceError] = {}
+        self._n_open = n
+        self._n_new = [0] * n  # tokens so far, of each
 
     def start(self) -> None:
         """Start in the engine; what fails there ends with its error."""
         self._waited_s = time.monotonic() - self._arrived
         try:
             running = self._dispatcher.engine.submit([own for _, own in self._requests], self._take)
-        except JuiceError as error:
+        except Exception as error:
+            own = error if isinstance(error, JuiceError) else GenerationError(repr(error))
             for k in range(len(self._requests)):
-                self._end(k, Update(index=k, error=error))
+                self._pass_on(Update(index=k, error=own), has_run=False)
             return
         with self._lock:
             self._running, cancelled = running, dict(self._cancelled)
@@ -170,16 +169,31 @@ class Group:
 
     def _take(self, update: Update) -> None:
         """Pass on an update of the engine, and make room at the last one."""
-        self._end(update.index, update)
-        if update.is_last:
-            self._dispatcher.call_up()
+        try:
+            self._pass_on(update, has_run=True)
+        finally:
+            if update.is_last:
+                self._dispatcher.call_up()
 
-    def _end(self, k: int, update: Update) -> None:
-        i, request = self._requests[k]
+    def _pass_on(self, update: Update, *, has_run: bool) -> None:
+        i, request = self._requests[update.index]
+        self._n_new[update.index] += len(update.tokens)
         if update.is_last:
-            self._dispatcher.free(self, update.completion, _n_tokens(request))
+            self._free(request.max_tokens - self._n_new[update.index], request, has_run=has_run)
         completion = update.completion and self._since_arrival(update.completion)
         self._sink(replace(update, index=i, completion=completion))
+
+    def _free(self, n_not_generated: int, request: GenerationRequest, *, has_run: bool) -> None:
+        """Free what one of them held; those that are left keep what they need of it."""
+        own, left = self.work, self._n_open - 1
+        n = len(self._requests)
+        self._dispatcher.free(
+            self,
+            n_rows=min(own.n_rows, self._n_open) - min(own.n_rows, left),
+            n_bytes=own.n_bytes * self._n_open // n - own.n_bytes * left // n,
+            n_unused=n_not_generated if has_run else _n_tokens(request),
+        )
+        self._n_open = left
 
     def _since_arrival(self, completion: Completion) -> Completion:
         timing = replace(

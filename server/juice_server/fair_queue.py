@@ -3,14 +3,15 @@
 Start-time fair queueing (Goyal, Vin and Cheng, 1996): every client has a clock, which its work puts
 forward by what it costs; of those that wait, the client whose clock is furthest behind goes first.
 One that comes anew starts at the present time, so nobody can save up turns. A lower priority goes
-before a higher one, and counts as one lower for every ten seconds that it has waited.
+before a higher one, which counts as one lower for every ten seconds that it has waited, down to the
+lowest of another client that waits.
 
 What has started is never taken back, so room is kept for those who come later: what a client holds
 may be at most eight times what it leaves free (Choudhury and Hahne, 1998). A client that holds
 nothing may have the last of it. The same rule bounds how much of a client may wait. `with_room`
 says how much there must be for one client alone to have all that it may.
 
-Work that needs more bytes than are free lets other work go ahead, but not for ever.
+Work that needs more rows or bytes than are free lets other work go ahead, but not for ever.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ HELD_TO_FREE = 8
 AGEING_S = 10.0
 # How often work may be overtaken that waits for bytes, and how far a client's queue is searched.
 MAX_OVERTAKEN, MAX_ASKED = 64, 16
-# How many idle clients are remembered whose clocks are ahead of the present time.
-MAX_IDLE = 1000
+# How many clients are remembered, those that hold and want nothing among them.
+MAX_REMEMBERED = 1000
 NUMBERS = count()
 
 
@@ -66,17 +67,14 @@ class _Account:
 
     clock: float = 0.0
     waiting: list[Work] = field(default_factory=list)
+    size: int = 0
     n_rows: int = 0
     n_bytes: int = 0
 
-    @property
-    def size(self) -> int:
-        return sum(own.size for own in self.waiting)
-
-    def urgency(self, now: float) -> float:
+    def urgency(self, now: float, lowest: int) -> float:
         """Return the priority of what is next here, less what it has gained by waiting."""
         first = self.waiting[0]
-        return first.priority - (now - first.arrived) // AGEING_S
+        return max(lowest, first.priority - (now - first.arrived) // AGEING_S)
 
     @property
     def is_idle(self) -> bool:
@@ -115,7 +113,7 @@ class FairQueue:
         if not self.n_waiting:
             return 0
         # However much another client was given when nothing waited, it has no more than its part.
-        part = self.max_waiting * HELD_TO_FREE // (HELD_TO_FREE + 1)
+        part = part_of(self.max_waiting)
         others = sum(min(a.size, part) for c, a in self._accounts.items() if c != client)
         left = self.max_waiting - others - own - size
         if _may_hold(own, size, left):
@@ -129,6 +127,7 @@ class FairQueue:
             if not account.waiting:
                 account.clock = max(account.clock, self._now)
             insort(account.waiting, own)
+            account.size += own.size
             self.n_waiting += own.size
         self._forget_the_idle()
 
@@ -137,8 +136,7 @@ class FairQueue:
         account = self._accounts.get(work.client)
         if account is None or work not in account.waiting:
             return False
-        account.waiting.remove(work)
-        self.n_waiting -= work.size
+        self._remove(account, work)
         return True
 
     def take(self) -> Work | None:
@@ -146,23 +144,23 @@ class FairQueue:
         if self.n_running >= self.n_rows:
             return None
         now, passed = time.monotonic(), list[Work]()
-        order = [
-            (own.urgency(now), own.clock, i, own)
-            for i, own in enumerate(self._accounts.values())
-            if own.waiting
-        ]
+        waiting = [own for own in self._accounts.values() if own.waiting]
+        lowest = min((own.waiting[0].priority for own in waiting), default=0)
+        order = [(own.urgency(now, lowest), own.clock, i, own) for i, own in enumerate(waiting)]
         heapq.heapify(order)
         while order:
             account = heapq.heappop(order)[-1]
             for work in account.waiting[:MAX_ASKED]:
-                if not self._may_have_rows(account, work):
+                has_rows = self._may_have_rows(account, work)
+                if not has_rows and account.n_rows:
                     break
-                if self._may_have_bytes(account, work):
+                if has_rows and self._may_have_bytes(account, work):
                     for other in passed:
                         other.n_overtaken += 1
                     self._start(account, work)
                     return work
-                if work.n_overtaken >= MAX_OVERTAKEN:
+                # Where its client holds some, others' work need not end for it.
+                if work.n_overtaken >= MAX_OVERTAKEN and not account.n_bytes:
                     return None
                 passed.append(work)
         return None
@@ -186,9 +184,13 @@ class FairQueue:
         left = self.max_bytes - self._n_bytes - work.n_bytes
         return not self.n_running or _may_hold(account.n_bytes, work.n_bytes, left)
 
-    def _start(self, account: _Account, work: Work) -> None:
+    def _remove(self, account: _Account, work: Work) -> None:
         account.waiting.remove(work)
+        account.size -= work.size
         self.n_waiting -= work.size
+
+    def _start(self, account: _Account, work: Work) -> None:
+        self._remove(account, work)
         account.n_rows += work.n_rows
         account.n_bytes += work.n_bytes
         self.n_running += work.n_rows
@@ -197,12 +199,16 @@ class FairQueue:
         account.clock += work.cost
 
     def _forget_the_idle(self) -> None:
-        if len(self._accounts) > MAX_IDLE:
-            self._accounts = {
-                client: own
-                for client, own in self._accounts.items()
-                if not own.is_idle or own.clock > self._now
-            }
+        if len(self._accounts) > MAX_REMEMBERED:
+            idle = [client for client, own in self._accounts.items() if own.is_idle]
+            idle.sort(key=lambda client: self._accounts[client].clock)
+            for client in idle[: len(self._accounts) - MAX_REMEMBERED // 2]:
+                del self._accounts[client]
+
+
+def part_of(whole: int) -> int:
+    """Return how many of these one client may hold, at least one."""
+    return max(1, whole * HELD_TO_FREE // (HELD_TO_FREE + 1))
 
 
 def with_room(n: int) -> int:

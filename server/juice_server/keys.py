@@ -111,12 +111,12 @@ def _read(path: Path) -> dict[bytes, Client]:
 def _from_toml(text: str, path: Path) -> dict[bytes, Client]:
     try:
         tables = _File.model_validate(tomllib.loads(text)).keys
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}") from error
     except ValidationError as error:
         field, problem = first_problem(error)
         remedy = "expected [[keys]] with name and sha256"
         raise UsageError(f"{path}: {field}: {problem}; {remedy}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from error
     for field in ("name", "sha256"):
         value, n = Counter(getattr(own, field) for own in tables).most_common(1)[0]
         if n > 1:

@@ -56,6 +56,7 @@ class Server(uvicorn.Server):
         self._admin = None if admin is None else uvicorn.Server(admin)
         self._n_signals = 0
         self._drains_at: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Start to leave; a second signal cuts what runs, a third exits without waiting."""
@@ -68,8 +69,9 @@ class Server(uvicorn.Server):
             _end_within(settings.lame_duck + settings.drain + LAST_WORDS_S + CLOSING_S)
         if settings.lame_duck == 0 or self._n_signals > 1:
             self._drain()
-        if self._n_signals > 1:
-            self._service.cut()
+        if self._n_signals > 1 and self._loop is not None:
+            # Not here: the signal may have come while this thread holds a lock.
+            self._loop.call_soon_threadsafe(self._service.cut)
         self.force_exit = self._n_signals > 2
 
     async def on_tick(self, counter: int) -> bool:
@@ -100,7 +102,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, on the port for probes first."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_keys)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGHUP, self._read_keys)
         if self._admin is not None:
             self._admin.config.load()
             self._admin.lifespan = self._admin.config.lifespan_class(self._admin.config)

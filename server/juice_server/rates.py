@@ -28,9 +28,12 @@ class Throughput:
 
     def wait_s(self, n: int) -> float:
         """Return in how many seconds n generations will have ended."""
+        now = time.monotonic()
+        while self._ends and self._ends[0] < now - MAX_WAIT_S:
+            self._ends.popleft()
         if len(self._ends) < 2:
             return DEFAULT_WAIT_S
-        each_s = (time.monotonic() - self._ends[0]) / len(self._ends)
+        each_s = (now - self._ends[0]) / len(self._ends)
         return min(MAX_WAIT_S, n * each_s)
 
 

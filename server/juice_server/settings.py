@@ -199,7 +199,7 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
             kv_memory_bytes=self.kv_memory,
             max_prefill_tokens=self.max_prefill_tokens,
             # They wait in the server; the engine gets what can start.
-            max_waiting=self.max_queue + 2 * self.max_batch,
+            max_waiting=self.max_queue + 2 * with_room(self.max_batch),
         )
 
     @property

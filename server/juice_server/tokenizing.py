@@ -56,7 +56,8 @@ class Tokenizing:
         try:
             await self._turns[one]
         except asyncio.CancelledError:
-            if not queue.drop(one):
+            # Either it still waits, or it has been called up; or `_call_up` saw it leave.
+            if not queue.drop(one) and not self._turns[one].cancelled():
                 self._end(queue, one)
             raise
         finally:
@@ -68,7 +69,10 @@ class Tokenizing:
 
     def _call_up(self, queue: FairQueue) -> None:
         while (one := queue.take()) is not None:
-            self._turns[one].set_result(None)
+            if self._turns[one].done():
+                queue.free(one, n_rows=1, n_bytes=0)  # its client left a moment ago
+            else:
+                self._turns[one].set_result(None)
 
     def _end(self, queue: FairQueue, one: Work) -> None:
         queue.free(one, n_rows=1, n_bytes=0)

@@ -12,10 +12,10 @@ import pytest
 import juice
 from juice.batching import BatchingEngine
 from juice.engine import GenerationRequest, Limits, Running, Update
-from juice.errors import CancelledError, RequestError
+from juice.errors import CancelledError, GenerationError, RequestError
 from juice_server.clients import Client
 from juice_server.dispatcher import Dispatcher
-from juice_server.errors import BusyError
+from juice_server.errors import BusyError, RateLimitedError
 from juice_server.fair_queue import with_room
 from tests.support.running import Collector, loaded, random_request, rows_of
 
@@ -136,9 +136,42 @@ def test_what_is_cancelled_makes_room_whether_it_waits_or_runs(
     assert rows_of(model.engine) == []
 
 
+def test_whoever_leaves_pays_for_what_came(dispatcher: Dispatcher) -> None:
+    """Kills: hanging up after most of an answer, for nothing."""
+    client = Client(name="leaves", tokens_per_minute=600)
+
+    def leave() -> None:
+        collector = Collector()
+        (turn,) = dispatcher.submit(client, [request(110)], collector, priority=0)
+        while sum(len(own.tokens) for own in collector.updates.get(0, [])) < 60:
+            time.sleep(0.001)
+        turn.cancel()
+        collector.wait(1)
+
+    for _ in range(5):
+        leave()
+    with pytest.raises(RateLimitedError):
+        [leave() for _ in range(5)]
+
+
+def test_a_request_that_cannot_start_leaves_no_rows(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(dispatcher.engine, "submit", fail)
+    collector = Collector()
+    dispatcher.submit(A, [request(1)] * 20, collector, priority=0)
+    collector.wait(20)
+    assert isinstance(collector.error(), GenerationError)
+    assert dispatcher.n_waiting == dispatcher._queue.n_running == 0
+
+
 def test_all_or_none_are_taken(dispatcher: Dispatcher) -> None:
     collector = Collector()
-    running: list[Running] = dispatcher.submit(A, [request(48)] * 508, collector, priority=0)
+    long = request(120)
+    running: list[Running] = dispatcher.submit(A, [long] * 508, collector, priority=0)
     with pytest.raises(BusyError, match="too many"):
         dispatcher.submit(A, [request(1)] * 2, collector, priority=0)
     with pytest.raises(RequestError):

@@ -101,6 +101,54 @@ def test_a_lower_priority_goes_first_until_others_have_waited(
     assert order.index(("slow", 1)) < 3, "nothing waits for ever"
 
 
+def test_age_lets_nobody_of_the_same_priority_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kills: a backlog whose age puts it before every later client."""
+    now = 1000.0
+    monkeypatch.setattr(fair_queue.time, "monotonic", lambda: now)
+    queue = queue_of(1)
+    queue.put([work("a") for _ in range(100)])
+    served(queue, 10)
+    now += 100
+    queue.put([work("b") for _ in range(100)])
+    counts = Counter(own.client for own in served(queue, 20))
+    assert abs(counts["a"] - counts["b"]) <= 1
+
+
+def test_work_of_several_rows_is_not_passed_for_ever() -> None:
+    """Kills: choices that start together never starting beside another client's backlog."""
+    queue = queue_of(32)
+    queue.put([work("a") for _ in range(1000)])
+    running = started(queue)
+    together = work("b", n_rows=8, size=8)
+    queue.put([together, work("b")])
+    n_passed = 0
+    while together not in running:
+        finish(queue, running.pop(0))
+        running += started(queue)
+        n_passed += 1
+        assert n_passed < 2 * MAX_OVERTAKEN
+
+
+def test_what_a_client_holds_itself_stops_no_one_else() -> None:
+    queue = queue_of(64, max_bytes=100)
+    queue.put([work("a", n_bytes=60)])
+    assert len(started(queue)) == 1
+    queue.put([work("a", n_bytes=35)])
+    for _ in range(3 * MAX_OVERTAKEN):
+        queue.put([work("b", n_bytes=1)])
+        (own,) = started(queue)
+        finish(queue, own)
+    assert queue.n_running == 1
+
+
+def test_clients_that_came_once_are_forgotten() -> None:
+    queue = queue_of(1)
+    for i in range(5 * fair_queue.MAX_REMEMBERED):
+        queue.put([work(str(i))])
+        served(queue, 1)
+    assert len(queue._accounts) <= fair_queue.MAX_REMEMBERED + 1
+
+
 def test_within_a_client_the_lower_priority_goes_first_then_the_older() -> None:
     queue = queue_of(1)
     given = [work("a", priority=p) for p in (1, 0, 1, 0)]

@@ -55,26 +55,28 @@ def test_a_file_of_keys_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None
     ("text", "problem"),
     [
         ("[[keys]]\nname = ", "not TOML"),
-        ("", "keys"),
-        ("keys = []", "keys"),
+        ("", ": keys: "),
+        ("keys = []", ": keys: "),
+        ("a = " + "9" * 5000, "not TOML"),
+        ("a = " + "[" * 5000, "not TOML"),
         (entry("a", "x", scope=["read"]), "scope"),
         (entry("a", "x", scopes=[]), "scopes"),
         (entry("a", "x", scopes=["write"]), "scopes"),
-        (entry("a b", "x"), "name"),
+        (entry("a b", "x"), ".name: "),
         (entry("a", "x", max_running=0), "max_running"),
         (entry("a", "x", max_running="6"), "max_running"),
         (entry("a", "x") + entry("a", "y"), "the name a"),
         (entry("a", "x") + entry("b", "x"), "the sha256"),
-        ('[[keys]]\nname = "a"\nsha256 = "secret"\n', "sha256"),
+        ('[[keys]]\nname = "a"\nsha256 = "secret"\n', ".sha256: "),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_field(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(text)
-    with pytest.raises(UsageError, match=problem) as caught:
+    with pytest.raises(UsageError) as caught:
         Keys((), file)
-    assert str(file) in str(caught.value)
-    assert "Traceback" not in str(caught.value)
+    said = str(caught.value).removeprefix(str(file)).removesuffix("with name and sha256")
+    assert problem in said
 
 
 def test_a_minutes_allowance_is_used_up_refills_and_takes_back(
@@ -109,13 +111,15 @@ def test_a_place_in_the_queue_takes_as_long_as_others_lately(
         now = second
         throughput.note()
     assert throughput.wait_s(5) == pytest.approx(4.5)
+    now = 3600.0
+    assert throughput.wait_s(5) == 1, "what was an hour ago says nothing"
 
 
 def test_an_address_of_ipv6_counts_as_its_network() -> None:
     assert network_of("2001:db8::1") == network_of("2001:db8::ffff:2")
     assert network_of("2001:db8::1") != network_of("2001:db8:0:1::1")
     assert network_of("::ffff:10.0.0.1") == network_of("10.0.0.1") == "10.0.0.1"
-    assert network_of("testclient") == "testclient"
+    assert network_of("x" * 50_000) == "unknown"
 
 
 def test_each_key_may_do_what_the_file_says_and_the_file_is_read_again(tmp_path: Path) -> None:
