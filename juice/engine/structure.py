@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance.hf import from_tokenizer
+from llguidance.numpy import fill_next_token_bitmask  # that for PyTorch loads its compiler
 
 from juice.errors import GenerationError, RequestError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
 Form = Literal["json_schema", "regex", "choice", "grammar"]
@@ -103,8 +105,6 @@ class Structures:
 
     def _compile(self, structure: Structure) -> LLMatcher | str:
         """Return a matcher before its first token, or why there is none."""
-        from llguidance import LLMatcher
-
         try:
             grammar = _grammar(structure)
             own = self._vocabulary()
@@ -116,7 +116,6 @@ class Structures:
         return f"the {structure.form}: {matcher.get_error()}" if matcher.is_error() else matcher
 
     def _vocabulary(self) -> LLTokenizer:
-        from llguidance.hf import from_tokenizer
 
         if self._own is None:
             if not self._stop_token_ids:
@@ -143,8 +142,6 @@ class Constraint:
 
         Raises GenerationError where the structure has become too complex to follow.
         """
-        from llguidance.numpy import fill_next_token_bitmask  # that for PyTorch loads a compiler
-
         fill_next_token_bitmask(self._matcher, masks, row)
         if self._matcher.is_error():
             raise GenerationError(
@@ -177,8 +174,6 @@ def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> Non
 
 def _grammar(structure: Structure) -> str:
     """Return a structure in llguidance's own words, as vLLM writes them; raises ValueError."""
-    from llguidance import LLMatcher, grammar_from
-
     if structure.form == "json_schema":
         schema = json.loads(structure.text)
         # Parts that hold together stay open, or none could add to another.
