@@ -22,6 +22,7 @@ from juice_server.routes import chat, compare, completions, generate, models, pr
 from juice_server.security import KeyCheck
 from juice_server.service import Service
 from juice_server.settings import Settings
+from juice_server.sse import STEERING_HEADER
 
 LOG = logging.getLogger("juice_server")
 
@@ -92,6 +93,7 @@ def create(
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
+            expose_headers=["x-request-id", STEERING_HEADER, "retry-after"],
         )
     app.add_middleware(Observer, metrics=metrics)
     return app

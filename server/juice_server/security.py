@@ -9,7 +9,7 @@ from juice_server.errors import CLOSE, Failure, NotAllowedError, failure_of
 from juice_server.keys import Keys
 from juice_server.trace import trace_of
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 # What needs more than to read, and what is sent but only reads.
 METRICS_PATH = "/metrics"
 READING = frozenset({"/tokenize", "/detokenize"})

@@ -141,8 +141,8 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     max_prompt_characters: int = Field(
         default=1_000_000, ge=1, description="Characters of a prompt."
     )
-    max_prompts: int = Field(default=32, ge=1, le=1024, description="Prompts of a request.")
-    max_n: int = Field(default=8, ge=1, le=128, description="Choices of a prompt.")
+    max_prompts: int = Field(default=1024, ge=1, le=1024, description="Prompts of a request.")
+    max_n: int = Field(default=128, ge=1, le=128, description="Choices of a prompt.")
     max_body: ByteSize = Field(
         default=ByteSize(2 * MIB), ge=1024, description="Size of a request's body, such as 2MiB."
     )

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from juice.engine import Completion, GenerationRequest, Update
+from juice.engine import Completion, GenerationRequest, SteeringReport, Update
 from juice.errors import JuiceError
 from juice_server.errors import failure_of
 from juice_server.service import Service
 from juice_server.trace import trace_of
 
 Event = dict[str, Any]
+STEERING_HEADER = "x-juice-steering"
+TOLD = ("applied", "target", "method", "head_set", "strength")
 DONE = "data: [DONE]\n\n"
 
 
@@ -37,8 +39,10 @@ class Renderer(Protocol):
 class EventStream(StreamingResponse):
     """A stream that releases its job however it ends."""
 
-    def __init__(self, lines: AsyncIterator[str], on_end: Callable[[], None]) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    def __init__(
+        self, lines: AsyncIterator[str], headers: Mapping[str, str], on_end: Callable[[], None]
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
         super().__init__(lines, media_type="text/event-stream", headers=headers)
         self._on_end = on_end
 
@@ -62,7 +66,8 @@ async def answered(
     if is_stream:
         return await stream(service, request, requests, renderer)
     completions = await service.complete(request, requests)
-    return await asyncio.to_thread(lambda: JSONResponse(renderer.of(completions)))
+    headers = _told(completions[0].steering)
+    return await asyncio.to_thread(lambda: JSONResponse(renderer.of(completions), headers=headers))
 
 
 async def stream(
@@ -103,7 +108,17 @@ async def stream(
             yield line(failure.body())
         yield DONE
 
-    return EventStream(lines(), lambda: service.forget(job))
+    headers = _told(requests[0].steering.report)
+    return EventStream(lines(), headers, lambda: service.forget(job))
+
+
+def _told(steering: SteeringReport) -> dict[str, str]:
+    """Return the header that says what was applied, for clients that drop fields they do not know.
+
+    A stream's is written before a gate has decided.
+    """
+    told = {name: value for name, value in steering.to_dict().items() if name in TOLD}
+    return {STEERING_HEADER: json.dumps(told, separators=(",", ":"))}
 
 
 def line(event: Event) -> str:

@@ -256,7 +256,7 @@ def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
     ({"prompt": [2**40]}, openai.BadRequestError, "prompt.0.0"),
     ({"prompt": "word " * 2000}, openai.BadRequestError, "prompt"),
     ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
-    ({"n": 9}, openai.BadRequestError, "n"),
+    ({"n": 129}, openai.BadRequestError, "n"),
     ({"logprobs": 21}, openai.BadRequestError, "logprobs"),
     ({"extra_body": {"steer": {"target": "context", "x": 1}}}, openai.BadRequestError, "steer.x"),
     ({"extra_body": {"steer": "truth"}}, openai.BadRequestError, "steer.target"),

@@ -22,7 +22,7 @@ WRONG = {
     "no_prompt": ({}, 400, "prompt"),
     "prompt_list_empty": ({"prompt": []}, 400, "prompt"),
     "prompt_number": ({"prompt": 7}, 400, "prompt"),
-    "too_many_prompts": ({"prompt": ["x"] * 33}, 400, "prompt"),
+    "too_many_prompts": ({"prompt": ["x"] * 1025}, 400, "prompt"),
     "steer_unknown": ({"prompt": "x", "steer": "truth"}, 400, "steer.target"),
     "steer_key_unknown": (
         {"prompt": "x", "steer": {"target": "context", "stength": 2}},
@@ -61,7 +61,7 @@ WRONG = {
     "min_tokens": ({"prompt": "x", "max_tokens": 5, "min_tokens": 6}, 400, "min_tokens"),
     "temperature": ({"prompt": "x", "temperature": 3}, 400, "temperature"),
     "n_unbounded": ({"prompt": "x", "n": 10_000}, 400, "n"),
-    "n_beyond_the_settings": ({"prompt": "x", "n": 9}, 400, "n"),
+    "n_beyond_the_settings": ({"prompt": "x", "n": 129}, 400, "n"),
     "logprobs_unbounded": ({"prompt": "x", "logprobs": 21}, 400, "logprobs"),
     "stops_unbounded": ({"prompt": "x", "stop": ["a"] * 17}, 400, "stop"),
     "stop_empty": ({"prompt": "x", "stop": [""]}, 400, "stop.0"),

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from juice.engine import Completion, ScoredToken, Update
 from juice.errors import RequestError
 from juice.steered_model import join_context
-from juice_server.routes.openai_answer import OpenAIAnswer
+from juice_server.routes.openai_answer import OpenAIAnswer, alternatives
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.openai import ChatRequest
 from juice_server.service import Service, ServiceOf
@@ -106,7 +106,7 @@ class _Answer(OpenAIAnswer):
             return None
         content = []
         for token in tokens:
-            top = [self._scored(other, logprob) for other, logprob in token.top]
+            top = [self._scored(*other) for other in alternatives(token)]
             content.append({**self._scored(token.id, token.logprob or 0.0), "top_logprobs": top})
         return {"content": content, "refusal": None}
 

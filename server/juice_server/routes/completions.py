@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
-from juice_server.routes.openai_answer import OpenAIAnswer
+from juice_server.routes.openai_answer import OpenAIAnswer, alternatives
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.openai import CompletionRequest
 from juice_server.service import Service, ServiceOf
@@ -98,4 +98,6 @@ class _Answer(OpenAIAnswer):
         if token.logprob is None:
             return None
         # Of two tokens with the same text, the likelier one is kept.
-        return {self._texts[other]: finite(logprob) for other, logprob in reversed(token.top)}
+        return {
+            self._texts[other]: finite(logprob) for other, logprob in reversed(alternatives(token))
+        }

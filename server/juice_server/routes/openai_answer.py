@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from juice.engine import SteeringReport
+from juice.engine import ScoredToken, SteeringReport
 from juice_server.schemas.openai import ChatRequest, CompletionRequest
 from juice_server.schemas.shared import usage_of
 from juice_server.service import Service
@@ -60,3 +60,11 @@ class OpenAIAnswer:
 
     def _usage(self) -> Event:
         return usage_of(self._trace.n_prompt_tokens, self._trace.n_generated_tokens).model_dump()
+
+
+def alternatives(token: ScoredToken) -> list[tuple[int, float]]:
+    """Return the alternatives of a token, itself among them where there are any, best first."""
+    own = [*token.top]
+    if own and token.logprob is not None and token.id not in dict(own):
+        own.append((token.id, token.logprob))
+    return own

@@ -23,14 +23,25 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceOf) 
     """Return a text's tokens, tokenized like a prompt."""
 
     def work() -> Response:
+        chat = service.translator.chat_model.prompts
+        if body.messages is None:
+            text, add_special_tokens = body.text or "", body.add_special_tokens
+        elif chat.chat_template is None:
+            raise RequestError(
+                f"{service.translator.model_name} has no chat template; send a text",
+                param="messages",
+            )
+        else:
+            plain = [message.plain() for message in body.messages]
+            text, add_special_tokens = chat.rendered(plain), False
         ids = (
             service.translator.tokens(
-                body.text,
-                add_special_tokens=body.add_special_tokens,
+                text,
+                add_special_tokens=add_special_tokens,
                 param="text",
                 is_to_fit=False,
             )
-            if body.text
+            if text
             else ()
         )
         texts = [service.translator.texts[token] for token in ids]
@@ -60,4 +71,4 @@ async def detokenize(
     text = await service.translator.off_loop(
         request, lambda: tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)
     )
-    return DetokenizeResponse(text=str(text))
+    return DetokenizeResponse(text=str(text), prompt=str(text))

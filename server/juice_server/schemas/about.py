@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
+from juice_server.schemas.openai import Message
 from juice_server.schemas.shared import Body, TokenId, at_most
 
 
 class TokenizeRequest(Body):
-    """The body of POST /tokenize."""
+    """The body of POST /tokenize: a text (vLLM calls it `prompt`), or the messages of a chat."""
 
-    text: str
+    text: Annotated[str | None, Field(validation_alias=AliasChoices("text", "prompt"))] = None
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=4096)
     add_special_tokens: bool = True
+    model: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.text is None) == (self.messages is None):
+            raise ValueError("give a text (or prompt), or messages")
+        return self
 
 
 class TokenizeResponse(BaseModel):
@@ -28,10 +37,12 @@ class TokenizeResponse(BaseModel):
 class DetokenizeRequest(Body):
     """The body of POST /detokenize."""
 
+    model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True), at_most(1_000_000)]
 
 
 class DetokenizeResponse(BaseModel):
-    """The text of tokens."""
+    """The text of tokens; `prompt` is vLLM's name for it."""
 
     text: str
+    prompt: str

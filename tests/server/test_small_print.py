@@ -1,0 +1,104 @@
+"""What clients made for OpenAI or vLLM expect beyond the answer itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+import juice
+from tests.support.serving import CONFLICT, Server, serving
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--cors-origins", "http://page", "--api-key", "k") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Server) -> Iterator[httpx.Client]:
+    headers = {"authorization": "Bearer k"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+        yield client
+
+
+def test_the_token_that_was_drawn_is_among_its_alternatives(http: httpx.Client) -> None:
+    """At temperature 2 most drawn tokens are not among the likeliest two."""
+    sampled = {"max_tokens": 30, "temperature": 2, "seed": 1}
+    chat = http.post(
+        "/v1/chat/completions",
+        json={
+            "messages": [{"role": "user", "content": CONFLICT}],
+            "logprobs": True,
+            "top_logprobs": 2,
+            **sampled,
+        },
+    ).json()
+    content = chat["choices"][0]["logprobs"]["content"]
+    sizes = set()
+    for token in content:
+        pairs = [(own["token"], own["logprob"]) for own in token["top_logprobs"]]
+        assert (token["token"], token["logprob"]) in pairs
+        sizes.add(len(pairs))
+    assert sizes == {2, 3}
+    completion = http.post(
+        "/v1/completions", json={"prompt": CONFLICT, "logprobs": 2, **sampled}
+    ).json()
+    own = completion["choices"][0]["logprobs"]
+    for token, top in zip(own["tokens"], own["top_logprobs"], strict=True):
+        assert token in top
+
+
+def test_balancers_and_clients_of_vllm_find_their_routes(http: httpx.Client) -> None:
+    bare = httpx.Client(base_url=http.base_url)
+    assert bare.get("/health").status_code == bare.get("/ping").status_code == 200
+    assert bare.post("/ping").status_code == 200
+    assert bare.get("/version").status_code == 401
+    assert http.get("/version").json() == {"version": juice.__version__}
+
+
+def test_tokenize_takes_what_vllm_takes(http: httpx.Client) -> None:
+    text = http.post("/tokenize", json={"text": CONFLICT}).json()
+    assert http.post("/tokenize", json={"prompt": CONFLICT, "model": "mini"}).json() == text
+    messages = [{"role": "user", "content": CONFLICT}]
+    chat = http.post("/tokenize", json={"messages": messages}).json()
+    used = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).json()[
+        "usage"
+    ]["prompt_tokens"]
+    assert chat["count"] == used > text["count"]
+    back = http.post("/detokenize", json={"tokens": text["tokens"], "model": "mini"}).json()
+    assert back["prompt"] == back["text"]
+    for wrong in ({}, {"text": "a", "messages": messages}):
+        assert http.post("/tokenize", json=wrong).status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_a_header_says_what_was_applied_and_pages_may_read_it(
+    http: httpx.Client, path: str, stream: bool
+) -> None:
+    body = {"prompt": CONFLICT, "max_tokens": 2, "stream": stream}
+    origin = {"origin": "http://page"}
+    steered = http.post(path, json={**body, "steer": "context"}, headers=origin)
+    told = json.loads(steered.headers["x-juice-steering"])
+    assert told == {
+        "applied": True,
+        "target": "context",
+        "method": "juice",
+        "head_set": "context",
+        "strength": 1.0,
+    }
+    exposed = steered.headers["access-control-expose-headers"].split(", ")
+    assert {"x-juice-steering", "x-request-id"} <= {*exposed}
+    plain = http.post(path, json=body)
+    assert json.loads(plain.headers["x-juice-steering"])["applied"] is False
+
+
+def test_64_prompts_with_8_choices_each_are_one_request(http: httpx.Client) -> None:
+    body = {"prompt": [f"{i} and" for i in range(64)], "n": 8, "max_tokens": 1}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    assert len(answer.json()["choices"]) == 512
