@@ -88,8 +88,16 @@ class PromptForm:
         spans = encoded["offset_mapping"]
         return next((i for i, (a, b) in enumerate(spans) if b > max(a, start)), len(spans))
 
-    def rendered(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def rendered(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **options: Any
+    ) -> str:
         """Return a chat as one text, up to where the assistant's turn begins.
+
+        Args:
+            messages: The turns.
+            add_generation_prompt: Whether to begin the assistant's turn.
+            **options: What else transformers' `apply_chat_template` and the template take, such as
+                `documents` and `continue_final_message`.
 
         Raises RequestError where the template refuses it.
         """
@@ -100,6 +108,7 @@ class PromptForm:
                     chat_template=self.chat_template,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
+                    **options,
                 )
             )
         except Exception as error:  # whatever a template raises

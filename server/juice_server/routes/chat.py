@@ -53,21 +53,31 @@ def _prompt(body: ChatRequest, service: Service) -> Prompt:
             "use /v1/completions or /generate",
             param="messages",
         )
-    messages = [message.plain() for message in body.messages]
+    messages, options = [message.plain() for message in body.messages], body.for_template()
     last = next((m for m in reversed(messages) if m["role"] == "user"), None)
-    if last is None:
-        if body.context is not None:
+    question = None if last is None else last["content"].strip()
+    alone = text = prompts.rendered(messages, **options)
+    if body.context is not None:
+        if last is None:
             raise RequestError(
                 "a context goes before the last user message, but there is none", param="context"
             )
-        return Prompt(text=prompts.rendered(messages))
-    question, alone = last["content"], None
-    if body.context is not None:
-        alone = prompts.rendered(messages)
-        last["content"] = join_context(body.context, question)
-    text = prompts.rendered(messages)
-    start = text.rfind(question.strip())
-    return Prompt(text=text, without_context=alone, question_start=start if start >= 0 else None)
+        last["content"] = join_context(body.context, last["content"])
+        text = prompts.rendered(messages, **options)
+    if body.documents:
+        documents = [own.model_dump() for own in body.documents]
+        text = prompts.rendered(messages, documents=documents, **options)
+        if text == alone:
+            raise RequestError(
+                "the chat template has no place for documents; send them as context",
+                param="documents",
+            )
+    start = -1 if question is None else text.rfind(question)
+    return Prompt(
+        text=text,
+        without_context=alone if text != alone else None,
+        question_start=start if start >= 0 else None,
+    )
 
 
 class _Answer(OpenAIAnswer):

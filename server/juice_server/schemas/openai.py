@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from juice_server.schemas.shared import (
+    MAX_KEYS,
     MAX_PROMPTS,
     MAX_TOKENS,
     TOP_LOGPROBS,
@@ -19,6 +20,13 @@ from juice_server.schemas.shared import (
 
 # Fields of OpenAI or of other servers that are not served, with the values that are harmless.
 ELSEWHERE: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "skip_special_tokens": (True,),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "prompt_logprobs": (0,),
     "tools": ([],),
@@ -27,6 +35,14 @@ ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
 }
+
+
+# Of `apply_chat_template`, what is not a template's.
+TAKEN = frozenset(
+    {"conversation", "messages", "documents", "tools", "chat_template", "tokenize", "padding"}
+    | {"add_generation_prompt", "continue_final_message", "truncation", "max_length"}
+    | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
 
 
 def _as_prompts(value: Any) -> Any:
@@ -77,6 +93,15 @@ class TextPart(BaseModel):
     text: str
 
 
+class Document(BaseModel):
+    """A document, in the form that templates take."""
+
+    model_config = ConfigDict(extra="allow")
+
+    text: str
+    title: str | None = None
+
+
 class Message(BaseModel):
     """One turn of a chat."""
 
@@ -99,7 +124,8 @@ class ChatRequest(OpenAIFields):
     """The body of POST /v1/chat/completions.
 
     Without `max_tokens`, an answer has at most 512 tokens, or what the context leaves. `context`
-    goes before the last user message; the methods `cad` and `adacad` need it apart.
+    goes before the last user message, `documents` where the template puts them; the methods `cad`
+    and `adacad` need one of them.
     """
 
     default_max_tokens: ClassVar[int] = 512
@@ -109,10 +135,20 @@ class ChatRequest(OpenAIFields):
         "modalities": (["text"],),
         "web_search_options": (),
         "prediction": (),
+        "chat_template": (),
+        "echo": (False,),
+        "reasoning": (),
+        "reasoning_effort": ("none",),
+        "thinking": (),
+        "verbosity": ("medium",),
     }
 
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     context: str | None = None
+    documents: Annotated[list[Document] | None, Field(max_length=MAX_PROMPTS)] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, at_most(MAX_KEYS)] = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     logprobs: bool = False
     top_logprobs: int | None = TOP_LOGPROBS
@@ -123,4 +159,17 @@ class ChatRequest(OpenAIFields):
             self.max_tokens = self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
+        if self.context is not None and self.documents is not None:
+            raise ValueError("context and documents are two ways to give the same; keep one")
+        if taken := sorted(TAKEN & (self.chat_template_kwargs or {}).keys()):
+            raise ValueError(f"chat_template_kwargs names {taken[0]}, which has another field")
         return self
+
+    def for_template(self) -> dict[str, Any]:
+        """Return what the chat template is given beside messages and documents."""
+        return {
+            **(self.chat_template_kwargs or {}),
+            # A turn that goes on is not begun.
+            "add_generation_prompt": self.add_generation_prompt and not self.continue_final_message,
+            "continue_final_message": self.continue_final_message,
+        }
