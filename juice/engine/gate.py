@@ -80,7 +80,7 @@ def gate_of(
         reason = "has a gate for its own betas at strength 1; drop strength and betas"
     elif found.chat_template_sha256 != chat_template_sha256:
         measured = "in a chat" if found.chat_template_sha256 else "on plain prompts"
-        reason = f"has a gate that was measured {measured}, unlike this prompt; tune it in this form"
+        reason = f"has a gate that was measured {measured}, unlike this prompt; tune in this form"
     elif (rule := _usable(found.rules, without_context)) is None:
         reason = "has a gate that needs the context apart; give it as `context`"
     else:

@@ -18,7 +18,17 @@ from juice_server.intake import BodyIntake
 from juice_server.keys import Keys
 from juice_server.metrics import Metrics
 from juice_server.observe import Observer
-from juice_server.routes import chat, compare, completions, generate, models, probes, tokens
+from juice_server.routes import (
+    chat,
+    compare,
+    completions,
+    generate,
+    messages,
+    models,
+    probes,
+    responses,
+    tokens,
+)
 from juice_server.security import KeyCheck
 from juice_server.service import Service
 from juice_server.settings import Settings
@@ -81,7 +91,7 @@ def create(
     )
     app.state.service = service
     errors.install(app)
-    for room in (generate, compare, completions, chat, models, tokens, probes):
+    for room in (generate, compare, completions, chat, responses, messages, models, tokens, probes):
         app.include_router(room.router)
     # The last one added runs first.
     app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)

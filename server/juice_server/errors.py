@@ -88,6 +88,18 @@ ANSWERS: dict[type, tuple[int, str]] = {
     Exception: (500, "internal_error"),
 }
 TYPES = {400: INVALID, 403: INVALID, 404: INVALID, 422: INVALID, 429: "overloaded_error"}
+# The routes whose clients expect another envelope, and its types by status.
+ANTHROPICS = "/v1/messages"
+ANTHROPICS_TYPES = {
+    400: INVALID,
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    422: INVALID,
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 RETRY_AFTER_S = {"queue_full": 1.0, "not_ready": 5.0}  # where nothing was measured
 
 
@@ -117,7 +129,15 @@ class Failure:
     def response(self, scope: Scope) -> JSONResponse:
         """Return the answer, and record its code for the log and the metrics."""
         trace_of(scope).code = self.code or ""
-        return JSONResponse(self.body(), self.status, headers=dict(self.headers))
+        is_anthropics = scope["path"].startswith(ANTHROPICS)
+        body = in_anthropics_words(self) if is_anthropics else self.body()
+        return JSONResponse(body, self.status, headers=dict(self.headers))
+
+
+def in_anthropics_words(failure: Failure) -> dict[str, Any]:
+    """Return the envelope that Anthropic's clients expect."""
+    kind = ANTHROPICS_TYPES.get(failure.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": _encodable(failure.message)}}
 
 
 def _encodable(text: str) -> str:

@@ -12,7 +12,7 @@ from juice_server.trace import trace_of
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 # What needs more than to read, and what is sent but only reads.
 METRICS_PATH = "/metrics"
-READING = frozenset({"/tokenize", "/detokenize"})
+READING = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 
 
 class KeyCheck:
@@ -59,7 +59,10 @@ def _needed(scope: Scope) -> Permission:
 
 
 def _sent_key(scope: Scope) -> bytes:
+    """Return the key of a request; Anthropic's clients send it in a header of its own."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
+    if key := next((value for name, value in headers if name == b"x-api-key"), b""):
+        return key.strip()
     value = next((value for name, value in headers if name == b"authorization"), b"")
     kind, _, key = value.partition(b" ")
     return key.strip() if kind.lower() == b"bearer" else b""

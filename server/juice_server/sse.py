@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from juice.engine import Completion, GenerationRequest, SteeringReport, Update
 from juice.errors import JuiceError
-from juice_server.errors import failure_of
+from juice_server.errors import Failure, failure_of
 from juice_server.service import Service
 from juice_server.trace import trace_of
 
@@ -34,6 +34,9 @@ class Renderer(Protocol):
 
     def closing(self) -> Iterable[Event]:
         """Return the events after the last update."""
+
+    def failed(self, failure: Failure) -> Event:
+        """Return the event of an error."""
 
 
 class EventStream(StreamingResponse):
@@ -105,7 +108,7 @@ async def stream(
         except JuiceError as error:
             failure = failure_of(error)
             trace.code = failure.code or ""
-            yield line(failure.body())
+            yield line(renderer.failed(failure))
         yield DONE
 
     headers = _told(requests[0].steering.report)
@@ -122,5 +125,6 @@ def _told(steering: SteeringReport) -> dict[str, str]:
 
 
 def line(event: Event) -> str:
-    """Format an event for sending."""
-    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    """Format an event for sending; one that has a type is named by it."""
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"

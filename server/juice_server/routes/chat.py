@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
-from juice.errors import RequestError
-from juice.steered_model import join_context
+from juice_server.chats import prompt_of
 from juice_server.routes.openai_answer import OpenAIAnswer, alternatives
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.openai import ChatRequest
@@ -18,7 +17,6 @@ from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.tokens import finite
 from juice_server.trace import Trace, trace_of
-from juice_server.translation import Prompt
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -26,9 +24,18 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/chat/completions", response_model=dict[str, Any])
 async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
-    trace = trace_of(request.scope)
-    prompt = await service.translator.off_loop(request, lambda: _prompt(body, service))
-    requests = await service.translator.requests(
+    translator, trace = service.translator, trace_of(request.scope)
+    prompt = await translator.off_loop(
+        request,
+        lambda: prompt_of(
+            translator,
+            [message.plain() for message in body.messages],
+            context=body.context,
+            documents=[own.model_dump() for own in body.documents or ()],
+            **body.for_template(),
+        ),
+    )
+    requests = await translator.requests(
         request,
         [prompt],
         body,
@@ -38,46 +45,6 @@ async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Respo
     )
     answer = _Answer(service, body, trace)
     return await answered(service, request, requests, answer, is_stream=body.stream)
-
-
-def _prompt(body: ChatRequest, service: Service) -> Prompt:
-    """Return the chat as one text, with its context before the last user's words.
-
-    Raises RequestError when there is no template, or when it refuses the messages, or nobody speaks
-    who could be given a context.
-    """
-    prompts = service.translator.chat_model.prompts
-    if prompts.chat_template is None:
-        raise RequestError(
-            f"{service.translator.model_name} has no chat template; "
-            "use /v1/completions or /generate",
-            param="messages",
-        )
-    messages, options = [message.plain() for message in body.messages], body.for_template()
-    last = next((m for m in reversed(messages) if m["role"] == "user"), None)
-    question = None if last is None else last["content"].strip()
-    alone = text = prompts.rendered(messages, **options)
-    if body.context is not None:
-        if last is None:
-            raise RequestError(
-                "a context goes before the last user message, but there is none", param="context"
-            )
-        last["content"] = join_context(body.context, last["content"])
-        text = prompts.rendered(messages, **options)
-    if body.documents:
-        documents = [own.model_dump() for own in body.documents]
-        text = prompts.rendered(messages, documents=documents, **options)
-        if text == alone:
-            raise RequestError(
-                "the chat template has no place for documents; send them as context",
-                param="documents",
-            )
-    start = -1 if question is None else text.rfind(question)
-    return Prompt(
-        text=text,
-        without_context=alone if text != alone else None,
-        question_start=start if start >= 0 else None,
-    )
 
 
 class _Answer(OpenAIAnswer):

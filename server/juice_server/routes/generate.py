@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
+from juice_server.errors import Failure
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.generate import Choice, GenerateRequest, GenerateResponse, Timing
 from juice_server.schemas.shared import usage_of
@@ -64,6 +65,9 @@ class _Answer:
             exclude={"text": True, "logprobs": True, "choices": {"__all__": {"text", "logprobs"}}},
             exclude_unset=True,
         )
+
+    def failed(self, failure: Failure) -> Event:
+        return failure.body()
 
     def _response(self, completions: list[Completion]) -> GenerateResponse:
         first = completions[0]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from juice.engine import ScoredToken, SteeringReport
+from juice_server.errors import Failure
 from juice_server.schemas.openai import ChatRequest, CompletionRequest
 from juice_server.schemas.shared import usage_of
 from juice_server.service import Service
@@ -33,6 +34,10 @@ class OpenAIAnswer:
         """Yield a stream's last chunk, the usage, where it is wanted."""
         if self._include_usage:
             yield {**self._frame(self.chunk_kind, []), "usage": self._usage()}
+
+    def failed(self, failure: Failure) -> Event:
+        """Return the event of an error."""
+        return failure.body()
 
     def _whole(self, choices: list[Event], steering: SteeringReport) -> Event:
         return {
