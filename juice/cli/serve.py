@@ -60,7 +60,7 @@ def run(**flags: Any) -> None:
     console.note(f"juice: loading {chosen.model}")
     process.serve(
         chosen,
-        on_ready=lambda loaded: console.note(_ready(loaded, url, has_keys=chosen.needs_key)),
+        on_ready=lambda loaded: console.note(_ready(loaded, url, chosen)),
     )
 
 
@@ -68,7 +68,7 @@ run.__signature__ = inspect.Signature(FLAGS)  # type: ignore[attr-defined]
 run.__annotations__ = {flag.name: flag.annotation for flag in FLAGS}
 
 
-def _ready(model: Any, url: str, *, has_keys: bool) -> str:
+def _ready(model: Any, url: str, settings: Any) -> str:
     """Return what was chosen, what steers, and an example call."""
     engine, library = model.engine, model.head_sets
     names = [f"{name} ({own.target})" for name, own in sorted(library.by_name.items())]
@@ -81,14 +81,14 @@ def _ready(model: Any, url: str, *, has_keys: bool) -> str:
     )
     if own and not own.betas():
         asked = {"target": own.target, "head_set": own.name, "beta_plus": 1, "beta_minus": -1}
-    key = " -H 'authorization: Bearer KEY'" if has_keys else ""
+    key = " -H 'authorization: Bearer KEY'" if settings.needs_key else ""
     example = EXAMPLE.format(
         url=url, key=key, steer=f', "steer": {json.dumps(asked)}' if own else ""
     )
     limits, per_token = engine.limits, engine.n_kv_bytes_per_token
     n_tokens = limits.kv_memory_bytes // per_token
     return (
-        f"juice: {limits.max_batch} at a time, up to {limits.max_model_len or 'any number of'} "
+        f"juice: {settings.max_batch} at a time, up to {limits.max_model_len or 'any number of'} "
         f"tokens each; keys and values may take {limits.kv_memory_bytes / 2**30:.2f} GiB, "
         f"{n_tokens:,} tokens\n"
         f"juice: head sets in {library.folder.resolve()}: {served}{unfit}\n"
