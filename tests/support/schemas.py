@@ -17,7 +17,7 @@ def random_schema(rng: Random, depth: int = 2) -> dict[str, Any]:
 
 
 def _object(rng: Random, depth: int) -> dict[str, Any]:
-    names = rng.sample(NAMES, rng.randint(1, 3))
+    names = rng.sample(NAMES, rng.randint(1, 2))
     return {
         "type": "object",
         "properties": {name: random_schema(rng, depth - 1) for name in names},
@@ -27,7 +27,7 @@ def _object(rng: Random, depth: int) -> dict[str, Any]:
 
 
 def _array(rng: Random, depth: int) -> dict[str, Any]:
-    least = rng.randint(0, 2)
+    least = rng.randint(0, 1)
     items = random_schema(rng, depth - 1)
     return {
         "type": "array",
