@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Form = Literal["json_schema", "regex", "choice", "grammar"]
-N_COMPILED = 256
+N_COMPILED = 64
 WORD_BITS = 32
 # In a schema: keywords whose values are no schemas or must stay, those that hold schemas by name,
 # and those beside which an object's properties are not all that it may have.
@@ -113,7 +113,11 @@ class Structures:
         if problem := LLMatcher.validate_grammar(grammar, own):
             return f"the {structure.form} cannot be followed: {problem}"
         matcher = LLMatcher(own, grammar, log_level=0)
-        return f"the {structure.form}: {matcher.get_error()}" if matcher.is_error() else matcher
+        try:
+            Constraint(matcher.deep_copy()).write(_masks(1, self._n_tokens), 0)
+        except GenerationError as error:
+            return f"the {structure.form} cannot be followed: {error}"
+        return matcher
 
     def _vocabulary(self) -> LLTokenizer:
 
@@ -144,10 +148,8 @@ class Constraint:
         """
         fill_next_token_bitmask(self._matcher, masks, row)
         if self._matcher.is_error():
-            raise GenerationError(
-                f"the structure cannot be followed any further: {self._matcher.get_error()}; make "
-                "it simpler"
-            )
+            reason = self._matcher.get_error().partition("\n")[0]
+            raise GenerationError(f"no token may follow ({reason}); make the structure simpler")
 
 
 def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> None:
@@ -162,7 +164,7 @@ def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> Non
     Raises GenerationError.
     """
     n_tokens = logits.shape[-1]
-    masks = np.zeros((len(constraints), -(-n_tokens // WORD_BITS)), dtype=np.int32)
+    masks = _masks(len(constraints), n_tokens)
     for i, constraint in enumerate(constraints.values()):
         constraint.write(masks, i)
     bits = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
@@ -170,6 +172,11 @@ def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> Non
     allowed = torch.from_numpy(masks).to(logits.device, non_blocking=True)[:, :, None] >> bits & 1
     ruled_out = allowed.flatten(1)[:, :n_tokens] == 0
     logits[rows] = logits[rows].masked_fill(ruled_out, -torch.inf)
+
+
+def _masks(n_rows: int, n_tokens: int) -> np.ndarray:
+    """Return a bit for each token and row, int32 [rows, words]."""
+    return np.zeros((n_rows, -(-n_tokens // WORD_BITS)), dtype=np.int32)
 
 
 def _grammar(structure: Structure) -> str:

@@ -153,6 +153,7 @@ def test_an_answer_that_is_cut_says_so(engine: Engine) -> None:
         Structure.json_schema({"type": "string", "not": {}}),
         Structure("json_schema", "{"),
         Structure("json_schema", "3"),
+        Structure.json_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
         Structure.choice([]),
         Structure("grammar", "start: missing"),
         Structure("grammar", ""),
