@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 import juice
@@ -86,7 +87,7 @@ def create(
         service.close()
 
     # A redirect would repeat whatever host the client sent.
-    app = FastAPI(
+    app = FastAPIOffline(
         title="JuICE", version=juice.__version__, lifespan=lifespan, redirect_slashes=False
     )
     app.state.service = service

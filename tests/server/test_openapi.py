@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -43,3 +44,14 @@ def test_a_head_set_is_given_by_name_alone(schemas: dict[str, Any], client: http
     answer = client.post("/generate", json={"prompt": "Peru", "steer": steer})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "steer.head_set"
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_the_pages_of_the_api_need_nothing_from_elsewhere(client: httpx.Client, path: str) -> None:
+    page = client.get(path)
+    assert page.status_code == 200
+    files = re.findall(r"""(?:src|href)=["']([^"']+)""", page.text)
+    assert len(files) >= 2
+    for file in files:
+        assert file.startswith("/"), f"{file} is elsewhere"
+        assert client.get(file).status_code == 200
