@@ -7,7 +7,8 @@ from asyncio import create_task
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
@@ -92,11 +93,15 @@ def create(
     )
     app.state.service = service
     errors.install(app)
-    for room in (generate, compare, completions, chat, responses, messages, models, tokens, probes):
-        app.include_router(room.router)
+    # Only for the document: the middleware below checks the key.
+    key = [] if keys is None else [Security(HTTPBearer(auto_error=False))]
+    for room in (generate, compare, completions, chat, responses, models, tokens):
+        app.include_router(room.router, dependencies=key, responses=errors.DOCUMENTED)
+    app.include_router(messages.router, dependencies=key)
+    app.include_router(probes.router)
     # The last one added runs first.
     app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)
-    if keys:
+    if keys is not None:
         app.add_middleware(KeyCheck, keys=keys)
     if settings.cors_origins:
         app.add_middleware(

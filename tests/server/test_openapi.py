@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.serving import BEARER, KEYS, serving
+
 
 @pytest.fixture(scope="module")
 def schemas(client: httpx.Client) -> dict[str, Any]:
@@ -55,3 +57,18 @@ def test_the_pages_of_the_api_need_nothing_from_elsewhere(client: httpx.Client, 
     for file in files:
         assert file.startswith("/"), f"{file} is elsewhere"
         assert client.get(file).status_code == 200
+
+
+def test_every_status_and_the_key_are_documented() -> None:
+    with serving("--api-key", KEYS[0]) as server:
+        document = httpx.get(f"{server.url}/openapi.json", headers=BEARER).json()
+    assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"):
+        own = document["paths"][path]["post"]
+        assert own["security"] == [{"HTTPBearer": []}]
+        assert {"200", "400", "401", "403", "404", "413", "422", "429", "500", "503"} <= {
+            *own["responses"]
+        }
+        schema = own["responses"]["422"]["content"]["application/json"]["schema"]
+        assert schema["$ref"].endswith("/ErrorAnswer")
+    assert "security" not in document["paths"]["/healthz"]["get"]
