@@ -48,10 +48,12 @@ class GuardedProtocol(H11Protocol):
         self._is_leaving = False
         self._refusal: Failure | None = None
         self._idle_since = self.loop.time()
+        self._network = ""  # where it comes from
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for headers; make room for the connection, or refuse it."""
         super().connection_made(transport)
+        self._network = network_of(self.client[0]) if self.client else ""
         self._refusal = self._crowded()
         if self._refusal is None:
             self._headers_timer.start()
@@ -80,11 +82,6 @@ class GuardedProtocol(H11Protocol):
         first._is_leaving = True
         first.transport.close()
         return None
-
-    @property
-    def _network(self) -> str:
-        """Where the connection comes from."""
-        return network_of(self.client[0]) if self.client else ""
 
     @property
     def _counts(self) -> bool:

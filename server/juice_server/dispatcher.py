@@ -67,7 +67,13 @@ class Dispatcher:
             for own in _together(requests)
         ]
         with self._lock:
-            if excess := self._queue.excess(client.name, len(requests), client.max_waiting):
+            excess = self._queue.excess(
+                client.name,
+                len(requests),
+                most=client.max_waiting,
+                max_running=client.max_running,
+            )
+            if excess:
                 raise BusyError(
                     f"{self._queue.n_waiting} generations are waiting, and {excess} of these "
                     f"{len(requests)} are too many: try again later",

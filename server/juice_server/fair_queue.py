@@ -25,7 +25,7 @@ from itertools import count
 
 HELD_TO_FREE = 8
 AGEING_S = 10.0
-# How often work may be overtaken that waits for bytes, and how far a client's queue is searched.
+# How often work may be overtaken that does not fit, and how far a client's queue is searched.
 MAX_OVERTAKEN, MAX_ASKED = 64, 16
 # How many clients are remembered, those that hold and want nothing among them.
 MAX_REMEMBERED = 1000
@@ -97,19 +97,31 @@ class FairQueue:
         self._now = 0.0
         self._accounts: dict[Hashable, _Account] = {}
 
-    def excess(self, client: Hashable, size: int, most: int | None = None) -> int:
+    def excess(
+        self,
+        client: Hashable,
+        size: int,
+        *,
+        most: int | None = None,
+        max_running: int | None = None,
+    ) -> int:
         """Return by how much too much would wait if this were added; 0 where there is room.
 
-        Where nothing waits, anything may be added.
+        Where nothing waits, anything may be added that the client's own bound allows.
 
         Args:
             client: Whose it is.
             size: How much it is.
-            most: How much the client may have waiting; None: its part of the whole.
+            most: How much the client may have waiting, beside what starts at once; None: its part
+                of the whole.
+            max_running: The rows that the client may hold; None: its part of all.
         """
-        own = self._accounts.get(client, _Account()).size
-        if most is not None and own and own + size > most:
-            return own + size - most
+        account = self._accounts.get(client, _Account())
+        own, rows = account.size, part_of(self.n_rows)
+        if most is not None:
+            free = min(rows, max_running or rows) - account.n_rows
+            if (too_many := own + size - max(0, free) - most) > 0:
+                return too_many
         if not self.n_waiting:
             return 0
         # However much another client was given when nothing waited, it has no more than its part.

@@ -26,6 +26,7 @@ from juice_server.translation import Translator
 # States from which only another process helps.
 LOST = ("engine failed", "engine stuck")
 WATCH_S = 1.0
+LOADING = "the model is still loading; ask /readyz"
 
 
 class Service:
@@ -126,8 +127,15 @@ class Service:
         Raises NotReadyError while there is no model.
         """
         if self._translator is None:
-            raise NotReadyError("the model is still loading; ask /readyz")
+            raise NotReadyError(LOADING)
         return self._translator
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """Where generations wait for their turn; raises NotReadyError while there is no model."""
+        if self._dispatcher is None:
+            raise NotReadyError(LOADING)
+        return self._dispatcher
 
     @property
     def model(self) -> SteeredModel:
@@ -137,9 +145,8 @@ class Service:
     @property
     def status(self) -> Status:
         """The engine's state; what waits for its turn in the server waits, too."""
-        own, dispatcher = self.model.engine.status, self._dispatcher
-        n_waiting = own.n_waiting + (0 if dispatcher is None else dispatcher.n_waiting)
-        return replace(own, n_waiting=n_waiting)
+        own = self.model.engine.status
+        return replace(own, n_waiting=own.n_waiting + self.dispatcher.n_waiting)
 
     @property
     def state(self) -> str:
@@ -162,10 +169,8 @@ class Service:
         """
         if self.is_draining:
             raise NotReadyError("the server is shutting down")
-        if self._dispatcher is None:
-            raise NotReadyError("the model is still loading; ask /readyz")
         job = Job(
-            self._dispatcher,
+            self.dispatcher,
             requests,
             trace,
             self.metrics,

@@ -156,6 +156,13 @@ class Translator:
         if fields.n > settings.max_n:
             raise RequestError(f"n is {fields.n}; expected at most {settings.max_n}", param="n")
         model, made = self.chat_model if is_chat else self.model, []
+        if fields.structure is not None:
+            # Compiling it takes a while: this thread may wait, the event loop may not.
+            try:
+                model.engine.structures.check(fields.structure)
+            except RequestError as error:
+                error.param = fields.structure_field
+                raise
         for prompt in prompts:
             ids = self.tokens(prompt.text, add_special_tokens=not is_chat)
             own = {**fields.options(), **options, "max_tokens": self._max_tokens(fields, ids)}
@@ -170,12 +177,6 @@ class Translator:
             ):
                 own["question_at"] = model.prompts.position_in(prompt.text, prompt.question_start)
             one = model.request(ids, steer=steer, **own)
-            # Compiling a structure takes a while; this thread may wait, the event loop may not.
-            try:
-                model.engine.check(one)
-            except RequestError as error:
-                error.param = fields.structure_field if error.param == "structure" else error.param
-                raise
             made += [
                 one.with_seed(None if fields.seed is None else fields.seed + i)
                 for i in range(fields.n)

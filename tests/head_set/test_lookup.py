@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import juice
 from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError
 from juice.head_set import HeadSet, HeadSetLibrary
 from tests.support.head_sets import MODEL, content, write
+
+NOBODY = 65534
 
 
 def test_a_scan_serves_what_fits_and_lists_the_rest_with_reasons(tmp_path: Path) -> None:
@@ -99,16 +103,30 @@ def test_a_set_that_cannot_be_read_is_listed_and_the_others_are_served(tmp_path:
     assert "most in a head set" in library.unfit["b/large"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
-def test_a_folder_that_may_not_be_looked_into_is_listed(tmp_path: Path) -> None:
-    HeadSet.parse(content(), "x").save(tmp_path / "b" / "context")
-    HeadSet.parse(content(name="other"), "x").save(tmp_path / "c" / "other")
-    (tmp_path / "closed").mkdir(mode=0)
-    (tmp_path / "c" / "other").chmod(0)
-    library = HeadSetLibrary.scan(tmp_path, MODEL)
+@pytest.fixture
+def not_root() -> Iterator[Path]:
+    """Be somebody who may not look into every folder, and return a folder of theirs."""
+    is_root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as folder:
+        if is_root:
+            os.chown(folder, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(folder)
+        finally:
+            if is_root:
+                os.seteuid(0)
+
+
+def test_a_folder_that_may_not_be_looked_into_is_listed(not_root: Path) -> None:
+    HeadSet.parse(content(), "x").save(not_root / "b" / "context")
+    HeadSet.parse(content(name="other"), "x").save(not_root / "c" / "other")
+    (not_root / "closed").mkdir(mode=0)
+    (not_root / "c" / "other").chmod(0)
+    library = HeadSetLibrary.scan(not_root, MODEL)
     assert list(library.by_name) == ["context"]
     assert set(library.unfit) == {"closed/*", "c/other"}
-    (tmp_path / "c" / "other").chmod(0o755)
+    (not_root / "c" / "other").chmod(0o755)
 
 
 def test_a_set_with_the_models_fingerprint_precedes_one_without_of_the_same_name(

@@ -1,18 +1,31 @@
-"""Running servers: `client` is of one with its defaults, `server` needs a key."""
+"""Running servers: `url` is that of one with its defaults, `server` needs a key."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import httpx
+import openai
 import pytest
 
 from tests.support.serving import KEYS, Server, serving
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    with serving() as running, httpx.Client(base_url=running.url, timeout=60) as made:
+def url() -> Iterator[str]:
+    with serving() as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def api(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
         yield made
 
 

@@ -201,8 +201,18 @@ def test_one_client_cannot_fill_what_waits() -> None:
     assert not queue.excess("b", 5)
     assert queue.excess("b", 6)
     assert queue.excess("b", 3, most=None) == 0
-    queue.put([work("b")])
-    assert queue.excess("b", 2, most=2) == 1
+
+
+def test_a_bound_on_what_waits_of_a_client_holds_beside_what_starts_at_once() -> None:
+    """Kills: the first request of a client that is larger than its bound."""
+    queue = queue_of(8)
+    assert not queue.excess("a", 10, most=2)
+    assert queue.excess("a", 11, most=2) == 1
+    assert queue.excess("a", 11, most=2, max_running=3) == 6
+    queue.put([work("a") for _ in range(10)])
+    started(queue)
+    assert queue.excess("a", 1, most=2) == 1
+    assert not queue.excess("b", 10, most=2)
 
 
 def test_what_was_let_in_while_nothing_waited_takes_no_others_place() -> None:

@@ -24,18 +24,6 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving() as running:
-        yield running.url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tiny.tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
@@ -52,28 +40,24 @@ def chat_client(chat_folder: Path) -> Iterator[openai.OpenAI]:
 
 
 def test_a_completion_is_steered_by_the_extra_field_or_by_the_models_name(
-    client: openai.OpenAI,
+    api: openai.OpenAI,
 ) -> None:
     options = {"prompt": CONFLICT, "max_tokens": 4, "temperature": 0}
-    plain = client.completions.create(model="mini", **options)
+    plain = api.completions.create(model="mini", **options)
     assert plain.model_extra["steering"]["applied"] is False
-    by_field = client.completions.create(
-        model="mini", extra_body={"steer": "parametric"}, **options
-    )
-    by_name = client.completions.create(model="mini:parametric", **options)
+    by_field = api.completions.create(model="mini", extra_body={"steer": "parametric"}, **options)
+    by_name = api.completions.create(model="mini:parametric", **options)
     assert by_field.choices[0].text == by_name.choices[0].text
     assert by_name.choices[0].text.startswith(" Lima")
     assert by_name.model_extra["steering"]["head_set"] == "parametric"
-    half = client.completions.create(
+    half = api.completions.create(
         model="mini:parametric",
         extra_body={"steer": {"target": "parametric", "strength": 0.5}},
         **options,
     )
     assert half.model_extra["steering"]["strength"] == 0.5
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(
-            model="mini:parametric", extra_body={"steer": "context"}, **options
-        )
+        api.completions.create(model="mini:parametric", extra_body={"steer": "context"}, **options)
     assert caught.value.param == "steer"
 
 
@@ -99,7 +83,7 @@ def test_completions_equal_the_servers_own_generate(url: str, options: dict) -> 
     assert theirs["steering"] == own["steering"]
 
 
-def test_a_streamed_completion_equals_the_whole_one(client: openai.OpenAI) -> None:
+def test_a_streamed_completion_equals_the_whole_one(api: openai.OpenAI) -> None:
     options = {
         "model": "mini",
         "prompt": [CONFLICT, "Tokyo"],
@@ -109,9 +93,9 @@ def test_a_streamed_completion_equals_the_whole_one(client: openai.OpenAI) -> No
         "n": 2,
         "logprobs": 2,
     }
-    whole = client.completions.create(**options)
+    whole = api.completions.create(**options)
     chunks = list(
-        client.completions.create(**options, stream=True, stream_options={"include_usage": True})
+        api.completions.create(**options, stream=True, stream_options={"include_usage": True})
     )
     assert chunks[-1].usage == whole.usage
     assert chunks[-1].choices == []
@@ -127,17 +111,17 @@ def test_a_streamed_completion_equals_the_whole_one(client: openai.OpenAI) -> No
         ] == choice.logprobs.text_offset
 
 
-def test_token_prompts_equal_the_text_they_spell(client: openai.OpenAI, url: str) -> None:
+def test_token_prompts_equal_the_text_they_spell(api: openai.OpenAI, url: str) -> None:
     ids = httpx.post(f"{url}/tokenize", json={"text": CONFLICT}).json()["tokens"]
     options = {"model": "mini", "max_tokens": 5, "temperature": 0}
     texts = [
-        client.completions.create(prompt=prompt, **options).choices[0].text
+        api.completions.create(prompt=prompt, **options).choices[0].text
         for prompt in (CONFLICT, ids, [ids], [CONFLICT])
     ]
     assert len(set(texts)) == 1
 
 
-def test_echo_scores_the_prompt_as_the_naive_steered_run_does(client: openai.OpenAI) -> None:
+def test_echo_scores_the_prompt_as_the_naive_steered_run_does(api: openai.OpenAI) -> None:
     """The oracle runs the steered prompt naively and takes the probability of each token."""
     model = juice.load("mini")
     ids = list(model.tokenize(CONFLICT))
@@ -150,7 +134,7 @@ def test_echo_scores_the_prompt_as_the_naive_steered_run_does(client: openai.Ope
             if b
         }
         expected = oracle.steered_logits(model.loaded.model, ids, heads).log_softmax(-1)
-        answer = client.completions.create(
+        answer = api.completions.create(
             model="mini",
             prompt=CONFLICT,
             echo=True,
@@ -168,7 +152,7 @@ def test_echo_scores_the_prompt_as_the_naive_steered_run_does(client: openai.Ope
             torch.tensor(scores[1 : len(ids)]), torch.tensor(own), rtol=0, atol=1e-4
         )
         assert len(scores) == len(ids) + answer.usage.completion_tokens
-        only = client.completions.create(
+        only = api.completions.create(
             model="mini",
             prompt=CONFLICT,
             echo=True,
@@ -183,24 +167,24 @@ def test_echo_scores_the_prompt_as_the_naive_steered_run_does(client: openai.Ope
         assert only.usage.completion_tokens == 0
 
 
-def test_echo_repeats_the_prompt_of_each_choice(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
+def test_echo_repeats_the_prompt_of_each_choice(api: openai.OpenAI) -> None:
+    answer = api.completions.create(
         model="mini", prompt=["Tokyo", "Paris"], echo=True, max_tokens=2, n=2, temperature=0
     )
     assert [choice.text[:5] for choice in answer.choices] == ["Tokyo", "Tokyo", "Paris", "Paris"]
-    chunks = client.completions.create(
+    chunks = api.completions.create(
         model="mini", prompt="Tokyo", echo=True, max_tokens=2, temperature=0, stream=True
     )
     assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
 
 
-def test_openais_routes_have_openais_defaults(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
+def test_openais_routes_have_openais_defaults(api: openai.OpenAI) -> None:
+    answer = api.completions.create(
         model="mini", prompt="The", temperature=0, extra_body={"ignore_eos": True}
     )
     assert answer.usage.completion_tokens == 16
     drawn = {
-        client.completions.create(model="mini", prompt="The", max_tokens=12).choices[0].text
+        api.completions.create(model="mini", prompt="The", max_tokens=12).choices[0].text
         for _ in range(6)
     }
     assert len(drawn) > 1, "the temperature is 1 by default"
@@ -222,15 +206,15 @@ def test_openais_routes_have_openais_defaults(client: openai.OpenAI) -> None:
     ],
 )
 def test_fields_that_would_change_the_meaning_are_refused_by_name(
-    client: openai.OpenAI, field: str, value: object
+    api: openai.OpenAI, field: str, value: object
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=field) as caught:
-        client.completions.create(model="mini", prompt="x", extra_body={field: value})
+        api.completions.create(model="mini", prompt="x", extra_body={field: value})
     assert caught.value.param == field
     assert caught.value.code == "unsupported_field"
 
 
-def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
+def test_fields_that_change_nothing_are_accepted(api: openai.OpenAI) -> None:
     harmless = {
         "best_of": 1,
         "user": "me",
@@ -240,7 +224,7 @@ def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
         "seed": None,
         "stop": None,
     }
-    assert client.completions.create(
+    assert api.completions.create(
         model="mini", prompt="x", max_tokens=1, extra_body=harmless
     ).choices
 
@@ -262,20 +246,20 @@ def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
     ({"extra_body": {"steer": "truth"}}, openai.BadRequestError, "steer.target"),
 ])  # fmt: skip
 def test_the_client_raises_its_own_errors_with_the_field(
-    client: openai.OpenAI, options: dict, error: type[openai.APIStatusError], param: str
+    api: openai.OpenAI, options: dict, error: type[openai.APIStatusError], param: str
 ) -> None:
     for stream in (False, True):
         with pytest.raises(error) as caught:
-            client.completions.create(**{"model": "mini", "prompt": "x", **options}, stream=stream)
+            api.completions.create(**{"model": "mini", "prompt": "x", **options}, stream=stream)
         assert caught.value.param == param
 
 
-def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
-    names = [model.id for model in client.models.list()]
+def test_models_are_listed_and_retrieved(api: openai.OpenAI) -> None:
+    names = [model.id for model in api.models.list()]
     assert names == ["mini", "mini:context", "mini:parametric"]
-    assert client.models.retrieve("mini:context").id == "mini:context"
+    assert api.models.retrieve("mini:context").id == "mini:context"
     with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("gpt-9")
+        api.models.retrieve("gpt-9")
 
 
 def test_a_chat_is_the_completion_of_its_template(chat_client: openai.OpenAI) -> None:

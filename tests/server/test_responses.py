@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import httpx
@@ -10,8 +9,6 @@ import openai
 import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel, Field
-
-from tests.support.serving import Server, serving
 
 QUESTION = "The capital of Peru is Cairo. What is the capital of Peru?"
 
@@ -21,27 +18,16 @@ class City(BaseModel):
     kind: Literal["capital", "other"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
-
-
-def chat_text(client: openai.OpenAI, messages: list[dict[str, str]], **extra: object) -> str:
-    answer = client.chat.completions.create(
+def chat_text(api: openai.OpenAI, messages: list[dict[str, str]], **extra: object) -> str:
+    answer = api.chat.completions.create(
         model="mini", messages=messages, max_tokens=24, temperature=0, extra_body=extra
     )
     return str(answer.choices[0].message.content)
 
 
 @pytest.mark.parametrize("steer", ["none", "context", "parametric"])
-def test_a_response_is_the_answer_of_the_chat(client: openai.OpenAI, steer: str) -> None:
-    got = client.responses.create(
+def test_a_response_is_the_answer_of_the_chat(api: openai.OpenAI, steer: str) -> None:
+    got = api.responses.create(
         model="mini",
         input=QUESTION,
         instructions="Answer in one word.",
@@ -54,14 +40,14 @@ def test_a_response_is_the_answer_of_the_chat(client: openai.OpenAI, steer: str)
         {"role": "system", "content": "Answer in one word."},
         {"role": "user", "content": QUESTION},
     ]
-    assert got.output_text == chat_text(client, messages, steer=steer)
+    assert got.output_text == chat_text(api, messages, steer=steer)
     assert got.steering["target"] == steer
     assert got.usage.total_tokens == got.usage.input_tokens + got.usage.output_tokens > 2
     assert got.status in ("completed", "incomplete")
     Response.model_validate(got.model_dump())
 
 
-def test_items_are_turns_and_the_models_alias_steers(client: openai.OpenAI) -> None:
+def test_items_are_turns_and_the_models_alias_steers(api: openai.OpenAI) -> None:
     turns = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": "Hello."}]},
@@ -72,7 +58,7 @@ def test_items_are_turns_and_the_models_alias_steers(client: openai.OpenAI) -> N
         },
         {"role": "user", "content": QUESTION},
     ]
-    got = client.responses.create(
+    got = api.responses.create(
         model="mini:context", input=turns, max_output_tokens=24, temperature=0
     )
     plain = [
@@ -81,13 +67,13 @@ def test_items_are_turns_and_the_models_alias_steers(client: openai.OpenAI) -> N
         {"role": "assistant", "content": "Hello!"},
         {"role": "user", "content": QUESTION},
     ]
-    assert got.output_text == chat_text(client, plain, steer="context")
+    assert got.output_text == chat_text(api, plain, steer="context")
 
 
-def test_a_stream_is_the_whole_in_the_documented_events(client: openai.OpenAI) -> None:
+def test_a_stream_is_the_whole_in_the_documented_events(api: openai.OpenAI) -> None:
     options = {"model": "mini", "input": QUESTION, "max_output_tokens": 24, "temperature": 0}
-    whole = client.responses.create(**options)
-    events = list(client.responses.create(**options, stream=True))
+    whole = api.responses.create(**options)
+    events = list(api.responses.create(**options, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
     assert kinds[:4] == [
@@ -110,8 +96,8 @@ def test_a_stream_is_the_whole_in_the_documented_events(client: openai.OpenAI) -
     assert last.usage == whole.usage
 
 
-def test_the_helper_for_streams_understands_them(client: openai.OpenAI) -> None:
-    with client.responses.stream(
+def test_the_helper_for_streams_understands_them(api: openai.OpenAI) -> None:
+    with api.responses.stream(
         model="mini", input=QUESTION, max_output_tokens=200, text_format=City, temperature=1
     ) as stream:
         for _ in stream:
@@ -119,19 +105,19 @@ def test_the_helper_for_streams_understands_them(client: openai.OpenAI) -> None:
         assert isinstance(stream.get_final_response().output_parsed, City)
 
 
-def test_an_answer_is_parsed_and_one_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
-    got = client.responses.parse(
-        model="mini", input=QUESTION, text_format=City, max_output_tokens=200
-    )
+def test_an_answer_is_parsed_and_one_that_is_cut_is_incomplete(
+    api: openai.OpenAI,
+) -> None:
+    got = api.responses.parse(model="mini", input=QUESTION, text_format=City, max_output_tokens=200)
     assert isinstance(got.output_parsed, City)
     assert got.status == "completed"
-    cut = client.responses.create(model="mini", input=QUESTION, max_output_tokens=1)
+    cut = api.responses.create(model="mini", input=QUESTION, max_output_tokens=1)
     assert cut.status == "incomplete"
     assert cut.incomplete_details.reason == "max_output_tokens"
 
 
-def test_log_probabilities_come_where_they_are_asked_for(client: openai.OpenAI) -> None:
-    got = client.responses.create(
+def test_log_probabilities_come_where_they_are_asked_for(api: openai.OpenAI) -> None:
+    got = api.responses.create(
         model="mini",
         input=QUESTION,
         max_output_tokens=3,
@@ -161,8 +147,8 @@ def test_log_probabilities_come_where_they_are_asked_for(client: openai.OpenAI) 
     ids=str,
 )
 def test_what_is_not_served_is_refused_by_name(
-    server: Server, body: dict[str, object], param: str
+    url: str, body: dict[str, object], param: str
 ) -> None:
-    answer = httpx.post(f"{server.url}/v1/responses", json={"input": QUESTION, **body})
+    answer = httpx.post(f"{url}/v1/responses", json={"input": QUESTION, **body})
     assert answer.status_code == 400, answer.text
     assert str(answer.json()["error"]["param"]).startswith(param)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import httpx
@@ -12,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.support.serving import CONFLICT, Server, events, serving
+from tests.support.serving import CONFLICT, events
 
 
 class Answer(BaseModel):
@@ -26,20 +25,9 @@ SCHEMA = Answer.model_json_schema()
 NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
-
-
 @pytest.mark.parametrize("steer", ["none", "context", "parametric"])
-def test_openais_client_parses_an_answer_into_a_model(client: openai.OpenAI, steer: str) -> None:
-    got = client.chat.completions.parse(
+def test_openais_client_parses_an_answer_into_a_model(api: openai.OpenAI, steer: str) -> None:
+    got = api.chat.completions.parse(
         model="mini",
         messages=[{"role": "user", "content": CONFLICT}],
         response_format=Answer,
@@ -51,7 +39,7 @@ def test_openais_client_parses_an_answer_into_a_model(client: openai.OpenAI, ste
     assert got.choices[0].finish_reason == "stop"
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
+def test_a_stream_is_the_whole_answer_in_pieces(api: openai.OpenAI) -> None:
     options = {
         "model": "mini",
         "messages": [{"role": "user", "content": CONFLICT}],
@@ -59,10 +47,10 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
         "max_tokens": 150,
         "seed": 3,
     }
-    whole = client.chat.completions.create(**options).choices[0].message.content
+    whole = api.chat.completions.create(**options).choices[0].message.content
     pieces = [
         chunk.choices[0].delta.content or ""
-        for chunk in client.chat.completions.create(**options, stream=True)
+        for chunk in api.chat.completions.create(**options, stream=True)
         if chunk.choices
     ]
     assert "".join(pieces) == whole
@@ -87,18 +75,18 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
     ids=lambda value: str(value)[:30],
 )
 def test_every_field_works_on_every_route(
-    server: Server, field: str, value: object, pattern: str
+    url: str, field: str, value: object, pattern: str
 ) -> None:
     prompt = {"prompt": CONFLICT, "max_tokens": 150, "steer": "context", field: value}
     chat = {"messages": [{"role": "user", "content": CONFLICT}], "max_tokens": 150, field: value}
     texts = [
-        httpx.post(f"{server.url}/generate", json=prompt).json()["text"],
-        httpx.post(f"{server.url}/v1/completions", json=prompt).json()["choices"][0]["text"],
-        httpx.post(f"{server.url}/v1/chat/completions", json=chat).json()["choices"][0]["message"][
+        httpx.post(f"{url}/generate", json=prompt).json()["text"],
+        httpx.post(f"{url}/v1/completions", json=prompt).json()["choices"][0]["text"],
+        httpx.post(f"{url}/v1/chat/completions", json=chat).json()["choices"][0]["message"][
             "content"
         ],
     ]
-    with httpx.stream("POST", f"{server.url}/generate", json={**prompt, "stream": True}) as stream:
+    with httpx.stream("POST", f"{url}/generate", json={**prompt, "stream": True}) as stream:
         texts.append("".join(event.get("text", "") for event in events(stream)))
     for text in texts:
         assert re.fullmatch(pattern, text, re.DOTALL), text
@@ -123,15 +111,15 @@ def test_every_field_works_on_every_route(
     ids=str,
 )
 def test_a_form_that_cannot_be_followed_is_refused_with_its_field(
-    server: Server, body: dict, param: str | None
+    url: str, body: dict, param: str | None
 ) -> None:
     for path in ("/generate", "/v1/completions"):
-        answer = httpx.post(f"{server.url}{path}", json={"prompt": "x", **body})
+        answer = httpx.post(f"{url}{path}", json={"prompt": "x", **body})
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param
 
 
-def test_an_answer_that_is_cut_says_so(server: Server) -> None:
+def test_an_answer_that_is_cut_says_so(url: str) -> None:
     body = {"prompt": CONFLICT, "max_tokens": 4, "response_format": NAMED}
-    answer = httpx.post(f"{server.url}/generate", json=body).json()
+    answer = httpx.post(f"{url}/generate", json=body).json()
     assert answer["finish_reason"] == "length"

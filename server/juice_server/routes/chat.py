@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
-from juice_server.chats import prompt_of
+from juice_server.chats import requests_of
 from juice_server.routes.openai_answer import OpenAIAnswer, alternatives
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.openai import ChatRequest
@@ -24,26 +24,15 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/chat/completions", response_model=dict[str, Any])
 async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
-    translator, trace = service.translator, trace_of(request.scope)
-    prompt = await translator.off_loop(
+    requests = await requests_of(
+        service.translator,
         request,
-        lambda: prompt_of(
-            translator,
-            [message.plain() for message in body.messages],
-            context=body.context,
-            documents=[own.model_dump() for own in body.documents or ()],
-            **body.for_template(),
-        ),
-    )
-    requests = await translator.requests(
-        request,
-        [prompt],
         body,
-        alias=body.model,
-        is_chat=True,
+        [message.plain() for message in body.messages],
         top_logprobs=body.top_logprobs or 0,
+        **body.for_template(),
     )
-    answer = _Answer(service, body, trace)
+    answer = _Answer(service, body, trace_of(request.scope))
     return await answered(service, request, requests, answer, is_stream=body.stream)
 
 

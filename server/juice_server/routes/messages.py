@@ -10,14 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from juice.engine import Completion, SteeringReport, Update
-from juice_server.chats import prompt_of
+from juice_server.chats import prompt_of, requests_of
 from juice_server.errors import Failure, in_anthropics_words
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.messages import CountRequest, MessagesRequest
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.trace import Trace, trace_of
-from juice_server.translation import Prompt
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -25,9 +24,8 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/messages", response_model=dict[str, Any])
 async def messages(body: MessagesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
-    prompt = await service.translator.off_loop(request, lambda: _prompt(body, service))
-    requests = await service.translator.requests(
-        request, [prompt], body, alias=body.model, is_chat=True
+    requests = await requests_of(
+        service.translator, request, body, body.turns(), **body.for_template()
     )
     answer = _Answer(service, body, trace_of(request.scope))
     return await answered(service, request, requests, answer, is_stream=body.stream)
@@ -38,21 +36,10 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceOf)
     """Return how many tokens a chat has."""
 
     def count() -> int:
-        text = _prompt(body, service).text
+        text = prompt_of(service.translator, body.turns(), body, **body.for_template()).text
         return len(service.translator.tokens(text, add_special_tokens=False, is_to_fit=False))
 
     return {"input_tokens": await service.translator.off_loop(request, count)}
-
-
-def _prompt(body: CountRequest, service: Service) -> Prompt:
-    return prompt_of(
-        service.translator,
-        body.turns(),
-        context=body.context,
-        documents=[own.model_dump() for own in body.documents or ()],
-        add_generation_prompt=not body.is_open,
-        continue_final_message=body.is_open,
-    )
 
 
 class _Answer:

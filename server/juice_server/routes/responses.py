@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, SteeringReport, Update
-from juice_server.chats import prompt_of
+from juice_server.chats import requests_of
 from juice_server.errors import Failure
 from juice_server.routes.openai_answer import alternatives
 from juice_server.routes.strict import StrictRoute
@@ -27,21 +27,14 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/responses", response_model=dict[str, Any])
 async def responses(body: ResponsesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
-    translator, trace = service.translator, trace_of(request.scope)
-    documents = [own.model_dump() for own in body.documents or ()]
-    prompt = await translator.off_loop(
+    requests = await requests_of(
+        service.translator,
         request,
-        lambda: prompt_of(translator, body.messages(), context=body.context, documents=documents),
-    )
-    requests = await translator.requests(
-        request,
-        [prompt],
         body,
-        alias=body.model,
-        is_chat=True,
+        body.messages(),
         top_logprobs=body.top_logprobs or 0,
     )
-    answer = _Answer(service, body, trace)
+    answer = _Answer(service, body, trace_of(request.scope))
     return await answered(service, request, requests, answer, is_stream=body.stream)
 
 

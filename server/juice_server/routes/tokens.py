@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from juice.errors import RequestError
+from juice_server.chats import prompt_of
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.about import (
     DetokenizeRequest,
@@ -23,17 +24,10 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceOf) 
     """Return a text's tokens, tokenized like a prompt."""
 
     def work() -> Response:
-        chat = service.translator.chat_model.prompts
-        if body.messages is None:
-            text, add_special_tokens = body.text or "", body.add_special_tokens
-        elif chat.chat_template is None:
-            raise RequestError(
-                f"{service.translator.model_name} has no chat template; send a text",
-                param="messages",
-            )
-        else:
+        text, add_special_tokens = body.text or "", body.add_special_tokens
+        if body.messages is not None:
             plain = [message.plain() for message in body.messages]
-            text, add_special_tokens = chat.rendered(plain), False
+            text, add_special_tokens = str(prompt_of(service.translator, plain).text), False
         ids = (
             service.translator.tokens(
                 text,

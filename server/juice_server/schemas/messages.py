@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from juice.engine.request import MAX_STOPS
-from juice_server.schemas.openai import ELSEWHERE, Document, TextPart
-from juice_server.schemas.shared import MAX_PROMPTS, MAX_TOKENS, OpenAIFields, at_most
+from juice_server.schemas.openai import ELSEWHERE, ContextFields, TextPart
+from juice_server.schemas.shared import MAX_TOKENS, at_most
 
 Texts = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
@@ -26,7 +26,7 @@ class Turn(BaseModel):
     content: Texts
 
 
-class CountRequest(OpenAIFields):
+class CountRequest(ContextFields):
     """The body of POST /v1/messages/count_tokens."""
 
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -40,14 +40,6 @@ class CountRequest(OpenAIFields):
 
     messages: list[Turn] = Field(min_length=1, max_length=4096, fail_fast=True)
     system: Texts | None = None
-    context: str | None = None
-    documents: Annotated[list[Document] | None, Field(max_length=MAX_PROMPTS)] = None
-
-    @model_validator(mode="after")
-    def _one_context(self) -> CountRequest:
-        if self.context is not None and self.documents is not None:
-            raise ValueError("context and documents are two ways to give the same; keep one")
-        return self
 
     def turns(self) -> list[dict[str, str]]:
         """Return the turns in the form that templates take."""
@@ -56,17 +48,16 @@ class CountRequest(OpenAIFields):
             return own
         return [{"role": "system", "content": _plain(self.system)}, *own]
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the last turn is the assistant's, which then goes on."""
-        return self.messages[-1].role == "assistant"
+    def for_template(self) -> dict[str, bool]:
+        """Return what the chat template is given: a last turn of the assistant's goes on."""
+        is_open = self.messages[-1].role == "assistant"
+        return {"add_generation_prompt": not is_open, "continue_final_message": is_open}
 
 
 class MessagesRequest(CountRequest):
     """The body of POST /v1/messages; a last turn of the assistant's goes on."""
 
     max_tokens: int = Field(ge=1, le=MAX_TOKENS)
-    temperature: float = Field(default=1.0, ge=0, le=2)
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], at_most(MAX_STOPS)] = (
         Field(default_factory=list)
     )

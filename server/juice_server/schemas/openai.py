@@ -93,15 +93,6 @@ class TextPart(BaseModel):
     text: str
 
 
-class Document(BaseModel):
-    """A document, in the form that templates take."""
-
-    model_config = ConfigDict(extra="allow")
-
-    text: str
-    title: str | None = None
-
-
 class Message(BaseModel):
     """One turn of a chat."""
 
@@ -120,7 +111,29 @@ class Message(BaseModel):
         return {"role": self.role, "content": text}
 
 
-class ChatRequest(OpenAIFields):
+class Document(BaseModel):
+    """A document, in the form that templates take."""
+
+    model_config = ConfigDict(extra="allow")
+
+    text: str
+    title: str | None = None
+
+
+class ContextFields(OpenAIFields):
+    """What a chat may be given beside its messages."""
+
+    context: str | None = None
+    documents: Annotated[list[Document] | None, Field(max_length=MAX_PROMPTS)] = None
+
+    @model_validator(mode="after")
+    def _one_context(self) -> ContextFields:
+        if self.context is not None and self.documents is not None:
+            raise ValueError("context and documents are two ways to give the same; keep one")
+        return self
+
+
+class ChatRequest(ContextFields):
     """The body of POST /v1/chat/completions.
 
     Without `max_tokens`, an answer has at most 512 tokens, or what the context leaves. `context`
@@ -144,8 +157,6 @@ class ChatRequest(OpenAIFields):
     }
 
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
-    context: str | None = None
-    documents: Annotated[list[Document] | None, Field(max_length=MAX_PROMPTS)] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, at_most(MAX_KEYS)] = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -159,8 +170,6 @@ class ChatRequest(OpenAIFields):
             self.max_tokens = self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        if self.context is not None and self.documents is not None:
-            raise ValueError("context and documents are two ways to give the same; keep one")
         if taken := sorted(TAKEN & (self.chat_template_kwargs or {}).keys()):
             raise ValueError(f"chat_template_kwargs names {taken[0]}, which has another field")
         return self

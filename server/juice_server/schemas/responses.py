@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from juice.engine import Structure
-from juice_server.schemas.openai import ELSEWHERE, Document
-from juice_server.schemas.shared import MAX_PROMPTS, MAX_TOKENS, TOP_LOGPROBS, OpenAIFields
+from juice_server.schemas.openai import ELSEWHERE, ContextFields
+from juice_server.schemas.shared import MAX_TOKENS, TOP_LOGPROBS
 from juice_server.schemas.structured import Schema
 
 LOGPROBS = "message.output_text.logprobs"
@@ -72,7 +72,7 @@ def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class ResponsesRequest(OpenAIFields):
+class ResponsesRequest(ContextFields):
     """The body of POST /v1/responses; nothing is stored between requests."""
 
     default_max_tokens: ClassVar[int] = 512
@@ -93,8 +93,6 @@ class ResponsesRequest(OpenAIFields):
         BeforeValidator(_as_items),
     ]
     instructions: str | None = None
-    context: str | None = None
-    documents: Annotated[list[Document] | None, Field(max_length=MAX_PROMPTS)] = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     text: TextOptions = TextOptions()
     top_logprobs: int | None = TOP_LOGPROBS
@@ -109,8 +107,6 @@ class ResponsesRequest(OpenAIFields):
             raise ValueError("a response is one answer; leave out n")
         if unknown := [own for own in self.include if own != LOGPROBS]:
             raise ValueError(f"include names {unknown[0]}; only {LOGPROBS} is served")
-        if self.context is not None and self.documents is not None:
-            raise ValueError("context and documents are two ways to give the same; keep one")
         if self.text.format.structure is not None and self._given():
             raise ValueError("text.format and another field each give the answer a form; keep one")
         return self
