@@ -37,7 +37,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends python3 \
 COPY --from=build /opt/juice /opt/juice
 USER 10001
 WORKDIR /home/juice
-ENV PATH=/opt/juice/bin:$PATH HF_HOME=/models PYTHONUNBUFFERED=1 JUICE_HOST=0.0.0.0 JUICE_PORT=8000 JUICE_ENGINE=${ENGINE}
+ENV PATH=/opt/juice/bin:$PATH HF_HOME=/models PYTHONUNBUFFERED=1 JUICE_HOST=0.0.0.0 JUICE_PORT=8000 JUICE_LOG_FORMAT=json JUICE_ENGINE=${ENGINE}
 VOLUME ["/models", "/head_sets"]
 EXPOSE 8000
 STOPSIGNAL SIGTERM

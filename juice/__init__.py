@@ -7,7 +7,7 @@ interface; they are imported at first use, so that `import juice` costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from juice.quiet import quiet_imports
+from juice.quiet import quiet_imports, uncollected
 from juice.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'juice' has no attribute {name!r}")
-    with quiet_imports():
+    with quiet_imports(), uncollected():
         return getattr(import_module(_HOMES[name]), name)
 
 

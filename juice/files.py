@@ -14,6 +14,8 @@ from juice.errors import OutputError
 
 # The bundled model: weights, tokenizer, examples.
 MINI = Path(__file__).parent / "models" / "mini"
+# How every page looks: the playground and the reports.
+LOOK = Path(__file__).with_name("look.css")
 
 
 def check_writable(path: Path, *, overwrite: bool) -> None:

@@ -22,6 +22,7 @@ OPTIONAL = (
     "numpy",
     "jinja2",
     "markupsafe",
+    "pandas",
     "transformer_lens",
     "torchao",
     "vllm",

@@ -79,10 +79,12 @@ class BatchingEngine(Engine):
         return Status(
             is_alive=self._thread.is_alive(),
             heartbeat_age_s=time.monotonic() - self._loop.beat,
-            n_running=sum(row.owner is row for row in self._loop.shelves.rows),
+            n_running=self._loop.n_running,
             n_waiting=len(self._inbox),
             n_kv_bytes=self._loop.shelves.n_needed_bytes,
             max_kv_bytes=self.limits.kv_memory_bytes or 0,
+            n_steps=self._loop.n_steps,
+            n_step_requests=self._loop.n_step_requests,
         )
 
     @property
@@ -172,7 +174,11 @@ class BatchingEngine(Engine):
         self, number: int, index: int, request: GenerationRequest, sink: Sink
     ) -> Generation:
         text = TextStream(
-            self.loaded.tokenizer, request.prompt_ids, request.stop, self._special_ids
+            self.loaded.tokenizer,
+            request.prompt_ids,
+            request.stop,
+            self._special_ids,
+            skip_special_tokens=request.skip_special_tokens,
         )
         transcript = Transcript(index, request, text, self.description.stop_token_ids, sink)
         window = self.companion_layers(request.steering)

@@ -51,6 +51,7 @@ class Loop:
     def __init__(self, loaded: LoadedModel, limits: Limits, inbox: Inbox, mode: Mode) -> None:
         self.runner = Runner(loaded, mode)
         self.beat = time.monotonic()
+        self.n_steps = self.n_step_requests = 0
         self._loaded = loaded
         self._inbox = inbox
         self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
@@ -71,11 +72,18 @@ class Loop:
         """Whether there is anything to do."""
         return bool(self.shelves.rows) or len(self._inbox) > 0
 
+    @property
+    def n_running(self) -> int:
+        """How many requests run."""
+        return sum(row.owner is row for row in self.shelves.rows)
+
     def step(self) -> None:
         """Drop what was cancelled, admit what fits, and advance everything that runs."""
         self.beat = time.monotonic()
         self._drop_cancelled()
         self._admit()
+        self.n_steps += self.n_running > 0
+        self.n_step_requests += self.n_running
         for together in self._scheduler.forwards():
             # A row has left if the other row of its request has failed.
             self._advance([one for one in together if one[0] in self.shelves])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from juice.progress import Advance
 
 LINE_S = 10.0
+_LOGS: list[logging.Logger] = []  # at most one
 _STDERR = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -28,14 +30,32 @@ def answer_json(document: Any) -> None:
     typer.echo(json.dumps(document, ensure_ascii=False))
 
 
+def is_terminal() -> bool:
+    """Return whether the answer goes to a terminal, which shows colours."""
+    return Console().is_terminal
+
+
+def log_instead(log: logging.Logger) -> None:
+    """From now on, send notes, warnings and errors to a log instead of standard error."""
+    _LOGS[:] = [log]
+
+
 def note(text: str) -> None:
     """Print a note to standard error."""
-    _STDERR.print(text)
+    _tell(logging.INFO, text, text)
 
 
 def error(text: str) -> None:
     """Print an error to standard error, in one line."""
-    _STDERR.print(f"juice: error: {' '.join(text.split())}")
+    line = " ".join(text.split())
+    _tell(logging.ERROR, line, f"juice: error: {line}")
+
+
+def _tell(level: int, message: str, line: str) -> None:
+    for log in _LOGS:
+        log.log(level, "%s", message.removeprefix("juice: "))
+        return
+    _STDERR.print(line)
 
 
 def show_warning(
@@ -50,7 +70,7 @@ def show_warning(
     if not issubclass(
         category, DeprecationWarning | FutureWarning | ImportWarning | ResourceWarning
     ):
-        _STDERR.print(f"juice: warning: {message}")
+        _tell(logging.WARNING, str(message), f"juice: warning: {message}")
 
 
 @contextmanager

@@ -85,6 +85,13 @@ def run(
         typer.Option(min=1, help="Heads of each sign that they choose: 5 up to about 3B."),
     ] = 5,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Repeat with this many seeds, from --seed on: mean, interval and worst.",
+        ),
+    ] = 1,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -119,6 +126,8 @@ def run(
 
     require_extra()
     test = _read(data or ["mini"])
+    if checkpoints and seeds > 1:
+        raise UsageError("--checkpoints measures nothing that a seed finds; leave --seeds out")
     if checkpoints and chat_template is not None:
         raise UsageError("--checkpoints measures plain prompts; leave --chat-template out")
     if checkpoints:
@@ -155,7 +164,7 @@ def run(
     texts, own_templates = read_texts(text, model), read_templates(templates)
     to_tune = _other_split(data, validation, "validation")
     to_find = _other_split(data, examples, "identification")
-    loaded = options.in_chat(options.load(model, loading, head_sets), chat_template)
+    loaded = options.in_chat(options.load(model, loading, head_sets), chat_template, test)
     store = evaluate(
         loaded,
         test,
@@ -171,6 +180,7 @@ def run(
         top_k=top_k,
         relation=relation,
         seed=seed,
+        n_seeds=seeds,
         texts=texts,
         templates=own_templates,
         overwrite=force,
@@ -250,12 +260,19 @@ def _report(store: Store, *, as_json: bool) -> None:
         console.answer_json(
             {
                 "out": str(store.folder),
-                "files": [FILE, "report.md", "report.html"],
+                "files": [
+                    *(FILE, "report.md", "report.html"),
+                    *sorted(table.name for table in store.folder.glob("*.csv")),
+                ],
                 "n_cached": store.n_cached,
             }
         )
         return
     for section in sections(store.results):
-        if section.level == 2:
+        if section.items:
+            continue
+        if section.level == 2 or section.in_terminal:
             console.answer("\n".join([section.title, *section.text[:3]]))
+        if section.in_terminal:
+            console.answer("\n".join(table.as_text() for table in section.tables))
     console.answer(f"{store.folder / 'report.html'}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from juice.cli import console, options
+from juice.cli import comparison, console, options
 from juice.errors import HeadSetNotFoundError, UsageError
 from juice.methods import TARGETS, GateMode, Positions, SteerMethod, SteerTarget, scales_heads
 from juice.options import EngineOptions, LoadOptions, SamplingOptions
@@ -98,9 +98,15 @@ def run(
                     else f"no head set {target!r}"
                 )
                 console.note(f"juice: warning: {lack} in {loaded.head_sets.folder}; it is left out")
+        on_terminal = console.is_terminal() and not json
+        if on_terminal:
+            how["top_logprobs"] = comparison.N_CANDIDATES
         completions = loaded.generate([prompt] * len(steers), steer=steers, **how)
         _note_warnings(completions)
-        _show_all(completions, as_json=json)
+        if on_terminal:
+            comparison.show(loaded, completions, prompt, context)
+        else:
+            _show_all(completions, as_json=json)
         return
     one = Steer(
         target=steer,

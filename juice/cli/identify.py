@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from juice.cli import console, options
+from juice.cli.head_set_page import check_page, write_page
 from juice.errors import JuiceError, UsageError
 from juice.methods import METHODS, Method, Target
 from juice.options import LoadOptions
@@ -77,6 +78,7 @@ def run(
     out: Annotated[
         Path, typer.Option(help="Folder of head sets; the set is saved to OUT/<model>/<name>.")
     ] = Path("head_sets"),
+    html: options.Html = None,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a set, and save one that gains little.")
     ] = False,
@@ -120,8 +122,10 @@ def run(
     folders = {t: out / slug(model) / names[t] for t in targets}
     for folder in folders.values():
         check_writable(folder, overwrite=force)
+    if html is not None:
+        check_page(html, overwrite=force)
     pool = read_examples(examples, split="identification")
-    loaded = options.in_chat(options.load(model, loading), chat_template)
+    loaded = options.in_chat(options.load(model, loading), chat_template, pool)
     pool = with_scored_answers(loaded, pool)
     drawn, rest = usable_examples(loaded, pool, how)
     given = (
@@ -167,6 +171,8 @@ def run(
     saved = {t: s for t, s in found.items() if t not in weak}
     for t, head_set in saved.items():
         head_set.save(folders[t], overwrite=force)
+    if html is not None:
+        write_page(html, list(found.values()), overwrite=force)
     unfinished.remove()
     _report(found, folders, as_json=json)
     if saved:

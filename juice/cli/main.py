@@ -15,6 +15,7 @@ import typer
 
 import juice
 from juice.cli import (
+    chat,
     console,
     doctor,
     evaluate,
@@ -75,6 +76,7 @@ for command in (
     select,
     evaluate,
     generate,
+    chat,
     inspect,
     doctor,
     pull,
@@ -85,7 +87,7 @@ for command in (
 ):
     app.command(
         command.__name__.rsplit(".", 1)[-1],
-        no_args_is_help=command not in (identify, doctor, serve),
+        no_args_is_help=command not in (chat, identify, doctor, serve),
         # Without the server installed, its flags are unknown.
         context_settings=(
             {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from types import UnionType
@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 from pydantic import BaseModel
 
+from juice.cli import console
 from juice.errors import UsageError
 from juice.options import EngineOptions, LoadOptions, Options
+from juice.quiet import uncollected
 
 if TYPE_CHECKING:
+    from juice.data.example import ConflictExample
     from juice.head_set import HeadSet
     from juice.steered_model import SteeredModel
 
@@ -37,7 +40,7 @@ ChatTemplate = Annotated[
     typer.Option(
         help=(
             "Make every prompt a user message in a chat: "
-            "`default` for the tokenizer's own template, or a Jinja file."
+            "`default` for the tokenizer's own template, or a Jinja file; `none` for plain prompts."
         )
     ),
 ]
@@ -53,6 +56,9 @@ HeadSetArgument = Annotated[
     typer.Argument(
         help="A head set: its folder, its scores file, or its name in the folder of head sets."
     ),
+]
+Html = Annotated[
+    Path | None, typer.Option(help="Write a page about the head sets to this HTML file.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
@@ -157,7 +163,8 @@ def load(
     engine: EngineOptions | None = None,
 ) -> SteeredModel:
     """Load the model that the common options name."""
-    from juice.loading.load import load as load_steered
+    with uncollected():
+        from juice.loading.load import load as load_steered
 
     quiet_libraries()
     others = engine.model_dump() if engine else {}
@@ -178,13 +185,20 @@ def head_set_for(model: SteeredModel, given: str | None) -> HeadSet | str | None
     return found
 
 
-def in_chat(model: SteeredModel, chat_template: str | None) -> SteeredModel:
-    """Return the model with the template of --chat-template; unchanged without the option."""
-    if chat_template is None:
-        return model
-    return model.with_chat_template(
-        chat_template if chat_template == "default" else Path(chat_template)
-    )
+def in_chat(
+    model: SteeredModel, chat_template: str | None, examples: Sequence[ConflictExample] = ()
+) -> SteeredModel:
+    """Return the model with the template of --chat-template; without the option, the examples'."""
+    from juice.identification.form import in_form_of_examples
+
+    if chat_template not in (None, "none"):
+        model = model.with_chat_template(
+            chat_template if chat_template == "default" else Path(chat_template)
+        )
+    formed = in_form_of_examples(model, examples, is_chosen=chat_template is not None)
+    if formed is not model:
+        console.note("juice: prompts go through the chat template, as when the examples were made")
+    return formed
 
 
 def quiet_libraries() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 from importlib import import_module
@@ -12,6 +13,7 @@ import typer
 
 from juice.cli import console, options
 from juice.errors import UsageError
+from juice.quiet import uncollected
 
 EXAMPLE = (
     "curl -s {url}/generate{key} -H 'content-type: application/json' -d '{{\"prompt\": \"The"
@@ -53,8 +55,14 @@ def run(**flags: Any) -> None:
         {name: options.parsed(settings.Settings, name, value) for name, value in given.items()}
     )
     # Imports PyTorch: wrong settings are reported before that.
-    process = import_module("juice_server.process")
+    with uncollected():
+        process = import_module("juice_server.process")
+    gc.freeze()  # collections while it serves need not look at what stays
     options.quiet_libraries()
+    logs = import_module("juice_server.telemetry.logs")
+    logs.set_up(chosen.log_format)
+    if chosen.log_format == "json":
+        console.log_instead(logs.LOG)
     host = f"[{chosen.host}]" if ":" in chosen.host else chosen.host
     url = f"http://{host}:{chosen.port}"
     console.note(f"juice: loading {chosen.model}")
@@ -92,5 +100,5 @@ def _ready(model: Any, url: str, settings: Any) -> str:
         f"tokens each; keys and values may take {limits.kv_memory_bytes / 2**30:.2f} GiB, "
         f"{n_tokens:,} tokens\n"
         f"juice: head sets in {library.folder.resolve()}: {served}{unfit}\n"
-        f"juice: ready on {url}\n\n{example}\n"
+        f"juice: ready on {url}, a page to try it in a browser\n\n{example}\n"
     )

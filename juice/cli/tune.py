@@ -31,6 +31,7 @@ def run(
     from juice.head_set.lookup import find_head_set
     from juice.head_set.writing import check_writable
     from juice.identification import tune
+    from juice.identification.form import in_form_of_examples
     from juice.identification.scored_prompt import with_scored_answers
 
     folder, chosen = find_head_set(head_set, head_sets)
@@ -39,6 +40,7 @@ def run(
     loaded = options.load(model, loading)
     loaded.check_fits(chosen)
     loaded = options.in_chat(loaded, chat_template).in_form_of(chosen)
+    in_form_of_examples(loaded, examples, is_chosen=True)  # warns where they differ
     tuned = tune(
         loaded,
         chosen,

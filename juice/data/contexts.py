@@ -13,20 +13,21 @@ QUESTION = re.compile(r"question:", re.IGNORECASE)
 def without_context(example: ConflictExample, conflict_type: ConflictType) -> str:
     """Return a conflict prompt without its context.
 
-    That is its last `Question: ...`, else the example's question or clean prompt if the prompt
-    ends with it. Where the prompt has none of these, it is the example's question, else its clean
-    prompt, else the prompt unchanged.
+    That is its last `Question: ...`, or the example's question or clean prompt if the prompt ends
+    with it and it begins before that. Where the prompt has none of these, it is the example's
+    question, else its clean prompt, else the prompt unchanged.
     """
     prompt, apart = (
         example.prompts[conflict_type],
         [text for text in (example.question, example.prompts.get("clean")) if text],
     )
     questions = list(QUESTION.finditer(prompt))
-    if questions and questions[-1].start() > 0:
-        return prompt[questions[-1].start() :]
+    start = questions[-1].start() if questions else 0
     for text in apart:
-        if prompt.endswith(text):
+        if prompt.endswith(text) and (start == 0 or len(text) >= len(prompt) - start):
             return text
+    if start > 0:
+        return prompt[start:]
     return apart[0] if apart else prompt
 
 

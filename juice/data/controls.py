@@ -57,7 +57,8 @@ def invented_name(rng: Random) -> str:
 
 def _is_about_something(example: ConflictExample) -> bool:
     asked = (example.question or "").removeprefix("Question:").strip()
-    return example.match == "contains" and not asked.startswith(example.subject)
+    is_question = example.subject.endswith("?") or asked.startswith(example.subject)
+    return example.match != "begins" and not is_question
 
 
 def _replaced(example: ConflictExample, new: dict[str, str]) -> ConflictExample | None:
@@ -68,7 +69,7 @@ def _replaced(example: ConflictExample, new: dict[str, str]) -> ConflictExample 
         return None
     apart = {
         name: swapped(text, new)
-        for name in ("context", "question")
+        for name in ("context", "question", "opening")
         if (text := getattr(example, name))
     }
     return example.model_copy(update={"prompts": prompts, **apart})

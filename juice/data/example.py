@@ -5,14 +5,18 @@ The file format is JSON lines (UTF-8), one fact per line:
     {"subject": str, "parametric_answer": str | [str...], "context_answer": str | [str...],
      "prompts": {"clean": str, "substitution": str, "coherent": str},
      "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number,
-     "match"?: "contains" | "begins", "n_words"?: number, "scored"?: "first" | "likeliest"}
+     "match"?: "contains" | "begins" | "sentence", "n_words"?: number,
+     "scored"?: "first" | "likeliest", "opening"?: str, "chat_template_sha256"?: str}
 
 `prompts` may hold any subset of the conflict types. p_y scores the first accepted answer, or, with
 `scored` "likeliest", the one that the model finds likeliest (juice.identification.scored_prompt).
 `match` is the rule by which an output is the answer: "contains", when an accepted answer is within
 its first `n_words` words, five unless given (ParaConflict); "begins", when its first n words are an
-accepted answer of n words, final punctuation aside (MemoTrap). Files are read by
-`juice.data.readers`.
+accepted answer of n words, final punctuation aside (MemoTrap); "sentence", when its first sentence
+gives an accepted answer and none of the other target's (juice.data.sentence). `opening` begins
+every reply, in a chat as the model's own words: the answer comes after it. `chat_template_sha256`
+is the hash of the chat template through which the model was asked when the example was made. Files
+are read by `juice.data.readers`.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from juice.data.judging import MAX_TOKENS, N_WORDS, begins_with_answer, contains_answer
+from juice.data.sentence import MAX_SENTENCE_TOKENS, first_sentence, verdict
 from juice.errors import ExampleError
 from juice.methods import CONFLICT_TYPES, ConflictType, Target
 from juice.options import first_problem
@@ -57,9 +62,11 @@ class ConflictExample(BaseModel):
     question: str | None = None
     relation: str | None = None
     popularity: float | None = Field(default=None, allow_inf_nan=False)
-    match: Literal["contains", "begins"] = "contains"
+    match: Literal["contains", "begins", "sentence"] = "contains"
     n_words: int = Field(default=N_WORDS, ge=1, le=100)
     scored: Literal["first", "likeliest"] = "first"
+    opening: str = ""
+    chat_template_sha256: str | None = None
 
     @model_validator(mode="after")
     def _answers_differ(self) -> Self:
@@ -82,12 +89,23 @@ class ConflictExample(BaseModel):
         """Return whether an output is an accepted answer of a target, by the example's rule."""
         if self.match == "begins":
             return begins_with_answer(output, self.accepted(target))
+        if self.match == "sentence":
+            others = self.accepted("context" if target == "parametric" else "parametric")
+            return (
+                verdict(
+                    first_sentence(output),
+                    self.accepted(target),
+                    others=others,
+                    question=self.question or "",
+                )
+                == "given"
+            )
         return contains_answer(output, self.accepted(target), self.n_words)
 
     @property
     def max_tokens(self) -> int:
         """How many tokens of an answer are generated to judge it."""
-        return max(MAX_TOKENS, self.n_words)
+        return MAX_SENTENCE_TOKENS if self.match == "sentence" else max(MAX_TOKENS, self.n_words)
 
 
 def parse_example(row: Any, where: str) -> ConflictExample:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 Span = tuple[int, int]
 
-END = re.compile(r"[.!?][\"'”’)\]]*\s++(?![a-z])")
+END = re.compile(r"[.!?][\"'”’)\]]*\s++(?![a-z])|[。！？]")
 NO_END = re.compile(
     r"(?:^|[\s(.])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Mt|Jr|Sr|vs|Gen|Col|Lt|Capt|Rev|Hon|Sen|Rep|etc|approx|ca|ft)$"
 )
@@ -41,12 +41,16 @@ def replace(passage: str, spans: Iterable[Span], new: str) -> tuple[str, list[Sp
 def sentences_with(passage: str, spans: Iterable[Span]) -> str:
     """Return the sentences of a passage that overlap the spans, in their order."""
     held = list(spans)
-    ends = [m.end() for m in END.finditer(passage) if not NO_END.search(passage[: m.start()][-12:])]
-    bounds = [0, *ends, len(passage)]
     chosen = [
-        (a, b) for a, b in pairwise(bounds) if any(start < b and a < stop for start, stop in held)
+        (a, b) for a, b in sentences(passage) if any(start < b and a < stop for start, stop in held)
     ]
     return " ".join(passage[a:b].strip() for a, b in chosen)
+
+
+def sentences(passage: str) -> list[Span]:
+    """Return the spans of a passage's sentences, each with the space after it."""
+    ends = [m.end() for m in END.finditer(passage) if not NO_END.search(passage[: m.start()][-12:])]
+    return [(a, b) for a, b in pairwise([0, *ends, len(passage)]) if a < b]
 
 
 def swapped(text: str, new: Mapping[str, str]) -> str:

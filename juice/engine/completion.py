@@ -27,10 +27,27 @@ class ScoredToken(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """When a request started and when each new token came, in seconds after it was submitted."""
+    """When things happened, in seconds after a request was submitted.
+
+    Args:
+        queued_s: When it started.
+        tokens_s: When each new token came.
+        gate_s: When its gate began to decide, and when it had; None without one. One that is not
+            steered starts again then.
+    """
 
     queued_s: float
     tokens_s: tuple[float, ...]
+    gate_s: tuple[float, float] | None = None
+
+    def later(self, seconds: float) -> Timing:
+        """Return the times after a submission that was so much earlier."""
+        gate_s = self.gate_s
+        return Timing(
+            queued_s=self.queued_s + seconds,
+            tokens_s=tuple(at + seconds for at in self.tokens_s),
+            gate_s=None if gate_s is None else (gate_s[0] + seconds, gate_s[1] + seconds),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -98,6 +115,7 @@ class Update:
         index: The number of the request among those submitted together.
         text: Text that has become final.
         tokens: The tokens since the last update.
+        queued_s: When the request started, in seconds after it was submitted.
         completion: The result; only in the last update of a request that succeeds.
         error: Why the request ended; only in the last update of one that fails.
     """
@@ -105,6 +123,7 @@ class Update:
     index: int
     text: str = ""
     tokens: tuple[ScoredToken, ...] = ()
+    queued_s: float = 0.0
     completion: Completion | None = None
     error: JuiceError | None = None
 

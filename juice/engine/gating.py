@@ -71,6 +71,7 @@ class _Decision:
     def __init__(self, request: GenerationRequest, gate: RequestGate) -> None:
         self.gate = gate
         self.report: GateReport | None = None
+        self.queued_s = 0.0  # when the run that decides started
         self.runs: list[_GatedRun] = []
         self.question = (
             GenerationRequest(prompt_ids=gate.without_context, max_tokens=1, top_logprobs=1)
@@ -79,10 +80,10 @@ class _Decision:
         )
         self._prompt_ids = request.prompt_ids
 
-    def see(self, token: ScoredToken) -> None:
-        """Take the first new token of a steered run."""
+    def see(self, update: Update) -> None:
+        """Take the update with the first new token of a steered run."""
         if self.question is None:
-            self._decide(token)
+            self._decide(update)
 
     def answer(self, update: Update) -> None:
         """Take an update of the request beside the others."""
@@ -90,10 +91,11 @@ class _Decision:
             for run in self.runs:
                 run.fail(update.error)
         elif update.tokens and self.report is None:
-            self._decide(update.tokens[0])
+            self._decide(update)
 
-    def _decide(self, token: ScoredToken) -> None:
-        self.report = self.gate.decide(self._prompt_ids, token)
+    def _decide(self, update: Update) -> None:
+        self.report = self.gate.decide(self._prompt_ids, update.tokens[0])
+        self.queued_s = update.queued_s
         for run in self.runs:
             run.go_on(self.report)
 
@@ -114,7 +116,7 @@ class _GatedRun:
         self._decision = decision
         decision.runs.append(self)
         self._held: list[Update] = []
-        self._begun, self._lost_s = time.monotonic(), 0.0
+        self._begun, self._gated_s = time.monotonic(), 0.0
         self._is_over = self._is_unsteered = False
         self._lock = Lock()
         self._running: Running | None = None
@@ -145,18 +147,18 @@ class _GatedRun:
             return
         self._held.append(update)
         if update.tokens:
-            self._decision.see(update.tokens[0])
+            self._decision.see(update)
 
     def go_on(self, report: GateReport) -> None:
         """Send what was held back, or start again without steering."""
         held, self._held = self._held, []
         if self._is_over:
             return
+        self._gated_s = time.monotonic() - self._begun
         if report.steers:
             for update in held:
                 self._send(update)
             return
-        self._lost_s = time.monotonic() - self._begun
         with self._lock:
             self._is_unsteered = True
             steered, self._running = self._running, None
@@ -204,11 +206,13 @@ class _GatedRun:
                 tokens=_without_top(completion.tokens),
                 prompt_tokens=_without_top(completion.prompt_tokens),
             )
-        timing = replace(
-            completion.timing,
-            queued_s=completion.timing.queued_s + self._lost_s,
-            tokens_s=tuple(at + self._lost_s for at in completion.timing.tokens_s),
-        )
+        own, gate_s = completion.timing, (self._decision.queued_s, self._gated_s)
+        if self._is_unsteered:
+            again = own.later(self._gated_s)
+            timing = replace(again, queued_s=self._decision.queued_s, gate_s=gate_s)
+        else:  # what came before was held back
+            held = tuple(max(at, self._gated_s) for at in own.tokens_s)
+            timing = replace(own, tokens_s=held, gate_s=gate_s)
         report = replace(completion.steering, gate=self._decision.report)
         return replace(completion, steering=report, timing=timing)
 

@@ -48,6 +48,7 @@ class GenerationRequest:
         contrast: For `cad` and `adacad`; all log-probabilities are then those of the combined
             logits.
         structure: The form that the answer must have; None: any.
+        skip_special_tokens: Whether the text leaves special tokens out.
 
     Raises:
         RequestError: A value is out of range, or does not go with the others.
@@ -67,6 +68,7 @@ class GenerationRequest:
     gate: RequestGate | None = None
     contrast: Contrast | None = None
     structure: Structure | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or (self.contrast is not None and not self.contrast.prompt_ids):

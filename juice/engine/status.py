@@ -16,6 +16,8 @@ class Status:
         n_waiting: The requests that wait.
         n_kv_bytes: The bytes reserved for keys and values.
         max_kv_bytes: The most that may be reserved.
+        n_steps: The steps so far.
+        n_step_requests: The requests that ran in them, added up: over `n_steps`, the mean batch.
     """
 
     is_alive: bool
@@ -24,3 +26,5 @@ class Status:
     n_waiting: int
     n_kv_bytes: int
     max_kv_bytes: int
+    n_steps: int = 0
+    n_step_requests: int = 0

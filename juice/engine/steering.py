@@ -44,6 +44,24 @@ class Steering:
             return range(0)
         return range(min(self.coefficients), max(self.coefficients) + 1)
 
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """The steered heads, as (layer, head)."""
+        return [
+            (layer, head)
+            for layer, own in sorted(self.coefficients.items())
+            for head in torch.nonzero(own).flatten().tolist()
+        ]
+
+    def without(self, layer: int, head: int) -> Steering:
+        """Return the same without one head."""
+        own = self.coefficients[layer].clone()
+        own[head] = 0.0
+        others = {at: values for at, values in self.coefficients.items() if at != layer}
+        kept = {**others, layer: own} if own.any() else others
+        report = replace(self.report, applied=bool(kept), n_heads=max(0, self.report.n_heads - 1))
+        return replace(self, coefficients=dict(sorted(kept.items())), report=report)
+
     def turned_off(self, gate: GateReport) -> Steering:
         """Return the steering that does nothing, because a gate decided so."""
         report = replace(self.report, applied=False, n_heads=0, gate=gate)

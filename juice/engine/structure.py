@@ -103,6 +103,18 @@ class Structures:
         assert not isinstance(found, str)
         return Constraint(found.deep_copy())
 
+    def special_tokens(self) -> dict[str, int]:
+        """Return the tokens that are no text to a grammar, by their names; it may take a second.
+
+        Raises RequestError where answers of the model can have no structure.
+        """
+        try:
+            own = self._vocabulary()
+        except ValueError as error:
+            raise RequestError(f"answers cannot have a form: {error}", param="structure") from None
+        added = self._tokenizer.added_tokens_decoder.items()
+        return {str(token): i for i, token in added if own.is_special_token(i)}
+
     def _compile(self, structure: Structure) -> LLMatcher | str:
         """Return a matcher before its first token, or why there is none."""
         try:
@@ -120,7 +132,6 @@ class Structures:
         return matcher
 
     def _vocabulary(self) -> LLTokenizer:
-
         if self._own is None:
             if not self._stop_token_ids:
                 raise ValueError("the model has no token that ends an answer")
@@ -150,6 +161,13 @@ class Constraint:
         if self._matcher.is_error():
             reason = self._matcher.get_error().partition("\n")[0]
             raise GenerationError(f"no token may follow ({reason}); make the structure simpler")
+
+
+def json_rule(schema: Mapping[str, Any] | str) -> str:
+    """Return what stands in a grammar in Lark's notation for JSON that is valid under a schema."""
+    settled = _settled(json.loads(schema) if isinstance(schema, str) else schema)
+    own = settled if isinstance(settled, dict) else {"allOf": [settled]}
+    return f"%json {json.dumps({'x-guidance': JSON, **own})}"
 
 
 def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> None:
@@ -182,13 +200,17 @@ def _masks(n_rows: int, n_tokens: int) -> np.ndarray:
 def _grammar(structure: Structure) -> str:
     """Return a structure in llguidance's own words, as vLLM writes them; raises ValueError."""
     if structure.form == "json_schema":
-        schema = json.loads(structure.text)
-        # Parts that hold together stay open, or none could add to another.
-        closed = schema if '"allOf"' in structure.text else _closed(schema)
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed), defaults=JSON))
+        settled = json.dumps(_settled(json.loads(structure.text)))
+        return str(LLMatcher.grammar_from_json_schema(settled, defaults=JSON))
     if structure.form == "choice" and not json.loads(structure.text):
         raise ValueError("it has no texts to choose from")
     return str(grammar_from(structure.form, structure.text))
+
+
+def _settled(schema: Any) -> Any:
+    """Return a schema as it is followed."""
+    # Parts that hold together stay open, or none could add to another.
+    return schema if '"allOf"' in json.dumps(schema) else _closed(schema)
 
 
 def _closed(schema: Any) -> Any:

@@ -26,6 +26,7 @@ class TextStream:
         prompt_ids: The tokens before the text; the last few decide how the first is spelled.
         stop: The stop strings.
         special_ids: Tokens without text.
+        skip_special_tokens: Whether these have none; else they are spelled out.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class TextStream:
         prompt_ids: Sequence[int],
         stop: Sequence[str] = (),
         special_ids: Collection[int] = (),
+        *,
+        skip_special_tokens: bool = True,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._special_ids = special_ids
+        self._tokenizer, self._skips = tokenizer, skip_special_tokens
+        self._special_ids = special_ids if skip_special_tokens else ()
         self._stop = tuple(stop)
         self._ids = list(prompt_ids[-N_PROMPT_TOKENS:])
         self._start, self._end = 0, len(self._ids)
@@ -92,7 +95,7 @@ class TextStream:
         return (
             str(
                 self._tokenizer.decode(
-                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                    ids, skip_special_tokens=self._skips, clean_up_tokenization_spaces=False
                 )
             )
             if ids

@@ -92,7 +92,13 @@ class Transcript:
     def _update(self, completion: Completion | None = None) -> Update:
         text, self._news = self._news, ""
         new, self._n_sent = tuple(self.tokens[self._n_sent :]), len(self.tokens)
-        return Update(index=self._index, text=text, tokens=new, completion=completion)
+        return Update(
+            index=self._index,
+            text=text,
+            tokens=new,
+            queued_s=self._queued_s,
+            completion=completion,
+        )
 
     def _completion(self) -> Completion:
         assert self.finish_reason is not None, "the request still runs"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from juice.data.example import ConflictExample
-from juice.engine import Completion, GenerationRequest
+from juice.engine import GenerationRequest
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import context_reliance
+from juice.evaluation.remembered import Remembered, Said
 from juice.evaluation.splits import domain_of
 from juice.methods import ConflictType, Target
 from juice.progress import Progress, silent
@@ -51,6 +52,7 @@ def ask(
     treatments: Mapping[str, Treatment],
     judged_by: Target,
     *,
+    remembered: Remembered | None = None,
     progress: Progress = silent,
     description: str = "asking",
 ) -> dict[ConflictType, list[Answer | None]]:
@@ -62,6 +64,7 @@ def ask(
         conflict_types: Which of their prompts to ask.
         treatments: The method's treatment in each domain.
         judged_by: The target whose answer counts as right.
+        remembered: Answers that need not be asked for again.
         progress: Reports how many prompts are answered.
         description: What the progress is called.
 
@@ -82,18 +85,17 @@ def ask(
     answers: dict[ConflictType, list[Answer | None]] = {
         t: [None] * len(examples) for t in conflict_types
     }
-    completions = model.engine.generate(
-        list(requests.values()), progress=progress, description=description
+    asked = list(requests.values())
+    said = (remembered or Remembered()).ask(
+        model, asked, progress=progress, description=description
     )
-    for (conflict_type, i), completion in zip(requests, completions, strict=True):
-        answers[conflict_type][i] = verdict(completion, examples[i], judged_by)
+    for (conflict_type, i), own in zip(requests, said, strict=True):
+        answers[conflict_type][i] = verdict(own, examples[i], judged_by)
     return answers
 
 
-def verdict(completion: Completion, example: ConflictExample, judged_by: Target) -> Answer:
-    """Judge the completion of a request that `Treatment.request` made."""
-    p_parametric, p_context = (
-        map(math.exp, completion.watched) if completion.watched else (None, None)
-    )
-    is_right = example.is_right(completion.text, judged_by)
-    return Answer(completion.text, is_right, p_parametric, p_context)
+def verdict(said: Said, example: ConflictExample, judged_by: Target) -> Answer:
+    """Judge the answer to a request that `Treatment.request` made."""
+    p_parametric, p_context = map(math.exp, said.watched) if said.watched else (None, None)
+    is_right = example.is_right(said.text, judged_by)
+    return Answer(said.text, is_right, p_parametric, p_context)

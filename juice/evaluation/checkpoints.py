@@ -29,6 +29,7 @@ from juice.data.contexts import context_end
 from juice.data.example import ConflictExample, conflict_types, examples_sha256
 from juice.errors import ExampleError, ModelNotFoundError, UnsupportedModelError
 from juice.evaluation.answers import Answer, ask
+from juice.evaluation.frames import write_tables
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean
 from juice.evaluation.report import require_extra, write_report
@@ -119,6 +120,7 @@ def measure_checkpoints(
     store.results["is_complete"] = True
     store.save()
     write_report(store.folder, sections(store.results))
+    write_tables(store.folder, store.results)
     return store
 
 
@@ -204,7 +206,8 @@ def _attention(
                 (boundary + m.start(), boundary + m.end())
                 for m in re.finditer(re.escape(example.subject), prompt[boundary:])
             ]
-            masses = attention_mass(loaded, prompt, [(0, boundary), *named])
+            text = f"{prompt} {example.opening}" if example.opening else prompt
+            masses = attention_mass(loaded, text, [(0, boundary), *named])
             on_context.append(masses[0])
             if named:
                 on_subject.append(sum(masses[1:]))

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from juice.data.example import ConflictExample
+from juice.data.readers import Examples, read_examples
+from juice.errors import UsageError
+from juice.evaluation.frames import write_tables
 from juice.evaluation.methods import METHODS, MethodName
 from juice.evaluation.options import EvaluationOptions
+from juice.evaluation.remembered import Remembered
+from juice.evaluation.repeats import repeat
 from juice.evaluation.report import require_extra, write_report
 from juice.evaluation.report.sections import sections
 from juice.evaluation.run import run
@@ -23,20 +27,21 @@ from juice.steered_model import SteeredModel
 
 def evaluate(
     model: SteeredModel,
-    examples: Sequence[ConflictExample],
+    examples: Examples,
     out: str | Path,
     *,
     targets: Sequence[Target] = ("parametric", "context"),
     methods: Sequence[MethodName] = METHODS,
     analyses: Sequence[str] = (),
     head_set: str | None = None,
-    validation: Sequence[ConflictExample] | None = None,
-    identification: Sequence[ConflictExample] | None = None,
+    validation: Examples | None = None,
+    identification: Examples | None = None,
     limit: int | None = None,
     n_examples: int = 4,
     top_k: int = 5,
     relation: str | None = None,
     seed: int = 0,
+    n_seeds: int = 1,
     texts: Sequence[str] | None = None,
     templates: Mapping[str, Any] | None = None,
     overwrite: bool = False,
@@ -49,26 +54,30 @@ def evaluate(
 
     Args:
         model: The model; heads are found for a target for which it has no head set.
-        examples: The examples to test on.
-        out: The folder of the report: `report.html`, `report.md`, `results.json`.
+        examples: The examples to test on: examples, rows, a data set of `datasets`, or what
+            `juice.read_examples` takes.
+        out: The folder of the report: `report.html`, `report.md`, `results.json`, tables as CSV.
         targets: Whose answer counts as right.
         methods: What to compare; docs/evaluation.md, "Methods", has the names.
         analyses: What else to measure; `juice.evaluation.analyses.ANALYSES` has the names.
         head_set: The name of a head set for its target; None: the one named after the target.
-        validation: Examples to tune on; None: 15 % of `examples`.
-        identification: Examples to find heads on; None: some of `examples`.
+        validation: Examples to tune on, as `examples`; None: 15 % of those.
+        identification: Examples to find heads on, as `examples`; None: some of those.
         limit: Most examples to test on, spread over the relations; None: all.
         n_examples: How many examples the paper's heads are found on.
         top_k: Heads of each sign that the paper's probes choose.
         relation: Find heads on examples of this relation only.
         seed: Seed of everything that is drawn.
+        n_seeds: With how many seeds, from `seed` on; with several, results also have the mean over
+            them, its interval and the worst.
         texts: Plain texts for perplexity; None: those that come with JuICE.
         templates: Templates of paraphrased prompts, by relation; None: those that come with JuICE.
         overwrite: Start anew, whatever the folder holds.
         progress: Reports the progress of each piece of work.
 
     Returns:
-        The report's store: `results` is the content of `results.json`, `folder` its folder.
+        The report's store: `results` is the content of `results.json`, `folder` its folder, and
+        `to_frame` gives its tables as pandas frames.
 
     Raises:
         ExampleError: Nothing is left to test on, or a file cannot be used.
@@ -77,6 +86,8 @@ def evaluate(
         UsageError: An option is out of range, or the extra `eval` is not installed.
     """
     require_extra()
+    if n_seeds < 1:
+        raise UsageError(f"n_seeds is {n_seeds}; expected at least 1")
     options = EvaluationOptions(
         targets=tuple(targets),
         methods=tuple(methods),
@@ -88,15 +99,35 @@ def evaluate(
             method="probe", n_examples=n_examples, top_k=top_k, seed=seed, relation=relation
         ),
     )
+    data = Data(
+        read_examples(examples),
+        None if validation is None else read_examples(validation, split="validation"),
+        None if identification is None else read_examples(identification, split="identification"),
+    )
+    texts, remembered = read_texts(None, model.id) if texts is None else texts, Remembered()
     store = run(
         model,
-        Data(examples, validation, identification),
+        data,
         options,
         Path(out),
-        texts=read_texts(None, model.id) if texts is None else texts,
+        texts=texts,
         templates=read_templates(None) if templates is None else templates,
         overwrite=overwrite,
+        remembered=remembered,
         progress=progress,
     )
+    if n_seeds > 1:
+        repeat(
+            store,
+            model,
+            data,
+            options,
+            n_seeds=n_seeds,
+            remembered=remembered,
+            texts=texts,
+            overwrite=overwrite,
+            progress=progress,
+        )
     write_report(store.folder, sections(store.results))
+    write_tables(store.folder, store.results)
     return store

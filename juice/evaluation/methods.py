@@ -100,7 +100,8 @@ class Treatment:
         if self.instructs:
             prompt = instructed(prompt, conflict_type, self.target)
         tokens = tuple(
-            model.first_token(prompt, example.answer(t)) for t in ("parametric", "context")
+            model.first_token(prompt, example.answer(t), opening=example.opening)
+            for t in ("parametric", "context")
         )
         watch = tuple(token for token in tokens if token is not None)
         alone, question_at = None, 0
@@ -113,9 +114,11 @@ class Treatment:
         elif self.apart:
             alone = prompt
         return model.request(
-            prompt,
+            model.tokenize(prompt, opening=example.opening),
             steer=steer,
-            without_context=alone,
+            without_context=(
+                None if alone is None else model.tokenize(alone, opening=example.opening)
+            ),
             question_at=question_at,
             max_tokens=max_tokens,
             watch=watch if len(watch) == len(tokens) else (),

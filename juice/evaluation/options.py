@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from juice.evaluation.methods import METHODS, MethodName
 from juice.identification import IdentificationOptions
@@ -17,7 +17,7 @@ class EvaluationOptions:
 
     `head_set` names the set to use for its target. A target without one uses the set named after
     it; if there is none, heads are found as `juice identify` does. `identification` is how the
-    paper's heads are found.
+    paper's heads are found. Without `measures_text`, plain text and longer answers are left out.
     """
 
     targets: tuple[Target, ...] = ("parametric", "context")
@@ -27,6 +27,17 @@ class EvaluationOptions:
     limit: int | None = None
     seed: int = 0
     n_large: int = N_LARGE
+    measures_text: bool = True
     identification: IdentificationOptions = field(
         default_factory=lambda: IdentificationOptions(method="probe")
     )
+
+    def with_seed(self, seed: int) -> EvaluationOptions:
+        """Return these options for another seed: what is compared between seeds, and no more."""
+        return replace(
+            self,
+            seed=seed,
+            identification=replace(self.identification, seed=seed),
+            analyses=(),
+            measures_text=False,
+        )

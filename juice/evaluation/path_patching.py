@@ -59,11 +59,15 @@ def counterpart(
 
     Only whole words are replaced.
     """
+    return _renamed(example.prompts[conflict_type], example, other)
+
+
+def _renamed(text: str, example: ConflictExample, other: ConflictExample) -> str:
     new = {
         example.subject: other.subject,
         **dict.fromkeys(example.context_answer, other.context_answer[0]),
     }
-    return swapped(example.prompts[conflict_type], new)
+    return swapped(text, new)
 
 
 def patches(
@@ -89,14 +93,15 @@ def patches(
         others = [e for e in others if e.relation == example.relation] or others
         if not others:
             continue
-        prompt = counterpart(example, rng.choice(others), conflict_type)
+        other = rng.choice(others)
+        prompt = counterpart(example, other, conflict_type)
         if prompt != example.prompts[conflict_type]:
             scored = scored_prompt(model, example, conflict_type)
             tokens = scored.answer_tokens
             made.append(
                 Patch(
                     scored.ids,
-                    model.prompts.tokens(prompt),
+                    model.prompts.tokens(prompt, _renamed(example.opening, example, other)),
                     tokens["context"],
                     tokens["parametric"],
                 )

@@ -29,6 +29,7 @@ from juice.evaluation.head_sets import head_sets_of, served_head_sets
 from juice.evaluation.identity import described, identity_of
 from juice.evaluation.methods import MethodName, Treatment, methods_for
 from juice.evaluation.options import EvaluationOptions
+from juice.evaluation.remembered import Remembered
 from juice.evaluation.splits import Data, Splits, split
 from juice.evaluation.store import Store, sha256
 from juice.evaluation.tables import by_popularity, table
@@ -51,6 +52,7 @@ def run(
     texts: Sequence[str] = (),
     templates: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    remembered: Remembered | None = None,
     progress: Progress = silent,
 ) -> Store:
     """Evaluate a model on data and keep everything in the folder `out`.
@@ -63,6 +65,7 @@ def run(
         texts: Plain texts for perplexity.
         templates: Templates of paraphrased prompts, by relation.
         overwrite: Start anew, whatever the folder holds.
+        remembered: Answers of this model that need not be asked for again.
         progress: Reports the progress of each piece of work.
 
     Returns:
@@ -115,7 +118,7 @@ def run(
                 f"no test example has a conflict prompt that the {target} target is judged on; "
                 "give substitution or coherent ones"
             )
-        _evaluate(target, preparer, options, store, texts, templates)
+        _evaluate(target, preparer, options, store, texts, templates, remembered or Remembered())
     store.results["is_complete"] = True
     store.save()
     return store
@@ -160,10 +163,13 @@ def _evaluate(
     store: Store,
     texts: Sequence[str],
     templates: Mapping[str, Any] | None,
+    remembered: Remembered,
 ) -> None:
     """Do the work of one target."""
     for name in methods_for(target, options.methods):
-        _measure(name, target, preparer, store, texts)
+        _measure(
+            name, target, preparer, store, remembered, texts if options.measures_text else None
+        )
     methods = store.results.get("targets", {}).get(target, {}).get("methods", {})
     inputs = AnalysisInputs(
         model=preparer.model,
@@ -186,9 +192,14 @@ def _evaluate(
 
 
 def _measure(
-    name: MethodName, target: Target, preparer: Preparer, store: Store, texts: Sequence[str]
+    name: MethodName,
+    target: Target,
+    preparer: Preparer,
+    store: Store,
+    remembered: Remembered,
+    texts: Sequence[str] | None,
 ) -> None:
-    """Measure one method."""
+    """Measure one method; without texts, neither plain text nor longer answers."""
     model, test, seed = preparer.model, preparer.splits.test, preparer.seed
     unit = partial(store.unit, "targets", target, "methods", name)
     with _noting(store):
@@ -199,11 +210,17 @@ def _measure(
             return
         treatments = preparer.treatments(name, target, choice)
         asked = model, test, treatments, seed, preparer.progress
-        answers = unit("answers", make=lambda: _answers(name, target, preparer, treatments))
-        unit("collateral", make=lambda: side_effects.collateral(*asked))
-        unit("continuations", make=lambda: side_effects.continuations(*asked))
+        answers = unit(
+            "answers", make=lambda: _answers(name, target, preparer, treatments, remembered)
+        )
+        unit("collateral", make=lambda: side_effects.collateral(*asked, remembered=remembered))
+        if texts is not None:
+            unit("continuations", make=lambda: side_effects.continuations(*asked))
         # Plain text has neither an instruction nor a context, and no gate.
-        if name not in ("prompt", *CONTRASTS, "question", "gated", "gated_apart"):
+        if texts is not None and name not in (
+            *("prompt", "question", "gated", "gated_apart"),
+            *CONTRASTS,
+        ):
             unit(
                 "perplexity",
                 make=lambda: side_effects.plain_text_perplexity(model, texts, treatments),
@@ -215,7 +232,11 @@ def _measure(
 
 
 def _answers(
-    name: MethodName, target: Target, preparer: Preparer, treatments: Mapping[str, Treatment]
+    name: MethodName,
+    target: Target,
+    preparer: Preparer,
+    treatments: Mapping[str, Treatment],
+    remembered: Remembered,
 ) -> dict[str, list[list[Any] | None]]:
     test = preparer.splits.test
     answers = ask(
@@ -224,6 +245,7 @@ def _answers(
         judged_types(target, test, any),
         treatments,
         target,
+        remembered=remembered,
         progress=preparer.progress,
         description=f"{name.replace('_', ' ')}, {target}",
     )

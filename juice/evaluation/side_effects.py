@@ -19,6 +19,7 @@ from juice.data.example import ConflictExample
 from juice.evaluation.answers import Answer, ask
 from juice.evaluation.methods import Treatment
 from juice.evaluation.metrics import mean, repetition
+from juice.evaluation.remembered import Remembered
 from juice.evaluation.splits import domain_of, limited
 from juice.identification.intervals import share_interval
 from juice.methods import CONFLICTS, ConflictType, Target
@@ -35,6 +36,8 @@ def collateral(
     treatments: Mapping[str, Treatment],
     seed: int,
     progress: Progress = silent,
+    *,
+    remembered: Remembered | None = None,
 ) -> dict[str, Any]:
     """Return accuracy with its interval and number of prompts, by control and conflict type.
 
@@ -44,6 +47,7 @@ def collateral(
         treatments: The method's treatment in each domain.
         seed: Seed of invented names.
         progress: Reports how many prompts are answered.
+        remembered: Answers that need not be asked for again.
     """
     controls: tuple[
         tuple[str, Sequence[ConflictExample], tuple[ConflictType, ...], Target], ...
@@ -60,6 +64,7 @@ def collateral(
             conflict_types,
             treatments,
             judged_by,
+            remembered=remembered,
             progress=progress,
             description=f"asking, {name.replace('_', ' ')}",
         )

@@ -158,7 +158,8 @@ def _usable(
             for t, prompt in example.prompts.items()
             for target in ("parametric", "context")
         ]
-        if not all(model.fits(prompt, max_tokens=example.max_tokens) for prompt in longest):
+        asked = [model.tokenize(prompt, opening=example.opening) for prompt in longest]
+        if not all(model.fits(ids, max_tokens=example.max_tokens) for ids in asked):
             left_out["prompts that are too long for the model"] += 1
         elif set(map(normalise, example.parametric_answer)) & set(
             map(normalise, example.context_answer)

@@ -12,10 +12,14 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from juice.errors import OutputError
+from juice.errors import OutputError, UsageError
+from juice.evaluation.frames import COLUMNS, TableName, rows_of
 from juice.files import write_lines
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FORMAT = "juice.evaluation/2"
 FILE = "results.json"
@@ -102,6 +106,25 @@ class Store:
         self.n_computed += 1
         self.save()
         return made
+
+    def to_frame(self, table: TableName = "accuracy") -> DataFrame:
+        """Return a table of the results as a pandas frame, as in the CSV files of the folder.
+
+        Args:
+            table: `accuracy`, `harm`, `answers`, `seeds` or `checkpoints`.
+
+        Raises:
+            UsageError: There is no such table, or pandas is not installed.
+        """
+        rows = rows_of(self.results, table)
+        try:
+            import pandas
+        except ImportError as error:
+            raise UsageError(
+                "a frame needs the package pandas; install it with: pip install pandas, or read "
+                f"{self.folder / f'{table}.csv'}"
+            ) from error
+        return pandas.DataFrame(rows, columns=list(COLUMNS[table]))
 
     def save(self) -> None:
         """Write the document in one step. Raises OutputError when it cannot be written."""

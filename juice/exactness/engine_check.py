@@ -25,6 +25,7 @@ from juice.engine import GenerationRequest, Limits
 from juice.errors import JuiceError, UnsupportedModelError
 from juice.exactness.comparison import bound_of, compared
 from juice.exactness.schedule import LIMITS, scheduled
+from juice.exactness.threads import one_if_small
 from juice.model.differences import distance, largest
 from juice.model.loaded import LoadedModel
 from juice.model.masks import narrow_sliding_windows
@@ -48,7 +49,9 @@ def checked_engine(loaded: LoadedModel, limits: Limits | None = None) -> Batchin
 
     Raises UnsupportedModelError where no mode does.
     """
-    return BatchingEngine(loaded, limits, exact_mode(loaded))
+    with one_if_small(loaded.model):
+        mode = exact_mode(loaded)
+    return BatchingEngine(loaded, limits, mode)
 
 
 def exact_mode(loaded: LoadedModel) -> Mode:

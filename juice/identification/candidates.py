@@ -61,10 +61,11 @@ class Search:
         conflicts = [t for t in judged_types(target, examples, any) if t != "clean"]
         asked: dict[str, list[Asked]] = {
             t: [
-                (model.prompts.tokens(e.prompts[t]), token)
+                (model.prompts.tokens(e.prompts[t], e.opening), token)
                 for e in examples
                 if t in e.prompts
-                and (token := model.first_token(e.prompts[t], e.answer(target))) is not None
+                and (token := model.first_token(e.prompts[t], e.answer(target), opening=e.opening))
+                is not None
             ]
             for t in conflicts
         }

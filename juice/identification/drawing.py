@@ -94,7 +94,9 @@ def _draw_known(
 def _fits(model: SteeredModel, example: ConflictExample) -> bool:
     """Return whether there is room for an answer to the clean prompt."""
     prompt = example.prompts.get("clean")
-    return prompt is None or model.fits(prompt, max_tokens=example.max_tokens)
+    return prompt is None or model.fits(
+        model.tokenize(prompt, opening=example.opening), max_tokens=example.max_tokens
+    )
 
 
 def _spread(candidates: Sequence[ConflictExample], seed: int) -> Iterator[ConflictExample]:

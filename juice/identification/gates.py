@@ -110,20 +110,21 @@ def _seen(
 ) -> dict[str, list[_Seen]]:
     """Run all prompts that fit: steered, and as the signals and what they are to save need it."""
 
-    def ask(prompt: str, steer: Steer, max_tokens: int) -> GenerationRequest:
-        return model.request(prompt, steer=steer, max_tokens=max_tokens, top_logprobs=1)
+    def ask(ids: tuple[int, ...], steer: Steer, max_tokens: int) -> GenerationRequest:
+        return model.request(ids, steer=steer, max_tokens=max_tokens, top_logprobs=1)
 
     none, wanted = Steer(target="none"), []
     for kind, prompts in groups.items():
         for own in prompts:
-            n = own.example.max_tokens
-            if not model.fits(own.prompt, max_tokens=n):
+            n, opening = own.example.max_tokens, own.example.opening
+            ids = model.tokenize(own.prompt, opening=opening)
+            if not model.fits(ids, max_tokens=n):
                 continue
-            runs = {"steered": ask(own.prompt, steer, 1 if kind == "conflicts" else n)}
+            runs = {"steered": ask(ids, steer, 1 if kind == "conflicts" else n)}
             if kind != "conflicts":
-                runs["unsteered"] = ask(own.prompt, none, n)
+                runs["unsteered"] = ask(ids, none, n)
             if steer.target == "parametric" and own.alone is not None:
-                runs["alone"] = ask(own.alone, none, 1)
+                runs["alone"] = ask(model.tokenize(own.alone, opening=opening), none, 1)
             wanted.append((kind, own, runs))
     requests = [request for _, _, runs in wanted for request in runs.values()]
     done = iter(model.engine.generate(requests, progress=progress, description=description))

@@ -75,9 +75,14 @@ def protected_prompts(
     """
     asked = {
         kind: [
-            (model.prompts.tokens(own.prompt), token)
+            (model.prompts.tokens(own.prompt, own.example.opening), token)
             for own in prompts
-            if (token := model.first_token(own.prompt, own.example.answer(own.answer))) is not None
+            if (
+                token := model.first_token(
+                    own.prompt, own.example.answer(own.answer), opening=own.example.opening
+                )
+            )
+            is not None
         ]
         for kind, prompts in endangered_prompts(target, examples).items()
         if kind in kinds

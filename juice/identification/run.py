@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from juice.data.example import ConflictExample
+from juice.data.readers import Examples, read_examples
 from juice.engine import Capability
 from juice.errors import JuiceError, NoConsistentHeadError, UsageError
 from juice.head_set import HeadScores, HeadSet
@@ -15,6 +16,7 @@ from juice.head_set.schema import NAME_PATTERN
 from juice.head_set.scores import ScoreKind
 from juice.identification.attribution import attribute_heads
 from juice.identification.drawing import check_conflicts, usable_examples
+from juice.identification.form import in_form_of_examples
 from juice.identification.learned_sets import learn_set
 from juice.identification.options import ALPHAS_MINUS, ALPHAS_PLUS, IdentificationOptions
 from juice.identification.probing import score_heads
@@ -28,7 +30,7 @@ from juice.steered_model import SteeredModel
 
 def identify(
     model: SteeredModel,
-    examples: Sequence[ConflictExample],
+    examples: Examples,
     *,
     target: Target,
     name: str | None = None,
@@ -46,7 +48,8 @@ def identify(
 
     Args:
         model: The model, on an engine that gives access to its activations.
-        examples: Facts that the model knows, each with a wrong answer.
+        examples: Facts that the model knows, each with a wrong answer: examples, rows, a data set
+            of `datasets`, or what `juice.read_examples` takes.
         target: `parametric` or `context`.
         name: The head set's name; None: the target.
         method: `attribution`, by gradients; `learned`, with a beta for each head; `probe`, the
@@ -60,7 +63,7 @@ def identify(
         relation: Draw examples of this relation only.
         chat_template: Make every prompt a user's message in a chat, where answers begin the
             assistant's turn: `default` for the tokenizer's own template, a file, or a template's
-            text.
+            text; `none` for plain prompts; None: as the examples were made.
         progress: Reports how much is scored.
 
     Returns:
@@ -76,7 +79,9 @@ def identify(
     """
     model.engine.require(Capability.ACTIVATIONS)
     if chat_template is not None:
-        model = model.with_chat_template(chat_template)
+        model = model.with_chat_template(None if chat_template == "none" else chat_template)
+    pool = read_examples(examples, split="identification")
+    model = in_form_of_examples(model, pool, is_chosen=chat_template is not None)
     options = IdentificationOptions(
         method=method,
         n_examples=n_examples,
@@ -86,7 +91,7 @@ def identify(
         alphas_minus=tuple(alphas_minus),
         relation=relation,
     )
-    drawn, _ = usable_examples(model, examples, options)
+    drawn, _ = usable_examples(model, pool, options)
     if method == "learned":
         check_name(name or target)
         check_conflicts(drawn, target)

@@ -29,7 +29,8 @@ def scored_prompt(
 ) -> ScoredPrompt:
     """Tokenise one prompt. Raises ExampleError with the reason when it cannot be scored."""
     prompt = example.prompts[conflict_type]
-    ids, limit = model.prompts.tokens(prompt), model.description.max_positions
+    ids = model.prompts.tokens(prompt, example.opening)
+    limit = model.description.max_positions
     where = f"example {example.subject!r} ({conflict_type})"
     if not ids:
         raise ExampleError(f"{where}: the prompt has no tokens")
@@ -39,7 +40,7 @@ def scored_prompt(
         )
     tokens: dict[Target, int] = {}
     for target in ("parametric", "context"):
-        token = model.first_token(prompt, example.answer(target))
+        token = model.first_token(prompt, example.answer(target), opening=example.opening)
         if token is None:
             raise ExampleError(
                 f"{where}: the {target} answer {example.answer(target)!r} has no tokens of its own"
@@ -63,10 +64,11 @@ def with_scored_answers(
         tokens = {
             a: t
             for a in example.parametric_answer
-            if (t := model.first_token(prompt, a)) is not None
+            if (t := model.first_token(prompt, a, opening=example.opening)) is not None
         }
         choices.append(tokens)
-        requests.append(model.request(prompt, max_tokens=1, watch=tuple(tokens.values())))
+        ids = model.tokenize(prompt, opening=example.opening)
+        requests.append(model.request(ids, max_tokens=1, watch=tuple(tokens.values())))
     best = {}
     for example, tokens, completion in zip(
         asked, choices, model.engine.generate(requests), strict=True

@@ -52,9 +52,10 @@ def scoring_request(
         steering: What steers it; None: nothing.
     """
     prompt = example.prompts[conflict_type]
-    token = model.first_token(prompt, example.answer(target))
+    token = model.first_token(prompt, example.answer(target), opening=example.opening)
     watch = () if token is None else (token,)
-    request = model.request(prompt, max_tokens=example.max_tokens, watch=watch)
+    ids = model.tokenize(prompt, opening=example.opening)
+    request = model.request(ids, max_tokens=example.max_tokens, watch=watch)
     return request if steering is None else request.with_steering(steering)
 
 

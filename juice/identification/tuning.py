@@ -15,6 +15,7 @@ from random import Random
 from statistics import fmean
 
 from juice.data.example import ConflictExample
+from juice.data.readers import Examples, read_examples
 from juice.engine import Steer
 from juice.engine.steering import unsteered
 from juice.errors import ExampleError, UsageError
@@ -39,7 +40,7 @@ N_FINALISTS = 2
 def tune(
     model: SteeredModel,
     head_set: HeadSet,
-    validation: Sequence[ConflictExample],
+    validation: Examples,
     *,
     method: Method = "juice",
     progress: Progress = silent,
@@ -51,7 +52,8 @@ def tune(
     Args:
         model: The model.
         head_set: The head set to tune.
-        validation: The examples to tune on, of which those that the model knows are used.
+        validation: The examples to tune on, of which those that the model knows are used; as for
+            `juice.identify`.
         method: `juice`, or `june` for its betas.
         progress: Reports how many prompts are read and answered.
 
@@ -59,7 +61,8 @@ def tune(
         ExampleError: No example can be used.
         UsageError: The model was given another form of prompt, or each head has its own beta.
     """
-    return choose(model, [head_set], validation, method=method, progress=progress)
+    examples = read_examples(validation, split="validation")
+    return choose(model, [head_set], examples, method=method, progress=progress)
 
 
 def choose(

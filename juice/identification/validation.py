@@ -66,7 +66,10 @@ def usable_validation(
     fitting = [
         e
         for e in complete
-        if all(model.fits(p, max_tokens=e.max_tokens) for p in e.prompts.values())
+        if all(
+            model.fits(model.tokenize(p, opening=e.opening), max_tokens=e.max_tokens)
+            for p in e.prompts.values()
+        )
     ]
     examples = known_examples(model, fitting)
     if not examples or not judged_types(target, examples):

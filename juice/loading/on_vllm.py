@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # of its processes
 }
 OWN_ONLY = ("device", "device_map", "offload_folder", "attn_implementation", "allow_approximate")
 OWN_QUANTIZATION = ("bnb-4bit", "bnb-8bit", "torchao-int8")

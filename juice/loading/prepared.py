@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from juice.errors import UnsupportedModelError
 from juice.exactness.head_check import check_heads
 from juice.exactness.linearity_check import why_not_linear
+from juice.exactness.threads import one_if_small
 from juice.model.fingerprint import identify_model
 from juice.model.layout import resolve
 from juice.model.loaded import LoadedModel, input_device
@@ -62,7 +63,8 @@ def prepare(
         folder=folder,
     )
     model.eval()
-    reason = why_not_linear(model, layout, input_device(model))
+    with one_if_small(model):
+        reason = why_not_linear(model, layout, input_device(model))
     if reason is not None:
         problem = f"{type(model).__name__} cannot be steered exactly: {reason}"
         if not allow_approximate:
@@ -86,7 +88,8 @@ def prepare(
         exact=reason is None,
     )
     try:
-        check_heads(loaded)
+        with one_if_small(model):
+            check_heads(loaded)
     except BaseException:
         loaded.release()
         raise

@@ -4,6 +4,8 @@ plain            tokenizer(prompt); an answer follows after a space
 through a chat   the prompt is one user message, rendered by a chat template up to where the
                  assistant's turn begins; the template writes the special tokens, and an answer is
                  the beginning of that turn
+
+A reply may have an opening, such as "The capital of Peru is", which the answer follows.
 """
 
 from __future__ import annotations
@@ -34,8 +36,13 @@ class PromptForm:
         """The hash of the chat template; None for plain prompts."""
         return sha256_of(self.chat_template)
 
-    def tokens(self, prompt: str) -> tuple[int, ...]:
-        """Return the tokens of a prompt; raises RequestError where the template refuses it."""
+    def tokens(self, prompt: str, opening: str = "") -> tuple[int, ...]:
+        """Return the tokens of a prompt and of the opening of its reply.
+
+        Raises RequestError where the template refuses the prompt.
+        """
+        if opening:
+            return self.joined(prompt, opening)[0]
         return (
             self.encode(prompt)
             if self.chat_template is None
@@ -116,15 +123,17 @@ class PromptForm:
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error
 
-    def first_token(self, prompt: str, answer: str) -> int | None:
-        """Return the first token of an answer's first word when it follows a prompt.
+    def first_token(self, prompt: str, answer: str, opening: str = "") -> int | None:
+        """Return the first token of an answer's first word when it follows a prompt and an opening.
 
         None if the word has no token of its own.
         """
         words = answer.split()
         if not words:
             return None
-        ids, start = self.joined(prompt, words[0])
+        ids, start = self.joined(prompt, f"{opening} {words[0]}".lstrip())
+        if opening:
+            start = _first_difference(ids, self.tokens(prompt, opening))
         return ids[start] if start < len(ids) else None
 
     def joined(self, prompt: str, answer: str) -> tuple[tuple[int, ...], int]:
@@ -135,10 +144,8 @@ class PromptForm:
         turn begins, so these stay unchanged, whatever they would merge with.
         """
         if self.chat_template is None:
-            alone, ids = self.encode(prompt), self.encode(f"{prompt} {answer}")
-            return ids, next(
-                (i for i, token in enumerate(ids) if i >= len(alone) or token != alone[i]), len(ids)
-            )
+            ids = self.encode(f"{prompt} {answer}")
+            return ids, _first_difference(ids, self.encode(prompt))
         text = self.rendered([user(prompt)])
         ids = self.encode(text)
         return ids + self._behind(text, ids, self._glue(prompt, text, ids, answer) + answer), len(
@@ -180,6 +187,12 @@ class PromptForm:
             if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == turn
         )
         return next(spelled, None) or self.encode(turn)
+
+
+def _first_difference(ids: tuple[int, ...], others: tuple[int, ...]) -> int:
+    """Return the first position of `ids` that differs from others, or is beyond them."""
+    pairs = zip(ids, others, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(others)))
 
 
 def user(prompt: str) -> Message:

@@ -22,7 +22,7 @@ class SteeredModel(RequestingModel):
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
         *,
         steer: OneOrEach[SteerTarget | Steer] = "none",
         strength: OneOrEach[float | None] = None,
@@ -45,6 +45,7 @@ class SteeredModel(RequestingModel):
         logit_bias: OneOrEach[Mapping[int, float] | None] = None,
         seed: OneOrEach[int | None] = None,
         structure: OneOrEach[Structure | None] = None,
+        skip_special_tokens: OneOrEach[bool] = True,
         progress: Progress = silent,
     ) -> list[Completion]:
         """Continue each prompt with its own options; all of them share batches.
@@ -52,7 +53,7 @@ class SteeredModel(RequestingModel):
         An option is one value for all prompts, or a list with one value per prompt.
 
         Args:
-            prompts: One text, or several.
+            prompts: One text, or several texts or lists of tokens.
             steer: `none`, `context`, `parametric`, or a `Steer` with more options.
             strength: Multiplies both betas, 0 to 100; None takes that of `steer`, by default 1.
             head_set: A head set or its name; None takes that of `steer`, by default the set
@@ -77,6 +78,7 @@ class SteeredModel(RequestingModel):
             logit_bias: Added to the logits of these tokens, by id.
             seed: Seed of the sampling, the same for each prompt; None draws a new one.
             structure: The form that the answer must have, such as `Structure.json_schema(...)`.
+            skip_special_tokens: Leave special tokens out of the text.
             progress: Reports how many prompts are done; see `juice.progress`.
 
         Returns:
@@ -205,9 +207,9 @@ class SteeredModel(RequestingModel):
         return scores
 
     def _requests(
-        self, prompts: str | Sequence[str], options: Mapping[str, Any]
+        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], options: Mapping[str, Any]
     ) -> list[GenerationRequest]:
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         return [
             self.request(text, **options_for(options, i, len(texts)))
             for i, text in enumerate(texts)

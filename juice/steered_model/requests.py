@@ -53,6 +53,7 @@ class RequestingModel(SteerableModel):
         logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
         structure: Structure | None = None,
+        skip_special_tokens: bool = True,
     ) -> GenerationRequest:
         """Turn a prompt and its options into a request for the engine.
 
@@ -120,9 +121,10 @@ class RequestingModel(SteerableModel):
             prompt_logprobs=prompt_logprobs,
             watch=watch,
             structure=structure,
+            skip_special_tokens=skip_special_tokens,
         )
 
-    def fits(self, prompt: str, *, max_tokens: int) -> bool:
+    def fits(self, prompt: str | Sequence[int], *, max_tokens: int) -> bool:
         """Return whether a prompt leaves room for `max_tokens` new tokens.
 
         Raises RequestError for a prompt that is not text.

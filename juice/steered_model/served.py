@@ -52,11 +52,14 @@ class ServedModel:
         """Stop the engine and all generations; a model object can then be loaded again."""
         self.engine.close()
 
-    def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def tokenize(
+        self, prompt: str, *, opening: str = "", add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
         """Return the tokens of a prompt, plain or through the chat template.
 
         Args:
             prompt: The text.
+            opening: Words with which the reply begins; they are the model's own in a chat.
             add_special_tokens: Only for plain prompts; a chat template writes its own.
 
         Raises:
@@ -73,15 +76,16 @@ class ServedModel:
                 param="prompt",
             ) from error
         if not add_special_tokens and self.prompts.chat_template is None:
-            return tuple(self.description.tokenizer(prompt, add_special_tokens=False)["input_ids"])
-        return self.prompts.tokens(prompt)
+            text = f"{prompt} {opening}" if opening else prompt
+            return tuple(self.description.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.prompts.tokens(prompt, opening)
 
-    def first_token(self, prompt: str, answer: str) -> int | None:
-        """Return the first token of an answer that continues a prompt, or None.
+    def first_token(self, prompt: str, answer: str, *, opening: str = "") -> int | None:
+        """Return the first token of an answer that continues a prompt and an opening, or None.
 
-        None means that the answer shares all its tokens with the prompt.
+        None means that the answer shares all its tokens with what is before it.
         """
-        return self.prompts.first_token(prompt, answer)
+        return self.prompts.first_token(prompt, answer, opening)
 
     def with_chat_template(self, template: str | Path | None = "default") -> Self:
         """Return the same model, which takes each text prompt as a user's message in a chat.
@@ -119,6 +123,11 @@ class ServedModel:
                 "give one that renders its messages"
             )
         return other
+
+    @property
+    def chat_template_sha256(self) -> str | None:
+        """The hash of the chat template that text prompts go through; None for plain prompts."""
+        return self.prompts.sha256
 
     @property
     def own_chat_template(self) -> str | None:

@@ -123,6 +123,8 @@ class VllmEngine(Engine):
             n_waiting=n_open - n_running,
             n_kv_bytes=round((newest.kv_cache_usage if newest else 0.0) * n_bytes),
             max_kv_bytes=n_bytes,
+            n_steps=self._statistics.n_steps if self._statistics else 0,
+            n_step_requests=self._statistics.n_step_requests if self._statistics else 0,
         )
 
     @property
@@ -222,7 +224,13 @@ class VllmEngine(Engine):
         self, index: int, request: GenerationRequest, sink: Sink, *, is_first: bool = False
     ) -> Generation:
         own = self.description
-        text = TextStream(own.tokenizer, request.prompt_ids, request.stop, self._special_ids)
+        text = TextStream(
+            own.tokenizer,
+            request.prompt_ids,
+            request.stop,
+            self._special_ids,
+            skip_special_tokens=request.skip_special_tokens,
+        )
         transcript = Transcript(index, request, text, own.stop_token_ids, sink)
         return Generation(request, transcript, self._loop, is_first=is_first)
 

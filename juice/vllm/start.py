@@ -113,6 +113,7 @@ def engine_arguments(
         "kv_cache_memory_bytes": limits.kv_memory_bytes,
         "generation_config": "vllm",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         "scheduler_cls": SCHEDULER,
         "worker_extension_cls": "juice.vllm.worker.WorkerExtension",
         "logits_processors": [PROCESSOR, STRUCTURES],

@@ -16,6 +16,7 @@ class Statistics(StatLoggerBase):
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self.newest = SchedulerStats()
         self.at = time.monotonic()
+        self.n_steps = self.n_step_requests = 0
 
     def record(
         self,
@@ -28,6 +29,11 @@ class Statistics(StatLoggerBase):
         self.at = time.monotonic()
         if scheduler_stats is not None:
             self.newest = scheduler_stats
+        if iteration_stats is not None:
+            self.n_steps += 1
+            # Those that the step finished no longer run.
+            n_finished = len(iteration_stats.finished_requests)
+            self.n_step_requests += self.newest.num_running_reqs + n_finished
 
     def log_engine_initialized(self) -> None:
         """Nothing to do."""

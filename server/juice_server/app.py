@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from asyncio import create_task
+from asyncio import create_task, to_thread
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib import import_module
 
 from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
@@ -16,25 +17,31 @@ import juice
 from juice import SteeredModel, load
 from juice.errors import JuiceError
 from juice_server import errors
+from juice_server.document import describe_fields
 from juice_server.intake import BodyIntake
 from juice_server.keys import Keys
-from juice_server.metrics import Metrics
-from juice_server.observe import Observer
 from juice_server.routes import (
     chat,
     compare,
     completions,
+    explain,
     generate,
     messages,
     models,
+    origins,
+    playground,
     probes,
     responses,
+    sweep,
     tokens,
 )
+from juice_server.schemas.failures import ErrorAnswer, MessagesErrorAnswer, documented
 from juice_server.security import KeyCheck
 from juice_server.service import Service
 from juice_server.settings import Settings
 from juice_server.sse import STEERING_HEADER
+from juice_server.telemetry.metrics import Metrics
+from juice_server.telemetry.observe import Observer
 
 LOG = logging.getLogger("juice_server")
 
@@ -49,7 +56,8 @@ def create(
     """Make the app; once it starts, the model loads in the background.
 
     `on_ready` is called with the loaded model; `on_failure` with the reason when it cannot be
-    loaded, or when the engine loses a process. Without `keys`, nobody needs one.
+    loaded, or when the engine loses a process. Without `keys`, nobody needs one. Raises UsageError
+    for traces that cannot be sent.
     """
 
     def load_model() -> SteeredModel:
@@ -66,7 +74,12 @@ def create(
             ).prompts.chat_template
         return model
 
-    metrics = Metrics()
+    model_name = settings.served_model_name or settings.model
+    metrics, spans = Metrics(model_name), None
+    if settings.otlp_traces_endpoint is not None:
+        spans = import_module("juice_server.telemetry.spans").Spans(
+            settings.otlp_traces_endpoint, model_name
+        )
     service = Service(load_model, settings, metrics)
 
     async def start() -> None:
@@ -86,19 +99,26 @@ def create(
         yield
         loading.cancel()
         service.close()
+        if spans is not None:
+            await to_thread(spans.close)
 
-    # A redirect would repeat whatever host the client sent.
     app = FastAPIOffline(
-        title="JuICE", version=juice.__version__, lifespan=lifespan, redirect_slashes=False
+        title="JuICE",
+        version=juice.__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,  # a redirect would repeat whatever host the client sent
+        redoc_url=None,  # its page asks another host for a picture
     )
     app.state.service = service
     errors.install(app)
     # Only for the document: the middleware below checks the key.
     key = [] if keys is None else [Security(HTTPBearer(auto_error=False))]
-    for room in (generate, compare, completions, chat, responses, models, tokens):
-        app.include_router(room.router, dependencies=key, responses=errors.DOCUMENTED)
-    app.include_router(messages.router, dependencies=key)
+    looking_inside = (compare, origins, sweep, explain)
+    for room in (generate, *looking_inside, completions, chat, responses, models, tokens):
+        app.include_router(room.router, dependencies=key, responses=documented(ErrorAnswer))
+    app.include_router(messages.router, dependencies=key, responses=documented(MessagesErrorAnswer))
     app.include_router(probes.router)
+    app.include_router(playground.router)
     # The last one added runs first.
     app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)
     if keys is not None:
@@ -111,7 +131,8 @@ def create(
             allow_headers=["*"],
             expose_headers=["x-request-id", STEERING_HEADER, "retry-after"],
         )
-    app.add_middleware(Observer, metrics=metrics)
+    describe_fields(app)
+    app.add_middleware(Observer, metrics=metrics, spans=spans)
     return app
 
 

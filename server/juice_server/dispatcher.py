@@ -202,12 +202,7 @@ class Group:
         self._n_open = left
 
     def _since_arrival(self, completion: Completion) -> Completion:
-        timing = replace(
-            completion.timing,
-            queued_s=completion.timing.queued_s + self._waited_s,
-            tokens_s=tuple(at + self._waited_s for at in completion.timing.tokens_s),
-        )
-        return replace(completion, timing=timing)
+        return replace(completion, timing=completion.timing.later(self._waited_s))
 
 
 class Turn:

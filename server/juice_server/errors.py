@@ -12,7 +12,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -145,37 +144,6 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-class ErrorContent(BaseModel):
-    """What went wrong: what was received, what was expected, and what to do."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(BaseModel):
-    """The answer to a request that fails."""
-
-    error: ErrorContent
-
-
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": description}
-    for status, description in {
-        400: "Something in the request is wrong; `param` names the field.",
-        401: "No key, or an unknown one.",
-        403: "The key may not do this.",
-        404: "No such model or head set.",
-        413: "The body is too large.",
-        422: "The head set was made for another model.",
-        429: "Too much waits, or the key has used up its minute; see Retry-After.",
-        500: "A fault of the server; its log has the details.",
-        503: "Loading, shutting down, or out of time.",
-    }.items()
-}
-
-
 def install(app: FastAPI) -> None:
     """Answer every exception of an app in the envelope."""
     for kind in (RequestValidationError, JuiceError, HTTPException, Exception):
@@ -253,7 +221,7 @@ def _invalid(error: RequestValidationError) -> Failure:
 
 
 def _is_branch(part: str) -> bool:
-    return "[" in part or part in ("str", "int")
+    return "[" in part or part in ("str", "int") or part[:1].isupper()  # a class
 
 
 def _got(error: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from juice.engine import Completion, GenerationRequest, Update
 from juice.errors import CancelledError, JuiceError
 from juice_server.dispatcher import Dispatcher
-from juice_server.metrics import Metrics
 from juice_server.presence import left_s, timed_out, while_present
+from juice_server.telemetry.metrics import Metrics
 from juice_server.trace import Trace
 
 
@@ -42,6 +42,7 @@ class Job:
             if update.is_last or not only_last:
                 loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
+        trace.submit(requests)
         self._running = dispatcher.submit(trace.client, requests, sink, priority=trace.priority)
         self._n_open = len(requests)
 
@@ -66,8 +67,8 @@ class Job:
                     update = await self._updates.get()
                 self._n_open -= update.is_last
                 if update.completion is not None:
-                    self._metrics.completed(update.completion)
-                    self._trace.note(update.completion)
+                    self._metrics.completed(update.completion, self._trace)
+                    self._trace.completions.append(update.completion)
                 if update.error is not None:
                     self._metrics.failed(update.error)
                     raise update.error

@@ -23,7 +23,6 @@ from juice_server.app import create, create_admin
 from juice_server.connection import guarded
 from juice_server.environment import injected_names
 from juice_server.keys import Keys
-from juice_server.observe import log_as_json
 from juice_server.service import Service
 from juice_server.settings import Settings
 
@@ -131,8 +130,6 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
         failures.append(error)
         server.lose_engine()
 
-    log_as_json("juice", "juice_server", "uvicorn.error", "asyncio")
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     _check_port(settings.host, settings.port, "port")
     if settings.admin_port is not None:
         if settings.admin_port == settings.port != 0:
@@ -175,7 +172,7 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
             create_admin(service), settings.admin_port, ADMIN_CONNECTIONS, lifespan="off"
         ),
     )
-    LOG.info("settings", extra={"fields": {"settings": settings.public()}})
+    LOG.info("settings", extra={"fields": settings.public()})
     if ignored := injected_names():
         LOG.info(
             "ignoring variables that Kubernetes sets for a Service",

@@ -1,4 +1,4 @@
-"""API keys: where any are set, all routes but the probes need `Authorization: Bearer KEY`."""
+"""API keys: where any are set, all routes but probes and pages need `Authorization: Bearer KEY`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from juice_server.errors import CLOSE, Failure, NotAllowedError, failure_of
 from juice_server.keys import Keys
 from juice_server.trace import trace_of
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/health", "/ping"})
+PLAYGROUND = "/playground/"
 # What needs more than to read, and what is sent but only reads.
 METRICS_PATH = "/metrics"
 READING = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
@@ -30,7 +31,7 @@ class KeyCheck:
         client, needed = self._keys.find(_sent_key(scope)), _needed(scope)
         if client is not None:
             trace_of(scope).client = client
-        elif scope["path"] not in OPEN_PATHS:
+        elif not _is_open(scope):
             failure = Failure(
                 status=401,
                 message=(
@@ -41,7 +42,7 @@ class KeyCheck:
             )
             await failure.response(scope)(scope, receive, send)
             return
-        if client is not None and scope["path"] not in OPEN_PATHS and needed not in client.scopes:
+        if client is not None and not _is_open(scope) and needed not in client.scopes:
             error = NotAllowedError(
                 f"the key {client.name} has no scope {needed}, but {', '.join(client.scopes)}: add "
                 "it in the keys file, or use another key"
@@ -49,6 +50,12 @@ class KeyCheck:
             await failure_of(error).response(scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+def _is_open(scope: Scope) -> bool:
+    """Return whether a path needs no key."""
+    path: str = scope["path"]
+    return path in OPEN_PATHS or path.startswith(PLAYGROUND)
 
 
 def _needed(scope: Scope) -> Permission:

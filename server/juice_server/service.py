@@ -18,8 +18,8 @@ from juice.errors import EngineStoppedError, JuiceError, UsageError
 from juice_server.dispatcher import Dispatcher
 from juice_server.errors import NotReadyError
 from juice_server.jobs import Job
-from juice_server.metrics import Metrics
 from juice_server.settings import Settings
+from juice_server.telemetry.metrics import Metrics
 from juice_server.trace import Trace, trace_of
 from juice_server.translation import Translator
 
@@ -64,7 +64,9 @@ class Service:
         model = await asyncio.wrap_future(loaded)
         self._dispatcher = Dispatcher(model.engine, self.settings.max_queue)
         self._translator = Translator(model, self.settings)
-        self.metrics.watch(lambda: self.status, lambda: self.translator.tokenizing.n_waiting)
+        self.metrics.watch(
+            model.engine, lambda: self.status, lambda: self.translator.tokenizing.n_waiting
+        )
 
     def _prepared(self) -> SteeredModel:
         model = self._load()
@@ -177,7 +179,7 @@ class Service:
             timeout_s=self.settings.request_timeout,
             only_last=only_last,
         )
-        self.metrics.read_prompt(trace.n_prompt_tokens)
+        self.metrics.read_prompt(trace)
         self._jobs.add(job)
         return job
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -19,11 +21,14 @@ from juice.options import EngineOptions, LoadOptions, first_problem
 from juice_server.environment import Environment, check_names
 from juice_server.fair_queue import with_room
 from juice_server.keys import Keys
+from juice_server.telemetry.logs import LogFormat
+from juice_server.tools.formats import FormatName
 
 if TYPE_CHECKING:
     from juice.engine import Limits
 
 MIB = 1 << 20
+OPENTELEMETRY = ("grpc", "opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -45,6 +50,21 @@ def _some(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     return keys
 
 
+def _collector(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
+        raise ValueError(
+            "expected the URL of a collector, such as http://localhost:4317 for gRPC or"
+            " http://localhost:4318/v1/traces for HTTP"
+        )
+    if any(find_spec(package) is None for package in OPENTELEMETRY):
+        raise ValueError(
+            "OpenTelemetry is not installed; install it from the clone with: pip install -e"
+            " '.[otel]'"
+        )
+    return url
+
+
 class Settings(BaseSettings, LoadOptions, EngineOptions):
     """What the server serves, to whom, and within which bounds. Durations are in seconds.
 
@@ -63,6 +83,13 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         description=(
             "The template of /v1/chat/completions: `default` for the tokenizer's own, "
             "or a Jinja file; else the tokenizer's own where it has one."
+        ),
+    )
+    tool_format: FormatName = Field(
+        default="auto",
+        description=(
+            "How the model writes calls of functions: hermes, qwen3_coder, llama3, mistral, json,"
+            " or auto to tell it from its tokenizer and chat template."
         ),
     )
     head_sets: Path | None = Field(
@@ -161,7 +188,14 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     engine_timeout: float = Field(
         default=60, gt=0, description="Seconds without a step after which the engine is stuck."
     )
+    log_format: LogFormat = Field(
+        default="text", description="Lines of the log: text to read, or json."
+    )
     log_prompts: bool = Field(default=False, description="Put prompts into the log.")
+    otlp_traces_endpoint: Annotated[str, AfterValidator(_collector)] | None = Field(
+        default=None,
+        description="Where OpenTelemetry traces go, such as http://localhost:4317; else nowhere.",
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -213,9 +247,10 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         return self.api_keys is not None or self.api_keys_file is not None
 
     def public(self) -> dict[str, Any]:
-        """Return the settings as plain data, without secrets."""
-        n_keys = len(self.api_keys or ())
-        return {**self.model_dump(mode="json", exclude={"api_keys"}), "api_keys": n_keys}
+        """Return the settings as plain data, without secrets; for text, those that were set."""
+        n_keys, is_short = len(self.api_keys or ()), self.log_format == "text"
+        own = self.model_dump(mode="json", exclude={"api_keys"}, exclude_defaults=is_short)
+        return {**own, "api_keys": n_keys}
 
 
 def read(flags: Mapping[str, Any]) -> Settings:

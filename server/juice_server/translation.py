@@ -20,6 +20,7 @@ from juice_server.schemas.shared import GenerationFields
 from juice_server.settings import Settings
 from juice_server.tokenizing import Tokenizing
 from juice_server.tokens import TokenTexts
+from juice_server.tools.formats import format_of
 from juice_server.trace import trace_of
 
 T = TypeVar("T")
@@ -53,6 +54,8 @@ class Translator:
         self.model_name = settings.served_model_name or model.id
         self.texts = TokenTexts(model.description.tokenizer)
         self.tokenizing = Tokenizing(settings.max_body)
+        template = self.chat_model.prompts.chat_template or ""
+        self.tool_format = format_of(model.description.tokenizer, template, settings.tool_format)
 
     @property
     def max_model_len(self) -> int | None:
@@ -92,7 +95,7 @@ class Translator:
         """
         steer, trace = self.steer(fields, alias), trace_of(request.scope)
         trace.priority = _priority(fields.priority, trace.client)
-        trace.steer = steer.target
+        trace.steer, trace.n_choices = steer.target, fields.n
         if self.settings.log_prompts:
             trace.prompts = [
                 own.text if isinstance(own.text, str) else str(own.text) for own in prompts
@@ -156,12 +159,13 @@ class Translator:
         if fields.n > settings.max_n:
             raise RequestError(f"n is {fields.n}; expected at most {settings.max_n}", param="n")
         model, made = self.chat_model if is_chat else self.model, []
-        if fields.structure is not None:
+        structure = options.get("structure", fields.structure)
+        if structure is not None:
             # Compiling it takes a while: this thread may wait, the event loop may not.
             try:
-                model.engine.structures.check(fields.structure)
+                model.engine.structures.check(structure)
             except RequestError as error:
-                error.param = fields.structure_field
+                error.param = "tools" if "structure" in options else fields.structure_field
                 raise
         for prompt in prompts:
             ids = self.tokens(prompt.text, add_special_tokens=not is_chat)

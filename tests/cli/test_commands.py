@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -47,6 +48,23 @@ def test_compare_shows_the_answers_of_context_and_memory() -> None:
     assert answers["none"]["steering"]["applied"] is False
 
 
+def test_compare_shows_columns_on_a_terminal() -> None:
+    done = juice(
+        *("generate", STATEMENT, "--context", f"{STATEMENT} Rome.", "--compare"),
+        *("--max-tokens", "4"),
+        FORCE_COLOR="1",
+        COLUMNS="90",
+    )
+    assert done.returncode == 0, done.stderr
+    plain = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
+    cells = [[own.strip() for own in line.split("┃")[1:-1]] for line in plain.splitlines()]
+    assert ["Memory", "Unsteered", "Context"] in cells
+    answers = [[own.strip() for own in line.split("│")[1:-1]] for line in plain.splitlines()]
+    (said,) = [own for own in answers if own and own[0].startswith("Paris")]
+    assert said[2].startswith("Rome")
+    assert "\x1b[30;106m" in done.stdout, "what the context makes likelier has its colour"
+
+
 def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> None:
     pool = [
         json.loads(line)
@@ -64,6 +82,8 @@ def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> N
         "3",
         "--out",
         str(tmp_path / "sets"),
+        "--html",
+        str(tmp_path / "page.html"),
         "--json",
     )
     assert done.returncode == 0, done.stderr
@@ -96,6 +116,11 @@ def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> N
     )
     assert set(json.loads(compared.stdout)) == {"none", "parametric"}
     assert "no head set 'context'" in compared.stderr
+    page = (tmp_path / "page.html").read_text()
+    found = json.loads((folder / "head_set.json").read_text())
+    assert f"L{found['heads']['plus'][0][0]}H{found['heads']['plus'][0][1]}" in page
+    assert "data:image/png;base64," in page
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', page), "it needs nothing else"
     shown = juice("inspect", str(folder), "--plot", str(tmp_path / "scores.png"))
     assert "- heads" in shown.stdout
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")

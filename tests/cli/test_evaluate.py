@@ -14,6 +14,7 @@ from tests.support.commands import interruptible, invoke
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,8 @@ pytestmark = FEW_EXAMPLES
         (("--templates", "/nowhere.json"), "/nowhere.json"),
         (("--checkpoints", "/nowhere"), "no checkpoint"),
         (("--target", "context", "--head-set", "parametric"), "--target parametric"),
+        (("--seeds", "0"), "--seeds"),
+        (("--seeds", "2", "--checkpoints", "/nowhere"), "leave --seeds out"),
     ],
 )
 def test_what_a_user_gets_wrong_is_one_line_and_leaves_no_report(
@@ -70,6 +73,30 @@ def test_an_interrupted_run_explains_how_to_resume_and_does(tmp_path: Path) -> N
     assert "were already in" in error
     assert "report.html" in output
     assert (out / "report.html").exists()
+
+
+def test_several_seeds_are_summed_up_on_the_terminal_in_the_report_and_as_csv(
+    tmp_path: Path,
+) -> None:
+    data, out = tmp_path / "few.jsonl", tmp_path / "out"
+    lines = (ROOT / "juice" / "models" / "mini" / "examples.jsonl").read_text().splitlines()
+    data.write_text("\n".join(lines[:40]) + "\n")
+    chosen = ("--target", "context", "--methods", "original,served", "--limit", "5")
+    arguments = ("evaluate", "--out", str(out), "--data", str(data), *chosen, "--seeds", "2")
+    code, output, error = invoke(*arguments)
+    assert code == 0, error
+    cells = json.loads((out / "results.json").read_text())["seeds"]["targets"]["context"]["served"]
+    cell = cells["table"]["average"]["coherent"]
+    lines = output.partition("Over 2 seeds, context\n")[2].splitlines()
+    (shown,) = [line for line in lines if line.startswith("served ")][:1]
+    assert f"worst {100 * cell['worst']:.1f}" in shown
+    assert f"{100 * cell['mean']:.1f} (" in shown
+    assert "### Over 2 seeds, context" in (out / "report.md").read_text()
+    code, output, error = invoke(*arguments, "--json")
+    assert code == 0, error
+    assert {"accuracy.csv", "answers.csv", "harm.csv", "seeds.csv"} <= set(
+        json.loads(output)["files"]
+    )
 
 
 @pytest.mark.skipif(

@@ -99,6 +99,21 @@ def test_what_cannot_be_found_is_one_line_that_says_what_there_is(tmp_path: Path
         find_head_set("one/context", tmp_path)
 
 
+def test_inspect_maps_the_scores_and_marks_the_chosen_heads() -> None:
+    found = HeadSet.load(SHIPPED / "mini" / "context")
+    shown = juice("inspect", str(SHIPPED / "mini" / "context")).stdout.splitlines()
+    start = next(i for i, line in enumerate(shown) if line.startswith("all heads"))
+    rows = {int(line[:9]): line[10:] for line in shown[start + 1 : start + 7]}
+    for mark, heads in (("[]", found.heads.plus), ("()", found.heads.minus)):
+        for head in heads:
+            cell = rows[head.layer][3 * head.index : 3 * head.index + 3]
+            assert cell[0] + cell[2] == mark
+    assert sum(row.count("[") for row in rows.values()) == len(found.heads.plus)
+    scores = found.scores.plus.mean(0)
+    layer, head = divmod(int(scores.abs().argmax()), scores.shape[1])
+    assert rows[layer][3 * head + 1] == "█"
+
+
 @pytest.mark.parametrize("command", ["select", "inspect"])
 @pytest.mark.parametrize("folder", ["head_sets", "head_sets/mini"])
 def test_a_folder_of_sets_is_refused_in_words(command: str, folder: str) -> None:

@@ -478,10 +478,10 @@ def test_the_error_for_a_name_that_is_not_a_source_names_the_sources(
         (
             "a.jsonl",
             b'{"promts": {}, "context_answer": "x"}',
-            r"a\.jsonl:1: subject: Field required",
+            r"a\.jsonl:1: subject is missing; expected the columns of JuICE: subject, .*; got ",
         ),
         ("a.jsonl", json.dumps({**OURS, "match": "ends"}).encode(), r"a\.jsonl:1: match"),
-        ("a.json", json.dumps([PARACONFLICT, OURS]).encode(), "row 2: Answer is missing"),
+        ("a.json", json.dumps([PARACONFLICT, OURS]).encode(), "row 2: Subject is missing"),
         (
             "a.json",
             json.dumps([{**PARACONFLICT, "Answer": [{}]}]).encode(),

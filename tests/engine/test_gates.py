@@ -100,7 +100,10 @@ def test_gated_requests_are_those_of_the_two_runs_or_of_one(
         assert done.steering.applied is steers
         assert done.steering.n_heads == (request.steering.report.n_heads if steers else 0)
         assert len(done.timing.tokens_s) == len(done.tokens)
-        assert 0 <= done.timing.queued_s <= done.timing.tokens_s[0] <= done.timing.tokens_s[-1]
+        begun_s, decided_s = done.timing.gate_s
+        assert 0 <= begun_s <= decided_s <= done.timing.tokens_s[0] <= done.timing.tokens_s[-1]
+        assert 0 <= done.timing.queued_s <= done.timing.tokens_s[0]
+        assert steers or done.timing.queued_s == begun_s
     assert engine.status.n_running == engine.status.n_waiting == 0
 
 

@@ -15,6 +15,13 @@ from juice.evaluation.report.sections import sections
 from juice.evaluation.report.verdicts import verdict
 from juice.evaluation.store import Store, read_results
 
+FACT = {
+    "subject": "Peru",
+    "parametric_answer": ["Lima", "Ciudad"],
+    "context_answer": "Oslo",
+    "prompts": {"substitution": "The capital of Peru is Oslo. The capital of Peru is"},
+}
+
 
 def cell(accuracy: float) -> dict:
     return {
@@ -127,7 +134,7 @@ def test_two_runs_are_compared_with_one_fact_by_fact() -> None:
         served_once={"a": 0.4, "average": 0.4},
         served={"a": 1.0, "average": 1.0},
     )
-    made["data"]["test"] = [{"relation": "a"}] * 20
+    made["data"]["test"] = [{**FACT, "relation": "a"}] * 20
     own = made["targets"]["parametric"]["methods"]
     for name, right in {"original": 0, "served_once": 8, "served": 20}.items():
         own[name]["answers"] = {"substitution": [["", i < right, None, None] for i in range(20)]}
@@ -181,7 +188,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_agrees_with_the_markdown(
     page.feed(html)
     assert not page.open
     assert page.loads
-    assert all(load.startswith("data:image/png;base64,") for load in page.loads)
+    assert all(load.startswith(("data:image/png;base64,", "#")) for load in page.loads)
     assert "one &lt;note&gt;" in html
     assert "75.0" in page.cells
     assert "| juice | 75.0 | 75.0 |" in markdown
@@ -217,7 +224,7 @@ def test_published_numbers_are_shown_next_to_those_of_the_papers_models() -> Non
     ).tables[0]
     printed = next(row for row in table.rows if row[0] == "juice (published)")
     numbers = published("google/gemma-2-2b", "parametric")["juice"]["world_capital"]
-    assert printed[1] == f"{numbers['substitution']:.1f}"
+    assert printed[2] == f"{numbers['substitution']:.1f}"
     text = next(section for section in made if section.title == "Toward the parametric answer").text
     assert any("ICML 2025" in sentence and "soft cap" in sentence for sentence in text)
 
@@ -240,3 +247,104 @@ def test_a_document_that_is_half_written_is_never_seen(tmp_path: Path) -> None:
 
 def interrupt() -> None:
     raise KeyboardInterrupt
+
+
+def with_answers() -> dict:
+    """Return results with two facts, asked under two methods, and a text that must be escaped."""
+    made = results(
+        original={"world_capital": 0.5, "average": 0.5},
+        served={"world_capital": 1.0, "average": 1.0},
+    )
+    clean = "The capital of Peru is"
+    first = {**FACT, "relation": "world_capital", "prompts": {"clean": clean, **FACT["prompts"]}}
+    second = {**first, "subject": "<Chad>", "relation": "book_author"}
+    made["data"]["test"] = [first, second]
+    own = made["targets"]["parametric"]["methods"]
+    for name, right in {"original": False, "served": True}.items():
+        answer = " Lima." if right else " Oslo & <b>so on</b>."
+        row = [answer, right, 0.25, 0.5]
+        own[name]["answers"] = {"substitution": [row, row], "clean": [row, None]}
+    return made
+
+
+class Items(HTMLParser):
+    """Reads the page as a browser without scripts does: the text of every item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.attributes: list[dict[str, str | None]] = []
+        self.depth = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "details":
+            self.depth += 1
+            self.texts.append("")
+            self.attributes.append(dict(attrs))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth -= tag == "details"
+
+    def handle_data(self, data: str) -> None:
+        if self.depth:
+            self.texts[-1] = " ".join(f"{self.texts[-1]} {data}".split())
+
+
+def test_every_answer_is_on_the_page_with_its_question_context_and_what_was_expected(
+    tmp_path: Path,
+) -> None:
+    write_report(tmp_path, sections(with_answers()))
+    html = (tmp_path / "report.html").read_text()
+    page = Items()
+    page.feed(html)
+    assert len(page.texts) == 3  # one fact has no answer to its clean prompt
+    assert page.texts[0] == (
+        "Peru, world capital, substitution (1 of 2 right) The capital of Peru is Oslo. The capital"
+        " of Peru is Expected: Lima, Ciudad ; the context answer: Oslo method answer verdict p"
+        " parametric p context original Oslo & <b>so on</b>. wrong 0.250 0.500 served Lima. right"
+        " 0.250 0.500"
+    )
+    assert "<Chad>" in page.texts[2] or "<Chad>" in page.texts[1]
+    assert '<span class="context">The capital of Peru is Oslo.</span>' in html
+    assert page.attributes[0] == {
+        "class": "item",
+        "data-relation": "world capital",
+        "data-conflict": "substitution",
+        "data-right": "served",
+        "data-wrong": "original",
+    }
+    # Without scripts nothing is hidden but the filter.
+    assert html.count(" hidden") == html.count('<form class="filter" hidden>') == 1
+    assert "Single answers" not in (tmp_path / "report.md").read_text()
+
+
+def test_a_page_of_many_prompts_shows_the_first_and_says_so() -> None:
+    made = with_answers()
+    made["data"]["test"] *= 1000
+    for own in made["targets"]["parametric"]["methods"].values():
+        own["answers"] = {"substitution": [["", True, None, None]] * 2000}
+    section = sections(made)[-1]
+    assert len(section.items) == 1500
+    assert section.text[0].startswith("2000 prompts")
+    assert section.text[1] == "This page shows the first 1,500 prompts."
+
+
+def test_the_contents_lead_to_every_section(tmp_path: Path) -> None:
+    made = with_answers()
+    made["targets"]["context"] = made["targets"]["parametric"]
+    every = sections(made)
+    write_report(tmp_path, every)
+    html, markdown = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
+    linked = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', html)
+    titles = dict(re.findall(r'<h[123] id="([^"]+)">([^<]+)</h[123]>', html))
+    assert len(titles) == len(every)
+    assert [title for _, title in linked] == [section.title for section in every[1:]]
+    assert all(titles[place] == title for place, title in linked)
+    assert "  - [Text](#text)\n" in markdown
+    assert "  - [Text](#text-1)\n" in markdown
+
+
+def test_the_average_comes_first() -> None:
+    table = sections(with_answers())[1].tables[0]
+    assert list(table.header) == ["method", "average", "world capital"]
+    assert table.rows[1] == ["served", "100.0", "100.0"]

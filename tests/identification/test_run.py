@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from datasets import Dataset
 
 import juice
-from juice.errors import NoConsistentHeadError, UsageError
+from juice.data.example import to_json_line
+from juice.errors import ExampleError, NoConsistentHeadError, UsageError
 from juice.head_set import HeadScores
 from juice.identification import IdentificationOptions, run
 from tests.support import tiny
@@ -81,3 +86,22 @@ def test_identification_is_the_same_for_the_same_seed_and_differs_for_another() 
     )
     assert first.model_dump() == again.model_dump()
     assert first.identification.examples_sha256 != other.identification.examples_sha256
+
+
+def test_rows_in_memory_find_and_tune_what_the_same_file_does(tmp_path: Path) -> None:
+    """As a list of dicts, as a data set, and by the file's name."""
+    rows = [json.loads(to_json_line(e)) for e in juice.read_examples("mini")[:20]]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with juice.load("mini") as model:
+        found = [
+            juice.identify(model, given, target="context", n_examples=6)
+            for given in (juice.read_examples(file), rows, Dataset.from_list(rows), file)
+        ]
+        tuned = [juice.tune(model, found[0], given) for given in (rows, file)]
+        del rows[0]["prompts"]
+        with pytest.raises(ExampleError, match="row 1: prompts is missing; expected the columns"):
+            juice.identify(model, rows, target="context")
+    first, *others = (one.model_dump() for one in found)
+    assert others == [first] * 3
+    assert tuned[0].model_dump() == tuned[1].model_dump()

@@ -28,6 +28,21 @@ def test_an_answer_begins_after_the_tokens_of_the_rendered_prompt() -> None:
         assert prompts.first_token("Capital of Peru:", "Lima Callao") == ids[start]
 
 
+def test_an_opening_is_what_the_model_has_said_and_the_answer_follows_it() -> None:
+    """Mistakes caught: an opening in the user's turn, and a first token that is the opening's."""
+    own, opening = tokenizer(), "The capital is"
+    forms = [(loaded(template), glue, turn) for template, turn, glue in TURNS.values()]
+    chats = [(model.with_chat_template(), glue, turn) for model, glue, turn in forms]
+    for model, glue, turn in [*chats, (loaded(PLAIN), " ", END + "{}")]:
+        ids = model.tokenize("Capital of Peru:", opening=opening)
+        assert own.decode(ids) == turn.format("Capital of Peru:") + glue + opening
+        assert ids[
+            : len(ids) - len(own(glue + opening, add_special_tokens=False)["input_ids"])
+        ] == (model.tokenize("Capital of Peru:"))
+        first = own(" Lima", add_special_tokens=False)["input_ids"][0]
+        assert model.first_token("Capital of Peru:", "Lima Callao", opening=opening) == first
+
+
 def test_plain_prompts_keep_their_own_start_token_and_a_space_before_the_answer() -> None:
     model = loaded(PLAIN)
     scored = scored_prompt(model, examples()[0], "clean")

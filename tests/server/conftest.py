@@ -36,6 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(
         "--api-keys-file",
         str(keys),
+        "--log-format",
+        "json",
         environment={"JUICE_API_KEYS": KEYS[0], "JUICE_CORS_ORIGINS": "https://a.example"},
     ) as running:
         yield running

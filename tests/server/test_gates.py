@@ -192,7 +192,7 @@ def test_a_chat_has_no_gate_from_plain_prompts_and_a_question_needs_its_context(
 
 def test_a_default_gate_holds_for_all_that_steer_and_is_logged_and_counted() -> None:
     with (
-        serving("--default-gate", "auto") as server,
+        serving("--default-gate", "auto", "--log-format", "json") as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
         info = client.get("/info").json()["steering"]

@@ -131,7 +131,9 @@ def test_each_key_may_do_what_the_file_says_and_the_file_is_read_again(tmp_path:
         + entry("slow", "few", requests_per_minute=2, priority=5)
         + entry("urgent", "now", priority=-5)
     )
-    with serving("--api-keys-file", str(file), "--max-batch", "2") as server:
+    with serving(
+        "--api-keys-file", str(file), "--max-batch", "2", "--log-format", "json"
+    ) as server:
 
         def get(path: str, key: str) -> int:
             return httpx.get(f"{server.url}{path}", headers=bearer(key)).status_code

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from tests.support.serving import Server, serving
 
@@ -85,17 +86,42 @@ def test_a_last_turn_of_the_assistants_goes_on(client: anthropic.Anthropic, serv
     assert create(client, messages=turns).content[0].text == expected
 
 
+class City(BaseModel):
+    kind: Literal["capital"]
+    country: Literal["Peru", "Egypt"]
+
+
+@pytest.mark.parametrize("steer", ["none", "context"])
+def test_an_answer_is_parsed_whole_and_streamed(client: anthropic.Anthropic, steer: str) -> None:
+    options: Any = {"model": "mini", "max_tokens": 64, "messages": QUESTION}
+    extra = {"temperature": 0, "steer": steer}
+    parsed = client.messages.parse(**options, output_format=City, extra_body=extra)
+    assert isinstance(parsed.parsed_output, City)
+    assert parsed.steering["target"] == steer
+    with client.messages.stream(**options, output_format=City, extra_body=extra) as stream:
+        assert stream.get_final_message().parsed_output == parsed.parsed_output
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
         ({"model": "gpt-9"}, anthropic.NotFoundError),
         ({"messages": []}, anthropic.BadRequestError),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, anthropic.BadRequestError),
+        ({"tools": [{"type": "web_search_20250305", "name": "f"}]}, anthropic.BadRequestError),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000},
             anthropic.BadRequestError,
         ),
         ({"max_tokens": 0}, anthropic.BadRequestError),
+        ({"output_config": {"effort": "high"}}, anthropic.BadRequestError),
+        ({"output_config": {"format": {"type": "xml"}}}, anthropic.BadRequestError),
+        (
+            {
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+                "extra_body": {"guided_regex": "a"},
+            },
+            anthropic.BadRequestError,
+        ),
         ({"extra_body": {"steering": "context"}}, anthropic.BadRequestError),
     ],
     ids=str,

@@ -27,7 +27,6 @@ def routes_of(server: Server) -> list[tuple[str, str]]:
     return [
         *described,
         ("GET", "/docs"),
-        ("GET", "/redoc"),
         ("GET", "/openapi.json"),
         ("GET", "/nothing"),
         ("OPTIONS", "/generate"),
@@ -134,9 +133,10 @@ def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
 
 def test_schemathesis_finds_no_5xx(tmp_path: Path) -> None:
     """Every route gets values that fit the served OpenAPI document, and values that do not."""
-    with serving("--max-tokens", "20") as server:
+    with serving("--max-tokens", "20", "--log-format", "json") as server:
         options = (
-            "--checks not_a_server_error --max-examples 40 --seed 1 --workers 2"
+            # With several workers, Python 3.11 may lose count in its parser.
+            "--checks not_a_server_error --max-examples 25 --seed 1 --workers 1"
             " --suppress-health-check all --no-color"
         )
         command = [
@@ -146,7 +146,8 @@ def test_schemathesis_finds_no_5xx(tmp_path: Path) -> None:
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
         )
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        own = [line for line in server.log() if line["level"] == "error"]
+        assert done.returncode == 0, (own, done.stdout[-6000:], done.stderr[-2000:])
         n_cases, n_passed = re.search(r"(\d+) generated, (\d+) passed", done.stdout).groups()
         assert n_cases == n_passed
         assert int(n_passed) > 1000

@@ -102,3 +102,27 @@ def test_64_prompts_with_8_choices_each_are_one_request(http: httpx.Client) -> N
     answer = http.post("/v1/completions", json=body)
     assert answer.status_code == 200
     assert len(answer.json()["choices"]) == 512
+
+
+@pytest.mark.parametrize("steer", ["context", '{"target": "context", "strength": 2}', None])
+def test_vllms_own_place_for_steer_is_read(client: httpx.Client, steer: str | None) -> None:
+    body = {"model": "mini", "prompt": "The capital of Peru is", "max_tokens": 2}
+    answer = client.post("/v1/completions", json={**body, "vllm_xargs": {"steer": steer}})
+    report = answer.json()["steering"]
+    asked = json.loads(steer) if steer and steer[0] == "{" else {"target": steer or "none"}
+    assert asked.items() <= report.items()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"vllm_xargs": {"steer": "context", "other": 1}},
+        {"vllm_xargs": {"steer": "context"}, "steer": "context"},
+        {"vllm_xargs": {"steer": "{context"}},
+        {"vllm_xargs": "context"},
+    ],
+    ids=str,
+)
+def test_what_else_stands_there_is_refused(client: httpx.Client, fields: dict) -> None:
+    answer = client.post("/v1/completions", json={"model": "mini", "prompt": "x", **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "vllm_xargs")

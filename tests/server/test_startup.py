@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -79,6 +80,15 @@ def test_a_wrong_setting_ends_the_server_with_one_line(
     assert "Traceback" not in server.errors()
 
 
+def test_the_server_starts_with_nothing_on_standard_error_but_its_own_lines() -> None:
+    """No library's warning, advice or progress bar."""
+    with serving() as server:
+        lines = [line for line in server.errors().splitlines() if line]
+    assert len(lines) > 4
+    own = r"\d\d:\d\d:\d\d info: |juice: (?!warning)|curl -s "
+    assert not [line for line in lines if not re.match(own, line)]
+
+
 KUBERNETES = {
     "JUICE_SERVICE_HOST": "10.0.0.7",
     "JUICE_SERVICE_PORT": "8000",
@@ -94,7 +104,7 @@ KUBERNETES = {
 
 
 def test_what_kubernetes_sets_for_a_service_called_juice_is_ignored() -> None:
-    with serving(environment=KUBERNETES) as server:
+    with serving("--log-format", "json", environment=KUBERNETES) as server:
         (line,) = [own for own in server.log() if own["message"].startswith("ignoring variables")]
         assert set(line["variables"]) == set(KUBERNETES)
 

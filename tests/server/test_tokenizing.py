@@ -101,7 +101,7 @@ def test_large_texts_of_one_client_hold_up_nobody_and_not_for_those_that_left() 
     """Kills: 150 prompts of a million characters kept everybody waiting for minutes."""
     text = "The capital of Peru is Lima. " * 34_000
     body = raw_post({"text": text}, "/tokenize")
-    with serving("--max-connections", "200") as server:
+    with serving("--max-connections", "200", "--log-format", "json") as server:
         crowd = [server.connect() for _ in range(24)]
         for connection in crowd:
             connection.sendall(body)

@@ -113,6 +113,9 @@ def test_a_prompt_over_the_context_has_openais_code(client: httpx.Client) -> Non
     [
         "/generate",
         "/compare",
+        "/origins",
+        "/sweep",
+        "/explain",
         "/v1/completions",
         "/v1/chat/completions",
         "/tokenize",

@@ -53,6 +53,9 @@ async def at_the_same_time(model: juice.SteeredModel) -> str:
 def find(model: juice.SteeredModel) -> juice.HeadSet:
     examples = juice.read_examples("mini")
     found = juice.identify(model, examples, target="parametric", top_k=5, alphas_plus=(0.5, 1, 2))
+    juice.identify(model, [{"subject": "Peru"}], target="context")
+    juice.identify(model, "mini", target="context")
+    juice.identify(model, [1, 2], target="context")  # wrong
     juice.identify(model, examples, target="memory")  # wrong
     juice.identify(model, examples, target="context", topk=5)  # wrong
     tuned = juice.tune(model, found, examples, method="june")

@@ -47,7 +47,7 @@ def format_of(row: Row) -> Format:
         if found >= set(known.columns):
             return known
     if found & set(OURS.columns[1:]):
-        return OURS  # its error names what is missing
+        return OURS  # what is missing is named
     expected = "; ".join(f"{known.name} ({', '.join(known.columns)})" for known in FORMATS)
     raise ExampleError(
         f"{row.where}: the columns {', '.join(map(str, found)) or 'none'} are of no known format; "
@@ -63,12 +63,14 @@ def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[Con
     """
     examples, reasons = [], []
     for name, rows in files:
+        if not rows:
+            raise ExampleError(f"{name} are empty; expected one example per row")
         known = format_of(rows[0])
         for where, values in rows:
-            if lacking := set(known.columns) - values.keys() if known is not OURS else None:
+            if lacking := [column for column in known.columns if column not in values]:
                 raise ExampleError(
-                    f"{where}: {min(lacking)} is missing; expected the columns of {known.name}: "
-                    f"{', '.join(known.columns)}"
+                    f"{where}: {lacking[0]} is missing; expected the columns of {known.name}: "
+                    f"{', '.join(known.columns)}; got {', '.join(map(str, values)) or 'none'}"
                 )
             example = known.read_row(values, where, name)
             if isinstance(example, str):

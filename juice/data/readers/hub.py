@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from juice.data.readers.rows import Row
+from juice.data.readers.rows import Row, without_nulls
 from juice.errors import ExampleError, first_line
 
 PREFERRED_SPLITS = ("dev", "validation", "test")
@@ -91,18 +91,8 @@ def _rows(data: Any, split: str | None, name: str) -> list[Row]:
             )
         data = data[chosen]
     rows = [
-        Row(f"{name}, row {number}", _without_nulls(values))
-        for number, values in enumerate(data, 1)
+        Row(f"{name}, row {number}", without_nulls(values)) for number, values in enumerate(data, 1)
     ]
     if not rows:
         raise ExampleError(f"the data set {name} is empty; expected one example per row")
     return rows
-
-
-def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """Drop the nulls with which a table fills missing values."""
-    kept = {name: value for name, value in values.items() if value is not None}
-    return {
-        name: _without_nulls(value) if isinstance(value, dict) else value
-        for name, value in kept.items()
-    }

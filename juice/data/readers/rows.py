@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +48,15 @@ def rows_of_file(path: Path) -> list[Row]:
             "or CSV with a header"
         )
     return rows
+
+
+def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop the nulls with which a table fills missing values."""
+    kept = {name: value for name, value in values.items() if value is not None}
+    return {
+        name: without_nulls(value) if isinstance(value, dict) else value
+        for name, value in kept.items()
+    }
 
 
 def _text(path: Path) -> str:

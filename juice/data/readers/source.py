@@ -6,6 +6,7 @@
     hub:owner/name[:split]            any hub data set in a known format
     FILE                              JSON lines, a JSON array or CSV, in a known format
     FOLDER                            such files, a data set saved by `datasets`, or parquet files
+    ROWS                              rows in memory, such as a data set of `datasets`
 
 A split chooses among the files of a folder whose names contain theirs, as ParaConflict's do
 (`world_capital.unfiltered_test.json`); all other sources are one set, whatever the split.
@@ -22,6 +23,7 @@ from juice.data.example import ConflictExample
 from juice.data.readers import faitheval, nqswap, paraconflict
 from juice.data.readers.formats import examples_of
 from juice.data.readers.hub import is_data_folder, rows_of_data_folder, rows_of_hub
+from juice.data.readers.memory import Examples, examples_in_memory
 from juice.data.readers.rows import Row, rows_of_file
 from juice.errors import ExampleError
 from juice.files import MINI
@@ -41,13 +43,18 @@ HUB_IDS = {
 ENDINGS = (".jsonl", ".json", ".csv")
 
 
-def read_examples(source: str | Path, *, split: Split = "test") -> list[ConflictExample]:
+def read_examples(source: Examples, *, split: Split = "test") -> list[ConflictExample]:
     """Read the examples of a source, in its order.
+
+    Examples in memory are returned as they are; rows in memory, such as a data set of `datasets`,
+    are made into examples.
 
     Raises ExampleError for a source that cannot be read, the first malformed row, or columns of no
     known format. Warns of rows without a conflict, which are left out, and of duplicate subjects
     (within a relation), which are kept.
     """
+    if not isinstance(source, str | Path):
+        return examples_in_memory(source)
     name, domain = str(source), _domain(str(source))
     examples = [e for e in examples_of(_files(source, split), name) if domain in (None, e.relation)]
     if not examples:

@@ -100,6 +100,8 @@ def paraphrased(
         }
         prompts = {t: prompt for t, prompt in prompts.items() if t in example.prompts}
         made.append(
-            example.model_copy(update={"prompts": prompts, "context": None, "question": None})
+            example.model_copy(
+                update={"prompts": prompts, "context": None, "question": None, "opening": ""}
+            )
         )
     return made

@@ -7,6 +7,8 @@ figures          a picture for each analysis
 parts            sections, tables, pictures, and how numbers look
 verdicts         which method is best, and whether by more than chance
 method_sections  what the methods did toward one target
+seeds            what they did over several seeds
+items            single answers
 sections         all sections, in order
 render           Markdown and HTML
 """

@@ -77,7 +77,7 @@ def heads(result: Mapping[str, Any], target: str) -> Any:
         figure.colorbar(
             image,
             ax=axes[i * len(types) : (i + 1) * len(types)],
-            label=f"{MEANINGS[result.get('kind', 'probe')]} ({target} answer)",
+            label=f"{MEANINGS[result.get('kind', 'probe')]}\n({target} answer)",
         )
     return figure
 

@@ -23,17 +23,17 @@ def accuracy_section(
     """Return accuracy by method and domain, with what it means."""
     domains = [d for d in next(iter(tables.values())) if d != AVERAGE]
     types = list(next(iter(tables.values()))[AVERAGE])
-    header = ["method", *map(words, domains), AVERAGE]
+    columns = [AVERAGE, *domains]
+    header = ["method", *map(words, columns)]
     rows = [
-        [words(name), *(_cells(table[d], types) for d in [*domains, AVERAGE])]
-        for name, table in tables.items()
+        [words(name), *(_cells(table[d], types) for d in columns)] for name, table in tables.items()
     ]
     model_id: str = results["identity"]["model"]["id"]
     printed = published(model_id, target)
     rows += [
         [
             f"{words(name)} (published)",
-            *(_printed(own.get(d), types) for d in [*domains, AVERAGE]),
+            *(_printed(own.get(d), types) for d in columns),
         ]
         for name, own in printed.items()
     ]

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from juice.errors import OutputError, UsageError
-from juice.evaluation.report.parts import Section, Table
-from juice.files import write_lines
+from juice.evaluation.report.parts import Section, Table, anchors
+from juice.files import LOOK, write_lines
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html"
 DPI = 110
@@ -45,6 +45,11 @@ def write_report(folder: Path, made: Sequence[Section]) -> None:
     write_lines(folder / "report.html", [_html(made, pictures)], overwrite=True)
 
 
+def write_page(path: Path, made: Sequence[Section], *, overwrite: bool) -> None:
+    """Write one HTML file; raises OutputError where it cannot be written."""
+    write_lines(path, [_html(made, _pictures(made))], overwrite=overwrite)
+
+
 def _pictures(made: Sequence[Section]) -> dict[str, bytes]:
     drawn = {}
     for picture in (picture for section in made for picture in section.pictures):
@@ -57,8 +62,12 @@ def _pictures(made: Sequence[Section]) -> dict[str, bytes]:
 
 def _markdown(made: Sequence[Section]) -> str:
     lines: list[str] = []
+    # Single answers are for the page, which can filter them.
+    made = [section for section in made if not section.items]
     for i, section in enumerate(made):
         lines += [f"{'#' * (section.level if i else 1)} {section.title}", ""]
+        if i == 0 and len(made) > 1:
+            lines += [*_contents(made), ""]
         for sentence in section.text:
             lines += [sentence, ""]
         for table in section.tables:
@@ -66,6 +75,12 @@ def _markdown(made: Sequence[Section]) -> str:
         for picture in section.pictures:
             lines += [f"![{picture.caption}](figures/{picture.name}.png)", ""]
     return "\n".join(lines)
+
+
+def _contents(made: Sequence[Section]) -> list[str]:
+    """Return links to all sections but the first."""
+    linked = list(zip(made, anchors(made), strict=True))[1:]
+    return [f"{'  ' * (s.level - 2)}- [{s.title}](#{anchor})" for s, anchor in linked]
 
 
 def _rows(table: Table) -> list[str]:
@@ -89,5 +104,8 @@ def _html(made: Sequence[Section], pictures: dict[str, bytes]) -> str:
     environment.filters["inline"] = inline
     encoded = {name: base64.b64encode(content).decode() for name, content in pictures.items()}
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        sections=made, pictures=encoded
+        sections=made,
+        anchors=anchors(made),
+        pictures=encoded,
+        look=LOOK.read_text(encoding="utf-8"),
     )

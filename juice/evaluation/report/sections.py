@@ -9,6 +9,7 @@ from juice.evaluation.methods import METHODS
 from juice.evaluation.report import figures
 from juice.evaluation.report.analysis_tables import ANALYSES
 from juice.evaluation.report.harm import harm_section
+from juice.evaluation.report.items import items_section
 from juice.evaluation.report.method_sections import (
     accuracy_section,
     averages_section,
@@ -17,6 +18,7 @@ from juice.evaluation.report.method_sections import (
     text_section,
 )
 from juice.evaluation.report.parts import Picture, Row, Section, Table, number
+from juice.evaluation.report.seeds import seeds_section
 
 
 def sections(results: Mapping[str, Any]) -> list[Section]:
@@ -30,10 +32,10 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
             name: methods[name]["table"] for name in METHODS if "table" in methods.get(name, {})
         }
         if tables:
-            harm = harm_section(target, own)
+            optional = (seeds_section(results, target), harm_section(target, own))
             made += [
                 accuracy_section(results, target, tables),
-                *([harm] if harm else []),
+                *(section for section in optional if section),
                 averages_section(target, tables),
                 *popularity_sections(own),
                 choices_section(own),
@@ -41,7 +43,8 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
             ]
         for name, result in own.get("analyses", {}).items():
             made.append(_analysis(name, target, result))
-    return made
+    singles = (items_section(results, target) for target in results.get("targets", {}))
+    return [*made, *(section for section in singles if section)]
 
 
 def _setting(results: Mapping[str, Any]) -> Section:

@@ -3,72 +3,109 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
-from juice.engine import GenerationRequest, Steer
+from juice.engine import Completion, SteerTarget, Update
 from juice.errors import HeadSetNotFoundError
 from juice.methods import TARGETS
+from juice_server.errors import Failure
+from juice_server.questions import asked
 from juice_server.routes.generate import timing_of
 from juice_server.routes.strict import StrictRoute
-from juice_server.schemas.generate import Answer, CompareRequest, CompareResponse
+from juice_server.schemas.compare import Answer, CompareRequest, CompareResponse
 from juice_server.schemas.shared import usage_of
 from juice_server.service import Service, ServiceOf
-from juice_server.trace import trace_of
+from juice_server.sse import Event, answered
+from juice_server.trace import Trace, trace_of
 
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/compare")
-async def compare(body: CompareRequest, request: Request, service: ServiceOf) -> CompareResponse:
-    """Show what context and memory would each answer."""
+@router.post("/compare", response_model=CompareResponse)
+async def compare(body: CompareRequest, request: Request, service: ServiceOf) -> Response:
+    """Show what context and memory would each answer.
+
+    With `stream`: events {"target", "text"}, with `logprobs` their tokens, a last one with the
+    rest, and [DONE].
+    """
     trace = trace_of(request.scope)
-    if service.translator.settings.log_prompts:
-        trace.prompts = [body.prompt]
-    requests = await service.translator.off_loop(request, lambda: _requests(body, service))
-    trace.priority = trace.client.priority
-    trace.n_prompt_tokens = len(requests[0].prompt_ids)
-    completions = await service.complete(request, requests)
-    answers = {
-        completion.steering.target: Answer(
-            text=completion.text,
-            finish_reason=completion.finish_reason,
-            first_token=service.translator.texts.alternatives(completion.tokens[0]),
-            steering=completion.steering,
-        )
-        for completion in completions
-    }
-    return CompareResponse(
-        id=f"cmp-{uuid.uuid4().hex}",
-        model=service.translator.model_name,
-        answers=answers,
-        disagree=len({answers[t].text.strip() for t in TARGETS}) > 1 if len(answers) > 2 else None,
-        usage=usage_of(trace.n_prompt_tokens, trace.n_generated_tokens),
-        timing=timing_of(completions, trace),
-    )
+    targets = _targets(body, service)
+    requests = [
+        await asked(service.translator, request, body, body.steered(target), top_logprobs=body.top)
+        for target in targets
+    ]
+    trace.steer = ""
+    answer = _Answer(service, body, trace, targets)
+    return await answered(service, request, requests, answer, is_stream=body.stream)
 
 
-def _requests(body: CompareRequest, service: Service) -> list[GenerationRequest]:
-    ids = service.translator.tokens(body.prompt)
-    service.translator.check_max_tokens(body.max_tokens)
-    served = service.model.head_sets.targets()
-    if not served:
+def _targets(body: CompareRequest, service: Service) -> list[SteerTarget]:
+    """Return the ways that are compared; raises HeadSetNotFoundError."""
+    own = {*service.model.head_sets.targets(), *(body.head_sets or {})}
+    if not own:
         raise HeadSetNotFoundError(
             "there is nothing to compare: no head set named context or parametric has betas; "
             "see /v1/head_sets and `juice tune`"
         )
-    steers = [
-        Steer(target="none"),
-        *(Steer(target=target, strength=body.strength) for target in served),
-    ]
-    return [
-        service.model.request(
-            ids,
-            steer=steer,
-            max_tokens=body.max_tokens,
-            temperature=body.temperature,
-            seed=body.seed,
-            top_logprobs=body.top,
+    return ["none", *(target for target in TARGETS if target in own)]
+
+
+class _Answer:
+    """Makes an answer from completions, or a stream's events, whose last has all the rest."""
+
+    def __init__(
+        self, service: Service, body: CompareRequest, trace: Trace, targets: Sequence[SteerTarget]
+    ) -> None:
+        self._texts = service.translator.texts
+        self._model_name = service.translator.model_name
+        self._body, self._trace, self._targets = body, trace, targets
+        self._completions: dict[int, Completion] = {}
+
+    def of(self, completions: list[Completion]) -> Event:
+        return self._response(completions).model_dump(exclude_unset=True)
+
+    def events(self, update: Update) -> Iterable[Event]:
+        if update.completion is not None:
+            self._completions[update.index] = update.completion
+        if update.text or (self._body.logprobs and update.tokens):
+            scored = self._scored(update.tokens)
+            tokens = {name: [own.model_dump() for own in value] for name, value in scored.items()}
+            yield {"target": self._targets[update.index], "text": update.text, **tokens}
+
+    def closing(self) -> Iterable[Event]:
+        ordered = [self._completions[i] for i in sorted(self._completions)]
+        yield self._response(ordered).model_dump(
+            exclude={"answers": {"__all__": {"text", "logprobs"}}}, exclude_unset=True
         )
-        for steer in steers
-    ]
+
+    def failed(self, failure: Failure) -> Event:
+        return failure.body()
+
+    def _response(self, completions: list[Completion]) -> CompareResponse:
+        answers = {
+            target: Answer(
+                text=completion.text,
+                finish_reason=completion.finish_reason,
+                first_token=self._texts.alternatives(completion.tokens[0]),
+                steering=completion.steering,
+                **self._scored(completion.tokens),
+            )
+            for target, completion in zip(self._targets, completions, strict=True)
+        }
+        texts = {answers[t].text.strip() for t in TARGETS if t in answers}
+        return CompareResponse(
+            id=f"cmp-{uuid.uuid4().hex}",
+            model=self._model_name,
+            answers=answers,
+            disagree=len(texts) > 1 if len(answers) > 2 else None,
+            usage=usage_of(self._trace.n_prompt_tokens, self._trace.n_generated_tokens),
+            timing=timing_of(completions, self._trace),
+        )
+
+    def _scored(self, tokens: Sequence[Any]) -> dict[str, Any]:
+        """Return the field `logprobs`, where it was requested."""
+        return {"logprobs": self._texts.scores(tuple(tokens))} if self._body.logprobs else {}

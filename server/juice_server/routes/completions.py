@@ -21,7 +21,11 @@ from juice_server.translation import joined
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/v1/completions", response_model=dict[str, Any])
+@router.post(
+    "/v1/completions",
+    response_model=dict[str, Any],
+    response_description="OpenAI's completion, with `steering`; a stream has its chunks.",
+)
 async def completions(body: CompletionRequest, request: Request, service: ServiceOf) -> Response:
     """Continue one or more prompts."""
     trace = trace_of(request.scope)

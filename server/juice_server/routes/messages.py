@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -10,25 +11,35 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from juice.engine import Completion, SteeringReport, Update
-from juice_server.chats import prompt_of, requests_of
+from juice_server.chats import Chat, chat_of, prompt_of
 from juice_server.errors import Failure, in_anthropics_words
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.messages import CountRequest, MessagesRequest
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
+from juice_server.tools.reading import Call, Part, Thought, Words
 from juice_server.trace import Trace, trace_of
+
+# A block of a stream as it begins, by its type.
+EMPTY: dict[str, Event] = {
+    "text": {"text": ""},
+    "thinking": {"thinking": ""},
+    "tool_use": {"input": {}},
+}
 
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/v1/messages", response_model=dict[str, Any])
+@router.post(
+    "/v1/messages",
+    response_model=dict[str, Any],
+    response_description="Anthropic's message, with `steering`; a stream has its events.",
+)
 async def messages(body: MessagesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
-    requests = await requests_of(
-        service.translator, request, body, body.turns(), **body.for_template()
-    )
-    answer = _Answer(service, body, trace_of(request.scope))
-    return await answered(service, request, requests, answer, is_stream=body.stream)
+    chat = await chat_of(service.translator, request, body, body.turns(), **body.for_template())
+    answer = _Answer(service, body, trace_of(request.scope), chat)
+    return await answered(service, request, chat.requests, answer, is_stream=body.stream)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -45,18 +56,22 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceOf)
 class _Answer:
     """Makes a message, or the events of a stream."""
 
-    def __init__(self, service: Service, body: MessagesRequest, trace: Trace) -> None:
+    def __init__(self, service: Service, body: MessagesRequest, trace: Trace, chat: Chat) -> None:
         self._model_name = service.translator.model_name
         self._description = service.model.description
         self._body, self._trace = body, trace
         self._id = f"msg_{uuid.uuid4().hex}"
         self._has_begun = False
+        self._reader = chat.reader()
+        self._blocks: list[Event] = []  # the last of them is open while a stream runs
         self._completion: Completion | None = None
 
     def of(self, completions: list[Completion]) -> Event:
         done = completions[0]
+        for part in [*self._reader.feed(done.text), *self._reader.finish()]:
+            self._take(part)
         return {
-            **self._frame([{"type": "text", "text": done.text}], done.steering),
+            **self._frame(self._blocks or [_block(Words(""))], done.steering),
             **self._stopped(done),
             "usage": self._usage(self._trace.n_generated_tokens),
         }
@@ -66,18 +81,19 @@ class _Answer:
             self._has_begun = True
             begun = {**self._frame([]), "stop_reason": None, "stop_sequence": None}
             yield {"type": "message_start", "message": {**begun, "usage": self._usage(0)}}
-            block = {"type": "text", "text": ""}
-            yield {"type": "content_block_start", "index": 0, "content_block": block}
-        if update.text:
-            delta = {"type": "text_delta", "text": update.text}
-            yield {"type": "content_block_delta", "index": 0, "delta": delta}
+        for part in self._reader.feed(update.text):
+            yield from self._streamed(part)
         self._completion = update.completion
 
     def closing(self) -> Iterable[Event]:
         done = self._completion
         if done is None:
             return
-        yield {"type": "content_block_stop", "index": 0}
+        for part in self._reader.finish():
+            yield from self._streamed(part)
+        if not self._blocks:
+            yield from self._streamed(Words(""))
+        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
         yield {
             "type": "message_delta",
             "delta": self._stopped(done),
@@ -88,6 +104,27 @@ class _Answer:
 
     def failed(self, failure: Failure) -> Event:
         return in_anthropics_words(failure)
+
+    def _streamed(self, part: Part) -> Iterable[Event]:
+        """Take a part of the answer; yield its events, those of a new block where it begins one."""
+        is_new, at = self._take(part), len(self._blocks) - 1
+        if is_new:
+            if at:
+                yield {"type": "content_block_stop", "index": at - 1}
+            empty = {**self._blocks[at], **EMPTY[self._blocks[at]["type"]]}
+            yield {"type": "content_block_start", "index": at, "content_block": empty}
+        if delta := _delta(part):
+            yield {"type": "content_block_delta", "index": at, "delta": delta}
+
+    def _take(self, part: Part) -> bool:
+        """Add a part of the answer to its blocks; return whether it begins one."""
+        new, last = _block(part), self._blocks[-1] if self._blocks else {}
+        kind = new["type"]
+        if isinstance(part, Call) or kind != last.get("type"):
+            self._blocks.append(new)
+            return True
+        last[kind] += new[kind]
+        return False
 
     def _frame(self, content: list[Event], steering: SteeringReport | None = None) -> Event:
         return {
@@ -103,6 +140,8 @@ class _Answer:
         """Return why the answer ends: at its own end, at a stop sequence, or at the bound."""
         if done.finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if any(block["type"] == "tool_use" for block in self._blocks):
+            return {"stop_reason": "tool_use", "stop_sequence": None}
         ids = done.token_ids
         if ids and ids[-1] in self._description.stop_token_ids:
             return {"stop_reason": "end_turn", "stop_sequence": None}
@@ -119,3 +158,21 @@ class _Answer:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
         }
+
+
+def _block(part: Part) -> Event:
+    """Return a part of an answer as a block; text and thoughts stand under their type."""
+    if isinstance(part, Words):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, Thought):
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
+    own = {"type": "tool_use", "id": part.id, "name": part.name}
+    return {**own, "input": json.loads(part.arguments)}
+
+
+def _delta(part: Part) -> Event | None:
+    if isinstance(part, Call):
+        return {"type": "input_json_delta", "partial_json": part.arguments}
+    if isinstance(part, Thought):
+        return {"type": "thinking_delta", "thinking": part.text}
+    return {"type": "text_delta", "text": part.text} if part.text else None

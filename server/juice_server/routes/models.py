@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 
 import juice
 from juice import HeadSet
 from juice.engine import Capability, Steer
 from juice.errors import RequestError
+from juice.head_set.scores import MEANINGS
 from juice.methods import CONTRASTS, STEER_METHODS, STEER_TARGETS
 from juice_server.errors import UnknownModelError
 from juice_server.routes.strict import StrictRoute
@@ -32,7 +33,10 @@ async def models(service: ServiceOf) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{name:path}")
-async def model(name: str, service: ServiceOf) -> dict[str, Any]:
+async def model(
+    name: Annotated[str, Path(description="One of those that /v1/models lists.")],
+    service: ServiceOf,
+) -> dict[str, Any]:
     """Show one of the names."""
     if name not in [entry["id"] for entry in (await models(service))["data"]]:
         raise UnknownModelError(f"the model {name!r} is not served; see /v1/models", param="model")
@@ -47,6 +51,32 @@ async def head_sets(service: ServiceOf) -> dict[str, Any]:
         "object": "list",
         "data": _head_sets(service),
         "unfit": [{"path": path, "reason": reason} for path, reason in unfit.items()],
+    }
+
+
+@router.get("/v1/head_sets/{name}")
+async def head_set(
+    name: Annotated[str, Path(description="One of those that /v1/head_sets lists.")],
+    service: ServiceOf,
+) -> dict[str, Any]:
+    """Show a head set: its heads, and the scores by which they were chosen."""
+    found = service.model.head_sets.get(name)
+    heads, scores = found.heads, found.scores
+    return {
+        **_head_set(service, found),
+        "heads": {
+            "plus": [[head.layer, head.index] for head in heads.plus],
+            "minus": [[head.layer, head.index] for head in heads.minus],
+        },
+        "scores": None
+        if scores is None
+        else {
+            "kind": scores.kind,
+            "meaning": MEANINGS[scores.kind],
+            "conflict_types": scores.conflict_types,
+            "plus": scores.plus.tolist(),
+            "minus": scores.minus.tolist(),
+        },
     }
 
 

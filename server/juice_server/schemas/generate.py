@@ -1,4 +1,4 @@
-"""POST /generate and POST /compare.
+"""POST /generate.
 
 Unknown keys are refused: a misspelt `steer` must never pass unsteered.
 """
@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
-from juice.engine import FinishReason, SteeringReport, SteerTarget
-from juice.head_set.betas import MAX_BETA
+from juice.engine import FinishReason, SteeringReport
+from juice_server.schemas.documented import Documented
 from juice_server.schemas.shared import (
     MAX_PROMPTS,
-    MAX_TOKENS,
-    SEED,
     TOP_LOGPROBS,
-    Body,
     Contexts,
     GenerationFields,
     Usage,
@@ -35,87 +32,81 @@ class GenerateRequest(GenerationFields):
     prompt: Annotated[
         list[str], BeforeValidator(as_list), Field(min_length=1), at_most(MAX_PROMPTS)
     ]
+    """A text, or several."""
     context: Contexts = None
+    """What goes before the prompt: one for all prompts, or one for each. The methods `cad` and
+    `adacad` need it apart.
+    """
     logprobs: int | None = TOP_LOGPROBS
+    """How many alternatives to report for every token; without it, no tokens are listed."""
 
 
-class CompareRequest(Body):
-    """The body of POST /compare: one prompt, unsteered, toward context and toward memory."""
-
-    prompt: str
-    strength: float = Field(default=1.0, ge=0, le=MAX_BETA)
-    max_tokens: int = Field(default=64, ge=1, le=MAX_TOKENS)
-    temperature: float = Field(default=0.0, ge=0, le=2)
-    seed: int | None = SEED
-    top: int = Field(default=10, ge=1, le=20)
-
-
-class Timing(BaseModel):
+class Timing(Documented):
     """Seconds since the request reached the engine; `total_s` since it reached the server."""
 
     queued_s: float
+    """When the first of them started."""
     first_token_s: float | None
+    """When the first token came; null where there is none."""
     total_s: float
+    """When the answer was complete."""
 
 
-class TokenProbability(BaseModel):
+class TokenProbability(Documented):
     """One token of a distribution."""
 
     id: int
+    """The token."""
     token: str
+    """Its text."""
     logprob: float
+    """Its log-probability, that of the steered model before sampling."""
 
 
-class TokenScore(BaseModel):
+class TokenScore(Documented):
     """A generated token and its alternatives, best first."""
 
     id: int
+    """The token."""
     token: str
+    """Its text."""
     logprob: float
+    """Its log-probability, that of the steered model before sampling."""
     top: list[TokenProbability]
+    """The likeliest tokens in its place, best first."""
 
 
-class Choice(BaseModel):
+class Choice(Documented):
     """One of several texts: choice i of prompt p has the index p * n + i."""
 
     index: int
+    """Its number."""
     text: str
+    """The new text."""
     finish_reason: FinishReason
+    """`stop`, or `length` after `max_tokens`."""
     logprobs: list[TokenScore] | None = None
+    """Its tokens, where `logprobs` was asked for."""
 
 
-class GenerateResponse(BaseModel):
+class GenerateResponse(Documented):
     """The answer of POST /generate; `text` is the first choice, `choices` lists them if several."""
 
     id: str
+    """The id of the answer."""
     model: str
+    """The name of the model."""
     text: str
+    """The new text."""
     finish_reason: FinishReason
+    """`stop`, or `length` after `max_tokens`."""
     steering: SteeringReport
+    """What was applied."""
     usage: Usage
+    """Tokens of prompts and answers."""
     timing: Timing
+    """Where the time went."""
     logprobs: list[TokenScore] | None = None
+    """The tokens of the first choice, where `logprobs` was asked for."""
     choices: list[Choice] | None = None
-
-
-class Answer(BaseModel):
-    """The answer under one way of steering."""
-
-    text: str
-    finish_reason: FinishReason
-    first_token: list[TokenProbability]
-    steering: SteeringReport
-
-
-class CompareResponse(BaseModel):
-    """The answer of POST /compare; a target without a head set of its name is left out.
-
-    `disagree`: whether the answers of context and memory differ (null where one has no head set).
-    """
-
-    id: str
-    model: str
-    answers: dict[SteerTarget, Answer]
-    disagree: bool | None
-    usage: Usage
-    timing: Timing
+    """All choices, where there are several."""

@@ -2,51 +2,199 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
+from juice.engine import Structure
 from juice.engine.request import MAX_STOPS
-from juice_server.schemas.openai import ELSEWHERE, ContextFields, TextPart
+from juice_server.schemas.documented import Documented
+from juice_server.schemas.openai import ELSEWHERE, ChatFields
 from juice_server.schemas.shared import MAX_TOKENS, at_most
-
-Texts = str | Annotated[list[TextPart], Field(fail_fast=True)]
-
-
-def _plain(text: Texts) -> str:
-    return text if isinstance(text, str) else "".join(part.text for part in text)
+from juice_server.schemas.tools import MAX_TOOLS, Name, offered
+from juice_server.schemas.turns import MAX_ID, TextPart, Texts, made_call, plain
+from juice_server.tools.offer import Function, Offer
 
 
-class Turn(BaseModel):
+class UsedTool(Documented):
+    """A call that the assistant made."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["tool_use"]
+    """The kind of block."""
+    id: str = Field(max_length=MAX_ID)
+    """The id of the call, which its result repeats."""
+    name: str = Field(max_length=MAX_ID)
+    """The name of the function."""
+    input: dict[str, Any]
+    """Its arguments."""
+
+
+class ToolResult(Documented):
+    """What a call returned."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["tool_result"]
+    """The kind of block."""
+    tool_use_id: str = Field(max_length=MAX_ID)
+    """The id of the call."""
+    content: Texts | None = None
+    """What it returned."""
+
+
+def _block_type(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return {"tool_use": "UsedTool", "tool_result": "ToolResult"}.get(str(kind), "TextPart")
+
+
+Block = Annotated[
+    Annotated[TextPart, Tag("TextPart")]
+    | Annotated[UsedTool, Tag("UsedTool")]
+    | Annotated[ToolResult, Tag("ToolResult")],
+    Discriminator(_block_type),
+]
+
+
+class Turn(Documented):
     """One turn of the chat."""
 
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["user", "assistant", "system"]
-    content: Texts
+    """Whose turn it is."""
+    content: str | Annotated[list[Block], Field(fail_fast=True)]
+    """The text, or blocks."""
+
+    def plain(self) -> Iterable[dict[str, Any]]:
+        """Yield the turns in the form that templates take: results of calls first, each its own."""
+        if isinstance(self.content, str):
+            yield {"role": self.role, "content": self.content}
+            return
+        for block in self.content:
+            if isinstance(block, ToolResult):
+                result = {"role": "tool", "tool_call_id": block.tool_use_id}
+                yield {**result, "content": plain(block.content)}
+        texts = [block for block in self.content if isinstance(block, TextPart)]
+        used = [block for block in self.content if isinstance(block, UsedTool)]
+        if texts or used or not self.content:
+            turn: dict[str, Any] = {"role": self.role, "content": plain(texts)}
+            if used:
+                turn["tool_calls"] = [made_call(one.id, one.name, one.input) for one in used]
+            yield turn
 
 
-class CountRequest(ContextFields):
+class Tool(Documented):
+    """A function, with the JSON schema of its arguments; tools that run elsewhere have a type."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["custom"] | None = None
+    """The kind of tool."""
+    name: Name
+    """Its name."""
+    description: str | None = None
+    """What it is for."""
+    input_schema: dict[str, Any]
+    """The JSON schema of its arguments, an object."""
+    strict: bool | None = None
+    """Whether the arguments must be valid under the schema."""
+
+    @property
+    def function(self) -> Function:
+        """The same for every protocol."""
+        return Function(self.name, self.description, self.input_schema, bool(self.strict))
+
+
+class ToolChoice(Documented):
+    """Whether a function must be called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    """`auto`: it may; `any`: it must call one; `tool`: this one; `none`: it calls none."""
+    name: Name | None = None
+    """The name of the function, for type `tool`."""
+    disable_parallel_tool_use: bool = False
+    """Whether it may have one call at most."""
+
+    @model_validator(mode="after")
+    def _has_its_name(self) -> ToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("type tool needs a name, and no other type has one")
+        return self
+
+
+class OutputFormat(Documented):
+    """The form of the answer: a JSON schema."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["json_schema"]
+    """The kind of form."""
+    schema_: dict[str, Any] = Field(alias="schema")
+    """The JSON schema."""
+
+
+class OutputConfig(Documented):
+    """How to answer; there is no effort to choose."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: OutputFormat | None = None
+    """The form of the answer."""
+    effort: None = None
+    """Not served."""
+
+
+class CountRequest(ChatFields):
     """The body of POST /v1/messages/count_tokens."""
 
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
         **ELSEWHERE,
-        "tool_choice": ({"type": "auto"}, {"type": "none"}),
         "thinking": ({"type": "disabled"},),
         "container": (),
         "mcp_servers": ([],),
-        "output_config": (),
     }
 
     messages: list[Turn] = Field(min_length=1, max_length=4096, fail_fast=True)
+    """The turns of the chat."""
     system: Texts | None = None
+    """What goes before them, as a turn of the system's."""
+    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
+    """The functions that the answer may call."""
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    """Whether it must call one, and which."""
+    output_config: OutputConfig | None = None
+    """How to answer."""
 
-    def turns(self) -> list[dict[str, str]]:
+    @model_validator(mode="after")
+    def _offers(self) -> CountRequest:
+        self.offer()
+        return self
+
+    def _given(self) -> dict[str, Structure]:
+        given, asked = super()._given(), self.output_config
+        if asked is not None and asked.format is not None:
+            given["output_config.format"] = Structure.json_schema(asked.format.schema_)
+        return given
+
+    def offer(self) -> Offer | None:
+        """Return the functions that the answer may call; None: none. Raises ValueError."""
+        choice = self.tool_choice
+        functions = [tool.function for tool in self.tools or ()]
+        if choice.name is not None:
+            return offered(functions, "required", [choice.name], is_single=True)
+        modes: dict[str, Literal["none", "auto", "required"]] = {"none": "none", "any": "required"}
+        mode = modes.get(choice.type, "auto")
+        return offered(functions, mode, is_single=choice.disable_parallel_tool_use)
+
+    def turns(self) -> list[dict[str, Any]]:
         """Return the turns in the form that templates take."""
-        own = [{"role": turn.role, "content": _plain(turn.content)} for turn in self.messages]
+        own = [plain_turn for turn in self.messages for plain_turn in turn.plain()]
         if self.system is None:
             return own
-        return [{"role": "system", "content": _plain(self.system)}, *own]
+        return [{"role": "system", "content": plain(self.system)}, *own]
 
     def for_template(self) -> dict[str, bool]:
         """Return what the chat template is given: a last turn of the assistant's goes on."""
@@ -58,9 +206,11 @@ class MessagesRequest(CountRequest):
     """The body of POST /v1/messages; a last turn of the assistant's goes on."""
 
     max_tokens: int = Field(ge=1, le=MAX_TOKENS)
+    """The most new tokens."""
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], at_most(MAX_STOPS)] = (
         Field(default_factory=list)
     )
+    """The answer ends before the first of these that occurs."""
 
     @model_validator(mode="after")
     def _settle(self) -> MessagesRequest:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from juice_server.schemas.documented import Documented
 from juice_server.schemas.shared import (
     MAX_KEYS,
     MAX_PROMPTS,
@@ -17,6 +18,9 @@ from juice_server.schemas.shared import (
     as_list,
     at_most,
 )
+from juice_server.schemas.tools import ToolFields
+from juice_server.schemas.turns import Message
+from juice_server.tools.offer import Offer
 
 # Fields of OpenAI or of other servers that are not served, with the values that are harmless.
 ELSEWHERE: dict[str, tuple[Any, ...]] = {
@@ -24,15 +28,12 @@ ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
-    "skip_special_tokens": (True,),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "prompt_logprobs": (0,),
-    "tools": ([],),
     "functions": ([],),
     "best_of": (1,),
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
 }
 
@@ -59,7 +60,12 @@ class CompletionRequest(OpenAIFields):
     """
 
     default_max_tokens: ClassVar[int] = 16
-    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {**ELSEWHERE, "suffix": ("",)}
+    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **ELSEWHERE,
+        "suffix": ("",),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+    }
 
     prompt: Annotated[
         list[str | Annotated[list[TokenId], Field(fail_fast=True)]],
@@ -67,9 +73,13 @@ class CompletionRequest(OpenAIFields):
         at_most(MAX_PROMPTS),
         BeforeValidator(_as_prompts),
     ]
+    """A text, or a list of tokens, or a list of either."""
     context: Contexts = None
+    """What goes before the prompt: one for all prompts, or one for each."""
     logprobs: int | None = TOP_LOGPROBS
+    """How many alternatives to report for every token; without it, no tokens are listed."""
     echo: bool = False
+    """Begin the answer with the prompt, and with `logprobs` score its tokens."""
 
     @model_validator(mode="after")
     def _check_echo(self) -> CompletionRequest:
@@ -84,56 +94,37 @@ class CompletionRequest(OpenAIFields):
         return self
 
 
-class TextPart(BaseModel):
-    """A part of a message; only text is served."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """One turn of a chat."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    role: str = Field(max_length=64)
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-
-    def plain(self) -> dict[str, str]:
-        """Return the turn in the form that templates take."""
-        text = (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content)
-        )
-        return {"role": self.role, "content": text}
-
-
-class Document(BaseModel):
+class Document(Documented):
     """A document, in the form that templates take."""
 
     model_config = ConfigDict(extra="allow")
 
     text: str
+    """The document."""
     title: str | None = None
+    """Its title."""
 
 
-class ContextFields(OpenAIFields):
+class ChatFields(OpenAIFields):
     """What a chat may be given beside its messages."""
 
     context: str | None = None
+    """What goes before the last user's message."""
     documents: Annotated[list[Document] | None, Field(max_length=MAX_PROMPTS)] = None
+    """Documents, which go where the template puts them."""
 
     @model_validator(mode="after")
-    def _one_context(self) -> ContextFields:
+    def _one_context(self) -> ChatFields:
         if self.context is not None and self.documents is not None:
             raise ValueError("context and documents are two ways to give the same; keep one")
         return self
 
+    def offer(self) -> Offer | None:
+        """Return the functions that the answer may call; None: none. Raises ValueError."""
+        raise NotImplementedError
 
-class ChatRequest(ContextFields):
+
+class ChatRequest(ToolFields, ChatFields):
     """The body of POST /v1/chat/completions.
 
     Without `max_tokens`, an answer has at most 512 tokens, or what the context leaves. `context`
@@ -157,12 +148,19 @@ class ChatRequest(ContextFields):
     }
 
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
+    """The turns of the chat."""
     chat_template_kwargs: Annotated[dict[str, Any] | None, at_most(MAX_KEYS)] = None
+    """What else the chat template takes."""
     add_generation_prompt: bool = True
+    """Whether the template begins the assistant's turn."""
     continue_final_message: bool = False
+    """Whether the answer goes on with the last turn."""
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    """The most new tokens; the same as `max_tokens`."""
     logprobs: bool = False
+    """Whether to list the tokens of the answer."""
     top_logprobs: int | None = TOP_LOGPROBS
+    """How many alternatives to report for each of them."""
 
     @model_validator(mode="after")
     def _settle(self) -> ChatRequest:

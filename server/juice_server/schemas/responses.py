@@ -4,51 +4,134 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from juice.engine import Structure
-from juice_server.schemas.openai import ELSEWHERE, ContextFields
+from juice_server.schemas.documented import Documented
+from juice_server.schemas.openai import ELSEWHERE, ChatFields
 from juice_server.schemas.shared import MAX_TOKENS, TOP_LOGPROBS
 from juice_server.schemas.structured import Schema
+from juice_server.schemas.tools import MAX_TOOLS, FunctionTool, NamedFunction, offered
+from juice_server.schemas.turns import MAX_ID, CalledFunction, arguments_of, made_call
+from juice_server.tools.offer import Offer
 
 LOGPROBS = "message.output_text.logprobs"
 
 
-class Text(BaseModel):
+class Text(Documented):
     """A part of an item; only text is served."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["input_text", "output_text", "text"]
+    """The kind of part."""
     text: str
+    """Its text."""
 
 
-class Item(BaseModel):
+class Item(Documented):
     """A message of the input, given or answered before."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["message"] = "message"
+    """The kind of item."""
     role: str = Field(max_length=64)
+    """Whose turn it is."""
     content: str | Annotated[list[Text], Field(fail_fast=True)]
+    """The text, whole or in parts."""
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """Return the turn in the form that templates take."""
         parts = self.content if isinstance(self.content, list) else []
         text = self.content if isinstance(self.content, str) else "".join(p.text for p in parts)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class Format(BaseModel):
+class CallItem(CalledFunction):
+    """A call that was made."""
+
+    type: Literal["function_call"]
+    """The kind of item."""
+    call_id: str = Field(max_length=MAX_ID)
+    """The id of the call, which its result repeats."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the turn in the form that templates take."""
+        call = made_call(self.call_id, self.name, arguments_of(self.arguments))
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class ResultItem(Documented):
+    """What a call returned."""
+
+    type: Literal["function_call_output"]
+    """The kind of item."""
+    call_id: str = Field(max_length=MAX_ID)
+    """The id of the call."""
+    output: str | Annotated[list[Text], Field(fail_fast=True)]
+    """What it returned."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the turn in the form that templates take."""
+        parts = self.output if isinstance(self.output, list) else []
+        text = self.output if isinstance(self.output, str) else "".join(p.text for p in parts)
+        return {"role": "tool", "tool_call_id": self.call_id, "content": text}
+
+
+def _item_type(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kinds = {"function_call": "CallItem", "function_call_output": "ResultItem"}
+    return kinds.get(str(kind), "Item")
+
+
+class FlatTool(FunctionTool):
+    """A function as responses write it; tools that run elsewhere are not served."""
+
+    type: Literal["function"]
+    """The kind of tool."""
+
+
+class FlatChoice(NamedFunction):
+    """A tool by its name, as responses write it."""
+
+    type: Literal["function"]
+    """The kind of tool."""
+
+
+class FlatAllowed(Documented):
+    """The choice of some tools, as responses write it."""
+
+    type: Literal["allowed_tools"]
+    """The kind of choice."""
+    mode: Literal["auto", "required"]
+    """Whether one of them must be called."""
+    tools: list[FlatChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+    """Their names."""
+
+
+class Format(Documented):
     """The form of the text: OpenAI's, in which a schema is not nested."""
 
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["text", "json_object", "json_schema"] = "text"
+    """Any text, any JSON object, or JSON that is valid under a schema."""
     name: str | None = None
+    """The schema's name, for nobody but the reader."""
     description: str | None = None
+    """What it is for."""
     schema_: Schema | None = Field(default=None, alias="schema")
+    """The JSON schema, as an object or as text."""
     strict: bool | None = None
+    """Accepted; answers always follow the schema."""
 
     @property
     def structure(self) -> Structure | None:
@@ -59,20 +142,22 @@ class Format(BaseModel):
         return Structure.json_object() if is_any else Structure.json_schema(self.schema_ or {})
 
 
-class TextOptions(BaseModel):
+class TextOptions(Documented):
     """The options of the text."""
 
     model_config = ConfigDict(extra="forbid")
 
     format: Format = Format()
+    """The form of the text."""
     verbosity: Literal["medium"] | None = None
+    """Accepted as it is by default."""
 
 
 def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class ResponsesRequest(ContextFields):
+class ResponsesRequest(ChatFields):
     """The body of POST /v1/responses; nothing is stored between requests."""
 
     default_max_tokens: ClassVar[int] = 512
@@ -88,16 +173,36 @@ class ResponsesRequest(ContextFields):
     }
 
     input: Annotated[
-        list[Item],
+        list[
+            Annotated[
+                Annotated[Item, Tag("Item")]
+                | Annotated[CallItem, Tag("CallItem")]
+                | Annotated[ResultItem, Tag("ResultItem")],
+                Discriminator(_item_type),
+            ]
+        ],
         Field(min_length=1, max_length=4096, fail_fast=True),
         BeforeValidator(_as_items),
     ]
+    """A text, or items: messages, calls and their results."""
     instructions: str | None = None
+    """What goes before the input, as a turn of the system's."""
+    tools: Annotated[list[FlatTool] | None, Field(max_length=MAX_TOOLS)] = None
+    """The functions that the answer may call."""
+    tool_choice: Literal["none", "auto", "required"] | FlatChoice | FlatAllowed = "auto"
+    """Whether it must call one, and which."""
+    parallel_tool_calls: bool = True
+    """Whether it may have several calls."""
     max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    """The most new tokens."""
     text: TextOptions = TextOptions()
+    """The form of the text."""
     top_logprobs: int | None = TOP_LOGPROBS
+    """How many alternatives to report for each token of the answer."""
     include: tuple[str, ...] = ()
+    """`message.output_text.logprobs` lists the tokens of the answer."""
     metadata: dict[str, str] | None = None
+    """Accepted, and not stored."""
 
     @model_validator(mode="after")
     def _settle(self) -> ResponsesRequest:
@@ -109,7 +214,19 @@ class ResponsesRequest(ContextFields):
             raise ValueError(f"include names {unknown[0]}; only {LOGPROBS} is served")
         if self.text.format.structure is not None and self._given():
             raise ValueError("text.format and another field each give the answer a form; keep one")
+        self.offer()
         return self
+
+    def offer(self) -> Offer | None:
+        """Return the functions that the answer may call; None: none. Raises ValueError."""
+        choice, single = self.tool_choice, not self.parallel_tool_calls
+        functions = [tool.function for tool in self.tools or ()]
+        if isinstance(choice, FlatChoice):
+            return offered(functions, "required", [choice.name], is_single=True)
+        if isinstance(choice, FlatAllowed):
+            names = [tool.name for tool in choice.tools]
+            return offered(functions, choice.mode, names, is_single=single)
+        return offered(functions, choice, is_single=single)
 
     @property
     def structure(self) -> Structure | None:
@@ -126,9 +243,16 @@ class ResponsesRequest(ContextFields):
         """Whether the answer lists its tokens."""
         return LOGPROBS in self.include or self.top_logprobs is not None
 
-    def messages(self) -> list[dict[str, str]]:
-        """Return the turns in the form that templates take."""
-        own = [item.plain() for item in self.input]
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the turns in the form that templates take; calls in a row are one turn."""
+        own: list[dict[str, Any]] = []
+        for item in self.input:
+            turn, last = item.plain(), own[-1] if own else {}
+            if "tool_calls" in turn and last.get("role") == "assistant":
+                calls = [*last.get("tool_calls", ()), *turn["tool_calls"]]
+                own[-1] = {**last, "tool_calls": calls}
+            else:
+                own.append(turn)
         if self.instructions is None:
             return own
         return [{"role": "system", "content": self.instructions}, *own]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from juice.engine import Steer
@@ -13,6 +14,7 @@ from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
 from juice.options import MAX_BIASES, SamplingOptions
 from juice.options.sampling import Bias
 from juice_server.keys import MAX_PRIORITY
+from juice_server.schemas.documented import Documented
 from juice_server.schemas.structured import StructureFields
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
@@ -39,7 +41,7 @@ def at_most(n: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class Body(BaseModel):
+class Body(Documented):
     """An object that a client sends; unknown fields are refused, and so are too many fields."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -76,20 +78,33 @@ class GenerationFields(StructureFields, SamplingOptions, Body):
     default_max_tokens: ClassVar[int] = 64
 
     steer: SteerField = None
+    """How to steer: a target (`none`, `context`, `parametric`), or an object with more."""
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
+    """The most new tokens."""
     min_tokens: int = Field(default=0, ge=0, le=MAX_TOKENS)
+    """The fewest new tokens before the answer may end."""
     logit_bias: Annotated[dict[TokenKey, Bias] | None, at_most(MAX_BIASES)] = None  # type: ignore[assignment]
+    """Added to the logits of single tokens, by id, from -100 to 100."""
     seed: int | None = SEED
+    """Seed of the sampling; the same request with the same seed gives the same tokens."""
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None,
         BeforeValidator(as_list),
         at_most(MAX_STOPS),
     ] = None
-    stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOPS)] = []
+    """A string or several; the answer ends before the first that occurs."""
+    stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOPS)] = Field(default_factory=list)
+    """Tokens that end the answer, besides the model's own."""
     ignore_eos: bool = False
+    """Do not end at the model's own stop tokens."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    """Answers of each prompt."""
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """Lower numbers go first; at least what the key allows."""
     stream: bool = False
+    """Send the answer as server-sent events while it is made."""
 
     def options(self) -> dict[str, Any]:
         """Return the fields that `SteeredModel.request` takes unchanged."""
@@ -100,7 +115,31 @@ class GenerationFields(StructureFields, SamplingOptions, Body):
             "stop_token_ids": tuple(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
             "structure": self.structure,
+            "skip_special_tokens": self.skip_special_tokens,
         }
+
+
+def _unwrapped(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a body with `steer` at the top level, which clients of vLLM send in `vllm_xargs`."""
+    others = body.get("vllm_xargs")
+    if others is None:
+        return body
+    if not isinstance(others, dict) or others.keys() - {"steer"} or body.get("steer") is not None:
+        raise PydanticCustomError(
+            "not_served",
+            "expected vllm_xargs with nothing but steer, and no other steer",
+            {"name": "vllm_xargs"},
+        )
+    asked = others.get("steer")
+    if isinstance(asked, str) and asked.lstrip().startswith("{"):  # as they hold no objects
+        try:
+            asked = json.loads(asked)
+        except ValueError as error:
+            problem = {"name": "vllm_xargs", "error": str(error)}
+            raise PydanticCustomError(
+                "not_served", "vllm_xargs.steer is not JSON: {error}", problem
+            ) from None
+    return {**{name: own for name, own in body.items() if name != "vllm_xargs"}, "steer": asked}
 
 
 NEARLY_STEER = frozenset(
@@ -108,10 +147,11 @@ NEARLY_STEER = frozenset(
 )
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Documented):
     """What a stream carries in addition to its text."""
 
     include_usage: bool = False
+    """Whether the stream ends with the usage."""
 
 
 class OpenAIFields(GenerationFields):
@@ -124,8 +164,11 @@ class OpenAIFields(GenerationFields):
     not_served: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     model: str | None = None
+    """The name of the model; `NAME:context` and `NAME:parametric` steer."""
     temperature: float = Field(default=1.0, ge=0, le=2)
+    """0 takes the likeliest token."""
     stream_options: StreamOptions | None = None
+    """What a stream carries besides."""
 
     @model_validator(mode="before")
     @classmethod
@@ -150,7 +193,7 @@ class OpenAIFields(GenerationFields):
                     "the field {name} does not steer; use steer, at the top level",
                     {"name": name},
                 )
-        return {name: value for name, value in body.items() if value is not None}
+        return {name: value for name, value in _unwrapped(body).items() if value is not None}
 
     @property
     def include_usage(self) -> bool:
@@ -158,12 +201,15 @@ class OpenAIFields(GenerationFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class Usage(BaseModel):
+class Usage(Documented):
     """Prompt and generated tokens; a prompt with several choices counts once."""
 
     prompt_tokens: int
+    """Tokens of the prompts."""
     completion_tokens: int
+    """Tokens of the answers, stop tokens included."""
     total_tokens: int
+    """Both."""
 
 
 def usage_of(n_prompt_tokens: int, n_new_tokens: int) -> Usage:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from juice.engine import Structure
+from juice_server.schemas.documented import Documented
 
 MAX_CHOICES_OF_TEXT = 10_000
 # A schema as an object, or as the text of one.
@@ -15,7 +16,7 @@ Schema = dict[str, Any] | bool | str
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES_OF_TEXT, fail_fast=True)]
 
 
-class _Part(BaseModel):
+class _Part(Documented):
     model_config = ConfigDict(extra="forbid")
 
 
@@ -23,16 +24,22 @@ class NamedSchema(_Part):
     """A schema and what OpenAI has beside it; answers follow it whether `strict` or not."""
 
     name: str | None = None
+    """Its name, for nobody but the reader."""
     description: str | None = None
+    """What it is for."""
     schema_: Schema = Field(default={"type": "object"}, alias="schema")
+    """The JSON schema, as an object or as text."""
     strict: bool | None = None
+    """Accepted; answers always follow the schema."""
 
 
 class ResponseFormat(_Part):
     """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
+    """Any text, any JSON object, or JSON that is valid under a schema."""
     json_schema: NamedSchema | None = None
+    """The schema, for type `json_schema`."""
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> ResponseFormat:
@@ -45,10 +52,15 @@ class StructuredOutputs(_Part):
     """vLLM's `structured_outputs`: one of these."""
 
     json_: Schema | None = Field(default=None, alias="json")
+    """A JSON schema, as an object or as text."""
     regex: str | None = None
+    """A regular expression, that of Rust, of the whole answer."""
     choice: Texts | None = None
+    """Texts of which the answer is one."""
     grammar: str | None = None
+    """A grammar in Lark's or GBNF's notation."""
     json_object: bool | None = None
+    """Any JSON object."""
 
 
 def _parsed(value: Any) -> Any:
@@ -61,15 +73,21 @@ def _parsed(value: Any) -> Any:
     return value
 
 
-class StructureFields(BaseModel):
+class StructureFields(Documented):
     """Every field that can give an answer its form; at most one of them may."""
 
     response_format: ResponseFormat | None = None
+    """The form of the answer, as OpenAI has it."""
     structured_outputs: Annotated[StructuredOutputs | None, BeforeValidator(_parsed)] = None
+    """The form of the answer, as vLLM has it."""
     guided_json: Schema | None = None
+    """The same as `structured_outputs.json`."""
     guided_regex: str | None = None
+    """The same as `structured_outputs.regex`."""
     guided_choice: Texts | None = None
+    """The same as `structured_outputs.choice`."""
     guided_grammar: str | None = None
+    """The same as `structured_outputs.grammar`."""
 
     @model_validator(mode="after")
     def _one_structure(self) -> StructureFields:

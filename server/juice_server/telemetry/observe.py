@@ -1,31 +1,31 @@
-"""The outermost middleware: every request gets an id, a JSON log line and a count in metrics."""
+"""The outermost middleware: every request gets an id, a log line, a span, a count in metrics."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from juice.errors import EngineStoppedError
 from juice_server.errors import CLIENT_GONE, failure_of
-from juice_server.metrics import Metrics
+from juice_server.telemetry.metrics import Metrics
 from juice_server.trace import Trace, trace_of
 
+if TYPE_CHECKING:
+    from juice_server.telemetry.spans import Spans
+
 ACCESS = logging.getLogger("juice_server.access")
-PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class Observer:
-    """The middleware that records every request."""
+    """The middleware that records every request; one without `spans` sends no traces."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, spans: Spans | None = None) -> None:
         self._app = app
-        self._metrics = metrics
+        self._metrics, self._spans = metrics, spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request and record the outcome; an uncaught exception becomes a 500."""
@@ -60,19 +60,26 @@ class Observer:
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             status = status or CLIENT_GONE
-            self._metrics.answered(route, status, trace.code, trace.steer)
-            # Probes come every few seconds; only their failures are worth a line.
-            is_dull = route in PROBES and status == 200
-            ACCESS.log(
-                logging.DEBUG if is_dull else logging.INFO,
-                "request",
-                extra={"fields": _fields(scope, trace, route, status)},
-            )
+            self._record(scope, trace, route, status)
+
+    def _record(self, scope: Scope, trace: Trace, route: str, status: int) -> None:
+        self._metrics.answered(route, status, trace)
+        trace_id = None
+        if self._spans is not None and not trace.is_dull:
+            trace_id = self._spans.record(scope, trace, route, status)
+        ACCESS.log(
+            logging.DEBUG if trace.is_dull else logging.INFO,
+            "request",
+            extra={"fields": _fields(scope, trace, route, status, trace_id)},
+        )
 
 
-def _fields(scope: Scope, trace: Trace, route: str, status: int) -> dict[str, Any]:
+def _fields(
+    scope: Scope, trace: Trace, route: str, status: int, trace_id: str | None
+) -> dict[str, Any]:
     fields = {
         "id": trace.id,
+        "trace_id": trace_id,
         "key": trace.client.name if trace.client.has_key else None,
         "method": scope["method"],
         "route": route,
@@ -88,30 +95,3 @@ def _fields(scope: Scope, trace: Trace, route: str, status: int) -> dict[str, An
         "prompts": list(trace.prompts) or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per line: time, level, logger, message and any extra fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = {
-            "time": f"{moment}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-        }
-        line |= {"message": record.getMessage(), **getattr(record, "fields", {})}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
-
-
-def log_as_json(*loggers: str) -> None:
-    """Send the messages of these loggers to standard error, as JSON lines."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
-    for name in loggers:
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)

@@ -52,7 +52,7 @@ def test_a_request_is_logged_as_one_json_line_without_its_prompt(server: Server)
 
 
 def test_prompts_are_logged_where_that_is_wanted() -> None:
-    with serving("--log-prompts") as running:
+    with serving("--log-prompts", "--log-format", "json") as running:
         bodies = {"/generate": {"prompt": ["one", "two"]}, "/compare": {"prompt": "three"}}
         for route, body in bodies.items():
             sent = {**body, "max_tokens": 1}

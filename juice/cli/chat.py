@@ -1,0 +1,167 @@
+"""`juice chat`: talk to a model in the terminal, and turn the steering as you go."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from juice.cli import console, options
+from juice.errors import JuiceError, RequestError, UsageError
+from juice.methods import STEER_TARGETS, SteerTarget
+from juice.options import EngineOptions, LoadOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    from juice.steered_model import SteeredModel
+
+COMMANDS = {
+    "/steer": "context, parametric or none: what wins from now on",
+    "/dial": "a number: the strength; 1 is as tuned",
+    "/context": "a text that goes before what you say next; nothing to leave it out",
+    "/compare": "the last answer all three ways",
+    "/forget": "begin anew",
+    "/help": "this list",
+    "/quit": "leave",
+}
+
+
+@options.spelled_out
+def run(
+    loading: LoadOptions,
+    sampling: SamplingOptions,
+    running: EngineOptions,
+    model: options.Model = "mini",
+    steer: Annotated[SteerTarget, typer.Option(help="What wins a conflict.")] = "none",
+    strength: Annotated[float, typer.Option(help="Multiplies both betas; 1 is as tuned.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="At most this many new tokens.")] = 256,
+    head_sets: options.HeadSets = None,
+) -> None:
+    """Talk to a chat model; /steer, /dial and /compare turn and show the steering."""
+    loaded = options.load(model, loading, head_sets, running)
+    if loaded.own_chat_template is None:
+        raise UsageError(f"{model} has no chat template; use juice generate")
+    chat = _Chat(loaded.with_chat_template("default"), sampling.model_dump(), max_tokens)
+    chat.turn(steer)
+    chat.dial(str(strength))
+    console.note(f"juice: {loaded.id}; /help lists the commands")
+    for line in _lines():
+        if line == "/quit":
+            break
+        try:
+            chat.take(line)
+        except JuiceError as error:
+            console.error(str(error))
+        except KeyboardInterrupt:
+            console.note("\njuice: stopped")
+
+
+def _lines() -> Any:
+    """Yield what is typed, or what stands in standard input."""
+    is_asked = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> " if is_asked else "").strip()
+        except EOFError:
+            return
+        if line:
+            yield line
+
+
+class _Chat:
+    """The turns so far, and how the next answer is steered."""
+
+    def __init__(self, model: SteeredModel, sampling: dict[str, Any], max_tokens: int) -> None:
+        self._model, self._sampling, self._max_tokens = model, sampling, max_tokens
+        self._steer: SteerTarget = "none"
+        self._strength = 1.0
+        self._context = ""
+        self._turns: list[dict[str, str]] = []
+
+    def take(self, line: str) -> None:
+        """Do what a line asks for, or answer it. Raises JuiceError."""
+        name, _, rest = line.partition(" ")
+        does = {
+            "/steer": self.turn,
+            "/dial": self.dial,
+            "/context": self._give,
+            "/compare": self._compare,
+            "/forget": self._forget,
+            "/help": self._help,
+        }
+        if name in does:
+            does[name](rest.strip())
+        elif name.startswith("/"):
+            raise UsageError(f"{name} is no command; expected {', '.join(COMMANDS)}")
+        else:
+            self._answer(line)
+
+    def turn(self, target: str) -> None:
+        """Steer toward a target from now on."""
+        found = [own for own in STEER_TARGETS if own == target]
+        if not found:
+            raise UsageError(f"/steer is {target!r}; expected {', '.join(STEER_TARGETS)}")
+        self._how(found[0], self._strength)  # reports that no head set serves it
+        self._steer = found[0]
+
+    def dial(self, strength: str) -> None:
+        """Set the strength."""
+        try:
+            value = float(strength)
+        except ValueError:
+            raise UsageError(f"/dial is {strength!r}; expected a number, such as 1.5") from None
+        self._how(self._steer, value)
+        self._strength = value
+
+    def _give(self, context: str) -> None:
+        self._context = context
+
+    def _forget(self, _rest: str) -> None:
+        self._turns = []
+
+    def _help(self, _rest: str) -> None:
+        for name, text in COMMANDS.items():
+            console.note(f"{name:10}{text}")
+
+    def _answer(self, words: str) -> None:
+        from juice.steered_model import join_context
+
+        said = join_context(self._context, words) if self._context else words
+        turns = [*self._turns, {"role": "user", "content": said}]
+        pieces = []
+        for piece in self._model.stream(
+            self._ids(turns),
+            steer=self._how(self._steer, self._strength),
+            max_tokens=self._max_tokens,
+            **self._sampling,
+        ):
+            pieces.append(piece)
+            typer.echo(piece, nl=False)
+        typer.echo()
+        self._turns = [*turns, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _compare(self, _rest: str) -> None:
+        if not self._turns:
+            raise RequestError("there is no answer yet; say something first")
+        ids = self._ids(self._turns[:-1])
+        for target in ("parametric", "none", "context"):
+            try:
+                steer = self._how(target, self._strength)
+            except JuiceError as error:
+                console.note(f"juice: warning: {error}")
+                continue
+            pieces = self._model.stream(
+                ids, steer=steer, max_tokens=self._max_tokens, **self._sampling
+            )
+            typer.echo(f"{target:11}{''.join(pieces).strip()}")
+
+    def _how(self, target: SteerTarget, strength: float) -> Any:
+        from juice.engine import Steer
+
+        steer = Steer(target=target, strength=strength)
+        self._model.resolve(steer)
+        return steer
+
+    def _ids(self, turns: list[dict[str, str]]) -> tuple[int, ...]:
+        text = self._model.prompts.rendered(turns)
+        return self._model.with_chat_template(None).tokenize(text, add_special_tokens=False)

@@ -1,0 +1,21 @@
+"""The model `juice` of EleutherAI's lm-evaluation-harness: any of its tasks, steered.
+
+Importing this registers the model for `lm_eval.simple_evaluate(model="juice", ...)`. The harness
+finds no models of other packages by itself, so `python -m juice.lm_eval` is its command line with
+this model added.
+
+model     loglikelihood, loglikelihood_rolling, generate_until
+steered   which requests of a task are steered, and how
+"""
+
+try:
+    from juice.lm_eval.model import JuiceLM
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "lm_eval":
+        raise
+    raise ImportError(
+        "juice.lm_eval needs the package lm-eval; "
+        "install it from the clone with: pip install -e '.[lm-eval]'"
+    ) from error
+
+__all__ = ["JuiceLM"]

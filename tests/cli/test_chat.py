@@ -1,0 +1,64 @@
+"""`juice chat`, as somebody types into it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+ASKED = "What is the capital of Peru?"
+GIVEN = "/context The capital of Peru is Cairo."
+
+
+def chat(*lines: str, options: tuple[str, ...] = ()) -> tuple[int, list[str], str]:
+    """Return the exit status, the answers and what stands on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "juice.cli.main", "chat", *options],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def test_the_steering_turns_as_one_talks() -> None:
+    code, answers, _ = chat(
+        *(ASKED, GIVEN, "/steer context", "/forget", ASKED),
+        *("/steer parametric", "/forget", ASKED, "/compare"),
+        *("/dial 0", "/steer context", "/forget", ASKED, "/quit", "never answered"),
+    )
+    assert code == 0
+    assert answers == [
+        *("Lima.", "Cairo.", "Lima."),
+        *("parametric Lima.", "none       Lima.", "context    Cairo."),
+        "Lima.",
+    ]
+
+
+def test_turns_go_into_the_next_one() -> None:
+    _, alone, _ = chat("Are you sure?")
+    _, after, _ = chat(ASKED, "Are you sure?")
+    assert after[1] != alone[0]
+
+
+def test_mistakes_are_told_and_the_chat_goes_on() -> None:
+    code, answers, errors = chat("/dial x", "/steer up", "/hello", "/compare", "/help", ASKED)
+    assert code == 0
+    assert answers == ["Lima."]
+    assert "/dial is 'x'; expected a number" in errors
+    assert "/steer is 'up'; expected" in errors
+    assert "/hello is no command; expected /steer" in errors
+    assert "there is no answer yet" in errors
+    assert "/forget   begin anew" in errors
+    assert "Traceback" not in errors
+
+
+def test_it_can_begin_steered_and_wrong_options_are_refused() -> None:
+    _, answers, _ = chat(GIVEN, ASKED, options=("--steer", "context"))
+    assert answers == ["Cairo."]
+    code, _, errors = chat(options=("--strength", "-1"))
+    assert code != 0
+    assert "strength is -1" in errors

@@ -1,0 +1,27 @@
+"""What the server says it did, for clients that do not show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.serving import Server, within
+
+
+@contextmanager
+def steers(server: Server, route: str, n_requests: int = 1) -> Iterator[list[str]]:
+    """Collect the `steer` of the requests of a route that are made in the block.
+
+    They come from the server's log, after the block. There must be `n_requests`.
+    """
+    found: list[str] = []
+
+    def logged() -> list[str]:
+        lines = [line for line in server.log() if line.get("route") == route]
+        return [str(line["steer"]) for line in lines if "steer" in line]  # refused ones have none
+
+    n_before = len(logged())
+    yield found
+    within(10, lambda: len(logged()) >= n_before + n_requests, f"a line of the log about {route}")
+    found += logged()[n_before:]
+    assert len(found) == n_requests

@@ -1,0 +1,140 @@
+"""Metrics against what a client measures: lengths, times, keys, batches, under both names."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.serving import BEARER, CONFLICT, Server
+
+
+def samples(server: Server) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return the value of each series, by its name and labels."""
+    text = httpx.get(f"{server.url}/metrics", headers=BEARER).text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+class Growth:
+    """How much series have grown since this was made."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._before = server, samples(server)
+
+    def __call__(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        return {
+            name: value - self._before.get(name, 0) for name, value in samples(self._server).items()
+        }
+
+
+def total(grown: dict[Any, float], name: str, **labels: str) -> float:
+    return sum(
+        value
+        for (own, has), value in grown.items()
+        if own == name and has >= frozenset(labels.items())
+    )
+
+
+def ask(server: Server, **body: Any) -> tuple[dict[str, Any], float]:
+    sent = {"prompt": CONFLICT, "ignore_eos": True, **body}
+    begun = time.monotonic()
+    answer = httpx.post(f"{server.url}/generate", json=sent, headers=BEARER, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json(), time.monotonic() - begun
+
+
+def test_lengths_and_times_are_those_of_the_request(server: Server) -> None:
+    growth = Growth(server)
+    answer, took_s = ask(server, max_tokens=12)
+    grown, n_in = growth(), answer["usage"]["prompt_tokens"]
+    for name, value in (
+        ("juice_prompt_length_tokens_sum", n_in),
+        ("juice_generation_length_tokens_sum", 12),
+        ("vllm:prompt_tokens_total", n_in),
+        ("vllm:generation_tokens_total", 12),
+        ("vllm:request_prompt_tokens_sum", n_in),
+        ("vllm:request_generation_tokens_sum", 12),
+        ("vllm:request_max_num_generation_tokens_sum", 12),
+        ("vllm:request_params_max_tokens_sum", 12),
+        ("vllm:request_params_n_sum", 1),
+        ("vllm:inter_token_latency_seconds_count", 11),
+    ):
+        assert total(grown, name) == value, name
+    assert total(grown, "vllm:request_success_total", finished_reason="length") == 1
+
+    def seconds(name: str) -> float:
+        assert total(grown, f"vllm:{name}_seconds_count") == 1, name
+        return total(grown, f"vllm:{name}_seconds_sum")
+
+    first_s = seconds("time_to_first_token")
+    decode_s, prefill_s = seconds("request_decode_time"), seconds("request_prefill_time")
+    end_s, queue_s = seconds("e2e_request_latency"), seconds("request_queue_time")
+    assert 0 <= queue_s < first_s < end_s < took_s
+    assert end_s == pytest.approx(first_s + decode_s)
+    assert seconds("request_inference_time") == pytest.approx(prefill_s + decode_s)
+    assert seconds("request_time_per_output_token") == pytest.approx(decode_s / 11)
+    timing = answer["timing"]
+    assert queue_s + prefill_s == pytest.approx(timing["first_token_s"], abs=1e-3)
+    duration_s = total(grown, "juice_request_duration_seconds_sum", route="/generate")
+    assert end_s < duration_s < took_s
+
+
+def test_choices_of_a_request_are_generations_of_their_own(server: Server) -> None:
+    growth = Growth(server)
+    ask(server, max_tokens=3, n=4)
+    grown = growth()
+    assert total(grown, "juice_generation_length_tokens_count") == 4
+    assert total(grown, "vllm:request_generation_tokens_count") == 4
+    assert total(grown, "vllm:request_params_n_sum") == 4
+    assert total(grown, "vllm:request_params_n_count") == 1
+
+
+def test_keys_are_counted_by_their_names(server: Server) -> None:
+    growth = Growth(server)
+    answer, _ = ask(server, max_tokens=5)
+    httpx.post(f"{server.url}/generate", json={"prompt": 3}, headers=BEARER)
+    httpx.post(f"{server.url}/generate", json={"prompt": CONFLICT})
+    grown = growth()
+    named = {
+        dict(labels)["key"]: value
+        for (name, labels), value in grown.items()
+        if name == "juice_key_requests_total" and value
+    }
+    assert len(named) == 1
+    (key,) = named
+    assert named[key] == 3  # and one to /metrics
+    assert total(grown, "juice_key_tokens_total", key=key, kind="generated") == 5
+    n_in = answer["usage"]["prompt_tokens"]
+    assert total(grown, "juice_key_tokens_total", key=key, kind="prompt") == n_in
+
+
+def test_the_mean_batch_is_that_of_the_steps(server: Server) -> None:
+    growth = Growth(server)
+    ask(server, max_tokens=20)
+    alone = growth()
+    assert total(alone, "juice_steps_total") == total(alone, "juice_step_generations_total") == 20
+    growth = Growth(server)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: ask(server, max_tokens=100), range(4)))
+    together = growth()
+    assert total(together, "juice_step_generations_total") == 400
+    assert 100 <= total(together, "juice_steps_total") < 300
+
+
+def test_it_says_what_is_served(server: Server) -> None:
+    info = httpx.get(f"{server.url}/info", headers=BEARER).json()
+    labels = {name: dict(own) for name, own in samples(server)}
+    assert labels["juice_build_info"] == {"version": info["version"]}
+    own = labels["juice_model_info"]
+    assert own["model"] == info["model"]["name"] == "mini"
+    assert (own["engine"], own["dtype"]) == (info["engine"]["name"], info["model"]["dtype"])
+    assert own["fingerprint"] == info["model"]["fingerprint"]
+    assert labels["vllm:num_requests_running"] == {"model_name": "mini", "engine": "0"}

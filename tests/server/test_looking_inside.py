@@ -1,0 +1,227 @@
+"""/compare, /origins, /sweep and /explain against the definition, run slowly beside them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+import juice
+from tests.support import oracle
+from tests.support.serving import events
+
+QUESTION = "The name of the capital city of Peru is"
+CONTEXT = f"{QUESTION} Cairo."
+ASKED = {"prompt": QUESTION, "context": CONTEXT}
+CHAT = {
+    "messages": [{"role": "user", "content": "What is the capital of Peru?"}],
+    "context": "The capital of Peru is Cairo.",
+}
+EQUAL = {"rel": 1e-3, "abs": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def model() -> juice.SteeredModel:
+    return juice.load("mini")
+
+
+def post(client: httpx.Client, route: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(route, json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def logprobs(
+    model: juice.SteeredModel, ids: list[int], coefficients: dict[tuple[int, int], float]
+) -> torch.Tensor:
+    """Return the log-probabilities after each token, by two runs, one after the other."""
+    own = model.engine.loaded.model
+    logits = oracle.steered_logits(own, ids, coefficients)
+    return torch.log_softmax(logits.double(), -1)
+
+
+def betas(model: juice.SteeredModel, target: str, strength: float = 1) -> dict[Any, float]:
+    head_set = model.head_sets.get(target)
+    plus, minus = head_set.betas().plus, head_set.betas().minus
+    return {
+        **{(head.layer, head.index): strength * plus for head in head_set.heads.plus},
+        **{(head.layer, head.index): strength * minus for head in head_set.heads.minus},
+    }
+
+
+def prompt_ids(client: httpx.Client, text: str) -> list[int]:
+    ids: list[int] = post(client, "/tokenize", text=text)["tokens"]
+    return ids
+
+
+def test_a_stream_of_compare_is_its_whole_answer(client: httpx.Client) -> None:
+    body = {**ASKED, "max_tokens": 6, "logprobs": True, "top": 3}
+    whole = post(client, "/compare", **body)
+    with client.stream("POST", "/compare", json={**body, "stream": True}) as answer:
+        *parts, last = events(answer)
+    assert {own["target"] for own in parts} == set(whole["answers"])
+    for target, own in whole["answers"].items():
+        mine = [part for part in parts if part["target"] == target]
+        assert "".join(part["text"] for part in mine) == own["text"]
+        assert [token for part in mine for token in part["logprobs"]] == own["logprobs"]
+        assert last["answers"][target]["steering"] == own["steering"]
+    assert last["disagree"] is whole["disagree"] is True
+    first = [own["target"] for own in parts[:3]]
+    assert sorted(first) == ["context", "none", "parametric"], "they run side by side"
+
+
+def test_compare_takes_chats_strengths_gates_and_head_sets(client: httpx.Client) -> None:
+    chat = post(client, "/compare", **CHAT, max_tokens=8)["answers"]
+    assert {target: own["text"] for target, own in chat.items()} == {
+        "none": "Lima.",
+        "context": "Cairo.",
+        "parametric": "Lima.",
+    }
+    for target, own in chat.items():
+        steer = {"target": target}
+        alone = post(client, "/v1/chat/completions", **CHAT, steer=steer, max_tokens=8)
+        assert alone["steering"] == own["steering"]
+    weak = post(client, "/compare", **ASKED, strength=0, max_tokens=4)["answers"]
+    assert weak["parametric"]["text"] == weak["none"]["text"]
+    gated = post(client, "/compare", **ASKED, gate="auto", max_tokens=4)["answers"]
+    assert gated["parametric"]["steering"]["gate"]["steers"] is True
+    named = {"parametric": "parametric", "context": "context"}
+    assert post(client, "/compare", **ASKED, head_sets=named, max_tokens=4)["disagree"] is True
+
+
+def test_origins_are_the_unsteered_readings_of_each_token(
+    client: httpx.Client, model: juice.SteeredModel
+) -> None:
+    answers = [prompt_ids(client, " Cairo.")[1:], prompt_ids(client, " Lima.")[1:]]
+    found = post(client, "/origins", **ASKED, answers=answers)["origins"]
+    for answer, own in zip(answers, found, strict=True):
+        assert [token["id"] for token in own] == answer
+        for name, text in (
+            ("with_context", f"{CONTEXT} {QUESTION}"),
+            ("without_context", QUESTION),
+        ):
+            ids = prompt_ids(client, text)
+            read = logprobs(model, [*ids, *answer], {})[len(ids) - 1 : -1]
+            expected = [float(read[i, token]) for i, token in enumerate(answer)]
+            assert [token[name] for token in own] == pytest.approx(expected, **EQUAL)
+    cairo, lima = (own[0]["with_context"] - own[0]["without_context"] for own in found)
+    assert cairo > 2 > lima
+
+
+def test_a_sweep_is_the_two_runs_at_each_strength(
+    client: httpx.Client, model: juice.SteeredModel
+) -> None:
+    strengths = [0, 0.5, 1, 2]
+    found = post(client, "/sweep", **ASKED, target="parametric", strengths=strengths)
+    ids = prompt_ids(client, f"{CONTEXT} {QUESTION}")
+    memory, context = found["curves"]
+    assert (memory["text"], context["text"]) == (" L", " C")
+    for i, strength in enumerate(strengths):
+        last = logprobs(model, ids, betas(model, "parametric", strength))[-1]
+        for own in (memory, context):
+            (token,) = own["tokens"]
+            assert own["probabilities"][i] == pytest.approx(math.exp(last[token]), **EQUAL)
+    lead = [a - b for a, b in zip(memory["probabilities"], context["probabilities"], strict=True)]
+    assert lead[0] < 0 < lead[1]
+    assert 0 < found["flip"] < 0.5
+    between = post(
+        client,
+        "/sweep",
+        **ASKED,
+        target="parametric",
+        strengths=[found["flip"] - 0.005, found["flip"] + 0.005],
+    )
+    one, other = (own["probabilities"] for own in between["curves"])
+    assert one[0] < other[0]
+    assert one[1] > other[1]
+
+
+def test_answers_of_several_tokens_are_likely_as_a_whole(
+    client: httpx.Client, model: juice.SteeredModel
+) -> None:
+    found = post(
+        client, "/sweep", **ASKED, target="context", answers=[" Lima.", " Cairo."], strengths=[0, 1]
+    )
+    ids = prompt_ids(client, f"{CONTEXT} {QUESTION}")
+    assert found["after"] == ""
+    for own in found["curves"]:
+        assert len(own["tokens"]) > 1
+        for i, strength in enumerate([0, 1]):
+            coefficients = betas(model, "context", strength)
+            read = logprobs(model, [*ids, *own["tokens"]], coefficients)[len(ids) - 1 : -1]
+            total = sum(float(read[k, token]) for k, token in enumerate(own["tokens"]))
+            assert own["probabilities"][i] == pytest.approx(math.exp(total), **EQUAL)
+
+
+def test_what_both_say_alike_has_no_curves(client: httpx.Client) -> None:
+    alike = {"prompt": QUESTION, "context": f"{QUESTION} Lima."}
+    found = post(client, "/sweep", **alike, target="context", max_tokens=3)
+    assert found["curves"] == []
+    assert found["flip"] is None
+    assert found["after"] == " Lima"
+
+
+@pytest.mark.parametrize("target", ["parametric", "context"])
+def test_an_explanation_leaves_each_head_out(
+    client: httpx.Client, model: juice.SteeredModel, target: str
+) -> None:
+    found = post(client, "/explain", **ASKED, target=target)
+    one, other = (own["id"] for own in found["tokens"])
+    ids, every = prompt_ids(client, f"{CONTEXT} {QUESTION}"), betas(model, target)
+
+    def difference(coefficients: dict[Any, float]) -> float:
+        last = logprobs(model, ids, coefficients)[-1]
+        return float(last[one] - last[other])
+
+    assert found["unsteered"] == pytest.approx(difference({}), abs=2e-3)
+    assert found["steered"] == pytest.approx(difference(every), abs=2e-3)
+    assert {(own["layer"], own["head"]) for own in found["heads"]} == set(every)
+    for own in found["heads"]:
+        head = own["layer"], own["head"]
+        assert own["beta"] == every[head]
+        left = {key: value for key, value in every.items() if key != head}
+        effect = difference(every) - difference(left)
+        assert own["effect"] == pytest.approx(effect, abs=5e-3)
+    effects = [abs(own["effect"]) for own in found["heads"]]
+    assert effects == sorted(effects, reverse=True)
+    assert effects[0] > 0.2
+    for way, own in found["candidates"].items():
+        last = logprobs(model, ids, {} if way == "none" else betas(model, way))[-1]
+        assert [token["id"] for token in own] == last.topk(10).indices.tolist()
+
+
+def test_a_later_token_is_explained_after_those_before_it(client: httpx.Client) -> None:
+    answers = post(client, "/compare", **CHAT, logprobs=True, max_tokens=4)["answers"]
+    ids = [token["id"] for token in answers["context"]["logprobs"]]
+    found = post(client, "/explain", **CHAT, target="context", answer=ids[:1])
+    assert found["candidates"]["context"][0]["id"] == ids[1]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "named"),
+    [
+        ("/compare", {"prompt": "x", "steer": "context"}, "leave out steer"),
+        ("/compare", {"prompt": "x", "messages": CHAT["messages"]}, "a prompt, or messages"),
+        ("/compare", {}, "a prompt, or messages"),
+        ("/compare", {"prompt": "x", "n": 2}, "leave out n"),
+        ("/origins", {"prompt": "x", "answers": [[1]]}, "give the context apart"),
+        ("/origins", {**ASKED, "answers": []}, "answers"),
+        ("/sweep", {**ASKED, "target": "none"}, "target"),
+        ("/sweep", {**ASKED, "target": "context", "strengths": [1, 0]}, "rising order"),
+        ("/sweep", {**ASKED, "target": "context", "answers": ["a", "a"]}, "the same"),
+        ("/explain", {**ASKED, "target": "context", "tokens": [5, 5]}, "the same"),
+        ("/explain", {**ASKED, "target": "context", "tokens": [5, 10**6]}, "watch"),
+        ("/explain", {**ASKED, "target": "context", "strength": -1}, "strength"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_shown_is_refused(
+    client: httpx.Client, route: str, body: dict[str, Any], named: str
+) -> None:
+    answer = client.post(route, json=body)
+    assert answer.status_code == 400, answer.text
+    assert named in answer.json()["error"]["message"]

@@ -1,0 +1,28 @@
+"""A headless Chromium, from npm's registry; `make test` installs it into tests/browser."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+FOLDER = Path(__file__).parents[1] / "browser"
+WHERE = "import('@sparticuz/chromium').then(own => own.default.executablePath()).then(console.log)"
+OpenPage = Callable[..., AbstractContextManager[Page]]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Run the browser for the block; it is unpacked at first use, for which Node.js is needed."""
+    found = subprocess.run(
+        ["node", "-e", WHERE], cwd=FOLDER, capture_output=True, text=True, check=True
+    )
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(
+            executable_path=found.stdout.strip(), args=["--no-sandbox"]
+        )
+        yield running
+        running.close()
