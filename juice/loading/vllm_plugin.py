@@ -6,6 +6,8 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+import torch
+
 from juice.loading.plain_vllm import PlainVllm
 from juice.vllm.window import set_default
 
@@ -32,6 +34,10 @@ def register() -> None:
         ModelRegistry.register_model(name, target)
     if os.environ.get("JUICE_HEAD_SETS"):
         set_default(_window)
+    # vLLM's attention in bfloat16 on CPUs uses tile registers (AMX) without asking the system for
+    # them: unless something else has, its process ends with an illegal instruction.
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
 
 
 def _window(config: VllmConfig) -> range:
