@@ -16,7 +16,7 @@ from juice_server.trace import Trace
 
 
 class Job:
-    """Generations that run for one HTTP request and end with it.
+    """Generations that run for one HTTP request and end with it; `run` is the record of them.
 
     Queues the requests; `only_last` drops all updates but the last. Raises what
     `Dispatcher.submit` raises.
@@ -42,7 +42,7 @@ class Job:
             if update.is_last or not only_last:
                 loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
-        trace.submit(requests)
+        self.run = trace.submit(requests)
         self._running = dispatcher.submit(trace.client, requests, sink, priority=trace.priority)
         self._n_open = len(requests)
 
@@ -67,8 +67,8 @@ class Job:
                     update = await self._updates.get()
                 self._n_open -= update.is_last
                 if update.completion is not None:
-                    self._metrics.completed(update.completion, self._trace)
-                    self._trace.completions.append(update.completion)
+                    self.run.ended[update.index] = update.completion
+                    self._metrics.completed(update.completion, self._trace, self.run)
                 if update.error is not None:
                     self._metrics.failed(update.error)
                     raise update.error
@@ -84,11 +84,12 @@ class Job:
     async def completions(self, request: Request) -> list[Completion]:
         """Wait for all completions and return them in order; a client that leaves cancels them."""
 
-        async def collected() -> dict[int, Completion]:
-            return {u.index: u.completion async for u in self.updates() if u.completion is not None}
+        async def ended() -> list[Completion]:
+            async for _ in self.updates():
+                pass
+            return self.run.completions
 
-        results = await while_present(request, self._timeout_s, collected())
-        return [results[i] for i in range(len(results))]
+        return await while_present(request, self._timeout_s, ended())
 
     async def first(self, request: Request, updates: AsyncIterator[Update]) -> Update | None:
         """Wait for the first update, which decides the status; a client that leaves cancels."""

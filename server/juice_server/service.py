@@ -179,7 +179,7 @@ class Service:
             timeout_s=self.settings.request_timeout,
             only_last=only_last,
         )
-        self.metrics.read_prompt(trace)
+        self.metrics.read_prompts(job.run, trace)
         self._jobs.add(job)
         return job
 

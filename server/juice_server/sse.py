@@ -32,7 +32,7 @@ class Renderer(Protocol):
     def events(self, update: Update) -> Iterable[Event]:
         """Return the events of one update."""
 
-    def closing(self) -> Iterable[Event]:
+    def closing(self, completions: list[Completion]) -> Iterable[Event]:
         """Return the events after the last update."""
 
     def failed(self, failure: Failure) -> Event:
@@ -103,7 +103,7 @@ async def stream(
             async for update in updates:
                 for event in renderer.events(update):
                     yield line(event)
-            for event in renderer.closing():
+            for event in renderer.closing(job.run.completions):
                 yield line(event)
         except JuiceError as error:
             failure = failure_of(error)

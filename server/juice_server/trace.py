@@ -19,11 +19,33 @@ ACCEPTED_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
 
 @dataclass
-class Trace:
-    """One request: its id, who sent it, its options and its outcome; `code` is that of an error.
+class Run:
+    """What the engine is asked for at once.
 
-    `begun` and `submitted` are times of the monotonic clock, in seconds; `completions` come in the
-    order in which they ended. What `is_dull` comes every few seconds and is worth no line.
+    Args:
+        requests: The requests.
+        n_prompt_tokens: The tokens of their prompts, those of several choices once.
+        submitted: When they were submitted, on the monotonic clock, in seconds.
+        ended: The completions so far, by index.
+    """
+
+    requests: Sequence[GenerationRequest]
+    n_prompt_tokens: int
+    submitted: float = field(default_factory=time.monotonic)
+    ended: dict[int, Completion] = field(default_factory=dict)
+
+    @property
+    def completions(self) -> list[Completion]:
+        """The completions so far, in the order of the requests."""
+        return [self.ended[i] for i in sorted(self.ended)]
+
+
+@dataclass
+class Trace:
+    """One HTTP request: its id, who sent it, its options, its outcome; `code` is that of an error.
+
+    `begun` is a time of the monotonic clock, in seconds. What `is_dull` comes every few seconds
+    and is worth no line.
     """
 
     id: str
@@ -35,21 +57,30 @@ class Trace:
     steer: str = ""
     is_stream: bool = False
     is_dull: bool = False
-    n_prompt_tokens: int = 0
     n_choices: int = 1
     prompts: Sequence[str] = ()
-    requests: Sequence[GenerationRequest] = ()
-    submitted: float = 0.0
-    completions: list[Completion] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
     @property
     def age_s(self) -> float:
         """Seconds since the request arrived."""
         return time.monotonic() - self.begun
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Record what the engine is asked for, and that it is asked now."""
-        self.requests, self.submitted = requests, time.monotonic()
+    def submit(self, requests: Sequence[GenerationRequest]) -> Run:
+        """Record that the engine is asked now; `n_choices` requests in a row have one prompt."""
+        run = Run(requests, sum(len(own.prompt_ids) for own in requests[:: self.n_choices]))
+        self.runs.append(run)
+        return run
+
+    @property
+    def completions(self) -> list[Completion]:
+        """What has ended so far, in the order in which it was asked for."""
+        return [own for run in self.runs for own in run.completions]
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """The tokens of all prompts."""
+        return sum(run.n_prompt_tokens for run in self.runs)
 
     @property
     def n_generated_tokens(self) -> int:

@@ -84,7 +84,7 @@ class Translator:
         """Turn prompts and a body's fields into requests, n for each prompt, off the event loop.
 
         Args:
-            request: The HTTP request; its trace records the target and the prompts' tokens.
+            request: The HTTP request; its trace records the target.
             prompts: The prompts.
             fields: How to steer, sample and stop.
             alias: The model name in the body, which may carry a target.
@@ -100,11 +100,9 @@ class Translator:
             trace.prompts = [
                 own.text if isinstance(own.text, str) else str(own.text) for own in prompts
             ]
-        requests = await self.off_loop(
+        return await self.off_loop(
             request, lambda: self._requests(prompts, fields, steer, is_chat, options)
         )
-        trace.n_prompt_tokens = sum(len(own.prompt_ids) for own in requests[:: fields.n])
-        return requests
 
     def steer(self, fields: GenerationFields, model_name: str | None) -> Steer:
         """Return how to steer: from the body, else from the model's alias, else the default.

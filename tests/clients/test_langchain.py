@@ -20,44 +20,27 @@ tools = pytest.importorskip("langchain_core.tools", reason="the same")
 
 PACKAGES = ("langchain-openai", "langchain-anthropic")
 Make = Callable[..., Any]
+SHARED: dict[str, Any] = {
+    "api_key": "unused",
+    "temperature": 0,
+    "max_tokens": 99,
+    "max_retries": 0,
+}
 
 
 def of_openai(url: str, model: str = questions.MODEL, **extra: str) -> Any:
-    return langchain_openai.ChatOpenAI(
-        model=model,
-        base_url=f"{url}/v1",
-        api_key="unused",
-        temperature=0,
-        max_tokens=99,
-        max_retries=0,
-        include_response_headers=True,
-        extra_body=extra or None,
-    )
+    own = {"include_response_headers": True, "extra_body": extra or None}
+    return langchain_openai.ChatOpenAI(model=model, base_url=f"{url}/v1", **SHARED, **own)
 
 
 def of_openai_responses(url: str, model: str = questions.MODEL, **extra: str) -> Any:
-    return langchain_openai.ChatOpenAI(
-        model=model,
-        base_url=f"{url}/v1",
-        api_key="unused",
-        temperature=0,
-        max_tokens=99,
-        max_retries=0,
-        use_responses_api=True,
-        extra_body=extra or None,
-    )
+    own = {"use_responses_api": True, "extra_body": extra or None}
+    return langchain_openai.ChatOpenAI(model=model, base_url=f"{url}/v1", **SHARED, **own)
 
 
 def of_anthropic(url: str, model: str = questions.MODEL, **extra: str) -> Any:
-    return langchain_anthropic.ChatAnthropic(
-        model=model,
-        base_url=url,
-        api_key="unused",
-        temperature=0,
-        max_tokens=99,
-        max_retries=0,
-        model_kwargs={"extra_body": extra} if extra else {},
-    )
+    own = {"model_kwargs": {"extra_body": extra}} if extra else {}
+    return langchain_anthropic.ChatAnthropic(model=model, base_url=url, **SHARED, **own)
 
 
 ROUTES = {

@@ -13,15 +13,9 @@ import pytest
 from juice.data.example import ConflictExample
 from juice.data.readers import read_examples
 from juice.errors import ExampleError
+from tests.data import NQSWAP
 
 MINI = Path(__file__).parents[2] / "juice" / "models" / "mini" / "examples.jsonl"
-NQSWAP = {
-    "question": "who painted the ceiling",
-    "org_context": "<P> Rosa painted it . </P>",
-    "org_answer": ["Rosa", "Rosa Bell"],
-    "sub_context": "<P> Hugo  painted it . </P>",
-    "sub_answer": ["Hugo"],
-}
 
 
 def rows() -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from juice.data.readers import read_examples
 from juice.data.readers.nqswap import without_tags
 from juice.data.readers.source import read_rows
 from juice.errors import ExampleError
+from tests.data import NQSWAP
 
 OURS = {
     "subject": "Peru",
@@ -40,13 +41,6 @@ MEMOTRAP = {
     "prompt": 'Write a line that ends in "sand": The river runs to the',
     "classes": "[' sea.', ' sand.']",
     "answer_index": "1",
-}
-NQSWAP = {
-    "question": "who painted the ceiling",
-    "org_context": "<P> Rosa painted it . </P>",
-    "org_answer": ["Rosa", "Rosa Bell"],
-    "sub_context": "<P> Hugo  painted it . </P>",
-    "sub_answer": ["Hugo"],
 }
 
 CONFIQA = {

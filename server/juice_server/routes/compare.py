@@ -38,7 +38,7 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
         await asked(service.translator, request, body, body.steered(target), top_logprobs=body.top)
         for target in targets
     ]
-    trace.steer = ""
+    trace.steer, trace.n_choices = "", len(targets)
     answer = _Answer(service, body, trace, targets)
     return await answered(service, request, requests, answer, is_stream=body.stream)
 
@@ -63,22 +63,18 @@ class _Answer:
         self._texts = service.translator.texts
         self._model_name = service.translator.model_name
         self._body, self._trace, self._targets = body, trace, targets
-        self._completions: dict[int, Completion] = {}
 
     def of(self, completions: list[Completion]) -> Event:
         return self._response(completions).model_dump(exclude_unset=True)
 
     def events(self, update: Update) -> Iterable[Event]:
-        if update.completion is not None:
-            self._completions[update.index] = update.completion
         if update.text or (self._body.logprobs and update.tokens):
             scored = self._scored(update.tokens)
             tokens = {name: [own.model_dump() for own in value] for name, value in scored.items()}
             yield {"target": self._targets[update.index], "text": update.text, **tokens}
 
-    def closing(self) -> Iterable[Event]:
-        ordered = [self._completions[i] for i in sorted(self._completions)]
-        yield self._response(ordered).model_dump(
+    def closing(self, completions: list[Completion]) -> Iterable[Event]:
+        yield self._response(completions).model_dump(
             exclude={"answers": {"__all__": {"text", "logprobs"}}}, exclude_unset=True
         )
 

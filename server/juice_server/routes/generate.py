@@ -45,23 +45,19 @@ class _Answer:
         self._trace = trace
         self._has_logprobs = body.logprobs is not None
         self._id = f"gen-{uuid.uuid4().hex}"
-        self._completions: dict[int, Completion] = {}
 
     def of(self, completions: list[Completion]) -> Event:
         return self._response(completions).model_dump(exclude_unset=True)
 
     def events(self, update: Update) -> Iterable[Event]:
-        if update.completion is not None:
-            self._completions[update.index] = update.completion
         event: Event = {"text": update.text, "index": update.index}
         for name, scored in self._scored(update.tokens).items():
             event[name] = [score.model_dump() for score in scored]
         if update.text or (self._has_logprobs and update.tokens):
             yield event
 
-    def closing(self) -> Iterable[Event]:
-        ordered = [self._completions[i] for i in sorted(self._completions)]
-        yield self._response(ordered).model_dump(
+    def closing(self, completions: list[Completion]) -> Iterable[Event]:
+        yield self._response(completions).model_dump(
             exclude={"text": True, "logprobs": True, "choices": {"__all__": {"text", "logprobs"}}},
             exclude_unset=True,
         )

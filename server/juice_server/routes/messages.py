@@ -64,7 +64,6 @@ class _Answer:
         self._has_begun = False
         self._reader = chat.reader()
         self._blocks: list[Event] = []  # the last of them is open while a stream runs
-        self._completion: Completion | None = None
 
     def of(self, completions: list[Completion]) -> Event:
         done = completions[0]
@@ -83,12 +82,9 @@ class _Answer:
             yield {"type": "message_start", "message": {**begun, "usage": self._usage(0)}}
         for part in self._reader.feed(update.text):
             yield from self._streamed(part)
-        self._completion = update.completion
 
-    def closing(self) -> Iterable[Event]:
-        done = self._completion
-        if done is None:
-            return
+    def closing(self, completions: list[Completion]) -> Iterable[Event]:
+        done = completions[0]
         for part in self._reader.finish():
             yield from self._streamed(part)
         if not self._blocks:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from juice.engine import ScoredToken, SteeringReport
+from juice.engine import Completion, ScoredToken, SteeringReport
 from juice_server.errors import Failure
 from juice_server.schemas.openai import ChatRequest, CompletionRequest
 from juice_server.schemas.shared import usage_of
@@ -30,7 +30,7 @@ class OpenAIAnswer:
         self._include_usage, self._trace = body.include_usage, trace
         self._id, self._created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
 
-    def closing(self) -> Iterable[Event]:
+    def closing(self, completions: list[Completion]) -> Iterable[Event]:  # noqa: ARG002
         """Yield a stream's last chunk, the usage, where it is wanted."""
         if self._include_usage:
             yield {**self._frame(self.chunk_kind, []), "usage": self._usage()}

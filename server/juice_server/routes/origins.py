@@ -11,7 +11,6 @@ from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.inside import OriginsRequest, OriginsResponse, TokenOrigin
 from juice_server.service import ServiceOf
 from juice_server.tokens import finite
-from juice_server.trace import trace_of
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -33,7 +32,6 @@ async def origins(body: OriginsRequest, request: Request, service: ServiceOf) ->
         return origin_requests(service.model, whole, alone, body.answers)
 
     requests = await translator.off_loop(request, work)
-    trace_of(request.scope).n_prompt_tokens = sum(len(own.prompt_ids) for own in requests)
     done = await service.complete(request, requests)
     return OriginsResponse(
         origins=[

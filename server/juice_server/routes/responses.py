@@ -60,7 +60,6 @@ class _Answer:
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created, self._n_events = int(time.time()), 0
         self._items: list[Event] = []  # the last of them is open while a stream runs
-        self._completion: Completion | None = None
 
     def of(self, completions: list[Completion]) -> Event:
         done = completions[0]
@@ -80,12 +79,9 @@ class _Answer:
         for part in parts:
             yield from self._streamed(part, logprobs)
             logprobs = []  # once for each token
-        self._completion = update.completion
 
-    def closing(self) -> Iterable[Event]:
-        done = self._completion
-        if done is None:
-            return
+    def closing(self, completions: list[Completion]) -> Iterable[Event]:
+        done = completions[0]
         for part in self._reader.finish():
             yield from self._streamed(part, [])
         if not self._items:

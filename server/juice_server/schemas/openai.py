@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -119,9 +120,9 @@ class ChatFields(OpenAIFields):
             raise ValueError("context and documents are two ways to give the same; keep one")
         return self
 
+    @abstractmethod
     def offer(self) -> Offer | None:
         """Return the functions that the answer may call; None: none. Raises ValueError."""
-        raise NotImplementedError
 
 
 class ChatRequest(ToolFields, ChatFields):

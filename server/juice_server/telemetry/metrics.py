@@ -19,7 +19,7 @@ from juice.engine import Completion, Engine, Status
 from juice.errors import CancelledError, JuiceError, NonFiniteError
 from juice_server.telemetry.buckets import LATENCIES_S, TOKENS
 from juice_server.telemetry.vllm_names import VllmNames
-from juice_server.trace import Trace
+from juice_server.trace import Run, Trace
 
 # Codes of refusals for the server's limits, state or keys, not for a mistake in the request.
 REJECTIONS = (
@@ -168,7 +168,7 @@ class Metrics:
         if trace.client.has_key:
             self._key_requests.labels(trace.client.name).inc()
 
-    def completed(self, completion: Completion, trace: Trace) -> None:
+    def completed(self, completion: Completion, trace: Trace, run: Run) -> None:
         """Count a generation, its tokens and what a gate decided, and observe its times."""
         times, n_new = completion.timing.tokens_s, len(completion.tokens)
         self._generated_tokens.inc(n_new)
@@ -176,7 +176,7 @@ class Metrics:
         self._tokens_out.observe(n_new)
         if trace.client.has_key:
             self._key_tokens.labels(trace.client.name, "generated").inc(n_new)
-        self._under_vllms_names.completed(completion, trace)
+        self._under_vllms_names.completed(completion, run.submitted - trace.begun)
         self._queue.observe(completion.timing.queued_s)
         if times:
             self._first_token.observe(times[0])
@@ -185,12 +185,12 @@ class Metrics:
         for before, after in pairwise(times):
             self._inter_token.observe(after - before)
 
-    def read_prompt(self, trace: Trace) -> None:
-        """Count the tokens of a request's prompts."""
-        self._prompt_tokens.inc(trace.n_prompt_tokens)
+    def read_prompts(self, run: Run, trace: Trace) -> None:
+        """Count the tokens of prompts that were submitted."""
+        self._prompt_tokens.inc(run.n_prompt_tokens)
         if trace.client.has_key:
-            self._key_tokens.labels(trace.client.name, "prompt").inc(trace.n_prompt_tokens)
-        self._under_vllms_names.read_prompt(trace.n_prompt_tokens)
+            self._key_tokens.labels(trace.client.name, "prompt").inc(run.n_prompt_tokens)
+        self._under_vllms_names.read_prompts(run.n_prompt_tokens)
 
     def failed(self, error: JuiceError) -> None:
         """Count a generation that ended with an error."""

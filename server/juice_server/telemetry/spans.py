@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from itertools import zip_longest
 from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from starlette.types import Scope
 import juice
 from juice.engine import Completion
 from juice.errors import UsageError
-from juice_server.trace import Trace
+from juice_server.trace import Run, Trace
 
 CHATS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 PROTOCOLS = ("grpc", "http/protobuf")
@@ -82,8 +83,10 @@ class Spans:
         )
         if status >= 500:
             span.set_status(StatusCode.ERROR, trace.code)
-        if trace.requests:
-            self._record_generations(set_span_in_context(span), trace, route, clock, ended_ns)
+        own = set_span_in_context(span)
+        for run, then in zip_longest(trace.runs, trace.runs[1:]):
+            run_ended_ns = clock.at(then.submitted) if then else ended_ns
+            self._record_run(own, trace, run, route, clock, run_ended_ns)
         span.end(ended_ns)
         return f"{span.get_span_context().trace_id:032x}"
 
@@ -94,30 +97,30 @@ class Spans:
         closing.start()
         closing.join(CLOSING_S)
 
-    def _record_generations(
-        self, parent: Context, trace: Trace, route: str, clock: _Clock, ended_ns: int
+    def _record_run(
+        self, parent: Context, trace: Trace, run: Run, route: str, clock: _Clock, ended_ns: int
     ) -> None:
         operation = "chat" if route in CHATS else "text_completion"
         span = self._tracer.start_span(
             f"{operation} {self._model_name}",
             parent,
             SpanKind.INTERNAL,
-            {"gen_ai.operation.name": operation, **_of_generations(trace, self._model_name)},
-            start_time=clock.at(trace.submitted),
+            {"gen_ai.operation.name": operation, **_of_generations(trace, run, self._model_name)},
+            start_time=clock.at(run.submitted),
         )
-        if trace.code:
-            span.set_status(StatusCode.ERROR, trace.code)
+        if error := _error_of(trace, run):
+            span.set_status(StatusCode.ERROR, error)
         own = set_span_in_context(span)
-        for i, completion in enumerate(trace.completions[:MAX_CHOICES]):
+        for i, completion in list(run.ended.items())[:MAX_CHOICES]:
             for name, start_s, end_s, attributes in _phases(completion):
                 phase: Span = self._tracer.start_span(
                     name,
                     own,
                     SpanKind.INTERNAL,
                     {"juice.choice": i, **attributes},
-                    start_time=clock.at(trace.submitted + start_s),
+                    start_time=clock.at(run.submitted + start_s),
                 )
-                phase.end(clock.at(trace.submitted + end_s))
+                phase.end(clock.at(run.submitted + end_s))
         span.end(ended_ns)
 
 
@@ -164,8 +167,8 @@ def _of_http(scope: Scope, headers: Headers, trace: Trace, route: str, status: i
     return _known(own)
 
 
-def _of_generations(trace: Trace, model_name: str) -> Attributes:
-    first, steering = trace.requests[0], trace.requests[0].steering.report
+def _of_generations(trace: Trace, run: Run, model_name: str) -> Attributes:
+    first, steering = run.requests[0], run.requests[0].steering.report
     sampling = first.sampling
     own = {
         "gen_ai.provider.name": "juice",
@@ -181,16 +184,21 @@ def _of_generations(trace: Trace, model_name: str) -> Attributes:
         "gen_ai.request.seed": sampling.seed,
         "gen_ai.request.stop_sequences": first.stop or None,
         "gen_ai.request.stream": trace.is_stream,
-        "gen_ai.response.finish_reasons": trace.finish_reasons or None,
-        "gen_ai.usage.input_tokens": trace.n_prompt_tokens,
-        "gen_ai.usage.output_tokens": trace.n_generated_tokens,
-        "error.type": trace.code or None,
+        "gen_ai.response.finish_reasons": [own.finish_reason for own in run.completions] or None,
+        "gen_ai.usage.input_tokens": run.n_prompt_tokens,
+        "gen_ai.usage.output_tokens": sum(len(own.tokens) for own in run.completions),
+        "error.type": _error_of(trace, run),
         "juice.steer": steering.target,
         "juice.method": steering.method if steering.applied else None,
         "juice.head_set": steering.head_set,
         "juice.strength": steering.strength if steering.applied else None,
     }
     return _known(own)
+
+
+def _error_of(trace: Trace, run: Run) -> str | None:
+    """Return the error of a run: that of the request, which ended with its last."""
+    return trace.code or None if run is trace.runs[-1] else None
 
 
 def _phases(completion: Completion) -> Iterator[tuple[str, float, float, Attributes]]:

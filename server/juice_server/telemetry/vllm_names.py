@@ -78,18 +78,22 @@ class VllmNames:
             gauge = Gauge(f"vllm:{name}", text, LABELS, registry=self._registry)
             gauge.labels(*self._labels).set_function(lambda value=value: value(status()))  # type: ignore[misc]
 
-    def read_prompt(self, n_tokens: int) -> None:
-        """Count the tokens of a request's prompts."""
+    def read_prompts(self, n_tokens: int) -> None:
+        """Count the tokens of prompts that were submitted."""
         self._prompt_tokens.inc(n_tokens)
 
-    def completed(self, completion: Completion, trace: Trace) -> None:
-        """Count a generation and observe its lengths and times."""
+    def completed(self, completion: Completion, before_s: float) -> None:
+        """Count a generation and observe its lengths and times.
+
+        Args:
+            completion: What came of it.
+            before_s: How long before its submission its request had arrived, in seconds.
+        """
         n_new, times = len(completion.tokens), completion.timing.tokens_s
         self._new_tokens.inc(n_new)
         self._ended.labels(*self._labels, completion.finish_reason).inc()
         self._lengths["request_prompt_tokens"].observe(completion.n_prompt_tokens)
         self._lengths["request_generation_tokens"].observe(n_new)
-        before_s = trace.submitted - trace.begun
         start_s = completion.timing.queued_s
         self._times["request_queue_time"].observe(start_s)
         if not times:
@@ -112,10 +116,11 @@ class VllmNames:
         """Observe what a request asked for and got, once for all of its choices."""
         if not trace.completions:
             return
+        asked = [own for run in trace.runs for own in run.requests]
         longest = max(len(own.tokens) for own in trace.completions)
         for name, value in (
             ("request_max_num_generation_tokens", longest),
-            ("request_params_max_tokens", max(own.max_tokens for own in trace.requests)),
+            ("request_params_max_tokens", max(own.max_tokens for own in asked)),
             ("request_params_n", trace.n_choices),
         ):
             self._lengths[name].observe(value)

@@ -23,6 +23,9 @@ def samples(server: Server) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
     }
 
 
+PROMPT = {"juice_key_tokens": {"kind": "prompt"}}
+
+
 class Growth:
     """How much series have grown since this was made."""
 
@@ -95,6 +98,18 @@ def test_choices_of_a_request_are_generations_of_their_own(server: Server) -> No
     assert total(grown, "vllm:request_generation_tokens_count") == 4
     assert total(grown, "vllm:request_params_n_sum") == 4
     assert total(grown, "vllm:request_params_n_count") == 1
+
+
+def test_every_prompt_of_a_request_counts(server: Server) -> None:
+    growth = Growth(server)
+    body = {"prompt": CONFLICT, "target": "context", "strengths": [0, 1, 3]}
+    answer = httpx.post(f"{server.url}/sweep", json=body, headers=BEARER, timeout=60)
+    assert answer.status_code == 200, answer.text
+    grown = growth()
+    n_in = total(grown, "juice_prompt_length_tokens_sum")
+    assert total(grown, "juice_prompt_length_tokens_count") >= 5
+    for name in ("juice_prompt_tokens", "juice_key_tokens", "vllm:prompt_tokens"):
+        assert total(grown, f"{name}_total", **PROMPT.get(name, {})) == n_in, name
 
 
 def test_keys_are_counted_by_their_names(server: Server) -> None:

@@ -166,6 +166,31 @@ def test_streams_of_chats_and_several_choices_are_told_too(
     assert by_choice == {(name, i) for name in ("queue", "prefill", "decode") for i in (0, 1)}
 
 
+def test_batches_of_one_request_are_told_one_after_the_other(
+    traced: Server, collector: Collector
+) -> None:
+    """Alone, a sweep answers under two settings, then asks for 3 strengths and for 9 finer ones."""
+    trace, headers = traceparent(2500)
+    body = {"prompt": KNOWN, "context": f"{KNOWN} Cairo.", "target": "parametric"}
+    body["strengths"] = [0, 1, 3]
+    answer = httpx.post(f"{traced.url}/sweep", json=body, headers=headers, timeout=60)
+    assert answer.json()["flip"] is not None
+    asked = (2, 3, 9)
+    got = of_trace(collector, trace, 1 + sum(1 + 3 * n for n in asked))
+    (server,) = children(got, PARENT)
+    batches = children(got, server["id"])
+    assert len(batches) == len(asked)
+    for n, batch, then in zip(asked, batches, [*batches[1:], None], strict=True):
+        phases = children(got, batch["id"])
+        assert [phase["name"] for phase in phases].count("prefill") == n
+        assert {phase["attributes"]["juice.choice"] for phase in phases} == set(range(n))
+        assert all(batch["start"] <= one["start"] <= one["end"] <= batch["end"] for one in phases)
+        assert batch["end"] == (then["start"] if then else server["end"])
+        read = [phase for phase in phases if phase["name"] == "prefill"]
+        n_in = sum(phase["attributes"]["gen_ai.usage.input_tokens"] for phase in read)
+        assert batch["attributes"]["gen_ai.usage.input_tokens"] == n_in
+
+
 def test_failures_are_told_and_what_is_not_sampled_is_not(
     traced: Server, collector: Collector
 ) -> None:
