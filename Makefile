@@ -51,7 +51,7 @@ test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile tests/vllm tests/engine
 	JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true}' $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
-	  tests/server/test_generate_route.py tests/server/test_openai.py
+	  tests/server/test_generate_route.py tests/server/test_openai.py tests/server/test_looking_inside.py
 
 setup-clients: $(CLIENTS_STAMP) $(NODE_CLIENTS)
 

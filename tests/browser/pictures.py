@@ -24,7 +24,7 @@ def take(page: Page, url: str, scheme: str) -> None:
     page.locator("#curves svg").wait_for()
     save("dial")
     page.locator("#tab-compare").click()
-    page.locator(".of-context .token").first.click()
+    page.locator(".of-parametric .token").first.click()
     page.locator("#effects table").wait_for()
     save("heads")
 

@@ -27,6 +27,10 @@ def answer(page: Page, target: str) -> str:
     return page.locator(f"#columns .of-{target} .answer").inner_text().strip()
 
 
+def asked(page: Page) -> dict[str, str]:
+    return {name: page.input_value(f"#{name}") for name in ("prompt", "context")}
+
+
 def dial_to(page: Page, strength: float) -> None:
     page.locator("#dial_strength").evaluate(
         "(own, value) => { own.value = value; own.dispatchEvent(new Event('input')); }",
@@ -60,16 +64,19 @@ def test_what_is_allowed_is_strict(url: str) -> None:
 def test_three_answers_come_and_are_those_of_the_server(opened: OpenPage, url: str) -> None:
     with opened(url) as page:
         run(page)
-        given = {"prompt": FACT, "context": page.input_value("#context"), "max_tokens": 16}
+        given = {**asked(page), "max_tokens": 16}
         answers = httpx.post(f"{url}/compare", json=given, timeout=60).json()["answers"]
         for target, own in answers.items():
             assert answer(page, target) == own["text"].strip()
         assert answers["context"]["text"] != answers["parametric"]["text"]
-        expect(page.locator("#verdict")).to_contain_text("trusts its memory")
+        expect(page.locator("#verdict")).to_contain_text("believes what it was given")
         parted = page.locator("#columns .parts").all_inner_texts()
         assert len(parted) == 2
         assert parted[0] != parted[1]
         expect(page.locator(".of-context .token").first).to_have_class(re.compile("from-context"))
+        expect(page.locator(".of-parametric .token").first).to_have_class(
+            re.compile("from-memory")
+        )
         assert "curl -s" in page.locator("#curl").text_content()
 
 
@@ -89,11 +96,11 @@ def test_the_dial_flips_the_answer(opened: OpenPage, url: str) -> None:
         page.get_by_role("tab", name="The dial").click()
         expect(page.locator("#curves svg")).to_be_visible()
         expect(page.locator("#flip")).to_contain_text("change places at strength")
-        expect(page.locator("#dial_answer")).to_contain_text("Bratislava")
+        expect(page.locator("#dial_answer")).to_contain_text("Charles Dickens")
         dial_to(page, 0)
-        expect(page.locator("#dial_answer")).to_contain_text("Lima")
+        expect(page.locator("#dial_answer")).to_contain_text("Nikolai Gogol")
         dial_to(page, 2)
-        expect(page.locator("#dial_answer")).to_contain_text("Bratislava")
+        expect(page.locator("#dial_answer")).to_contain_text("Charles Dickens")
         page.select_option("#kind", "clean")
         run(page)
         expect(page.locator("#flip")).to_contain_text("say the same")
@@ -104,7 +111,7 @@ def test_a_token_shows_its_candidates_and_the_heads_behind_it(opened: OpenPage, 
         run(page)
         page.locator(".of-context .token").first.click()
         expect(page.locator("#effects tbody tr")).to_have_count(6)
-        body = {"prompt": FACT, "context": page.input_value("#context"), "target": "context"}
+        body = {**asked(page), "target": "context"}
         found = httpx.post(f"{url}/explain", json=body, timeout=60).json()
         heads = [f"layer {own['layer']}, head {own['head']}" for own in found["heads"]]
         shown = page.locator("#effects tbody th").all_inner_texts()
@@ -161,7 +168,7 @@ def test_a_wrong_key_is_told_and_the_right_one_helps(opened: OpenPage) -> None:
         page.locator("#key").blur()
         expect(page.locator("#model")).to_contain_text("mini")
         run(page)
-        assert answer(page, "parametric") == "Lima."
+        assert answer(page, "parametric") == "Charles Dickens."
         assert KEYS[0] not in page.locator("#curl").text_content()
         assert KEYS[0] not in page.evaluate("JSON.stringify([{...localStorage}, document.cookie])")
 
@@ -208,7 +215,7 @@ def test_it_works_by_keyboard_alone(opened: OpenPage, url: str) -> None:
         for _ in range(20):
             page.keyboard.press("ArrowLeft")
         expect(page.locator("#dial_value")).to_have_text("0")
-        expect(page.locator("#dial_answer")).to_contain_text("Lima")
+        expect(page.locator("#dial_answer")).to_contain_text("Nikolai Gogol")
 
 
 def test_a_link_shows_the_same_again(opened: OpenPage, url: str) -> None:

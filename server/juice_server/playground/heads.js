@@ -30,7 +30,7 @@ export async function explain(target, tokens, i, signal) {
 function candidates(way, tokens) {
   const rows = tokens.slice(0, 6).map((token) => {
     const p = Math.exp(token.logprob);
-    return make("tr", {}, make("td", { text: shown(token.token) }), make("td", { text: percent(p) }), make("td", {}, bar(p, 60, "")));
+    return make("tr", {}, make("td", { text: shown(token.token) }), make("td", { text: percent(p) }), make("td", {}, bar(p, 44, "")));
   });
   const head = make("tr", {}, ...["token", "probability", ""].map((text) => make("th", { scope: "col", text })));
   return make("article", { class: `of-${way}` }, make("h3", { text: TITLES[way] }), make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
