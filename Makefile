@@ -15,10 +15,13 @@ CLIENTS_STAMP := .venv-clients/.installed
 CLIENTS := openai anthropic langchain-openai langchain-anthropic llama-index-llms-openai-like \
   litellm mcp llm 'lm-eval[api]' transformers httpx pytest
 NODE_CLIENTS := tests/clients/node/node_modules/.package-lock.json
+# What JuICE imports beside what a host with PyTorch and transformers has.
+SMALL_PACKAGES := annotated-doc annotated-types llguidance markdown-it-py mdurl pydantic \
+  pydantic-core pygments rich shellingham typer typing-inspection
 PORT ?= 8000
 
 .PHONY: setup setup-vllm setup-clients run test test-vllm clients-test clients-load clients-smoke \
-  torture soak lint bench
+  torture soak lint bench gpu wheels
 
 setup: $(STAMP)
 
@@ -100,3 +103,17 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.identify
 	$(BIN)/python -m benchmarks.generate
 	$(BIN)/python -m benchmarks.serving
+	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.start
+
+# On a host with a GPU, with its own PyTorch and transformers: exactness and speed, into
+# docs/results/gpu. Where it has no network, `make wheels` elsewhere, and bring the folder along.
+gpu:
+	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(if $(wildcard wheels),--no-index --find-links wheels) $(SMALL_PACKAGES)
+	PYTHONPATH=.:server .venv-gpu/bin/python -m benchmarks.gpu $(GPU)
+
+wheels:
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps \
+	  --constraint constraints.txt --dest wheels $(SMALL_PACKAGES)

@@ -2,7 +2,7 @@
 
 Plain vLLM without our plugin, with its own class of the model and with its transformers backend;
 vLLM through us, unsteered and steered, compiled (its default) and not; and our own engine. The
-model and its prompts are those of `benchmarks.serving`; heads are steered in a third of the layers.
+model and its prompts are those of `benchmarks.shapes`; heads are steered in a third of the layers.
 Each engine has a process of its own, and the ways take turns in one run; a number is the median of
 the rounds, after one to warm up.
 """
@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.serving import STEERED_LAYERS, network, prompts, show, steering
+from benchmarks.serving import show
+from benchmarks.shapes import SMALL, prompts
+from benchmarks.workers import Worker, answer_questions
 from juice.engine import GenerationRequest, Limits
 from juice.engine.steering import unsteered
 
 N_REQUESTS, N_MANY, N_TOKENS = 16, 64, 24
 LIMITS = Limits(max_batch=64, max_model_len=512, kv_memory_bytes=1 << 30)
-WINDOW = f"{STEERED_LAYERS[0]}-{STEERED_LAYERS[-1]}"
+WINDOW = f"{SMALL.steered_layers[0]}-{SMALL.steered_layers[-1]}"
 # By process: what it is asked to run, each timed.
 WAYS = {
     "native": ("unsteered", "prompts"),
@@ -44,11 +42,12 @@ def requests(way: str) -> list[GenerationRequest]:
     """Return the requests of a way; a number is that of the distinct configurations of many."""
     n_tokens = 1 if way.endswith("prompts") else N_TOKENS
     if way.isdigit():
-        own, chosen = prompts(N_MANY), [steering(i % int(way)) for i in range(N_MANY)]
+        own, chosen = prompts(N_MANY), [SMALL.steering(i % int(way)) for i in range(N_MANY)]
     else:
         own = prompts(N_REQUESTS)
         chosen = [
-            steering(i) if way.startswith("steered") else unsteered() for i in range(N_REQUESTS)
+            SMALL.steering(i) if way.startswith("steered") else unsteered()
+            for i in range(N_REQUESTS)
         ]
     return [
         GenerationRequest(prompt_ids=p, max_tokens=n_tokens, ignore_eos=True, steering=s)
@@ -56,7 +55,7 @@ def requests(way: str) -> list[GenerationRequest]:
     ]
 
 
-def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], object]:
+def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], None]:
     """Return what runs requests on plain vLLM."""
     from vllm import LLM, SamplingParams
 
@@ -73,19 +72,19 @@ def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], objec
         enforce_eager=eager,
     )
 
-    def run(way: str) -> object:
+    def run(way: str) -> None:
         asked = requests(way)
         params = SamplingParams(
             temperature=0, max_tokens=asked[0].max_tokens, ignore_eos=True, detokenize=False,
             logprobs=0,
         )  # fmt: skip
         tokens = [{"prompt_token_ids": list(one.prompt_ids)} for one in asked]
-        return engine.generate(tokens, params, use_tqdm=False)
+        engine.generate(tokens, params, use_tqdm=False)
 
     return run
 
 
-def ours(folder: str, engine: str, *, eager: bool) -> Callable[[str], object]:
+def ours(folder: str, engine: str, *, eager: bool) -> Callable[[str], None]:
     """Return what runs requests through JuICE."""
     import juice
 
@@ -97,53 +96,30 @@ def ours(folder: str, engine: str, *, eager: bool) -> Callable[[str], object]:
     model = juice.load(
         folder, dtype="float32", limits=LIMITS, **(given if engine == "vllm" else {})
     )
-    return lambda way: model.engine.generate(requests(way))
+
+    def run(way: str) -> None:
+        model.engine.generate(requests(way))
+
+    return run
 
 
 def work(name: str, folder: str) -> None:
     """Run the ways that come on standard input, and answer with their seconds."""
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what vLLM prints is no answer
     impl = {"native": "auto", "transformers": "transformers"}
     engine, _, eager = name.partition(" ")
     make = partial(plain, folder, impl[engine]) if engine in impl else partial(ours, folder, engine)
-    run = make(eager=bool(eager))
-    print("ready", file=answer, flush=True)
-    for line in sys.stdin:
-        begun = time.perf_counter()
-        run(line.strip())
-        print(time.perf_counter() - begun, file=answer, flush=True)
+    answer_questions(lambda: make(eager=bool(eager)))
 
 
-class Worker:
-    """An engine in a process of its own."""
-
-    def __init__(self, name: str, folder: str) -> None:
-        # An environment variable of vLLM's: the plugins to load, here none.
-        is_ours = name.startswith(("vllm", "own"))
-        others = {} if is_ours else {"VLLM_PLUGINS": "none"}
-        self._process = subprocess.Popen(  # noqa: S603 -- our own command
-            [sys.executable, "-m", "benchmarks.on_vllm", "--worker", name, "--model", folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", **others},
-        )
-        self._answer()
-
-    def seconds(self, way: str) -> float:
-        """Run a way and return its seconds."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{way}\n")
-        self._process.stdin.flush()
-        return float(self._answer())
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the engine ended with status {self._process.wait()}")
-        return line.strip()
+def worker(name: str, folder: str) -> Worker:
+    """Return an engine in a process of its own."""
+    # An environment variable of vLLM's: the plugins to load, here none.
+    others = {} if name.startswith(("vllm", "own")) else {"VLLM_PLUGINS": "none"}
+    return Worker(
+        "benchmarks.on_vllm",
+        *("--worker", name, "--model", folder),
+        environment={"VLLM_LOGGING_LEVEL": "ERROR", **others},
+    )
 
 
 def main() -> None:
@@ -158,16 +134,16 @@ def main() -> None:
         work(options.worker, options.model)
         return
     folder = tempfile.mkdtemp()
-    network().save_pretrained(folder)
+    SMALL.network().save_pretrained(folder)
     from tests.support import tiny
 
     tiny.tiny_tokenizer().save_pretrained(Path(folder))
-    workers = {name: Worker(name, folder) for name in WAYS if name in (options.only or WAYS)}
+    workers = {name: worker(name, folder) for name in WAYS if name in (options.only or WAYS)}
     seconds: dict[str, list[float]] = {}
     for round_number in range(options.rounds + 1):
-        for name, worker in workers.items():
+        for name, engine in workers.items():
             for way in WAYS[name]:
-                took = worker.seconds(way)
+                took = engine.ask(way)
                 if round_number:
                     seconds.setdefault(f"{name}, {way}", []).append(took)
     medians = {name: statistics.median(own) for name, own in seconds.items()}

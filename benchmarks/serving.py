@@ -23,68 +23,17 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import juice
 from benchmarks import machine
+from benchmarks.shapes import SMALL, prompts
 from juice.batching import BatchingEngine
-from juice.engine import GenerationRequest, Limits, Steering, SteeringReport
+from juice.engine import GenerationRequest, Limits, Steering
 from tests.support import tiny
 from tests.support.serving import CONFLICT, Server
 
-N_LAYERS, N_HEADS, N_REQUESTS, N_TOKENS = 12, 6, 16, 64
-STEERED_LAYERS = range(4, 8)  # a third of the depth
-Prompt = tuple[int, ...]
-
-
-def network() -> LlamaForCausalLM:
-    """Return the model to measure."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=4096,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=N_LAYERS,
-        num_attention_heads=N_HEADS,
-        num_key_value_heads=N_HEADS,
-        max_position_embeddings=2048,
-        bos_token_id=1,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-def prompts(n: int) -> list[Prompt]:
-    """Return prompts of 192 to 320 tokens."""
-    random = torch.Generator().manual_seed(0)
-    lengths = torch.randint(192, 321, (n,), generator=random)
-    return [
-        tuple(torch.randint(1, 280, (int(length),), generator=random).tolist())
-        for length in lengths
-    ]
-
-
-def steering(seed: int) -> Steering:
-    """Return the steering of a random head in each steered layer, each with its own beta."""
-    random = torch.Generator().manual_seed(seed)
-    coefficients = {}
-    for layer in STEERED_LAYERS:
-        coefficients[layer] = torch.zeros(N_HEADS)
-        coefficients[layer][torch.randint(N_HEADS, (1,), generator=random)] = 0.5 + float(
-            torch.rand(1, generator=random)
-        )
-    report = SteeringReport(
-        applied=True,
-        target="context",
-        head_set="benchmark",
-        beta_plus=1,
-        beta_minus=0,
-        strength=1,
-        method="juice",
-        n_heads=len(coefficients),
-    )
-    return Steering(coefficients=coefficients, report=report)
+N_REQUESTS, N_TOKENS = 16, 64
 
 
 def medians(ways: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, float]:
@@ -132,7 +81,7 @@ def against_generate(
 
         return run
 
-    shared = steering(0)
+    shared = SMALL.steering(0)
     ways: dict[str, Callable[[], object]] = {}
     for n in (1, N_REQUESTS):
         ways[f"generate, {n}"] = theirs(n)
@@ -158,8 +107,8 @@ def own_configurations(
         return lambda: engine.generate(requests)
 
     ways = {
-        "one configuration": ours([steering(0)] * n_requests),
-        "each its own": ours([steering(i) for i in range(n_requests)]),
+        "one configuration": ours([SMALL.steering(0)] * n_requests),
+        "each its own": ours([SMALL.steering(i) for i in range(n_requests)]),
     }
     return medians(ways, n_rounds)
 
@@ -254,9 +203,9 @@ def show(title: str, values: dict[str, float]) -> None:
 
 def main(*, quick: bool) -> None:
     """Measure and print."""
-    model = juice.load(network(), tokenizer=tiny.tiny_tokenizer())
+    model = juice.load(SMALL.network(), tokenizer=tiny.tiny_tokenizer())
     n_rounds = 1 if quick else 5
-    seconds = against_generate(model, network(), n_rounds)
+    seconds = against_generate(model, SMALL.network(), n_rounds)
     show("seconds (median)", seconds)
     ratios = ratios_of(seconds, 1) | ratios_of(seconds, N_REQUESTS)
     show("ratio of rates", ratios)

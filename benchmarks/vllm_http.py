@@ -23,7 +23,8 @@ import httpx
 
 import juice
 from benchmarks import machine
-from benchmarks.serving import STEERED_LAYERS, network, prompts, show
+from benchmarks.serving import show
+from benchmarks.shapes import SMALL, prompts
 from tests.support import tiny
 from tests.support.serving import free_port
 
@@ -36,10 +37,10 @@ MIDDLEWARE = ("--middleware", "juice_server.vllm_middleware.Steering")
 
 def prepare(root: Path) -> None:
     """Save the model, and a head set with a head in each steered layer."""
-    network().save_pretrained(root / "model")
+    SMALL.network().save_pretrained(root / "model")
     tiny.tiny_tokenizer().save_pretrained(root / "model")
     with juice.load(root / "model") as model:
-        heads = [(layer, 1) for layer in STEERED_LAYERS]
+        heads = [(layer, 1) for layer in SMALL.steered_layers]
         made = model.make_head_set(name="context", target="context", plus=heads, beta_plus=1)
         made.save(root / "head_sets" / "model" / "context")
 
