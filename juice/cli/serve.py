@@ -19,6 +19,7 @@ EXAMPLE = (
     "curl -s {url}/generate{key} -H 'content-type: application/json' -d '{{\"prompt\": \"The"
     ' capital of Peru is Cairo. The capital of Peru is"{steer}, "max_tokens": 8}}\''
 )
+EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 ApiKey = Annotated[
     list[str] | None,
     typer.Option(help="A key that clients must send; repeatable. Better: JUICE_API_KEYS."),
@@ -63,12 +64,10 @@ def run(**flags: Any) -> None:
     logs.set_up(chosen.log_format)
     if chosen.log_format == "json":
         console.log_instead(logs.LOG)
-    host = f"[{chosen.host}]" if ":" in chosen.host else chosen.host
-    url = f"http://{host}:{chosen.port}"
     console.note(f"juice: loading {chosen.model}")
     process.serve(
         chosen,
-        on_ready=lambda loaded: console.note(_ready(loaded, url, chosen)),
+        on_ready=lambda loaded: console.note(_ready(loaded, chosen)),
     )
 
 
@@ -76,9 +75,13 @@ run.__signature__ = inspect.Signature(FLAGS)  # type: ignore[attr-defined]
 run.__annotations__ = {flag.name: flag.annotation for flag in FLAGS}
 
 
-def _ready(model: Any, url: str, settings: Any) -> str:
+def _ready(model: Any, settings: Any) -> str:
     """Return what was chosen, what steers, and an example call."""
     engine, library = model.engine, model.head_sets
+    # Every interface is no address to connect to; the loopback is one of them.
+    host = EVERY_INTERFACE.get(settings.host, settings.host)
+    url = f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+    also = "" if host == settings.host else f" (it listens on {settings.host}, every interface)"
     names = [f"{name} ({own.target})" for name, own in sorted(library.by_name.items())]
     served = ", ".join(names) or "none: every request that steers is refused"
     unfit = f"; not for this model: {', '.join(sorted(library.unfit))}" if library.unfit else ""
@@ -100,5 +103,5 @@ def _ready(model: Any, url: str, settings: Any) -> str:
         f"tokens each; keys and values may take {limits.kv_memory_bytes / 2**30:.2f} GiB, "
         f"{n_tokens:,} tokens\n"
         f"juice: head sets in {library.folder.resolve()}: {served}{unfit}\n"
-        f"juice: ready on {url}, a page to try it in a browser\n\n{example}\n"
+        f"juice: ready on {url}{also}, a page to try it in a browser\n\n{example}\n"
     )

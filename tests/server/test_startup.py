@@ -139,6 +139,8 @@ def test_a_port_in_the_environment_is_a_setting(monkeypatch: pytest.MonkeyPatch)
 def test_a_server_that_everybody_may_use_says_so() -> None:
     with serving("--host", "0.0.0.0") as server:  # noqa: S104
         assert "anybody who reaches 0.0.0.0 may use this server" in server.errors()
+    assert f"ready on {server.url} (it listens on 0.0.0.0, every interface)" in server.errors()
+    assert f"curl -s {server.url}/generate" in server.errors()
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no address ::1")
@@ -149,7 +151,7 @@ def test_a_server_listens_on_ipv6(host: str) -> None:
     server.wait_until_ready()
     assert httpx.get(f"{server.url}/healthz").status_code == 200
     assert server.stop() == 0
-    assert f"ready on http://[{host}]:{server.port}" in server.errors()
+    assert f"ready on {server.url}" in server.errors(), "an address that a client can connect to"
 
 
 def test_a_port_that_is_taken_ends_the_server_with_one_line() -> None:
