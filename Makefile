@@ -22,6 +22,12 @@ PORT ?= 8000
 
 .PHONY: setup setup-vllm setup-clients run test test-vllm clients-test clients-load clients-smoke \
   torture soak lint bench gpu wheels
+# The tests of the container start a Docker engine of their own, which only root can.
+CONTAINER_PACKAGES := docker.io docker-compose debootstrap
+PORT ?= 8000
+
+.PHONY: setup setup-vllm setup-clients setup-containers run test test-vllm clients-test clients-load \
+  clients-smoke container-test torture soak lint bench
 
 setup: $(STAMP)
 
@@ -83,6 +89,16 @@ clients-load: $(STAMP) $(CLIENTS_STAMP)
 
 clients-smoke: $(STAMP) $(CLIENTS_STAMP) $(NODE_CLIENTS)
 	$(CLIENTS_BIN)/python -m pytest tests/clients -m smoke
+
+setup-containers:
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v dockerd >/dev/null; then \
+	  apt-get update --quiet; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends $(CONTAINER_PACKAGES); \
+	fi
+
+# Takes half an hour, most of it to install packages into the images.
+container-test: $(STAMP) setup-containers
+	$(BIN)/python -m pytest tests/containers --write-results=docs/results/containers
 
 torture: $(STAMP)
 	$(BIN)/python -m pytest -m torture --numprocesses 2

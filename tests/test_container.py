@@ -1,7 +1,7 @@
 """The Dockerfile without Docker: its install and start commands, in a folder with what it copies.
 
 The dependencies come from the environment that runs the tests, so that only the project itself is
-built and installed. Not covered: the base images, apt and the GPU.
+built and installed. `make container-test` builds and runs images; nothing covers the GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import httpx
 import pytest
 from dockerfile_parse import DockerfileParser
 
-from tests.support.serving import CONFLICT, Server
+from tests.support.serving import CONFLICT, Server, free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,7 +44,7 @@ def is_sent(name: str) -> bool:
 def test_the_image_is_pinned_unprivileged_and_checked() -> None:
     steps = instructions()
     bases = [value for name, value in steps if name == "ARG" and value.startswith("BASE=")]
-    assert bases == ["BASE=nvidia/cuda:13.0.1-runtime-ubuntu24.04"], "an exact tag"
+    assert bases == ["BASE=nvidia/cuda:13.0.1-base-ubuntu24.04"], "an exact tag"
     assert [value for name, value in steps if name == "USER"] == ["10001"]
     assert [json.loads(value) for name, value in steps if name == "ENTRYPOINT"] == [
         ["juice", "serve"]
@@ -52,8 +52,16 @@ def test_the_image_is_pinned_unprivileged_and_checked() -> None:
     assert [json.loads(value) for name, value in steps if name == "VOLUME"] == [
         ["/models", "/head_sets"]
     ]
+    assert [value for name, value in steps if name == "STOPSIGNAL"] == ["SIGTERM"]
     assert sum(name == "FROM" for name, _ in steps) == 2
-    assert any(name == "HEALTHCHECK" and "/readyz" in value for name, value in steps)
+    check = next(value for name, value in steps if name == "HEALTHCHECK")
+    assert "/readyz" in check
+    assert "JUICE_ADMIN_PORT" in check, "it needs no key there, and is not in the way of clients"
+
+
+def test_the_classic_builder_can_build_it() -> None:
+    assert not (ROOT / "Dockerfile").read_text().startswith("# syntax"), "it would be pulled"
+    assert "--mount" not in (ROOT / "Dockerfile").read_text()
 
 
 def test_its_install_and_start_commands_serve(tmp_path: Path) -> None:
@@ -102,8 +110,10 @@ def test_its_install_and_start_commands_serve(tmp_path: Path) -> None:
         if name == "ENV"
         for part in shlex.split(value)
     )
+    admin_port = str(free_port())
     environment = {
         "JUICE_HOST": variables["JUICE_HOST"],
+        "JUICE_ADMIN_PORT": admin_port,
         "PATH": f"{installed / 'bin'}:{os.environ['PATH']}",
     }
     entry_point = next(json.loads(value) for name, value in instructions() if name == "ENTRYPOINT")
@@ -129,11 +139,15 @@ def test_its_install_and_start_commands_serve(tmp_path: Path) -> None:
         assert answer["steering"]["head_set"] == "parametric"
         check = next(value for name, value in instructions() if name == "HEALTHCHECK")
         probe = json.loads(check[check.index("CMD") + 3 :])
-        own = {**os.environ, "JUICE_PORT": str(server.port)}
+        own = {**os.environ, "JUICE_ADMIN_PORT": admin_port}
         assert subprocess.run(probe, env=own, check=False, timeout=30).returncode == 0
         assert (
             subprocess.run(
-                probe, env={**own, "JUICE_PORT": "1"}, check=False, timeout=30, capture_output=True
+                probe,
+                env={**own, "JUICE_ADMIN_PORT": "1"},
+                check=False,
+                timeout=30,
+                capture_output=True,
             ).returncode
             != 0
         )
