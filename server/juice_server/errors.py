@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -144,7 +145,7 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def install(app: FastAPI) -> None:
+def install(app: Starlette) -> None:
     """Answer every exception of an app in the envelope."""
     for kind in (RequestValidationError, JuiceError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer)

@@ -1,0 +1,1 @@
+"""The server on a Ray cluster: replicas of models, and one ingress that keeps turns."""
