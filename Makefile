@@ -27,6 +27,13 @@ PORT ?= 8000
 # The tests of the container start a Docker engine of their own, which only root can.
 CONTAINER_PACKAGES := docker.io docker-compose debootstrap
 PORT ?= 8000
+# Ray, for the tests of many machines.
+RAY_BIN := .venv-ray/bin
+RAY_STAMP := .venv-ray/.installed
+PORT ?= 8000
+
+.PHONY: setup setup-vllm setup-clients setup-ray run test test-vllm clients-test clients-load \
+  clients-smoke ray-test torture soak lint bench
 
 .PHONY: setup setup-vllm setup-clients setup-containers run test test-vllm clients-test clients-load \
   clients-smoke container-test torture soak lint bench
@@ -105,6 +112,16 @@ setup-containers:
 # Takes half an hour, most of it to install packages into the images.
 container-test: $(STAMP) setup-containers
 	$(BIN)/python -m pytest tests/containers --write-results=docs/results/containers
+setup-ray: $(RAY_STAMP)
+
+$(RAY_STAMP): pyproject.toml constraints.txt
+	test -x $(RAY_BIN)/python || $(PYTHON) -m venv .venv-ray
+	$(RAY_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray,test]'
+	touch $@
+
+# Machines are network namespaces: it needs root and iproute2, and skips with the reason elsewhere.
+ray-test: $(RAY_STAMP)
+	$(RAY_BIN)/python -m pytest tests/ray --write-results=docs/results/ray/two-machines.json
 
 torture: $(STAMP)
 	$(BIN)/python -m pytest -m torture --numprocesses 2

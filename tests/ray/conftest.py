@@ -51,13 +51,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with machines(tmp_path_factory.mktemp("machines")) as made:
         try:
             made.start_head(n_cpus=1)
-            within(300, lambda: n_machines(made) == 1, "the head is up")
+            within(300, lambda: n_machines(made) == 1, "the head is up", every_s=3)
             running = Cluster(made, made.start_worker(n_cpus=1))
-            within(300, lambda: n_machines(made) == 2, "two machines in the cluster")
+            within(300, lambda: n_machines(made) == 2, "two machines", every_s=3)
             running.deploy(CONFIG)
-            within(
-                300, lambda: running.replicas() == {"mini": 2, "remembering": 1}, "every replica"
-            )
+            every = {"mini": 2, "remembering": 1}
+            within(300, lambda: running.replicas() == every, "every replica", every_s=1)
             yield running
         finally:
             for machine in made.all:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,11 +96,9 @@ class Machine:
 
     def run(self, *command: str, timeout_s: float = 120) -> str:
         """Run a command on the machine and return what it wrote to standard output."""
-        assert self._process is not None
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        first = children.read_text().split()[0]
+        within(10, lambda: self._first_process(), "the machine has a process")
         done = subprocess.run(
-            ["nsenter", "--target", first, "--all", f"--wd={ROOT}", *command],
+            ["nsenter", "--target", self._first_process(), "--all", f"--wd={ROOT}", *command],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -110,6 +108,12 @@ class Machine:
             f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
         )
         return done.stdout
+
+    def _first_process(self) -> str:
+        """Return the first process of the machine, seen from outside; empty while there is none."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        return children.read_text().strip() if children.exists() else ""
 
     def unplug(self) -> None:
         """Take its link down."""
@@ -123,9 +127,8 @@ class Machine:
         """Kill all its processes with SIGKILL."""
         if self._process is not None:
             # The first process takes all others of its namespace with it.
-            children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-            for child in children.read_text().split() if children.exists() else ():
-                os.kill(int(child), 9)
+            if first := self._first_process():
+                os.kill(int(first), 9)
             self._process.kill()
             self._process.wait(timeout=30)
             self._process = None
@@ -169,7 +172,6 @@ class Machines:
             "--port=6379",
             f"--num-cpus={n_cpus}",
             "--dashboard-host=127.0.0.1",
-            "--ray-client-server-port=0",  # none
         )
 
     def start_worker(self, n_cpus: int) -> Machine:
@@ -213,11 +215,10 @@ def clean_up() -> None:
     run("ip", "link", "delete", BRIDGE, check=False)
 
 
-def within(seconds: float, is_so: object, what: str) -> float:
+def within(seconds: float, is_so: Callable[[], object], what: str, every_s: float = 0.1) -> float:
     """Wait until something is so and return the seconds that it took; fail after so many."""
-    assert callable(is_so)
     begun = time.monotonic()
     while not is_so():
         assert time.monotonic() - begun < seconds, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
+        time.sleep(every_s)
     return time.monotonic() - begun

@@ -219,13 +219,13 @@ def test_an_upgrade_loses_no_request(
         begun = time.monotonic()
         cluster.deploy(changed)
         time.sleep(5)
-        within(240, lambda: is_settled(cluster), "the new version runs")
+        within(240, lambda: is_settled(cluster), "the new version runs", every_s=2)
         results["upgrade_s"] = round(time.monotonic() - begun, 1)
     for stream in streams:
         stream.join(120)
     results |= asking.check()
     results["streams"] = dict(Counter(own.outcome for own in streams))
-    assert results["streams"] == {"done": 2}
+    assert results["streams"] == {"done": 2}, [own.error for own in streams]
 
 
 def is_settled(cluster: Cluster) -> bool:

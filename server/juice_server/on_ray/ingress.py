@@ -151,7 +151,8 @@ class Ingress:
 
     async def _models(self, request: Request) -> Response:
         """List the names of all models; one without a replica is left out."""
-        lists = await asyncio.gather(*(self._names(request, name) for name in self._pools))
+        up = [name for name, pool in self._pools.items() if pool.n_replicas]
+        lists = await asyncio.gather(*(self._names(request, name) for name in up))
         if not any(lists):
             raise NotReadyError("no model has a replica; ask /readyz")
         return JSONResponse({"object": "list", "data": [own for names in lists for own in names]})
