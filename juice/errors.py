@@ -15,6 +15,7 @@ JuiceError                        exit code 1: the work failed
     ├── HeadSetError              a head set that is malformed or damaged
     │   ├── HeadSetNotFoundError  no such head set, in the folder or on the hub
     │   └── HeadSetMismatchError  a sound head set of another model
+│       └── WindowError       its heads are in layers in which this engine does not steer
     ├── RequestError              a request that cannot be run; `param` names the field
     │   ├── ContextLengthError    prompt and new tokens exceed the model's context
     │   └── MissingCapabilityError  this engine cannot do it
@@ -73,7 +74,9 @@ class ExampleError(UsageError):
 
 
 class HeadSetError(UsageError):
-    """A head set is malformed, damaged or of an unknown format."""
+    """A head set is malformed, damaged or of an unknown format; `param` is its place in a request."""
+
+    param = "steer.head_set"
 
 
 class HeadSetNotFoundError(HeadSetError):
@@ -82,6 +85,10 @@ class HeadSetNotFoundError(HeadSetError):
 
 class HeadSetMismatchError(HeadSetError):
     """The head set was made for another model."""
+
+
+class WindowError(HeadSetMismatchError):
+    """The head set steers layers in which the running engine cannot."""
 
 
 class RequestError(UsageError):

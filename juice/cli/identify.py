@@ -223,7 +223,8 @@ def _report(found: dict[Target, HeadSet], folders: dict[Target, Path], *, as_jso
 
 def _say_what_serves(out: Path, model: ModelIdentity, saved: set[str]) -> None:
     """Tell which sets serve now, and which shipped ones no longer do."""
-    from juice.head_set.lookup import HeadSetLibrary, find_folder, shipped_folder
+    from juice.head_set.library import HeadSetLibrary
+    from juice.head_set.lookup import find_folder, shipped_folder
 
     names, is_trusted = ", ".join(sorted(saved)), model.fingerprint is None
     if is_trusted:

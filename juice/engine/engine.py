@@ -61,6 +61,11 @@ class Engine(ABC):
         """Facts about how this engine in particular runs the model, as plain data."""
         return {}
 
+    @property
+    def steerable_layers(self) -> range:
+        """The layers in which requests can be steered."""
+        return range(self.description.n_layers)
+
     @abstractmethod
     def companion_layers(self, steering: Steering) -> range:
         """Return the layers in which a request with this steering has a companion."""

@@ -15,13 +15,14 @@ card          the README of a head set's repository
 hub           that repository: pull and push
 lens          a head set as hooks of TransformerLens
 head_set      HeadSet: that content, and how to load, save and share it
-lookup        the head sets for a loaded model, by name
+lookup        where sets are looked for, and one found by its name
+library       the head sets for a loaded model, by name
 """
 
 from juice.head_set.betas import Betas, BetaTable
 from juice.head_set.gates import Gate, GateRule
 from juice.head_set.head_set import HeadSet
-from juice.head_set.lookup import HeadSetLibrary
+from juice.head_set.library import HeadSetLibrary
 from juice.head_set.schema import (
     Head,
     HeadLists,

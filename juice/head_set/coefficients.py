@@ -17,7 +17,7 @@ import torch
 from juice.errors import RequestError
 from juice.head_set.betas import MAX_BETA, Betas
 from juice.head_set.schema import HeadSetContent
-from juice.methods import Method
+from juice.methods import METHODS, Method
 
 RANGES = {"strength": (0.0, MAX_BETA), "beta_plus": (0.0, MAX_BETA), "beta_minus": (-MAX_BETA, 0.0)}
 
@@ -85,3 +85,11 @@ def coefficients_of(
             layer = coefficients.setdefault(head.layer, torch.zeros(head_set.model.n_heads))
             layer[head.index] += strength * beta
     return {layer: values for layer, values in coefficients.items() if values.any()}
+
+
+def layers_of(head_set: HeadSetContent) -> list[int]:
+    """Return the layers that a set steers: with its tuned betas, or all of its heads without."""
+    tuned = [betas for method in METHODS if (betas := head_set.betas(method)) is not None]
+    if not tuned:
+        return sorted({head.layer for head in (*head_set.heads.plus, *head_set.heads.minus)})
+    return sorted({layer for betas in tuned for layer in coefficients_of(head_set, betas, 1.0)})

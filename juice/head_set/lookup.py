@@ -1,24 +1,19 @@
-"""The head sets for a loaded model.
+"""Where head sets are looked for, and how one is found by its name.
 
 The first of these folders that is given or exists is searched: the `head_sets` argument, the
-environment variable JUICE_HEAD_SETS, `./head_sets`, the sets shipped with the package. Every
-`*/*/head_set.json` there is read; sets that fit the model are served by name, the others are listed
-with the reason.
+environment variable JUICE_HEAD_SETS, `./head_sets`, the sets shipped with the package.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Hashable
 from pathlib import Path
 
-from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError
+from juice.errors import HeadSetError, HeadSetNotFoundError
 from juice.head_set.head_set import HeadSet
-from juice.head_set.naming import public_id
 from juice.head_set.reading import JSON_FILE, SCORES_FILE
-from juice.head_set.schema import ModelIdentity
 from juice.head_set.scores import HeadScores
-from juice.methods import TARGETS, Method, Target
 
 PACKAGED = Path(__file__).parents[1] / "_head_sets"
 CHECKOUT = Path(__file__).parents[2] / "head_sets"
@@ -52,108 +47,7 @@ def find_folder(given: str | Path | None) -> Path:
     return local if local.is_dir() else shipped_folder()
 
 
-@dataclass(frozen=True)
-class HeadSetLibrary:
-    """The head sets of one folder, seen from one model."""
-
-    folder: Path
-    model: ModelIdentity
-    by_name: dict[str, HeadSet] = field(default_factory=dict)
-    unfit: dict[str, str] = field(default_factory=dict)
-    # The keys of `unfit` whose sets were made for a model of another name.
-    foreign: set[str] = field(default_factory=set)
-    allow_unverified: bool = False
-
-    @classmethod
-    def scan(
-        cls, given: str | Path | None, model: ModelIdentity, *, allow_unverified: bool = False
-    ) -> HeadSetLibrary:
-        """Read every set of the folder.
-
-        A set that cannot be read, is damaged or was made for another model is listed in `unfit`
-        with the reason. Of two sets of one name, one of which has the model's fingerprint, that one
-        is served.
-
-        Args:
-            given: The folder; None: the one that is searched.
-            model: The model to serve.
-            allow_unverified: Whether to serve sets that fit by architecture and shape alone.
-
-        Raises:
-            HeadSetNotFoundError: There is no such folder.
-            HeadSetError: Two fitting sets have one name.
-        """
-        library, found = cls(find_folder(given), model, allow_unverified=allow_unverified), {}
-        paths, library_unfit = _sets_in(library.folder)
-        library.unfit.update(library_unfit)
-        for key, path in paths.items():
-            try:
-                found[key] = HeadSet.load(path)
-            except HeadSetError as error:
-                # Whoever asks the server need not know where its files are.
-                library.unfit[key] = printable(str(error).replace(str(path), key))
-        for key in sorted(found, key=lambda key: not found[key].model.is_certain(model)):
-            library._add(key, found[key])
-        return library
-
-    def _add(self, key: str, head_set: HeadSet) -> None:
-        rival, own = self.by_name.get(head_set.name), head_set.model
-        if (
-            rival
-            and rival.model.is_certain(self.model)
-            and not own.is_certain(self.model)
-            and not own.difference(self.model)
-        ):
-            self.unfit[key] = (
-                "it has no fingerprint, "
-                f"and another head set {rival.name!r} has the fingerprint of {self.model.id}"
-            )
-            return
-        try:
-            head_set.check_fits(self.model, allow_unverified=self.allow_unverified)
-        except HeadSetError as error:
-            self.unfit[key] = str(error)
-            if public_id(own.id) != public_id(self.model.id):
-                self.foreign.add(key)
-            return
-        if rival:
-            raise HeadSetError(
-                f"two head sets in {self.folder} are named {head_set.name!r} and fit "
-                f"{self.model.id}; rename or remove one ({key})"
-            )
-        self.by_name[head_set.name] = head_set
-
-    def targets(self, method: Method = "juice") -> list[Target]:
-        """Return the targets that `steer` alone reaches.
-
-        Those are the targets with a set of the same name that has betas for the method.
-        """
-        own = {target: self.named_after(target) for target in TARGETS}
-        return [target for target, found in own.items() if found and found.betas(method)]
-
-    def named_after(self, target: Target) -> HeadSet | None:
-        """Return the set that is named after its own target, if there is one."""
-        found = self.by_name.get(target)
-        return found if found and found.target == target else None
-
-    def get(self, name: str) -> HeadSet:
-        """Return the set of that name.
-
-        Raises HeadSetMismatchError for a set that does not fit, HeadSetNotFoundError for no set.
-        """
-        if name in self.by_name:
-            return self.by_name[name]
-        for key, reason in self.unfit.items():
-            if key.split("/")[1] == name:
-                raise HeadSetMismatchError(reason)
-        served = ", ".join(sorted(self.by_name)) or "none"
-        raise HeadSetNotFoundError(
-            f"no head set {name!r} for {self.model.id} (served: {served}); "
-            "make one with `juice identify`, or give its folder (--head-sets)"
-        )
-
-
-def _sets_in(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
+def sets_in(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
     """Return the folders of the head sets in a folder, by `<model>/<name>`.
 
     In addition, what cannot be looked into, with the reason.
@@ -168,8 +62,31 @@ def _sets_in(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
             continue
         for path in own:
             if _may_be_there(path / JSON_FILE):
-                found[printable(f"{of_model.name}/{path.name}")] = path
+                found[key_of(path)] = path
     return found, unreadable
+
+
+def key_of(path: Path) -> str:
+    """Return how the folder of a head set is named where others see it: `<model>/<name>`."""
+    return printable(f"{path.parent.name}/{path.name}")
+
+
+def stamp_of(folder: Path) -> Hashable:
+    """Return what is another whenever a set of a folder is: its files' inodes, sizes and times.
+
+    Raises HeadSetNotFoundError for a folder that cannot be looked into.
+    """
+    paths, unreadable = sets_in(folder)
+    files = [path / name for path in paths.values() for name in (JSON_FILE, SCORES_FILE)]
+    return (*unreadable.items(), *((str(file), _stamp_of(file)) for file in files))
+
+
+def _stamp_of(file: Path) -> Hashable:
+    try:
+        own = file.stat()
+    except OSError as error:
+        return error.errno
+    return own.st_dev, own.st_ino, own.st_size, own.st_mtime_ns, own.st_ctime_ns
 
 
 def _models_in(folder: Path) -> list[Path]:
@@ -234,7 +151,7 @@ def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tup
     if os.path.lexists(path / JSON_FILE):
         return path, HeadSet.load(path)
     folder, name = find_folder(head_sets), str(given)
-    found, _ = _sets_in(folder)
+    found, _ = sets_in(folder)
     named = [key for key in found if name in (found[key].name, key)]
     if len(named) == 1:
         return found[named[0]], HeadSet.load(found[named[0]])

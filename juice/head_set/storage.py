@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +28,18 @@ def load(folder: Path, kind: type[S]) -> S:
 
     Warns of a set of the first format, which has no hash over the whole of it.
     """
-    files, path = files_in(folder), folder / JSON_FILE
+    return from_files(files_in(folder), folder, kind)
+
+
+def from_files(files: Mapping[str, bytes], folder: Path, kind: type[S]) -> S:
+    """Verify the files of a head set as an instance of `kind`; raises HeadSetError.
+
+    Args:
+        files: Their contents by name.
+        folder: Where they are, for messages.
+        kind: What to return.
+    """
+    path = folder / JSON_FILE
     try:
         head_set = _parsed(files[JSON_FILE], path, kind)
         if head_set.scores_sha256 is None:
@@ -61,7 +72,7 @@ def _parsed(data: bytes, path: Path, kind: type[S]) -> S:
         warnings.warn(
             f"{path} is of the first format, in which a changed head or beta cannot be seen; load "
             "and save it once to seal it",
-            stacklevel=4,
+            stacklevel=5,
         )
     return head_set
 
@@ -94,12 +105,18 @@ def _scores(files: Mapping[str, bytes], path: Path, head_set: HeadSetContent) ->
     return scores
 
 
-def save(head_set: HeadSetContent, folder: Path, *, overwrite: bool) -> None:
-    """Write a head set in one step.
+def save(
+    head_set: HeadSetContent,
+    folder: Path,
+    *,
+    overwrite: bool,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Write a head set in one step, unless the last `check` of what is there raises an error.
 
     Raises OutputError if the folder exists (unless `overwrite`) or cannot be written.
     """
-    write(files_of(head_set), folder, overwrite=overwrite)
+    write(files_of(head_set), folder, overwrite=overwrite, check=check)
 
 
 def files_of(head_set: HeadSetContent) -> dict[str, bytes]:

@@ -2,7 +2,9 @@
 
 The files are written to a temporary folder next to their own, synced, and renamed: a reader sees
 the old set or the new one, and an interrupted write leaves no set. A saver holds a lock on its
-temporary folder, so the next one knows those of savers that were killed, and removes them.
+temporary folder, so the next one knows those of savers that were killed, and removes them. Folders
+are renamed under a lock on their parent, so whoever looks there under it sees what will be
+replaced.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,25 +26,57 @@ from juice.head_set.reading import JSON_FILE
 PREFIX = ".juice-saving-"
 
 
-def write(files: Mapping[str, bytes], folder: Path, *, overwrite: bool) -> None:
+def write(
+    files: Mapping[str, bytes],
+    folder: Path,
+    *,
+    overwrite: bool,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Write files to a folder in one step.
 
-    Raises OutputError if the folder exists (unless `overwrite`) or cannot be written.
+    Args:
+        files: Their contents by name.
+        folder: The folder.
+        overwrite: Whether it may exist.
+        check: Looks at what is there once no other saver can change it; what it raises is passed
+            on, and nothing is changed.
+
+    Raises:
+        OutputError: The folder exists, and must not, or cannot be written.
     """
-    folder = folder.resolve()
-    check_writable(folder, overwrite=overwrite)
     try:
+        folder = folder.resolve()
+        check_writable(folder, overwrite=overwrite)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(folder.parent) as temporary:
             for name, data in files.items():
                 _write(temporary / name, data)
             _sync(temporary)
-            _put(temporary, folder, overwrite=overwrite)
+            with _locked(folder.parent):
+                check()
+                _put(temporary, folder, overwrite=overwrite)
             _sync(folder.parent)
     except OSError as error:
         raise OutputError(
             f"cannot write the head set {folder}: {error}; choose another --out"
         ) from error
+
+
+def remove(folder: Path, *, check: Callable[[], None]) -> None:
+    """Remove a folder in one step, unless `check` of what is there raises an error.
+
+    Raises OutputError if it cannot be removed.
+    """
+    gone = folder.with_name(f"{PREFIX}{uuid.uuid4().hex}")
+    try:
+        with _locked(folder.parent):
+            check()
+            folder.rename(gone)
+        _sync(folder.parent)
+        gone.unlink() if gone.is_symlink() else shutil.rmtree(gone, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(f"cannot remove the head set {folder}: {error}") from error
 
 
 def check_writable(folder: Path, *, overwrite: bool) -> None:

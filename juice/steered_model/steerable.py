@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -55,6 +56,7 @@ class SteerableModel(ServedModel):
             self._head_sets_folder,
             self.description.identity,
             allow_unverified=self._allow_unverified,
+            layers=self.engine.steerable_layers,
         )
         own = self._own_template_sha256
         for head_set in library.by_name.values():
@@ -67,6 +69,12 @@ class SteerableModel(ServedModel):
                     stacklevel=2,
                 )
         return library
+
+    def with_head_sets(self, library: HeadSetLibrary) -> Self:
+        """Return the same model with other head sets; both share the engine."""
+        other = copy(self)
+        other.head_sets = library
+        return other
 
     def resolve(self, steer: Steer, *, first_position: int = 0) -> Steering:
         """Return the steering of a request: its head set, and the betas of each head.

@@ -150,6 +150,11 @@ class VllmEngine(Engine):
             "check": self.checked,
         }
 
+    @property
+    def steerable_layers(self) -> range:
+        """The layers in which requests can be steered."""
+        return self.window
+
     def companion_layers(self, steering: Steering) -> range:
         """Return the layers in which a request with this steering has a companion."""
         return self.window if steering.window else range(0)

@@ -18,6 +18,7 @@ from juice import SteeredModel, load
 from juice.errors import JuiceError
 from juice_server import errors
 from juice_server.document import describe_fields
+from juice_server.head_sets import check_setting
 from juice_server.intake import BodyIntake
 from juice_server.keys import Keys
 from juice_server.routes import (
@@ -26,6 +27,7 @@ from juice_server.routes import (
     completions,
     explain,
     generate,
+    head_sets,
     messages,
     models,
     origins,
@@ -35,7 +37,7 @@ from juice_server.routes import (
     sweep,
     tokens,
 )
-from juice_server.schemas.failures import ErrorAnswer, MessagesErrorAnswer, documented
+from juice_server.schemas.failures import CHANGES, ErrorAnswer, MessagesErrorAnswer, documented
 from juice_server.security import KeyCheck
 from juice_server.service import Service
 from juice_server.settings import Settings
@@ -57,8 +59,9 @@ def create(
 
     `on_ready` is called with the loaded model; `on_failure` with the reason when it cannot be
     loaded, or when the engine loses a process. Without `keys`, nobody needs one. Raises UsageError
-    for traces that cannot be sent.
+    for traces that cannot be sent, and where nobody may make the changes that the settings allow.
     """
+    check_setting(settings, keys)
 
     def load_model() -> SteeredModel:
         model = load(
@@ -114,8 +117,13 @@ def create(
     # Only for the document: the middleware below checks the key.
     key = [] if keys is None else [Security(HTTPBearer(auto_error=False))]
     looking_inside = (compare, origins, sweep, explain)
-    for room in (generate, *looking_inside, completions, chat, responses, models, tokens):
+    generating = (generate, *looking_inside, completions, chat, responses)
+    for room in (*generating, models, head_sets, tokens):
         app.include_router(room.router, dependencies=key, responses=documented(ErrorAnswer))
+    if settings.allow_head_set_changes:
+        app.include_router(
+            head_sets.changes, dependencies=key, responses=documented(ErrorAnswer, CHANGES)
+        )
     app.include_router(messages.router, dependencies=key, responses=documented(MessagesErrorAnswer))
     app.include_router(probes.router)
     app.include_router(playground.router)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import Literal, get_args
+from typing import Literal
 
 from starlette.types import Scope
 
-Permission = Literal["generate", "read", "metrics"]
-PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
+Permission = Literal["generate", "read", "metrics", "admin"]
+# What a client may do of whom nothing else is said: not change what is served.
+PERMISSIONS: tuple[Permission, ...] = ("generate", "read", "metrics")
 # A household or a machine has this many bits of an IPv6 address to itself, at least.
 IPV6_PREFIX = 64
 

@@ -27,6 +27,7 @@ from juice.errors import (
     NonFiniteError,
     OverloadedError,
     RequestError,
+    WindowError,
 )
 from juice_server.trace import trace_of
 
@@ -64,6 +65,22 @@ class NotAllowedError(JuiceError):
     """The client's key may not do this."""
 
 
+class ConflictError(JuiceError):
+    """What is asked for does not go with how the server runs, or with what is in its folder."""
+
+
+class PreconditionError(JuiceError):
+    """What is there is not what the request expects."""
+
+
+class StorageError(JuiceError):
+    """A file cannot be written."""
+
+
+class StorageFullError(StorageError):
+    """There is no room for it."""
+
+
 class UnknownModelError(RequestError):
     """The request names a model that is not served."""
 
@@ -79,6 +96,11 @@ ANSWERS: dict[type, tuple[int, str]] = {
     OverloadedError: (429, "queue_full"),
     RateLimitedError: (429, "rate_limit_exceeded"),
     NotAllowedError: (403, "permission_denied"),
+    ConflictError: (409, "conflict"),
+    WindowError: (409, "window_mismatch"),
+    PreconditionError: (412, "precondition_failed"),
+    StorageError: (500, "not_saved"),
+    StorageFullError: (507, "storage_full"),
     NotReadyError: (503, "not_ready"),
     EngineStoppedError: (503, "not_ready"),
     ClientGoneError: (CLIENT_GONE, "client_gone"),
@@ -88,7 +110,10 @@ ANSWERS: dict[type, tuple[int, str]] = {
     JuiceError: (500, "generation_failed"),
     Exception: (500, "internal_error"),
 }
-TYPES = {400: INVALID, 403: INVALID, 404: INVALID, 422: INVALID, 429: "overloaded_error"}
+TYPES = {
+    **dict.fromkeys((400, 403, 404, 409, 412, 422), INVALID),
+    429: "overloaded_error",
+}
 # The routes whose clients expect another envelope, and its types by status.
 ANTHROPICS = "/v1/messages"
 ANTHROPICS_TYPES = {
@@ -172,12 +197,11 @@ def failure_of(error: Exception) -> Failure:
         message = "the server failed on this request; its log has the details"
     status, code = next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)
     retry_s = getattr(error, "retry_after_s", None) or RETRY_AFTER_S.get(code)
-    is_about_heads = isinstance(error, HeadSetError)
     return Failure(
         status=status,
         message=message,
         type=TYPES.get(status, "server_error"),
-        param="steer.head_set" if is_about_heads else getattr(error, "param", None),
+        param=getattr(error, "param", None),
         code=code,
         headers={"retry-after": str(math.ceil(retry_s))} if retry_s else {},
     )

@@ -5,14 +5,15 @@ A file that ends in `.toml` has a table for each key:
     [[keys]]
     name = "search"
     sha256 = "..."                 # of the key: printf %s "$KEY" | sha256sum
-    scopes = ["generate", "read"]  # or metrics; all three where there are none
+    scopes = ["generate", "read"]  # or metrics; these three where none are named; or admin
     priority = 0                   # the most urgent one that it may use
     requests_per_minute = 600
     tokens_per_minute = 100_000
     max_running = 8
     max_waiting = 64
 
-Any other file has a key on each line, and lines of comments that begin with `#`.
+Any other file has a key on each line, and lines of comments that begin with `#`. Only keys that
+name the scope `admin` may change what is served.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Keys:
     """The keys that are known; only digests are kept.
 
     Args:
-        given: Keys that may do everything.
+        given: Keys that may do everything but change what is served.
         path: The file; None: there is none.
 
     Raises UsageError for a file that cannot be read, holds no key or has one twice.
@@ -81,6 +82,10 @@ class Keys:
         if self._path is not None:
             clients |= _read(self._path)
         self._clients = clients
+
+    def may_any(self, needed: Permission) -> bool:
+        """Return whether one of them has a scope."""
+        return any(needed in client.scopes for client in self._clients.values())
 
     def find(self, key: bytes) -> Client | None:
         """Return whose key it is, None if it is unknown; all are compared, in constant time."""

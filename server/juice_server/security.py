@@ -13,6 +13,7 @@ OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/health", "/ping"})
 PLAYGROUND = "/playground/"
 # What needs more than to read, and what is sent but only reads.
 METRICS_PATH = "/metrics"
+HEAD_SETS = "/v1/head_sets/"
 READING = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 
 
@@ -62,6 +63,8 @@ def _needed(scope: Scope) -> Permission:
     """Return the scope that a request needs."""
     if scope["path"] == METRICS_PATH:
         return "metrics"
+    if scope["path"].startswith(HEAD_SETS) and scope["method"] in ("PUT", "DELETE"):
+        return "admin"
     return "generate" if scope["method"] == "POST" and scope["path"] not in READING else "read"
 
 

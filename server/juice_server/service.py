@@ -14,9 +14,11 @@ from starlette.requests import Request
 
 from juice import SteeredModel
 from juice.engine import Completion, GenerationRequest, Status
-from juice.errors import EngineStoppedError, JuiceError, UsageError
+from juice.errors import EngineStoppedError, JuiceError
+from juice.head_set import HeadSetLibrary
 from juice_server.dispatcher import Dispatcher
 from juice_server.errors import NotReadyError
+from juice_server.head_sets import HeadSetFolder, check_start
 from juice_server.jobs import Job
 from juice_server.settings import Settings
 from juice_server.telemetry.metrics import Metrics
@@ -44,6 +46,8 @@ class Service:
         self._load = load
         self._translator: Translator | None = None
         self._dispatcher: Dispatcher | None = None
+        self._head_sets: HeadSetFolder | None = None
+        self._following: asyncio.Task[None] | None = None
         self._jobs: set[Job] = set()
 
     async def start(self) -> None:
@@ -64,6 +68,10 @@ class Service:
         model = await asyncio.wrap_future(loaded)
         self._dispatcher = Dispatcher(model.engine, self.settings.max_queue)
         self._translator = Translator(model, self.settings)
+        self._head_sets = HeadSetFolder(
+            model.head_sets, self.settings, self.metrics, self._serve_head_sets
+        )
+        self._following = asyncio.create_task(self._head_sets.follow())
         self.metrics.watch(
             model.engine, lambda: self.status, lambda: self.translator.tokenizing.n_waiting
         )
@@ -71,35 +79,19 @@ class Service:
     def _prepared(self) -> SteeredModel:
         model = self._load()
         try:
-            self._check_head_sets(model)
+            # Read the sets now: a wrong folder fails at the start, not at the first request.
+            check_start(model.head_sets, self.settings)
         except BaseException:
             model.close()
             raise
         return model
 
-    def _check_head_sets(self, model: SteeredModel) -> None:
-        """Read the sets now: a wrong folder fails at the start, not at the first request."""
-        sets, default = model.head_sets, self.settings.default_steer
-        if default != "none" and default not in sets.targets():
-            lacks = (
-                "has betas: set them with `juice tune`"
-                if default in sets.by_name
-                else f"fits {model.id}"
-            )
-            raise UsageError(
-                f"default_steer is {default}, but no head set of that name in {sets.folder} {lacks}"
-            )
-        ungated = [name for name in sets.targets() if sets.get(name).gate() is None]
-        if self.settings.default_gate == "auto" and ungated:
-            raise UsageError(
-                f"default_gate is auto, but {' and '.join(ungated)} in {sets.folder} have no gate: "
-                "measure it with `juice tune`, or leave --default-gate off"
-            )
-
     def close(self) -> None:
         """Stop the engine and everything that runs."""
         if self._watch is not None:
             self._watch.cancel()  # an engine that is closed is not one that is lost
+        if self._following is not None:
+            self._following.cancel()
         if self._translator is not None:
             self.model.close()
 
@@ -126,11 +118,22 @@ class Service:
     def translator(self) -> Translator:
         """The translator of bodies into requests.
 
-        Raises NotReadyError while there is no model.
+        There is another one when the head sets change, so a request that steers several times takes
+        it once. Raises NotReadyError while there is no model.
         """
         if self._translator is None:
             raise NotReadyError(LOADING)
         return self._translator
+
+    @property
+    def head_sets(self) -> HeadSetFolder:
+        """The folder of head sets; raises NotReadyError while there is no model."""
+        if self._head_sets is None:
+            raise NotReadyError(LOADING)
+        return self._head_sets
+
+    def _serve_head_sets(self, library: HeadSetLibrary) -> None:
+        self._translator = self.translator.with_head_sets(library)
 
     @property
     def dispatcher(self) -> Dispatcher:

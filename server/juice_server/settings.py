@@ -95,6 +95,10 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     head_sets: Path | None = Field(
         default=None, description="Folder of head sets; else ./head_sets, the shipped ones."
     )
+    allow_head_set_changes: bool = Field(
+        default=False,
+        description="Whether keys with the scope admin may change the head sets in their folder.",
+    )
     default_steer: Literal["none", "context", "parametric"] = Field(
         default="none",
         description="How to steer requests without steer: none, context or parametric.",

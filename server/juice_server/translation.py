@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from juice import SteeredModel
 from juice.engine import GenerationRequest, Steer, SteerTarget
 from juice.errors import ContextLengthError, RequestError
+from juice.head_set import HeadSetLibrary
 from juice.methods import STEER_TARGETS, scales_heads
 from juice.steered_model import join_context
 from juice_server.clients import Client
@@ -44,7 +46,7 @@ class Prompt:
 
 
 class Translator:
-    """Translates for one model, within the bounds of the settings."""
+    """Translates for one model and its head sets, within the bounds of the settings."""
 
     def __init__(self, model: SteeredModel, settings: Settings) -> None:
         self.model = model
@@ -56,6 +58,13 @@ class Translator:
         self.tokenizing = Tokenizing(settings.max_body)
         template = self.chat_model.prompts.chat_template or ""
         self.tool_format = format_of(model.description.tokenizer, template, settings.tool_format)
+
+    def with_head_sets(self, library: HeadSetLibrary) -> Translator:
+        """Return the same with other head sets; what has begun with this one keeps its own."""
+        other = copy(self)
+        other.model = self.model.with_head_sets(library)
+        other.chat_model = self.chat_model.with_head_sets(library)
+        return other
 
     @property
     def max_model_len(self) -> int | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,6 @@ import juice
 from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError
 from juice.head_set import HeadSet, HeadSetLibrary
 from tests.support.head_sets import MODEL, content, write
-
-NOBODY = 65534
 
 
 def test_a_scan_serves_what_fits_and_lists_the_rest_with_reasons(tmp_path: Path) -> None:
@@ -101,21 +97,6 @@ def test_a_set_that_cannot_be_read_is_listed_and_the_others_are_served(tmp_path:
     json.dumps(library.unfit, ensure_ascii=False).encode()
     assert "not a regular file" in library.unfit["b/pipe"]
     assert "most in a head set" in library.unfit["b/large"]
-
-
-@pytest.fixture
-def not_root() -> Iterator[Path]:
-    """Be somebody who may not look into every folder, and return a folder of theirs."""
-    is_root = os.geteuid() == 0
-    with tempfile.TemporaryDirectory() as folder:
-        if is_root:
-            os.chown(folder, NOBODY, NOBODY)
-            os.seteuid(NOBODY)
-        try:
-            yield Path(folder)
-        finally:
-            if is_root:
-                os.seteuid(0)
 
 
 def test_a_folder_that_may_not_be_looked_into_is_listed(not_root: Path) -> None:

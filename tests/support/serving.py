@@ -73,7 +73,7 @@ class Server:
             )
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 if httpx.get(f"{self.url}/readyz").status_code == 200:

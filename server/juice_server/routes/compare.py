@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from juice.engine import Completion, SteerTarget, Update
 from juice.errors import HeadSetNotFoundError
+from juice.head_set import HeadSetLibrary
 from juice.methods import TARGETS
 from juice_server.errors import Failure
 from juice_server.questions import asked
@@ -33,9 +34,10 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
     rest, and [DONE].
     """
     trace = trace_of(request.scope)
-    targets = _targets(body, service)
+    translator = service.translator
+    targets = _targets(body, translator.model.head_sets)
     requests = [
-        await asked(service.translator, request, body, body.steered(target), top_logprobs=body.top)
+        await asked(translator, request, body, body.steered(target), top_logprobs=body.top)
         for target in targets
     ]
     trace.steer, trace.n_choices = "", len(targets)
@@ -43,9 +45,9 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
     return await answered(service, request, requests, answer, is_stream=body.stream)
 
 
-def _targets(body: CompareRequest, service: Service) -> list[SteerTarget]:
+def _targets(body: CompareRequest, sets: HeadSetLibrary) -> list[SteerTarget]:
     """Return the ways that are compared; raises HeadSetNotFoundError."""
-    own = {*service.model.head_sets.targets(), *(body.head_sets or {})}
+    own = {*sets.targets(), *(body.head_sets or {})}
     if not own:
         raise HeadSetNotFoundError(
             "there is nothing to compare: no head set named context or parametric has betas; "

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Request
 
+from juice import SteeredModel
 from juice.engine import Completion, GenerationRequest, Steer
 from juice.errors import RequestError
 from juice.methods import TARGETS
@@ -17,7 +18,7 @@ from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.generate import TokenProbability
 from juice_server.schemas.inside import MAX_HEADS, ExplainRequest, ExplainResponse, HeadEffect
 from juice_server.schemas.shared import GenerationFields
-from juice_server.service import Service, ServiceOf
+from juice_server.service import ServiceOf
 from juice_server.tokens import finite
 
 router = APIRouter(route_class=StrictRoute)
@@ -26,17 +27,17 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/explain")
 async def explain(body: ExplainRequest, request: Request, service: ServiceOf) -> ExplainResponse:
     """Show what could have come in a token's place, and which heads decided."""
-    steer = body.steer(body.strength)
-    steering = service.model.resolve(steer)
+    steer, translator = body.steer(body.strength), service.translator
+    steering = translator.model.resolve(steer)
     if len(steering.heads) > MAX_HEADS:
         raise RequestError(
             f"the head set steers {len(steering.heads)} heads; expected at most {MAX_HEADS}",
             param="head_set",
         )
     fields = GenerationFields(steer=steer, max_tokens=1)
-    one = await asked(service.translator, request, body, fields)
+    one = await asked(translator, request, body, fields)
     one = replace(one, prompt_ids=(*one.prompt_ids, *body.answer), top_logprobs=body.top)
-    ways = _ways(service, body, one)
+    ways = _ways(translator.model, body, one)
     done = dict(zip(ways, await service.complete(request, list(ways.values())), strict=True))
     pair = body.tokens or _pair(done[body.target], done["none"])
     watching = [
@@ -53,7 +54,7 @@ async def explain(body: ExplainRequest, request: Request, service: ServiceOf) ->
         )
         for (layer, head), own in zip(steering.heads, others, strict=True)
     ]
-    texts = service.translator.texts
+    texts = translator.texts
     return ExplainResponse(
         tokens=[
             TokenProbability(id=token, token=texts[token], logprob=finite(logprob))
@@ -68,16 +69,16 @@ async def explain(body: ExplainRequest, request: Request, service: ServiceOf) ->
 
 
 def _ways(
-    service: Service, body: ExplainRequest, one: GenerationRequest
+    model: SteeredModel, body: ExplainRequest, one: GenerationRequest
 ) -> dict[str, GenerationRequest]:
     """Return the request under each way of steering."""
-    ways = {"none": replace(one, steering=service.model.resolve(Steer(target="none")))}
+    ways = {"none": replace(one, steering=model.resolve(Steer(target="none")))}
     for target in TARGETS:
         if target == body.target:
             ways[target] = one
-        elif target in service.model.head_sets.targets():
+        elif target in model.head_sets.targets():
             other = Steer(target=target, strength=body.strength)
-            ways[target] = replace(one, steering=service.model.resolve(other))
+            ways[target] = replace(one, steering=model.resolve(other))
     return ways
 
 

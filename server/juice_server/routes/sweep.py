@@ -33,7 +33,9 @@ class _Sweep:
 
     def __init__(self, body: SweepRequest, request: Request, service: Service) -> None:
         self._body, self._request, self._service = body, request, service
-        self._at_one = service.model.resolve(body.steer(1.0)).report
+        self._translator = service.translator
+        self._model = self._translator.model
+        self._at_one = self._model.resolve(body.steer(1.0)).report
 
     async def run(self) -> SweepResponse:
         body = self._body
@@ -64,11 +66,11 @@ class _Sweep:
 
     async def _asked(self, steer: Steer, **options: Any) -> GenerationRequest:
         fields = GenerationFields(steer=steer, max_tokens=self._body.max_tokens)
-        return await asked(self._service.translator, self._request, self._body, fields, **options)
+        return await asked(self._translator, self._request, self._body, fields, **options)
 
     async def _given(self) -> list[Ids]:
         """Return the tokens of the answers that were given, as they follow the prompt."""
-        translator, answers = self._service.translator, self._body.answers or []
+        translator, answers = self._translator, self._body.answers or []
 
         def work() -> list[Ids]:
             return [translator.tokens(own, add_special_tokens=False) for own in answers]
@@ -77,7 +79,7 @@ class _Sweep:
 
     async def _found(self) -> list[Ids]:
         """Return what memory and context answer, up to the first token in which they differ."""
-        targets = self._service.model.head_sets.targets()
+        targets = self._model.head_sets.targets()
         others = [Steer(target=own) for own in targets if own != self._body.target]
         first = others[0] if others else Steer(target="none")
         steers = [first, self._body.steer(1.0)]
@@ -93,7 +95,7 @@ class _Sweep:
         self, prompt: Ids, ends: Sequence[Ids], strengths: Sequence[float]
     ) -> list[list[float]]:
         """Return how likely each end is at each strength, in one batch."""
-        model = self._service.model
+        model = self._model
         if all(len(end) == 1 for end in ends):
             watch = tuple(end[0] for end in ends)
             requests = [
@@ -121,7 +123,7 @@ class _Sweep:
         return [sums[i * n : (i + 1) * n] for i in range(len(ends))]
 
     def _text(self, ids: Ids) -> str:
-        tokenizer = self._service.model.description.tokenizer
+        tokenizer = self._model.description.tokenizer
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from juice_server.schemas.documented import Documented
@@ -58,6 +60,19 @@ STATUSES = {
 }
 
 
-def documented(model: type[Documented]) -> dict[int | str, dict[str, Any]]:
+# Beside those, where head sets are changed.
+CHANGES = {
+    409: "The change does not go with how the server runs, or with what is in its folder.",
+    412: "The head set is not the one that the request expects.",
+    507: "The disk is full; nothing was changed.",
+}
+
+
+def documented(
+    model: type[Documented], others: Mapping[int, str] = MappingProxyType({})
+) -> dict[int | str, dict[str, Any]]:
     """Return what FastAPI takes to document each status with this answer."""
-    return {status: {"model": model, "description": text} for status, text in STATUSES.items()}
+    return {
+        status: {"model": model, "description": text}
+        for status, text in (STATUSES | dict(others)).items()
+    }

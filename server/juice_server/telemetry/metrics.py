@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -21,6 +21,7 @@ from juice_server.telemetry.buckets import LATENCIES_S, TOKENS
 from juice_server.telemetry.vllm_names import VllmNames
 from juice_server.trace import Run, Trace
 
+Change = Literal["added", "changed", "removed"]
 # Codes of refusals for the server's limits, state or keys, not for a mistake in the request.
 REJECTIONS = (
     "queue_full",
@@ -97,11 +98,16 @@ class Metrics:
         self._key_tokens = counter(
             "key_tokens", "Tokens of requests with a key: prompt or generated.", "key", "kind"
         )
+        self._head_sets = counter(
+            "head_set_changes", "Head sets that were added, changed or removed.", "change"
+        )
         Info("juice_build", "The server.", registry=self.registry).info(
             {"version": juice.__version__}
         )
         for reason in REJECTIONS:
             self._rejections.labels(reason)
+        for change in get_args(Change):
+            self._head_sets.labels(change)
 
     def watch(
         self, engine: Engine, status: Callable[[], Status], n_tokenizing: Callable[[], int]
@@ -199,6 +205,10 @@ class Metrics:
             self._cancelled.inc()
         if isinstance(error, NonFiniteError):
             self._non_finite.inc()
+
+    def head_set_changed(self, change: Change) -> None:
+        """Count a head set that is served now, or no longer, or is another one."""
+        self._head_sets.labels(change).inc()
 
     def render(self) -> bytes:
         """Return the text that Prometheus reads."""
