@@ -74,7 +74,7 @@ class ExampleError(UsageError):
 
 
 class HeadSetError(UsageError):
-    """A head set is malformed, damaged or of an unknown format; `param` is its place in a request."""
+    """A head set is malformed, damaged or of an unknown format; `param`: where requests name it."""
 
     param = "steer.head_set"
 
