@@ -20,23 +20,15 @@ NODE_CLIENTS := tests/clients/node/node_modules/.package-lock.json
 # What JuICE imports beside what a host with PyTorch and transformers has.
 SMALL_PACKAGES := annotated-doc annotated-types llguidance markdown-it-py mdurl pydantic \
   pydantic-core pygments rich shellingham typer typing-inspection
-PORT ?= 8000
-
-.PHONY: setup setup-vllm setup-clients run test test-vllm clients-test clients-load clients-smoke \
-  torture soak lint bench gpu wheels
 # The tests of the container start a Docker engine of their own, which only root can.
 CONTAINER_PACKAGES := docker.io docker-compose debootstrap
-PORT ?= 8000
 # Ray, for the tests of many machines.
 RAY_BIN := .venv-ray/bin
 RAY_STAMP := .venv-ray/.installed
 PORT ?= 8000
 
-.PHONY: setup setup-vllm setup-clients setup-ray run test test-vllm clients-test clients-load \
-  clients-smoke ray-test torture soak lint bench
-
-.PHONY: setup setup-vllm setup-clients setup-containers run test test-vllm clients-test clients-load \
-  clients-smoke container-test torture soak lint bench
+.PHONY: setup setup-vllm setup-clients setup-containers setup-ray run test test-vllm clients-test \
+  clients-load clients-smoke container-test ray-test torture soak lint bench gpu wheels
 
 setup: $(STAMP) $(HELM)
 
