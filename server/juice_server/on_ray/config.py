@@ -28,6 +28,7 @@ NOT_HERE = {
     "write_stall": "Ray Serve's proxy has no such bound; put a proxy before it",
     "lame_duck": "Ray Serve stops sending to a replica before it ends it",
     "served_model_name": "it is the key in models",
+    "allow_head_set_changes": "replicas follow the folder in head_sets; change the sets there",
 }
 OF_THE_INGRESS = ("api_keys", "api_keys_file", "cors_origins", "max_body", "body_timeout")
 

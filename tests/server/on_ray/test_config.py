@@ -39,6 +39,7 @@ def test_a_models_settings_go_before_the_common_ones() -> None:
         ({"models": {"a": {"settings": {"max_bach": 3}}}}, "max_bach is not a setting"),
         ({"models": {"a": {"settings": {"max_batch": 0}}}}, "max_batch"),
         ({"models": {"a": {"settings": {"port": 8000}}}}, "port is not for Ray Serve: use"),
+        ({"settings": {"allow_head_set_changes": True}, "models": {"a": {}}}, "follow the folder"),
         ({"models": {"a": {"settings": {"api_keys": ["k"]}}}}, "api_keys holds for all models"),
     ],
 )
