@@ -29,6 +29,17 @@ PORT ?= 8000
 
 .PHONY: setup setup-vllm setup-clients setup-containers setup-ray run test test-vllm clients-test \
   clients-load clients-smoke container-test ray-test torture soak lint bench gpu wheels
+# What looks at what is installed is not installed beside it.
+AUDIT_BIN := .venv-audit/bin
+AUDIT_STAMP := .venv-audit/.installed
+AUDIT := pip-audit==2.10.1 cyclonedx-bom==7.5.0
+# The environment that `make sbom` lists, such as that of an image, and where the list goes.
+SBOM_OF ?= $(BIN)/python
+SBOM ?= build/sbom.json
+PORT ?= 8000
+
+.PHONY: setup setup-vllm setup-clients run test test-vllm clients-test clients-load clients-smoke \
+  torture soak lint bench audit sbom
 
 setup: $(STAMP) $(HELM)
 
@@ -129,6 +140,21 @@ lint: $(STAMP)
 	$(BIN)/mypy -p juice_server
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+$(AUDIT_STAMP): Makefile
+	test -x $(AUDIT_BIN)/python || $(PYTHON) -m venv .venv-audit
+	$(AUDIT_BIN)/python -m pip install --quiet --disable-pip-version-check $(AUDIT)
+	touch $@
+
+# Asks PyPI for advisories of everything that is pinned. Strict: what cannot be asked is a failure.
+audit: $(AUDIT_STAMP)
+	$(AUDIT_BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt
+	$(AUDIT_BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints-vllm.txt
+
+sbom: $(AUDIT_STAMP)
+	mkdir -p $(dir $(SBOM))
+	$(AUDIT_BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate \
+	  --output-file $(SBOM) $(SBOM_OF)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.identify

@@ -13,24 +13,25 @@ import pytest
 import typer.main
 
 from juice.cli.main import app as command_line
-from juice_server.security import OPEN_PATHS
+from juice_server.app import create
+from juice_server.keys import Keys
 from juice_server.settings import Settings
-from tests.support.serving import BEARER, KEYS, Server, serving
+from tests.support.changes import keys_file
+from tests.support.every_route import path_of, routes_of
+from tests.support.serving import KEYS, Server, serving
+
+# What needs no key: the probes, which tell nothing else, and the page, which asks for one.
+PROBES = {"/healthz", "/readyz", "/health", "/ping"}
+PAGE = {"/", "/playground/{name}"}
 
 
-def routes_of(server: Server) -> list[tuple[str, str]]:
-    """Return every route: those of the OpenAPI document, and the document's own."""
-    document = httpx.get(f"{server.url}/openapi.json", headers=BEARER).json()
-    described = [
-        (method.upper(), path) for path, own in document["paths"].items() for method in own
-    ]
-    return [
-        *described,
-        ("GET", "/docs"),
-        ("GET", "/openapi.json"),
-        ("GET", "/nothing"),
-        ("OPTIONS", "/generate"),
-    ]
+@pytest.fixture(scope="module")
+def routes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+    """Return every route that any setting adds, and what is no route."""
+    folder = tmp_path_factory.mktemp("routes")
+    settings = Settings(head_sets=folder, allow_head_set_changes=True)
+    found = sorted(routes_of(create(settings, Keys(path=keys_file(folder)))))
+    return [*found, ("GET", "/nothing"), ("OPTIONS", "/generate"), ("PUT", "/generate")]
 
 
 @pytest.mark.parametrize(
@@ -47,15 +48,20 @@ def routes_of(server: Server) -> list[tuple[str, str]]:
         "Bearer zweiter-schlüsse",
     ],
 )
-def test_every_route_but_the_probes_needs_a_key(server: Server, header: str | None) -> None:
+def test_every_route_but_the_probes_and_the_page_needs_a_key(
+    server: Server, routes: list[tuple[str, str]], header: str | None
+) -> None:
     headers = {} if header is None else {"authorization": header.encode("utf-8")}
-    routes = routes_of(server)
-    assert len(routes) >= 18
+    assert len(routes) > 35
+    assert {"/v1/head_sets/{name}", "/docs", "/openapi.json", "/metrics"} <= {p for _, p in routes}
     for method, path in routes:
-        answer = httpx.request(method, f"{server.url}{path}", headers=headers, content=b"{}")
-        if path in OPEN_PATHS:
-            assert answer.status_code == 200
-            assert list(answer.json()) == ["status"]
+        url = f"{server.url}{path_of(path)}"
+        answer = httpx.request(method, url, headers=headers, content=b"{}")
+        if path in PROBES | PAGE:
+            assert answer.status_code == 200, (method, path)
+            assert path in PAGE or method == "HEAD" or list(answer.json()) == ["status"]
+        elif method == "HEAD":
+            assert answer.status_code == 401, path
         else:
             assert answer.status_code == 401, (method, path)
             own = answer.json()["error"]

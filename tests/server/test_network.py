@@ -1,0 +1,49 @@
+"""With the network cut every route answers, nothing is sent, and no prompt is in the log.
+
+Kills: a version check, a counter of users, a page that loads its scripts from elsewhere by way of
+the server, a library that asks the hub although the model is here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# As root, or as whoever may be root in a namespace of their own.
+WAYS = (["unshare", "--net", "--mount"], ["unshare", "--map-root-user", "--net", "--mount"])
+
+
+def cut_off() -> list[str]:
+    """Return the command that runs another one in a network of its own."""
+    for way in WAYS:
+        try:
+            make = [*way, "ip", "link", "add", "one", "type", "veth", "peer", "name", "other"]
+            subprocess.run(make, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return way
+    pytest.skip("a network namespace takes root, or user namespaces, and iproute2")
+
+
+def test_without_a_network_every_route_answers_and_nothing_is_sent() -> None:
+    command = [*cut_off(), sys.executable, "-m", "tests.support.cut_off"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["statuses"]) > 40
+    assert not {
+        route: own for route, own in found["statuses"].items() if own not in (200, 201, 204)
+    }
+    assert found["code"] == 0
+    assert "Traceback" not in found["log"]
+    assert "What is the capital" not in found["log"], "prompts are nobody else's business"
+    assert found["tried"]["connection"] > 0, "or nothing would be seen"
+    assert found["tried"]["name"] > 0
+    assert found["sent"] == 0

@@ -1,0 +1,133 @@
+"""What SECURITY.md says of the code and of what it is built on."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [*ROOT.glob("juice/**/*.py"), *ROOT.glob("server/**/*.py")]
+# What makes objects, or code, of bytes that somebody else wrote.
+UNSAFE_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "os.system", "os.popen"}
+# The last version of each package with an advisory that concerns JuICE, and the advisory.
+ADVISORIES = [
+    ("torch", "2.9.1", "CVE-2026-24747"),
+    ("torch", "2.5.1", "CVE-2025-32434"),
+    ("transformers", "5.2.0", "CVE-2026-4372"),
+    ("starlette", "1.0.0", "CVE-2026-48710"),
+    ("starlette", "0.49.0", "CVE-2025-62727"),
+    ("starlette", "0.39.2", "CVE-2024-47874"),
+    ("h11", "0.14.0", "CVE-2025-43859"),
+    ("jinja2", "3.1.5", "CVE-2025-27516"),
+    ("jinja2", "3.1.4", "CVE-2024-56326"),
+]
+
+
+def unsafe_in(tree: ast.AST) -> list[str]:
+    """Return what in a file's code could run code of somebody else."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [own.name for own in node.names if own.name in UNSAFE_IMPORTS]
+        elif isinstance(node, ast.ImportFrom) and node.module in UNSAFE_IMPORTS:
+            found.append(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
+            found.append(ast.unparse(node.func))
+        # Wherever a flag is given: as an argument, or in a dictionary of arguments.
+        given = list[tuple[str, ast.expr]]()
+        if isinstance(node, ast.keyword) and node.arg:
+            given.append((node.arg, node.value))
+        elif isinstance(node, ast.Dict):
+            given += [
+                (str(getattr(k, "value", "")), v)
+                for k, v in zip(node.keys, node.values, strict=True)
+            ]
+        for name, value in given:
+            if name in ("trust_remote_code", "shell") and ast.unparse(value) != "False":
+                found.append(f"{name}={ast.unparse(value)}")
+    return found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from joblib import load",
+        "torch.load(path)",
+        "eval(text)",
+        "f(trust_remote_code=True)",
+        "f(**{'trust_remote_code': flag})",
+        "subprocess.run(text, shell=True)",
+    ],
+)
+def test_the_search_finds_what_could_run_code(code: str) -> None:
+    assert unsafe_in(ast.parse(code))
+
+
+def test_nothing_is_unpickled_and_no_code_of_a_model_runs() -> None:
+    assert len(SOURCES) > 300
+    found = {
+        str(path.relative_to(ROOT)): unsafe_in(ast.parse(path.read_text())) for path in SOURCES
+    }
+    assert not {path: own for path, own in found.items() if own}
+
+
+def requirements() -> dict[str, list[Requirement]]:
+    """Return what the project requires, the core and every extra, by name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    found: dict[str, list[Requirement]] = {}
+    for text in (*project["dependencies"], *(own for extra in extras for own in extra)):
+        one = Requirement(text)
+        found.setdefault(one.name.lower(), []).append(one)
+    return found
+
+
+@pytest.mark.parametrize(("name", "last", "advisory"), ADVISORIES)
+def test_versions_with_a_known_hole_are_not_accepted(name: str, last: str, advisory: str) -> None:
+    for one in requirements()[name]:
+        assert not one.specifier.contains(last), one
+    assert advisory in (ROOT / "pyproject.toml").read_text(), "the floor has its reason beside it"
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-vllm.txt"])
+def test_what_is_pinned_is_what_is_required(file: str) -> None:
+    pins = dict(
+        line.lower().split("==") for line in (ROOT / file).read_text().splitlines() if "==" in line
+    )
+    for name, own in requirements().items():
+        for one in own if name in pins else []:
+            assert one.specifier.contains(pins[name], prereleases=True), (one, pins[name])
+
+
+def test_the_list_of_what_is_installed_is_valid_and_whole(tmp_path: Path) -> None:
+    tool = ROOT / ".venv-audit" / "bin" / "cyclonedx-py"
+    if not tool.exists():
+        pytest.skip("cyclonedx-bom has an environment of its own: `make sbom` installs it")
+    target = tmp_path / "sbom.json"
+    made = subprocess.run(
+        ["make", "-s", "sbom", f"SBOM={target}", f"SBOM_OF={sys.executable}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    document = json.loads(target.read_text())
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    assert document["metadata"]["component"]["name"] == "juice-steering"
+    listed = {re.sub(r"[-_.]+", "-", own["name"].lower()): own for own in document["components"]}
+    for name in ("torch", "transformers", "starlette", "h11", "jinja2", "safetensors"):
+        assert listed[name]["version"].partition("+")[0] == version(name).partition("+")[0]
+        assert listed[name]["purl"].startswith(f"pkg:pypi/{name}@")
+    assert len(listed) > 50
