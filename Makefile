@@ -40,6 +40,7 @@ PORT ?= 8000
 
 .PHONY: setup setup-vllm setup-clients run test test-vllm clients-test clients-load clients-smoke \
   torture soak lint bench audit sbom
+  torture soak lint docs bench
 
 setup: $(STAMP) $(HELM)
 
@@ -155,6 +156,8 @@ sbom: $(AUDIT_STAMP)
 	mkdir -p $(dir $(SBOM))
 	$(AUDIT_BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate \
 	  --output-file $(SBOM) $(SBOM_OF)
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.identify

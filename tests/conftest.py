@@ -34,5 +34,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-docs",
         action="store_true",
-        help="write docs/models.md from what the tests of architectures find",
+        help="write the pages and tables that come from the code, and accept new signatures",
     )

@@ -36,13 +36,16 @@ def run(
     ] = None,
     method: Annotated[
         SteerMethod,
-        typer.Option(help="The dual run, the single run, or context-aware decoding."),
+        typer.Option(
+            help="juice (two runs), june (one run), or cad and adacad (context-aware decoding)."
+        ),
     ] = "juice",
     beta_plus: Annotated[
         float | None, typer.Option(help="Replaces the tuned beta of the + heads.")
     ] = None,
     beta_minus: Annotated[
-        float | None, typer.Option(help="Replaces the tuned beta of the - heads.")
+        float | None,
+        typer.Option(help="Replaces the tuned beta of the - heads, as in --beta-minus=-2."),
     ] = None,
     gate: Annotated[
         GateMode,

@@ -29,8 +29,8 @@ def run(
     method: Annotated[
         Literal["attribution", "learned", "probe"],
         typer.Option(
-            help="By gradients; or learn a beta for each head; or the paper's way: probes, its "
-            "alphas and its grid."
+            help="attribution (by gradients), learned (a beta for each head), or probe (the "
+            "paper's way, with its alphas and its grid)."
         ),
     ] = "attribution",
     n_examples: Annotated[
@@ -50,7 +50,9 @@ def run(
     alphas_plus: Annotated[
         str, typer.Option(help="Probing scales of the + heads.")
     ] = "1,3,5,10,30",
-    alphas_minus: Annotated[str, typer.Option(help="Probing scales of the - heads.")] = "-1,-2,-5",
+    alphas_minus: Annotated[
+        str, typer.Option(help="The same of the - heads; write it with `=`.")
+    ] = "-1,-2,-5",
     validation: Annotated[
         str | None,
         typer.Option(help="Examples to tune the betas on; else 40 of those not drawn."),
@@ -74,13 +76,15 @@ def run(
         bool, typer.Option("--june", help="Also tune the betas of the single run (JuNe).")
     ] = False,
     chat_template: options.ChatTemplate = None,
-    name: Annotated[str | None, typer.Option(help="Name of the head set; else the target.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the head set, of one target; else the target.")
+    ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder of head sets; the set is saved to OUT/<model>/<name>.")
+        Path, typer.Option(help="Folder of head sets; the set is saved to `OUT/<model>/<name>`.")
     ] = Path("head_sets"),
     html: options.Html = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a set, and save one that gains little.")
+        bool, typer.Option("--force", help="Overwrite a set, and save one whose gain is uncertain.")
     ] = False,
     json: options.Json = False,
 ) -> None:

@@ -32,7 +32,7 @@ class EngineOptions(Options):
         ),
     )
     vllm_args: dict[str, Any] = Field(
-        default_factory=dict, description="More of vLLM's own options, by name."
+        default_factory=dict, description="More of vLLM's own options, as name=value; repeatable."
     )
 
     @field_validator("tp", "pp", "window", "vllm_args")
