@@ -1,15 +1,12 @@
 """The pages agree with the code.
 
-Links resolve; every flag, setting, metric and route is listed; shown output is real output.
+Links resolve; every flag, setting, metric and route is listed. That what they show is what happens
+is for test_pages.py.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import re
-import shlex
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import httpx
@@ -20,17 +17,9 @@ from typer.main import get_command
 from juice.cli.main import app as command_line
 from juice_server.app import create
 from juice_server.settings import Settings
-from tests.support.commands import juice
+from tests.support.page_blocks import PAGES, ROOT
 from tests.support.serving import serving
 
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    page
-    for page in sorted(
-        [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("head_sets/*.md")]
-    )
-    if "results" not in page.parts
-]
 REFERENCE = ROOT / "docs" / "reference"
 WIDTH = 100
 
@@ -136,55 +125,5 @@ def test_the_reference_has_every_route() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().split()) < 900
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", page.read_text())
-
-
-def test_the_readmes_python_prints_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    block = next(block for block in blocks(ROOT / "README.md", "python") if "juice.load" in block)
-    output = io.StringIO()
-    with redirect_stdout(output):
-        exec(compile(block, "README.md", "exec"), {})  # noqa: S102 -- our own page
-    promised = re.search(r"print\(.*\)\s+# (.+)", block)
-    assert promised
-    assert re.findall(r" (\w+\.)", output.getvalue()) == promised.group(1).split()
-
-
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "docs" / "tutorial.md"], ids=lambda p: p.name
-)
-def test_what_juice_generate_prints_is_what_the_page_shows(page: Path) -> None:
-    runs = [run for block in blocks(page, "console") for run in block.split("$ ")]
-    for run in runs:
-        command, _, output = run.replace("\\\n", " ").partition("\n")
-        if (
-            not command.startswith("juice generate") or "--head-sets" in command
-        ):  # with files of its own
-            continue
-        arguments = shlex.split(command)[1:]
-        done = juice(*arguments, cwd=ROOT)
-        assert done.stdout.split() == output.split(), (command, done.stderr)
-
-
-def test_the_readmes_curl_is_answered_as_it_says() -> None:
-    block = next(block for block in blocks(ROOT / "README.md", "console") if "curl" in block)
-    body = json.loads(re.search(r"-d '(.*?)'", block, re.DOTALL).group(1))  # type: ignore[union-attr]
-    assert body["steer"] == "parametric"
-    done = juice(
-        "generate",
-        body["prompt"],
-        "--steer",
-        body["steer"],
-        "--max-tokens",
-        "8",
-        "--json",
-        cwd=ROOT,
-    )
-    answer = json.loads(done.stdout)
-    shown = json.loads(re.sub(r"\n\s*", "", block[block.index('{"id"') :]))
-    assert answer["text"] == shown["text"]
-    assert answer["steering"] == shown["steering"]
+    seen = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text())
+    assert len(seen.split()) < 900
