@@ -41,6 +41,7 @@ PORT ?= 8000
 .PHONY: setup setup-vllm setup-clients run test test-vllm clients-test clients-load clients-smoke \
   torture soak lint bench audit sbom
   torture soak lint docs bench
+  torture soak lint docs dist release-test bench
 
 setup: $(STAMP) $(HELM)
 
@@ -158,6 +159,14 @@ sbom: $(AUDIT_STAMP)
 	  --output-file $(SBOM) $(SBOM_OF)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+
+# The wheel with its dependencies in an environment that has nothing; downloads PyTorch.
+release-test: $(STAMP)
+	JUICE_TEST_RELEASE=1 $(BIN)/python -m pytest tests/test_release.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.identify
