@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from tests.ray.conftest import CONFIG, Cluster
 from tests.ray.machines import within
 from tests.ray.traffic import ANN, BEN, LONG, PROMPT, SHORT, Asking, OpenAIStream, Stream
 
-N_STREAMS = 8
+KINDS = (Stream, OpenAIStream)
+MAX_STREAMS = 16  # one more client has rows for what it asks meanwhile
 CUT_S = 60
 
 
@@ -57,10 +58,17 @@ def running(client: httpx.Client, model: str = "mini") -> float:
     return float(next(own for own in text.splitlines() if own.startswith(line)).split()[-1])
 
 
-def started(cluster: Cluster, kinds: list[type[Stream]]) -> list[Stream]:
-    """Return streams that have all begun."""
-    streams = [kind(cluster.url, LONG).start() for kind in kinds]
-    within(60, lambda: all(len(own.arrivals) > 3 for own in streams), "every stream begins")
+def started(cluster: Cluster, kinds: Sequence[type[Stream]], on: str = "") -> list[Stream]:
+    """Return streams that have all begun, of each kind at least one on a certain machine."""
+    streams: list[Stream] = []
+    missing = [*kinds, *kinds]
+    while missing:
+        streams += [kind(cluster.url, LONG).start() for kind in missing]
+        assert len(streams) <= MAX_STREAMS, "too many streams for both machines"
+        for stream in streams:
+            stream.wait_until_it_runs(60)
+        there = {type(own) for own in streams if own.host == on or not on}
+        missing = [kind for kind in kinds if kind not in there]
     return streams
 
 
@@ -214,7 +222,7 @@ def test_an_upgrade_loses_no_request(
     changed.write_text(
         CONFIG.read_text().replace("max_batch: 8", "max_batch: 8, max_queue: 300"), "utf-8"
     )
-    streams = started(cluster, [Stream] * 2)
+    streams = started(cluster, [Stream])
     with Asking(cluster.url) as asking:
         begun = time.monotonic()
         cluster.deploy(changed)
@@ -240,7 +248,7 @@ def test_a_killed_machine_ends_its_streams_with_an_error_and_no_others(
     cluster: Cluster, results: dict[str, Any], long_text: str
 ) -> None:
     lost = cluster.worker
-    streams = started(cluster, [Stream] * N_STREAMS + [OpenAIStream] * 2)
+    streams = started(cluster, KINDS * 2, on=lost.name)
     with Asking(cluster.url) as asking:
         begun = time.monotonic()
         lost.kill()
@@ -264,7 +272,7 @@ def test_a_machine_cut_off_for_a_minute_is_used_again(
     cluster: Cluster, results: dict[str, Any], long_text: str
 ) -> None:
     lost = cluster.worker
-    streams = started(cluster, [Stream] * N_STREAMS)
+    streams = started(cluster, KINDS * 2, on=lost.name)
     with Asking(cluster.url) as asking:
         begun = time.monotonic()
         lost.unplug()
@@ -308,9 +316,5 @@ def longest_error_s(streams: list[Stream], begun: float) -> float:
 
 def outcomes(streams: list[Stream]) -> dict[str, int]:
     """Return how many streams of each client ended in each way."""
-    return dict(
-        Counter(
-            f"{type(own).__name__.removesuffix('Stream') or 'httpx'} {own.outcome}"
-            for own in streams
-        )
-    )
+    names = {Stream: "httpx", OpenAIStream: "openai"}
+    return dict(sorted(Counter(f"{names[type(own)]}, {own.outcome}" for own in streams).items()))

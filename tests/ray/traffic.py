@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import openai
 
+from tests.ray.machines import within
+
 PROMPT = "The capital of Peru is Cairo. The capital of Peru is"
 SHORT = {"prompt": PROMPT, "steer": "parametric", "max_tokens": 8}
 # As long as the model's context allows.
@@ -39,6 +41,9 @@ class Stream:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         return self
+
+    def wait_until_it_runs(self, timeout_s: float) -> None:
+        within(timeout_s, lambda: len(self.arrivals) > 3, "a stream begins")
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
