@@ -74,9 +74,7 @@ def test_three_answers_come_and_are_those_of_the_server(opened: OpenPage, url: s
         assert len(parted) == 2
         assert parted[0] != parted[1]
         expect(page.locator(".of-context .token").first).to_have_class(re.compile("from-context"))
-        expect(page.locator(".of-parametric .token").first).to_have_class(
-            re.compile("from-memory")
-        )
+        expect(page.locator(".of-parametric .token").first).to_have_class(re.compile("from-memory"))
         assert "curl -s" in page.locator("#curl").text_content()
 
 
