@@ -71,6 +71,8 @@ def arrange(
     cache: SlotCache,
     n_heads: Sequence[int],
     device: torch.device,
+    *,
+    as_copies: bool = False,
 ) -> ForwardRows:
     """Arrange the rows of some generations, in the order of their slots.
 
@@ -80,6 +82,7 @@ def arrange(
         cache: The cache that holds their slots.
         n_heads: The query heads of each layer.
         device: Where the index tensors go.
+        as_copies: Read keys and values as copies, whose strides do not depend on the slots'.
     """
     inside = set(generations)
     # The newest main row has the lowest slot.
@@ -92,11 +95,11 @@ def arrange(
     access: list[Access] = []
     for layer, own in enumerate(companions):
         is_same = layer > 0 and own == companions[layer - 1]
-        access.append(
-            access[-1]
-            if is_same
-            else cache.access(layer, places, [place for place, _ in own], device)
-        )
+        if is_same:
+            access.append(access[-1])
+            continue
+        slots = cache.access(layer, places, [place for place, _ in own], device)
+        access.append(replace(slots, view=None) if as_copies else slots)
     by_layer = [tuple(s for _, s in own) for own in companions]
     return ForwardRows(
         cache,

@@ -46,6 +46,13 @@ STOP_S = 10.0
 class BatchingEngine(Engine):
     """The default engine, in this process: any architecture, any device, every capability.
 
+    Args:
+        loaded: The model.
+        limits: The bounds of batches and memory.
+        mode: How rows go through the model.
+        deterministic: Run each request in forwards of its own, so that it gets the same bits
+            whatever else runs.
+
     Raises RequestError for a `max_model_len` beyond the model's context.
     """
 
@@ -53,13 +60,19 @@ class BatchingEngine(Engine):
     capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability)
 
     def __init__(
-        self, loaded: LoadedModel, limits: Limits | None = None, mode: Mode | None = None
+        self,
+        loaded: LoadedModel,
+        limits: Limits | None = None,
+        mode: Mode | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
         self.loaded = loaded
         self.mode = mode or Mode(own_masks=loaded.mask_pattern is None)
         self.limits = settled(limits or Limits(), loaded.max_positions, loaded.device)
         self._inbox = Inbox(self.limits.max_waiting)
-        self._loop = Loop(loaded, self.limits, self._inbox, self.mode)
+        self.deterministic = deterministic
+        self._loop = Loop(loaded, self.limits, self._inbox, self.mode, deterministic=deterministic)
         self._numbers = count()
         self._special_ids = frozenset(loaded.tokenizer.all_special_ids)
         self._thread = Thread(
@@ -89,8 +102,21 @@ class BatchingEngine(Engine):
 
     @property
     def details(self) -> dict[str, Any]:
-        """The mode: whether companions are full rows, and whether the model makes its own masks."""
-        return {"full_rows": self.mode.full_rows, "own_masks": self.mode.own_masks}
+        """The mode: companions as full rows, masks of the model's own, deterministic or not."""
+        return {
+            "full_rows": self.mode.full_rows,
+            "own_masks": self.mode.own_masks,
+            "deterministic": self.deterministic,
+        }
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        """The mode, the attention, and the size of prompts' chunks where it is not fixed."""
+        return {
+            **self.details,
+            "attention": getattr(self.loaded.model.config, "_attn_implementation", None),
+            "chunk": None if self.deterministic else self.limits.max_prefill_tokens,
+        }
 
     @property
     def runner(self) -> Runner:

@@ -46,9 +46,18 @@ class Loop:
         limits: The bounds in force.
         inbox: Where requests wait.
         mode: How rows go through the model.
+        deterministic: Whether what a request gets may not depend on others, to the bit.
     """
 
-    def __init__(self, loaded: LoadedModel, limits: Limits, inbox: Inbox, mode: Mode) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        limits: Limits,
+        inbox: Inbox,
+        mode: Mode,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         self.runner = Runner(loaded, mode)
         self.beat = time.monotonic()
         self.n_steps = self.n_step_requests = 0
@@ -56,6 +65,7 @@ class Loop:
         self._inbox = inbox
         self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
         self._decode_rows: dict[tuple[Generation, ...], tuple[int, ForwardRows]] = {}
+        self._deterministic = deterministic
         self.shelves = Shelves(loaded.layout.n_layers)
         self._measure()
         self.shelves.max_bytes = limits.kv_memory_bytes
@@ -65,6 +75,7 @@ class Loop:
             Costs.of(loaded, self.shelves.n_bytes_per_token),
             rope_switch=loaded.rope_switch,
             by_length=mode.own_masks,
+            deterministic=deterministic,
         )
 
     @property
@@ -206,7 +217,14 @@ class Loop:
         version = shelf.table.version
         if (kept := self._decode_rows.get(together)) is not None and kept[0] == version:
             return kept[1]
-        rows = arrange(generations, shelf.table, shelf.cache, self._n_heads, self._loaded.device)
+        rows = arrange(
+            generations,
+            shelf.table,
+            shelf.cache,
+            self._n_heads,
+            self._loaded.device,
+            as_copies=self._deterministic,
+        )
         if not generations[0].is_prefilling:
             self._decode_rows = {
                 others: own

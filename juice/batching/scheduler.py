@@ -9,6 +9,9 @@ rest: half of it in equal shares, so that a short prompt does not wait for a lon
 order of arrival, so that not all finish late. So neither a long prompt nor many hold up what runs
 for longer than a step.
 
+In deterministic mode no request shares a forward with another, and prompts go through in chunks of
+one size. So every shape that is computed depends on the request alone, and with it every bit.
+
 Rows share a forward unless the model forbids it: where it makes its own masks, all must have the
 same number of tokens cached, and where its positions change with length (`rope_switch`), all must
 be on the same side of the switch. A row that crosses it is computed again as a whole, alone, one
@@ -26,6 +29,8 @@ from juice.engine import Limits
 
 # Scoring a prompt keeps a whole vocabulary of logits for each token, so only a few go at a time.
 MAX_SCORED_CHUNK = 256
+# The tokens of a prompt's chunk where its size must not depend on what else runs.
+FIXED_CHUNK = 256
 # However much decodes, this part of a step's budget is for prompts.
 PREFILL_SHARE = 0.25
 # How many requests may go ahead of one that waits for memory, and how many are asked.
@@ -41,6 +46,7 @@ class Scheduler:
         costs: What forwards cost.
         rope_switch: The length beyond which the model's positions change; None where they do not.
         by_length: Whether only rows with the same number of cached tokens share a forward.
+        deterministic: Whether no rows of different requests share a forward.
     """
 
     def __init__(
@@ -51,12 +57,14 @@ class Scheduler:
         *,
         rope_switch: int | None,
         by_length: bool,
+        deterministic: bool = False,
     ) -> None:
         self.limits = limits
         self._shelves = shelves
         self._costs = costs
         self._rope_switch = rope_switch
         self._by_length = by_length
+        self._deterministic = deterministic
         self._decoded: tuple[list[Generation], list[list[Share]]] | None = None
 
     def next_of(self, waiting: Iterable[Generation]) -> Generation | None:
@@ -118,6 +126,8 @@ class Scheduler:
         self, chosen: list[Share], cheapest: Callable[[list[Share]], list[list[Share]]]
     ) -> list[list[Share]]:
         """Return the forwards of what is chosen: by shelf, by what a model allows, by cost."""
+        if self._deterministic:
+            return [[share] for share in chosen]
         groups: dict[object, list[Share]] = {}
         for generation, n_tokens in chosen:
             n_cached = generation.n_cached if self._by_length else None
@@ -131,6 +141,8 @@ class Scheduler:
             (s for shelf in self._shelves for s in shelf.table.prefilling if s.is_prefilling),
             key=lambda s: s.number,
         )
+        if self._deterministic:
+            return self._fixed_chunks(prefilling, budget)
         wanted = [self._cost(s, s.n_to_prefill) for s in prefilling]
         shares = fair_shares(wanted, budget / 2)
         budget -= sum(shares)
@@ -145,6 +157,17 @@ class Scheduler:
             # The oldest always goes on.
             if n_tokens or not chosen:
                 chosen.append((generation, max(1, n_tokens)))
+        return chosen
+
+    def _fixed_chunks(self, prefilling: list[Generation], budget: float) -> list[Share]:
+        """Return whose next chunk is prefilled now, oldest first; the oldest always goes on."""
+        chosen = list[Share]()
+        for generation in prefilling:
+            n_tokens = min(FIXED_CHUNK, generation.n_to_prefill)
+            budget -= self._cost(generation, n_tokens)
+            if chosen and budget < 0:
+                break
+            chosen.append((generation, n_tokens))
         return chosen
 
     def _cost(self, generation: Generation, n_tokens: int) -> float:

@@ -22,6 +22,7 @@ from juice.engine.running import Running
 from juice.engine.status import Status
 from juice.engine.steering import Steering
 from juice.engine.structure import Structures
+from juice.engine.system_fingerprint import system_fingerprint
 from juice.errors import ContextLengthError, EngineStoppedError, MissingCapabilityError
 from juice.progress import Progress, silent
 
@@ -65,6 +66,16 @@ class Engine(ABC):
     def steerable_layers(self) -> range:
         """The layers in which requests can be steered."""
         return range(self.description.n_layers)
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        """What else of this engine decides the bits that a request gets alone, as plain data."""
+        return {}
+
+    @property
+    def system_fingerprint(self) -> str:
+        """A name for all that decides a request's bits alone; another where anything differs."""
+        return system_fingerprint(self.name, self.description, self.numerics)
 
     @abstractmethod
     def companion_layers(self, steering: Steering) -> range:

@@ -44,14 +44,16 @@ SHARE, TIMES_ROUNDING = 0.05, 4.0
 N_ROUNDED, N_ROWS, N_PADDING = 4, 5, 3
 
 
-def checked_engine(loaded: LoadedModel, limits: Limits | None = None) -> BatchingEngine:
+def checked_engine(
+    loaded: LoadedModel, limits: Limits | None = None, *, deterministic: bool = False
+) -> BatchingEngine:
     """Return an engine in the fastest mode that gives what the model gives.
 
     Raises UnsupportedModelError where no mode does.
     """
     with one_if_small(loaded.model):
         mode = exact_mode(loaded)
-    return BatchingEngine(loaded, limits, mode)
+    return BatchingEngine(loaded, limits, mode, deterministic=deterministic)
 
 
 def exact_mode(loaded: LoadedModel) -> Mode:

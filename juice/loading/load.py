@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from juice.engine import Limits
+from juice.engine import Engine, Limits
 from juice.errors import RequestError, UsageError
 from juice.exactness.engine_check import checked_engine
+from juice.exactness.invariance import check_invariance
 from juice.loading.on_vllm import vllm_engine
 from juice.loading.prepared import prepare
 from juice.loading.pretrained import load_model
@@ -39,6 +40,7 @@ def load(
     tp: int = 1,
     pp: int = 1,
     window: str = "auto",
+    deterministic: bool = False,
     vllm_args: Mapping[str, Any] | None = None,
 ) -> SteeredModel:
     """Load a model and check that it is steered exactly.
@@ -67,6 +69,8 @@ def load(
         pp: Stages to spread the layers over (vllm only).
         window: Layers that can be steered (vllm only): `auto` for those of the head sets, `all`, or
             the first and the last, such as `3-9`.
+        deterministic: Give each request the same bits whatever else runs, at a price in throughput;
+            checked at load.
         vllm_args: More of vLLM's own options, by name.
 
     Returns:
@@ -89,13 +93,20 @@ def load(
         allow_unverified=allow_unverified,
     )
     chosen = EngineOptions.of(
-        engine=engine, tp=tp, pp=pp, window=window, vllm_args=dict(vllm_args or {})
+        engine=engine,
+        tp=tp,
+        pp=pp,
+        window=window,
+        deterministic=deterministic,
+        vllm_args=dict(vllm_args or {}),
     )
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if chosen.engine == "vllm":
         if isinstance(model, PreTrainedModel):
             raise UsageError("vLLM loads models itself; give juice.load a folder or a hub id")
         running = vllm_engine(str(model), options, chosen, head_sets=head_sets, limits=limits)
+        if deterministic:
+            _check_deterministic(running)
         return SteeredModel(running, head_sets, allow_unverified=allow_unverified)
     loaded = (
         _in_memory(model, tokenizer, options)
@@ -103,11 +114,21 @@ def load(
         else load_model(model, options)
     )
     try:
-        own = checked_engine(loaded, limits)
+        own = checked_engine(loaded, limits, deterministic=deterministic)
     except BaseException:
         loaded.release()
         raise
+    if deterministic:
+        _check_deterministic(own)
     return SteeredModel(own, head_sets, allow_unverified=allow_unverified)
+
+
+def _check_deterministic(engine: Engine) -> None:
+    try:
+        check_invariance(engine)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _in_memory(

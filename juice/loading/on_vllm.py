@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "PYTHONWARNINGS": "ignore::FutureWarning",  # of its processes
 }
+INVARIANT = "VLLM_BATCH_INVARIANT"
 OWN_ONLY = ("device", "device_map", "offload_folder", "attn_implementation", "allow_approximate")
 OWN_QUANTIZATION = ("bnb-4bit", "bnb-8bit", "torchao-int8")
 
@@ -62,7 +63,15 @@ def vllm_engine(
         )
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if engine.deterministic:
+        os.environ[INVARIANT] = "1"  # read when vLLM is imported
     start = import_module("juice.vllm.start")
+    if engine.deterministic and not start.has_invariant_mode():
+        del os.environ[INVARIANT]
+        raise UsageError(
+            "deterministic: vLLM's batch-invariant mode has no kernels for CPUs; choose the engine "
+            '"own" (--engine own), or leave deterministic out'
+        )
     description = describe_stored(
         model, options, dtype=options.dtype, device="vllm", n_devices=engine.tp * engine.pp
     )

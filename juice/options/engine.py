@@ -31,6 +31,10 @@ class EngineOptions(Options):
             "first and the last, such as 3-9."
         ),
     )
+    deterministic: bool = Field(
+        default=False,
+        description="Each request gets the same bits whatever runs beside it; costs throughput.",
+    )
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="More of vLLM's own options, as name=value; repeatable."
     )

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 import vllm
-from vllm import TokensPrompt
+from vllm import TokensPrompt, envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -43,6 +43,7 @@ from juice.errors import (
 from juice.vllm import processes
 from juice.vllm.arguments import Coefficients, accept_from
 from juice.vllm.generation import Generation
+from juice.vllm.numerics import numeric
 from juice.vllm.sampling import sampling_params, watching_params
 from juice.vllm.statistics import Statistics
 from juice.vllm.window import check_layers
@@ -71,7 +72,7 @@ class VllmEngine(Engine):
         window: range,
         limits: Limits,
     ) -> None:
-        self._description, self.window = description, window
+        self._description, self.window, self._arguments = description, window, arguments
         self._special_ids = frozenset(description.tokenizer.all_special_ids)
         self._numbers = count()
         self._open: set[Generation] = set()
@@ -146,6 +147,7 @@ class VllmEngine(Engine):
         return {
             "version": vllm.__version__,
             "window": first_and_last,
+            "deterministic": bool(envs.VLLM_BATCH_INVARIANT),
             **self.facts,
             "check": self.checked,
         }
@@ -154,6 +156,17 @@ class VllmEngine(Engine):
     def steerable_layers(self) -> range:
         """The layers in which requests can be steered."""
         return self.window
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        """VLLM's version, the window, and how it was told to run."""
+        return {
+            "version": vllm.__version__,
+            "window": list(self.window),
+            "batch_invariant": envs.VLLM_BATCH_INVARIANT,
+            "attention": self.facts["attention"],
+            "arguments": numeric(self._arguments),
+        }
 
     def companion_layers(self, steering: Steering) -> range:
         """Return the layers in which a request with this steering has a companion."""

@@ -136,6 +136,11 @@ def check_options(given: dict[str, Any]) -> None:
             raise UsageError(f"vllm_args names {name!r}, which JuICE sets itself: {OURS[name]}")
 
 
+def has_invariant_mode() -> bool:
+    """Return whether vLLM has kernels here whose results do not depend on the batch."""
+    return not current_platform.is_cpu()
+
+
 def check_stages(window: range, n_layers: int, n_stages: int) -> None:
     """Raise UnsupportedModelError for a window in more than one stage, or for stages on CPUs.
 

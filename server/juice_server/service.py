@@ -48,6 +48,7 @@ class Service:
         self._dispatcher: Dispatcher | None = None
         self._head_sets: HeadSetFolder | None = None
         self._following: asyncio.Task[None] | None = None
+        self._fingerprint: str | None = None
         self._jobs: set[Job] = set()
 
     async def start(self) -> None:
@@ -146,6 +147,13 @@ class Service:
     def model(self) -> SteeredModel:
         """The model; raises NotReadyError while there is none."""
         return self.translator.model
+
+    @property
+    def system_fingerprint(self) -> str:
+        """A name for all that decides an answer's bits beside the request; see the engine's."""
+        if self._fingerprint is None:
+            self._fingerprint = self.model.engine.system_fingerprint
+        return self._fingerprint
 
     @property
     def status(self) -> Status:

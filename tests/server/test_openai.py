@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -366,3 +367,34 @@ def test_a_stream_over_the_wire_is_what_openai_documents(url: str) -> None:
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert chunks[-2]["choices"][0]["finish_reason"] in ("stop", "length")
     assert chunks[-2]["steering"]["applied"] is False
+
+
+def test_every_answer_and_chunk_has_the_fingerprint_of_the_system(
+    api: openai.OpenAI, client: httpx.Client
+) -> None:
+    own = client.get("/info").json()["system_fingerprint"]
+    assert own.startswith("fp_")
+    options = {"model": "mini", "max_tokens": 3}
+    chat = {**options, "messages": [{"role": "user", "content": "Hello"}]}
+    assert api.completions.create(prompt=CONFLICT, **options).system_fingerprint == own
+    assert api.chat.completions.create(**chat).system_fingerprint == own
+    for chunks in (
+        api.completions.create(prompt=CONFLICT, stream=True, **options),
+        api.chat.completions.create(stream=True, **chat),
+    ):
+        assert {chunk.system_fingerprint for chunk in chunks} == {own}
+
+
+@pytest.mark.skipif(
+    os.environ.get("JUICE_ENGINE") == "vllm", reason="vLLM has no deterministic mode on CPUs"
+)
+def test_a_deterministic_server_says_so_and_has_another_fingerprint(client: httpx.Client) -> None:
+    with serving("--deterministic") as running:
+        info = httpx.get(f"{running.url}/info").json()
+        answer = httpx.post(
+            f"{running.url}/generate",
+            json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 4},
+        ).json()
+    assert info["engine"]["deterministic"] is True
+    assert info["system_fingerprint"] != client.get("/info").json()["system_fingerprint"]
+    assert answer["text"].startswith(" Lima")

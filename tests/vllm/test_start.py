@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import subprocess
 import sys
@@ -10,11 +11,14 @@ from pathlib import Path
 
 import pytest
 from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+import juice
 from juice.engine import GenerationRequest
 from juice.errors import UnsupportedModelError, UsageError
 from juice.vllm.model import MultiModalCausalLM, MultiModalMoECausalLM
+from juice.vllm.numerics import numeric
 from juice.vllm.start import check_stages
 from juice.vllm.window import KEY
 from tests.support import tiny
@@ -49,6 +53,25 @@ def may_use_tiles() -> bool:
     mask = ctypes.c_uint64()
     assert not ctypes.CDLL(None).syscall(arch_prctl, arch_get_xcomp_perm, ctypes.byref(mask))
     return bool(mask.value >> tile_data & 1)
+
+
+@ON_CPU
+def test_deterministic_is_refused_by_name_where_vllm_has_no_kernels_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    with pytest.raises(UsageError, match="batch-invariant mode has no kernels for CPUs"):
+        juice.load(folder, engine="vllm", deterministic=True)
+    assert "VLLM_BATCH_INVARIANT" not in os.environ, "or the next model would run in it"
+
+
+def test_the_arguments_that_change_numbers_are_part_of_the_fingerprint() -> None:
+    one, other = (
+        numeric(AsyncEngineArgs(model=model, max_num_seqs=n, dtype="float32", block_size=32))
+        for model, n in (("a", 4), ("b", 8))
+    )
+    assert one == other == {"dtype": "float32", "block_size": "32"}
+    assert numeric(AsyncEngineArgs(model="a", enforce_eager=True)) == {"enforce_eager": "True"}
 
 
 def test_a_window_in_both_stages_is_refused_with_what_to_change(

@@ -48,6 +48,7 @@ async def info(service: ServiceOf) -> dict[str, Any]:
     own, chat = engine.description, service.translator.chat_model.prompts
     return {
         "version": juice.__version__,
+        "system_fingerprint": service.system_fingerprint,
         "engine": {"name": engine.name, **engine.details},
         "model": {
             "name": service.translator.model_name,

@@ -27,6 +27,7 @@ class OpenAIAnswer:
         self, service: Service, body: ChatRequest | CompletionRequest, trace: Trace
     ) -> None:
         self._texts, self._model_name = service.translator.texts, service.translator.model_name
+        self._fingerprint = service.system_fingerprint
         self._include_usage, self._trace = body.include_usage, trace
         self._id, self._created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
 
@@ -60,6 +61,7 @@ class OpenAIAnswer:
             "object": kind,
             "created": self._created,
             "model": self._model_name,
+            "system_fingerprint": self._fingerprint,
             "choices": choices,
         }
 
