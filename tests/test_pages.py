@@ -160,9 +160,8 @@ class Reading:
             exec(compile(text, str(block), "exec", dont_inherit=True), self.names)  # noqa: S102 -- our own page
         promised = block.output
         if promised is None:  # at the ends of the lines that print
-            promised = "\n".join(re.findall(r"(?m)^\s*print\(.*\)  # (.+)$", text)) or None
-        if promised is not None:
-            assert agree(promised, output.getvalue()), f"{block}: printed\n{output.getvalue()}"
+            promised = "\n".join(re.findall(r"(?m)^\s*print\(.*\)  # (.+)$", text))
+        assert agree(promised, output.getvalue()), f"{block}: printed\n{output.getvalue()}"
 
     def close(self) -> None:
         for name in list(self.names):
