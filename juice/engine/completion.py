@@ -14,15 +14,18 @@ FinishReason = Literal["stop", "length"]
 
 
 class ScoredToken(NamedTuple):
-    """A token, its log-probability, and the likeliest alternatives with theirs, best first.
+    """A token, its log-probability, the likeliest alternatives with theirs, and its text.
 
-    Log-probabilities are natural logs, of the steered distribution before temperature, penalties
-    and cuts (top_k, top_p, min_p); a prompt's first token has none.
+    Alternatives come best first. Log-probabilities are natural logs, of the steered distribution
+    before temperature, penalties and cuts (top_k, top_p, min_p); a prompt's first token has none.
+    The texts of an answer's tokens, joined, are the answer's text: a special token has none, nor
+    has one that ends within a character; the one that completes it has all of it.
     """
 
     id: int
     logprob: float | None
     top: tuple[tuple[int, float], ...] = ()
+    text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

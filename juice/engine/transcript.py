@@ -61,9 +61,10 @@ class Transcript:
         Raises whatever a tokenizer or a sink raises.
         """
         for token in tokens:
-            self.tokens.append(token)
             self._tokens_s.append(time.monotonic() - self._arrived)
-            self._news += self._text_of(token.id)
+            piece = self._text_of(token.id)
+            self.tokens.append(token._replace(text=piece))
+            self._news += piece
             if self.finish_reason is not None:
                 return
         self._sink(self._update())
@@ -77,14 +78,14 @@ class Transcript:
         self._sink(Update(index=self._index, error=error))
 
     def _text_of(self, token: int) -> str:
-        """Return the text that the newest token makes final, and note whether it is the last."""
+        """Return the text that the next token makes final, and note whether it is the last."""
         if token in self.stop_token_ids:
             self.finish_reason = "stop"
             return self._text.finish()
-        piece = self._text.push(token, may_stop=len(self.tokens) > self._request.min_tokens)
+        piece = self._text.push(token, may_stop=len(self.tokens) >= self._request.min_tokens)
         if self._text.stopped:
             self.finish_reason = "stop"
-        elif len(self.tokens) == self._request.max_tokens:
+        elif len(self.tokens) + 1 == self._request.max_tokens:
             self.finish_reason = "length"
             piece += self._text.finish()
         return piece

@@ -39,6 +39,7 @@ class TokenTexts(dict[int, str]):
                 token=self[t.id],
                 logprob=finite(t.logprob or 0.0),
                 top=self.alternatives(t),
+                text=t.text,
             )
             for t in tokens
         ]

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
+from juice.engine import Completion, GenerationRequest
+from juice.engine.completion import ScoredToken
 from juice.engine.text import TextStream
+from juice.engine.transcript import Transcript
 from tests.support import tiny
 
 TOKENIZER = tiny.tiny_tokenizer()
@@ -16,6 +21,44 @@ def test_bytes_of_any_text_stream_to_that_text(text: str, prompt: str) -> None:
     ids = TOKENIZER(text)["input_ids"]
     stream = TextStream(TOKENIZER, TOKENIZER(prompt)["input_ids"])
     assert "".join([*map(stream.push, ids), stream.finish()]) == text == stream.text
+
+
+def test_each_token_has_its_share_of_the_text() -> None:
+    """As Llama 2's and Mistral's tokenizers spell: alone, each word would lose its space."""
+    words = [
+        "<unk>",
+        "</s>",
+        "▁by",
+        "▁Charles",
+        "▁Dickens",
+        ".",
+        *(f"<0x{i:02X}>" for i in range(256)),
+    ]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+    ids = [3, 4, *(6 + byte for byte in "é".encode()), 5, 1]
+    assert [tokenizer.decode([own]) for own in ids[:2]] == ["Charles", "Dickens"]
+    done: list[Completion] = []
+    transcript = Transcript(
+        0,
+        GenerationRequest(prompt_ids=(2,)),
+        TextStream(tokenizer, (2,)),
+        frozenset({1}),
+        lambda update: done.extend([update.completion] if update.completion else []),
+    )
+    transcript.add([ScoredToken(own, 0.0) for own in ids])
+    transcript.complete()
+    shares = [token.text for token in done[0].tokens]
+    assert shares == [" Charles", " Dickens", "", "é", ".", ""]
+    assert "".join(shares) == done[0].text == " Charles Dickensé."
 
 
 @given(st.lists(st.integers(1, 256), max_size=30))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +13,7 @@ import torch
 
 import juice
 from tests.support import oracle
-from tests.support.serving import events
+from tests.support.serving import events, serving
 
 QUESTION = "The name of the capital city of Peru is"
 CONTEXT = f"{QUESTION} Cairo."
@@ -74,6 +76,30 @@ def test_a_stream_of_compare_is_its_whole_answer(client: httpx.Client) -> None:
     last_to_begin = max(order.index(target) for target in whole["answers"])
     first_to_end = min(len(order) - 1 - order[::-1].index(target) for target in whole["answers"])
     assert last_to_begin < first_to_end, "they run side by side"
+
+
+SAID = "São 日本\n🙂 done"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_shares_of_the_tokens_are_the_text(client: httpx.Client, *, stream: bool) -> None:
+    """Several tokens make one character, and the token at the end is none."""
+    body = {**ASKED, "logprobs": True, "max_tokens": 64, "structured_outputs": {"choice": [SAID]}}
+    whole = post(client, "/compare", **body)["answers"]
+    tokens = {target: own["logprobs"] for target, own in whole.items()}
+    if stream:
+        with client.stream("POST", "/compare", json={**body, "stream": True}) as answer:
+            *parts, _ = events(answer)
+        assert tokens == {
+            target: [token for own in parts if own["target"] == target for token in own["logprobs"]]
+            for target in whole
+        }
+    for target, own in whole.items():
+        assert "".join(token["text"] for token in tokens[target]) == own["text"] == SAID
+        assert len(tokens[target]) > len(own["text"].encode()) / 4
+        assert any(token["text"] == "" for token in tokens[target][:-1]), "parts of a character"
+        assert all("\N{REPLACEMENT CHARACTER}" not in token["text"] for token in tokens[target])
+        assert tokens[target][-1]["text"] == "", "that which ends it"
 
 
 def test_compare_takes_chats_strengths_gates_and_head_sets(client: httpx.Client) -> None:
@@ -203,6 +229,39 @@ def test_a_later_token_is_explained_after_those_before_it(client: httpx.Client) 
     assert found["candidates"]["context"][0]["id"] == ids[1]
 
 
+def test_a_sweep_and_an_explanation_take_the_head_sets_of_compare(
+    model: juice.SteeredModel, tmp_path: Path
+) -> None:
+    """A set toward memory that hardly steers: with it, memory says what the model says alone."""
+    shutil.copytree("head_sets/mini", tmp_path / "mini")
+    model.make_head_set(
+        name="weak", target="parametric", plus=[], minus=[(3, 0)], beta_minus=-0.001
+    ).save(tmp_path / "mini" / "weak")
+    named = {"head_sets": {"parametric": "weak"}}
+    with (
+        serving("--head-sets", str(tmp_path)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        answers = post(client, "/compare", **ASKED, **named, max_tokens=4)["answers"]
+        assert answers["parametric"]["steering"]["head_set"] == "weak"
+        assert answers["parametric"]["text"] == answers["none"]["text"]
+        alone = post(client, "/explain", **ASKED, target="context")["candidates"]
+        found = post(client, "/explain", **ASKED, **named, target="context")
+        assert found["steering"]["head_set"] == "context"
+        assert found["candidates"]["context"] == alone["context"]
+        lead = found["candidates"]["parametric"][0]
+        assert lead["id"] == alone["none"][0]["id"] != alone["parametric"][0]["id"]
+        swept = [
+            post(client, "/sweep", **ASKED, **own, target="context", max_tokens=4)["curves"]
+            for own in (named, {})
+        ]
+        assert [own[0]["text"] for own in swept if own] == [" L"], "only the strong set differs"
+        one = post(client, "/explain", **ASKED, target="parametric", head_set="weak")
+        two = post(client, "/explain", **ASKED, **named, target="parametric")
+        assert one == two
+        assert one["steering"]["head_set"] == "weak"
+
+
 @pytest.mark.parametrize(
     ("route", "body", "named"),
     [
@@ -218,6 +277,11 @@ def test_a_later_token_is_explained_after_those_before_it(client: httpx.Client) 
         ("/explain", {**ASKED, "target": "context", "tokens": [5, 5]}, "the same"),
         ("/explain", {**ASKED, "target": "context", "tokens": [5, 10**6]}, "watch"),
         ("/explain", {**ASKED, "target": "context", "strength": -1}, "strength"),
+        (
+            "/explain",
+            {**ASKED, "target": "context", "head_set": "a", "head_sets": {"context": "b"}},
+            "once",
+        ),
     ],
     ids=str,
 )

@@ -47,13 +47,13 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
 
 def _targets(body: CompareRequest, sets: HeadSetLibrary) -> list[SteerTarget]:
     """Return the ways that are compared; raises HeadSetNotFoundError."""
-    own = {*sets.targets(), *(body.head_sets or {})}
-    if not own:
+    targets = body.targets(sets.targets())
+    if not targets:
         raise HeadSetNotFoundError(
             "there is nothing to compare: no head set named context or parametric has betas; "
             "see /v1/head_sets and `juice tune`"
         )
-    return ["none", *(target for target in TARGETS if target in own)]
+    return ["none", *targets]
 
 
 class _Answer:

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request
 from juice import SteeredModel
 from juice.engine import Completion, GenerationRequest, Steer
 from juice.errors import RequestError
-from juice.methods import TARGETS
 from juice_server.questions import asked
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.generate import TokenProbability
@@ -73,12 +72,9 @@ def _ways(
 ) -> dict[str, GenerationRequest]:
     """Return the request under each way of steering."""
     ways = {"none": replace(one, steering=model.resolve(Steer(target="none")))}
-    for target in TARGETS:
-        if target == body.target:
-            ways[target] = one
-        elif target in model.head_sets.targets():
-            other = Steer(target=target, strength=body.strength)
-            ways[target] = replace(one, steering=model.resolve(other))
+    for target in body.targets({body.target, *model.head_sets.targets()}):
+        other = body.steer(body.strength, target)
+        ways[target] = one if target == body.target else replace(one, steering=model.resolve(other))
     return ways
 
 

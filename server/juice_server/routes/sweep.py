@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from juice.engine import GenerationRequest, Steer
+from juice.engine import GenerationRequest, Steer, SteerTarget
 from juice_server.questions import asked
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.inside import Curve, SweepRequest, SweepResponse
@@ -59,7 +59,7 @@ class _Sweep:
         return SweepResponse(
             strengths=body.strengths,
             curves=curves,
-            after=self._text(pair[0][:n_shared]),
+            after=self._text(pair[0][:n_shared], skip_special_tokens=True),
             flip=flip,
             steering=self._at_one,
         )
@@ -79,10 +79,10 @@ class _Sweep:
 
     async def _found(self) -> list[Ids]:
         """Return what memory and context answer, up to the first token in which they differ."""
-        targets = self._model.head_sets.targets()
-        others = [Steer(target=own) for own in targets if own != self._body.target]
-        first = others[0] if others else Steer(target="none")
-        steers = [first, self._body.steer(1.0)]
+        targets = self._body.targets(self._model.head_sets.targets())
+        others = [own for own in targets if own != self._body.target]
+        first: SteerTarget = others[0] if others else "none"
+        steers = [self._body.steer(1.0, first), self._body.steer(1.0)]
         if self._body.target == "parametric":
             steers.reverse()
         requests = [await self._asked(steer) for steer in steers]
@@ -122,9 +122,9 @@ class _Sweep:
         n = len(strengths)
         return [sums[i * n : (i + 1) * n] for i in range(len(ends))]
 
-    def _text(self, ids: Ids) -> str:
+    def _text(self, ids: Ids, **options: bool) -> str:
         tokenizer = self._model.description.tokenizer
-        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False, **options))
 
 
 def _n_shared(one: Ids, other: Ids) -> int:

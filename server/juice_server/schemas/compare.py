@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field, model_validator
 
 from juice.engine import FinishReason, Steer, SteeringReport, SteerTarget
 from juice.head_set.betas import MAX_BETA
-from juice.methods import GateMode, Target
+from juice.methods import GateMode
 from juice_server.schemas.documented import Documented
 from juice_server.schemas.generate import Timing, TokenProbability, TokenScore
-from juice_server.schemas.question import Question
-from juice_server.schemas.shared import GenerationFields, Usage, at_most
+from juice_server.schemas.question import NamedHeadSets, Question
+from juice_server.schemas.shared import GenerationFields, Usage
 
 
-class CompareRequest(Question, GenerationFields):
+class CompareRequest(Question, NamedHeadSets, GenerationFields):
     """The body of POST /compare."""
 
     strength: float = Field(default=1.0, ge=0, le=MAX_BETA)
     """Multiplies the betas."""
     gate: GateMode | None = None
     """Whether to steer only where a gate finds a reason to; without it, as the server is set."""
-    head_sets: Annotated[dict[Target, str] | None, at_most(2)] = None
-    """The head set of each target, by name; else the set named after the target."""
     top: int = Field(default=10, ge=1, le=20)
     """How many of the likeliest first tokens to report, and with `logprobs` of every token."""
     logprobs: bool = False
@@ -41,7 +37,7 @@ class CompareRequest(Question, GenerationFields):
         """Return the same for one way of steering."""
         if target == "none":
             return self.model_copy(update={"steer": Steer(target="none")})
-        name = (self.head_sets or {}).get(target)
+        name = self.head_set_of(target)
         steer = Steer(target=target, strength=self.strength, head_set=name, gate=self.gate)
         return self.model_copy(update={"steer": steer})
 

@@ -69,11 +69,15 @@ class TokenScore(Documented):
     id: int
     """The token."""
     token: str
-    """Its text."""
+    """Its text when it stands alone."""
     logprob: float
     """Its log-probability, that of the steered model before sampling."""
     top: list[TokenProbability]
     """The likeliest tokens in its place, best first."""
+    text: str
+    """Its share of the answer: the shares of all tokens, joined, are the answer's text. A special
+    token has none, nor has one that ends within a character.
+    """
 
 
 class Choice(Documented):

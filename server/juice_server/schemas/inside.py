@@ -12,7 +12,7 @@ from juice.head_set.betas import MAX_BETA
 from juice.methods import Target
 from juice_server.schemas.documented import Documented
 from juice_server.schemas.generate import TokenProbability
-from juice_server.schemas.question import Question
+from juice_server.schemas.question import NamedHeadSets, Question
 from juice_server.schemas.shared import TokenId, at_most
 
 MAX_ANSWERS, MAX_ANSWER_TOKENS, MAX_STRENGTHS, MAX_HEADS = 8, 4096, 64, 64
@@ -53,17 +53,30 @@ class OriginsResponse(Documented):
     """The tokens of each answer."""
 
 
-class SteeredQuestion(Question):
+class SteeredQuestion(Question, NamedHeadSets):
     """A question, and one way to steer its answer."""
 
     target: Target
     """What wins a conflict: `context` or `parametric`."""
     head_set: str | None = None
-    """The head set, by name; else the one named after the target."""
+    """The target's head set, by name, in place of `head_sets`."""
 
-    def steer(self, strength: float) -> Steer:
-        """Return how to steer at a strength."""
-        return Steer(target=self.target, head_set=self.head_set, strength=strength, gate="off")
+    @model_validator(mode="after")
+    def _one_name(self) -> SteeredQuestion:
+        if self.head_set is not None and super().head_set_of(self.target) is not None:
+            raise ValueError(f"give the head set of {self.target} once: head_set, or head_sets")
+        return self
+
+    def head_set_of(self, target: SteerTarget) -> str | None:
+        """Return the name of the head set that was given for a target."""
+        named = super().head_set_of(target)
+        return self.head_set if named is None and target == self.target else named
+
+    def steer(self, strength: float, target: SteerTarget | None = None) -> Steer:
+        """Return how to steer at a strength, toward the target or another."""
+        toward = target or self.target
+        named = self.head_set_of(toward)
+        return Steer(target=toward, head_set=named, strength=strength, gate="off")
 
 
 class SweepRequest(SteeredQuestion):

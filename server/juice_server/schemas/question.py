@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from juice.engine import SteerTarget
+from juice.methods import TARGETS, Target
 from juice_server.schemas.openai import Document
-from juice_server.schemas.shared import MAX_PROMPTS, Body
+from juice_server.schemas.shared import MAX_PROMPTS, Body, at_most
 from juice_server.schemas.turns import Message
 from juice_server.tools.offer import Offer
 
@@ -40,3 +43,18 @@ class Question(Body):
     def offer(self) -> Offer | None:
         """Return the functions that an answer may call: none."""
         return None
+
+
+class NamedHeadSets(Body):
+    """Which head sets steer."""
+
+    head_sets: Annotated[dict[Target, str] | None, at_most(2)] = None
+    """The head set of each target, by name; else the set named after the target."""
+
+    def head_set_of(self, target: SteerTarget) -> str | None:
+        """Return the name of the head set that was given for a target."""
+        return None if target == "none" else (self.head_sets or {}).get(target)
+
+    def targets(self, served: Collection[str]) -> list[Target]:
+        """Return the targets that can be steered to: those served, and those with a named set."""
+        return [own for own in TARGETS if own in served or self.head_set_of(own) is not None]
