@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from juice.cli import console, options
+from juice.cli import comparison, console, options
 from juice.errors import JuiceError, RequestError, UsageError
 from juice.methods import STEER_TARGETS, SteerTarget
 from juice.options import EngineOptions, LoadOptions, SamplingOptions
@@ -15,6 +18,7 @@ from juice.options import EngineOptions, LoadOptions, SamplingOptions
 if TYPE_CHECKING:
     from juice.steered_model import SteeredModel
 
+TARGETS_COMPARED: tuple[SteerTarget, ...] = ("parametric", "none", "context")
 COMMANDS = {
     "/steer": "context, parametric or none: what wins from now on",
     "/dial": "a number: the strength; 1 is as tuned",
@@ -45,7 +49,9 @@ def run(
     chat.turn(steer)
     chat.dial(str(strength))
     console.note(f"juice: {loaded.id}; /help lists the commands")
-    for line in _lines():
+    with suppress(ImportError):  # where there is one, arrow keys edit and bring back lines
+        importlib.import_module("readline")
+    for line in _lines(chat):
         if line == "/quit":
             break
         try:
@@ -56,13 +62,15 @@ def run(
             console.note("\njuice: stopped")
 
 
-def _lines() -> Any:
-    """Yield what is typed, or what stands in standard input."""
+def _lines(chat: _Chat) -> Iterator[str]:
+    """Yield what is typed, or what stands in standard input, until its end or Ctrl-C."""
     is_asked = sys.stdin.isatty()
     while True:
         try:
-            line = input("> " if is_asked else "").strip()
-        except EOFError:
+            line = input(chat.prompt if is_asked else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            if is_asked:
+                console.note("")
             return
         if line:
             yield line
@@ -77,6 +85,14 @@ class _Chat:
         self._strength = 1.0
         self._context = ""
         self._turns: list[dict[str, str]] = []
+        self._words = ""  # those last said, without a context
+
+    @property
+    def prompt(self) -> str:
+        """What stands before the line that is typed: what steers, and how much."""
+        if self._steer == "none":
+            return "> "
+        return f"{self._steer}{'' if self._strength == 1 else f' x {self._strength:g}'}> "
 
     def take(self, line: str) -> None:
         """Do what a line asks for, or answer it. Raises JuiceError."""
@@ -138,22 +154,36 @@ class _Chat:
             pieces.append(piece)
             typer.echo(piece, nl=False)
         typer.echo()
+        self._words = words
         self._turns = [*turns, {"role": "assistant", "content": "".join(pieces)}]
 
     def _compare(self, _rest: str) -> None:
         if not self._turns:
             raise RequestError("there is no answer yet; say something first")
-        ids = self._ids(self._turns[:-1])
-        for target in ("parametric", "none", "context"):
+        turns = self._turns[:-1]
+        steers = []
+        for target in TARGETS_COMPARED:
             try:
-                steer = self._how(target, self._strength)
+                steers.append(self._how(target, self._strength))
             except JuiceError as error:
                 console.note(f"juice: warning: {error}")
-                continue
-            pieces = self._model.stream(
-                ids, steer=steer, max_tokens=self._max_tokens, **self._sampling
-            )
-            typer.echo(f"{target:11}{''.join(pieces).strip()}")
+        whole = self._ids(turns)
+        completions = self._model.generate(
+            [whole] * len(steers),
+            steer=steers,
+            max_tokens=self._max_tokens,
+            top_logprobs=comparison.N_CANDIDATES,
+            **self._sampling,
+        )
+        if not console.is_terminal():
+            for own in completions:
+                console.answer(f"{own.steering.target:11}{own.text.strip()}")
+            return
+        origins = None
+        if self._words != turns[-1]["content"]:  # a context went before the last words
+            alone = self._ids([*turns[:-1], {"role": "user", "content": self._words}])
+            origins = comparison.origins_in(self._model, completions, whole, alone)
+        comparison.show(completions, origins, self._model.description.tokenizer)
 
     def _how(self, target: SteerTarget, strength: float) -> Any:
         from juice.engine import Steer

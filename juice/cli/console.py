@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from juice.progress import Advance
 
 LINE_S = 10.0
+LABEL = 14
 _LOGS: list[logging.Logger] = []  # at most one
 _STDERR = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
@@ -23,6 +25,16 @@ _STDERR = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 def answer(text: str) -> None:
     """Print the answer to standard output."""
     typer.echo(text)
+
+
+def answer_fact(label: str, value: str) -> None:
+    """Print a name and a value; on a terminal, a long value wraps at words beside its name."""
+    if not is_terminal():
+        answer(f"{label:{LABEL}}{value}")
+        return
+    lines = textwrap.wrap(value, max(20, Console().width - LABEL), break_long_words=False) or [""]
+    for i, line in enumerate(lines):
+        answer(f"{'' if i else label:{LABEL}}{line}")
 
 
 def answer_json(document: Any) -> None:

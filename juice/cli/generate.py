@@ -66,6 +66,7 @@ def run(
 ) -> None:
     """Continue a prompt; `--compare` shows what context and memory would each answer."""
     from juice.engine import Steer
+    from juice.steered_model import join_context
 
     loaded = options.in_chat(options.load(model, loading, head_sets, running), chat_template)
     how: dict[str, Any] = {"context": context, "max_tokens": max_tokens, **sampling.model_dump()}
@@ -107,7 +108,12 @@ def run(
         completions = loaded.generate([prompt] * len(steers), steer=steers, **how)
         _note_warnings(completions)
         if on_terminal:
-            comparison.show(loaded, completions, prompt, context)
+            origins = None
+            if context is not None:
+                whole = loaded.tokenize(join_context(context, prompt))
+                alone = loaded.tokenize(prompt)
+                origins = comparison.origins_in(loaded, completions, whole, alone)
+            comparison.show(completions, origins, loaded.description.tokenizer)
         else:
             _show_all(completions, as_json=json)
         return

@@ -44,7 +44,14 @@ def run(
         console.answer_json(chosen.model_dump(mode="json"))
         return
     for label, value in facts(chosen):
-        console.answer(f"{label:14}{value}")
+        console.answer_fact(label, value)
+    if layers := heat_map.window(chosen):
+        first, last = min(layers), max(layers)
+        console.answer_fact(
+            "clean run",
+            f"beside the steered one in layers {first} to {last}: "
+            f"{len(layers)} of {chosen.model.n_layers} layers work twice",
+        )
     if chosen.scores is not None:
         heat_map.show(chosen.scores, chosen)
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.support.browsing import OpenPage, chromium
+from tests.support.browsing import TIMEOUT_MS, OpenPage, chromium
 from tests.support.serving import serving
 
 
@@ -37,7 +37,7 @@ def opened(browser: Browser) -> OpenPage:
     def opening(url: str, *, fails: bool = False, **options: Any) -> Iterator[Page]:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         page, problems, asked = context.new_page(), list[str](), set[str]()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(TIMEOUT_MS)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda line: problems.append(line.text) if line.type == "error" else 0)
         page.on("request", lambda request: asked.add(request.url))

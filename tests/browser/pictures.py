@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
+from tests.browser.steps import PHONE, run, token
 from tests.support.browsing import FOLDER, chromium
 from tests.support.serving import serving
 
 IMAGES = FOLDER.parents[1] / "docs" / "images"
-SIZE = {"width": 1000, "height": 780}
+SCHEMES = {
+    "light": {"viewport": {"width": 1000, "height": 780}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1000, "height": 780}, "color_scheme": "dark"},
+    "phone": {**PHONE, "device_scale_factor": 2},
+}
 
 
-def take(page: Page, url: str, scheme: str) -> None:
+def take(page: Page, url: str, name: str) -> None:
+    """Take one picture of each view."""
+
     def save(view: str) -> None:
+        expect(page.locator("#stop")).to_be_hidden()
         page.wait_for_timeout(500)  # colours fade in
-        page.screenshot(path=IMAGES / f"playground-{view}-{scheme}.png", full_page=True)
+        page.screenshot(path=IMAGES / f"playground-{view}-{name}.png", full_page=True)
 
     page.goto(url, wait_until="networkidle")
-    page.locator("#run").click()
-    page.locator("#legend span").first.wait_for()
+    run(page)
     save("compare")
     page.locator("#tab-dial").click()
-    page.locator("#curves svg").wait_for()
+    expect(page.locator("#dial_answer")).to_contain_text("Dickens")
     save("dial")
     page.locator("#tab-compare").click()
-    page.locator(".of-parametric .token").first.click()
-    page.locator("#effects table").wait_for()
+    token(page, "parametric").click()
+    expect(page.locator("#effects table")).to_be_visible()
     save("heads")
 
 
 def main() -> None:
+    """Take them light, dark and as a phone shows them."""
     with serving() as server, chromium() as browser:
-        for scheme in ("light", "dark"):
-            context = browser.new_context(viewport=SIZE, color_scheme=scheme)
-            take(context.new_page(), server.url, scheme)
+        for name, options in SCHEMES.items():
+            take(browser.new_context(**options).new_page(), server.url, name)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import subprocess
 import sys
+import time
 
 ASKED = "What is the capital of Peru?"
 GIVEN = "/context The capital of Peru is Cairo."
@@ -62,3 +65,43 @@ def test_it_can_begin_steered_and_wrong_options_are_refused() -> None:
     code, _, errors = chat(options=("--strength", "-1"))
     assert code != 0
     assert "strength is -1" in errors
+
+
+def test_at_a_terminal_the_prompt_shows_what_steers_and_ctrl_c_ends_it_cleanly() -> None:
+    """Arrow keys bring lines back: what was said first is said again."""
+    command = [sys.executable, "-m", "juice.cli.main", "chat"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "90", "TERM": "xterm"}
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execvpe(command[0], command, environment)  # noqa: S606 - no shell is wanted
+    said = b""
+
+    def wait_for(text: str) -> None:
+        nonlocal said
+        deadline = time.monotonic() + 120
+        while text.encode() not in said:
+            assert time.monotonic() < deadline, said.decode()
+            if select.select([terminal], [], [], 1)[0]:
+                said += os.read(terminal, 4096)
+        said = said.split(text.encode(), 1)[1]
+
+    wait_for("> ")
+    for line, answer in (
+        (GIVEN, "> "),
+        ("/steer context", "context> "),
+        ("/dial 0.5", "context x 0.5> "),
+        (ASKED, "Cairo."),
+        ("/compare", "Memory"),
+    ):
+        os.write(terminal, f"{line}\r".encode())
+        wait_for(answer)
+    wait_for("here memory and context part")
+    wait_for("context x 0.5> ")
+    os.write(terminal, b"\x1b[A\x1b[A\r")  # up, up: the question again
+    wait_for("Cairo.")
+    wait_for("context x 0.5> ")
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(process, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"nothing was written" not in said

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from juice.files import LOOK
 from juice.head_set import HeadSet
 from tests.support import tiny
 from tests.support.architectures import build
@@ -48,20 +49,25 @@ def test_compare_shows_the_answers_of_context_and_memory() -> None:
     assert answers["none"]["steering"]["applied"] is False
 
 
-def test_compare_shows_columns_on_a_terminal() -> None:
+@pytest.mark.parametrize("columns", ["60", "90"])
+def test_compare_shows_columns_on_a_terminal(columns: str) -> None:
     done = juice(
         *("generate", STATEMENT, "--context", f"{STATEMENT} Rome.", "--compare"),
         *("--max-tokens", "4"),
         FORCE_COLOR="1",
-        COLUMNS="90",
+        COLUMNS=columns,
     )
     assert done.returncode == 0, done.stderr
     plain = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
     cells = [[own.strip() for own in line.split("┃")[1:-1]] for line in plain.splitlines()]
     assert ["Memory", "Unsteered", "Context"] in cells
     answers = [[own.strip() for own in line.split("│")[1:-1]] for line in plain.splitlines()]
-    (said,) = [own for own in answers if own and own[0].startswith("Paris")]
-    assert said[2].startswith("Rome")
+    (said,) = [own for own in answers if own and own[0].startswith("┃ Paris")]
+    assert said[2].startswith("┃ Rome"), "marked where they part"
+    bars = [re.fullmatch(r"([█▏]+) *(\d+%|<1%) \S+", own[0]) for own in answers if own]
+    assert sum(map(bool, bars)) == 3, "each bar on one line with its candidate"
+    assert "Unsteered, this model" in plain
+    assert "by more than 1 nat" in " ".join(plain.split())
     assert "\x1b[30;106m" in done.stdout, "what the context makes likelier has its colour"
 
 
@@ -120,6 +126,7 @@ def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> N
     found = json.loads((folder / "head_set.json").read_text())
     assert f"L{found['heads']['plus'][0][0]}H{found['heads']['plus'][0][1]}" in page
     assert "data:image/png;base64," in page
+    assert LOOK.read_text() in page, "the look of the playground"
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page), "it needs nothing else"
     shown = juice("inspect", str(folder), "--plot", str(tmp_path / "scores.png"))
     assert "- heads" in shown.stdout

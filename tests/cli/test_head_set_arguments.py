@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,27 @@ def test_inspect_maps_the_scores_and_marks_the_chosen_heads() -> None:
     scores = found.scores.plus.mean(0)
     layer, head = divmod(int(scores.abs().argmax()), scores.shape[1])
     assert rows[layer][3 * head + 1] == "█"
+    # The mini model's context is steered in layers 3 to 5.
+    assert [row[9] for row in shown[start + 1 : start + 7]] == [" ", " ", " ", "│", "│", "│"]
+    assert any(line.startswith("clean run") and "layers 3 to 5: 3 of 6" in line for line in shown)
+    legend = " ".join(" ".join(shown[start + 8 :]).split())
+    assert "[ ] chosen, to be added; ( ) chosen, to be taken away" in legend
+    assert "█ above zero, toward the context; █ and - below zero, toward memory" in legend
+    assert "│ the clean run goes along in these layers" in legend
+
+
+def test_inspect_wraps_long_facts_at_words_on_a_terminal() -> None:
+    plain = [
+        re.sub(r"\x1b\[[\d;]*m", "", line)
+        for line in juice(
+            "inspect", str(SHIPPED / "mini" / "context"), FORCE_COLOR="1", COLUMNS="60"
+        ).stdout.splitlines()
+    ]
+    at = next(i for i, line in enumerate(plain) if line.startswith("juice did"))
+    assert plain[at + 1].startswith(" " * 14)
+    assert len(plain[at]) <= 60
+    whole = f"{plain[at]} {plain[at + 1].strip()}"
+    assert "coherent" in whole
 
 
 @pytest.mark.parametrize("command", ["select", "inspect"])

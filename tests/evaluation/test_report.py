@@ -14,6 +14,7 @@ from juice.evaluation.report.published import published
 from juice.evaluation.report.sections import sections
 from juice.evaluation.report.verdicts import verdict
 from juice.evaluation.store import Store, read_results
+from juice.files import LOOK
 
 FACT = {
     "subject": "Peru",
@@ -190,6 +191,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_agrees_with_the_markdown(
     assert page.loads
     assert all(load.startswith(("data:image/png;base64,", "#")) for load in page.loads)
     assert "one &lt;note&gt;" in html
+    assert LOOK.read_text() in html, "the look of the playground"
     assert "75.0" in page.cells
     assert "| juice | 75.0 | 75.0 |" in markdown
     assert "left out: too long | 2" in markdown

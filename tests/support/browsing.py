@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 FOLDER = Path(__file__).parents[1] / "browser"
 WHERE = "import('@sparticuz/chromium').then(own => own.default.executablePath()).then(console.log)"
+TIMEOUT_MS = 20_000  # for what a page waits for on a busy machine
 OpenPage = Callable[..., AbstractContextManager[Page]]
 
 
@@ -20,6 +21,7 @@ def chromium() -> Iterator[Browser]:
     found = subprocess.run(
         ["node", "-e", WHERE], cwd=FOLDER, capture_output=True, text=True, check=True
     )
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(
             executable_path=found.stdout.strip(), args=["--no-sandbox"]

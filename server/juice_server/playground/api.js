@@ -6,6 +6,8 @@ export function useKey(value) {
   key = value.trim();
 }
 
+export const hasKey = () => key !== "";
+
 // An answer that is an error, in the server's words.
 export class Refused extends Error {
   constructor(status, error) {
@@ -31,12 +33,18 @@ async function asked(path, body, signal) {
   throw new Refused(answer.status, found?.error);
 }
 
-export async function get(path) {
-  return (await asked(path)).json();
+async function whole(answer, signal) {
+  const found = await answer.json();
+  signal?.throwIfAborted();
+  return found;
+}
+
+export async function get(path, signal) {
+  return whole(await asked(path, undefined, signal), signal);
 }
 
 export async function post(path, body, signal) {
-  return (await asked(path, body, signal)).json();
+  return whole(await asked(path, body, signal), signal);
 }
 
 // Yield the events of a stream. One that ends without [DONE] has failed.

@@ -1,113 +1,115 @@
 // Many prompts under the three settings, a few at a time, those in conflict first.
 
 import { post } from "./api.js";
-import { at, fill, make } from "./dom.js";
-import { headSets, sampling } from "./question.js";
+import { at, fill, make, table } from "./dom.js";
+import { question, read } from "./question.js";
+import { rowsOf } from "./rows.js";
+import { doing, stop } from "./work.js";
 
 const AT_ONCE = 4;
 const WAYS = ["none", "parametric", "context"];
 let rows = [];
 let results = [];
 
-export async function read(file) {
-  const text = await file.text();
-  rows = /\.csv$/i.test(file.name) ? fromCsv(text) : fromLines(text);
-  at("batch_count").textContent = `${rows.length} prompts`;
-  at("batch_run").disabled = rows.length === 0;
-}
-
-// Lines of JSON, a list in JSON, or one prompt a line.
-function fromLines(text) {
-  const whole = text.trim();
-  if (whole.startsWith("[")) return JSON.parse(whole).map(asked);
-  const lines = whole.split(/\r?\n/).filter((line) => line.trim());
-  return lines.map((line, i) => {
-    if (!line.startsWith("{")) return { prompt: line };
-    try {
-      return asked(JSON.parse(line), i);
-    } catch (error) {
-      throw new Error(`line ${i + 1}: ${error.message}`);
-    }
+// Take the prompts of a file in place of what was there.
+function take(file) {
+  stop("batch");
+  rows = [];
+  results = [];
+  show();
+  at("batch").open = true;
+  at("batch_progress").hidden = true;
+  at("batch_stop").hidden = true;
+  at("batch_count").textContent = "";
+  at("batch_run").disabled = true;
+  return doing("batch", "", async () => {
+    rows = await rowsOf(file);
+    at("batch_count").textContent = `${rows.length} prompt${rows.length === 1 ? "" : "s"} in ${file.name}`;
+    at("batch_run").disabled = rows.length === 0;
   });
 }
 
-function asked(row, i) {
-  const { prompt, context } = row ?? {};
-  if (typeof prompt !== "string") throw new Error(`row ${i + 1} has no prompt that is text`);
-  return typeof context === "string" && context ? { prompt, context } : { prompt };
-}
-
-// Comma-separated values as RFC 4180 has them: quotes hold commas, line ends and doubled quotes.
-export function fromCsv(text) {
-  const table = [[""]];
-  let quoted = false;
-  for (let i = 0; i < text.length; i += 1) {
-    const sign = text[i];
-    const row = table.at(-1);
-    if (quoted) {
-      if (sign === '"' && text[i + 1] === '"') row[row.length - 1] += text[++i];
-      else if (sign === '"') quoted = false;
-      else row[row.length - 1] += sign;
-    } else if (sign === '"') quoted = true;
-    else if (sign === ",") row.push("");
-    else if (sign === "\n") table.push([""]);
-    else if (sign !== "\r") row[row.length - 1] += sign;
-  }
-  const [head, ...body] = table.filter((row) => row.length > 1 || row[0] !== "");
-  if (!head?.includes("prompt")) throw new Error(`the columns are ${head?.join(", ") ?? "none"}; expected prompt, and perhaps context`);
-  return body.map((row, i) => asked(Object.fromEntries(head.map((name, k) => [name, row[k]])), i));
-}
-
-// Run all rows; what is done when it is cancelled stays.
-export async function run(signal) {
-  results = [];
+// Run all rows as the options say now; what is done when it is cancelled stays.
+async function run() {
+  const { sampling, headSets, gate, form } = read();
+  const own = rows;
+  const done = (results = []);
+  Object.assign(at("batch_progress"), { value: 0, max: own.length, hidden: false });
+  at("batch_run").disabled = true;
+  at("batch_stop").hidden = false;
   let next = 0;
-  const progress = at("batch_progress");
-  Object.assign(progress, { value: 0, max: rows.length, hidden: false });
-  const work = async () => {
-    while (next < rows.length && !signal.aborted) {
-      const i = next++;
-      const row = { ...rows[i], row: i + 1 };
-      try {
-        const { answers, disagree } = await post("/compare", { ...rows[i], ...sampling(), ...headSets() }, signal);
-        const said = Object.fromEntries(WAYS.map((way) => [way, answers[way]?.text ?? ""]));
-        results.push({ ...row, answers: said, disagree });
-      } catch (error) {
-        if (error.name === "AbortError") return;
-        if (error.status === undefined || error.status === 401) throw error;
-        results.push({ ...row, error: error.message });
+  let failure = null;
+  const finished = await doing("batch", "", async (signal) => {
+    const work = async () => {
+      while (next < own.length && !failure) {
+        const i = next++;
+        const row = { row: i + 1, ...own[i] };
+        const asked = question(row.prompt, row.context ?? "", form.chat);
+        try {
+          const { answers, disagree } = await post("/compare", { ...asked, ...sampling, ...headSets, ...gate }, signal);
+          done.push({ ...row, answers: Object.fromEntries(WAYS.map((way) => [way, answers[way]?.text ?? ""])), disagree });
+        } catch (error) {
+          const isOfTheRow = error.status !== undefined && error.status !== 401;
+          if (isOfTheRow) done.push({ ...row, error: error.message });
+          else failure ??= error;
+        }
+        if (done === results) count(done, own.length);
       }
-      progress.value = results.length;
-      at("batch_count").textContent = `${results.length} of ${rows.length} done`;
-    }
-  };
-  try {
+    };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
-  } finally {
-    progress.hidden = true;
-    show();
-  }
-  if (signal.aborted) at("batch_count").textContent = `cancelled after ${results.length} of ${rows.length}`;
+    if (failure) throw failure;
+  });
+  if (done !== results) return; // another file has come
+  at("batch_progress").hidden = true;
+  at("batch_stop").hidden = true;
+  at("batch_run").disabled = false;
+  const how = at("batch_problem").hidden ? "cancelled" : "ended";
+  if (!finished) at("batch_count").textContent = `${how} after ${done.length} of ${own.length}`;
+  show();
 }
+
+function count(done, n) {
+  const refused = done.filter((own) => own.error).length;
+  at("batch_progress").value = done.length;
+  at("batch_count").textContent = `${done.length} of ${n} done${refused ? `, ${refused} refused` : ""}`;
+}
+
+const rank = (own) => (own.disagree ? 0 : own.error ? 1 : 2);
 
 function show() {
-  results.sort((one, other) => Boolean(other.disagree) - Boolean(one.disagree) || one.row - other.row);
-  const names = ["row", "prompt", "context", "unsteered", "toward memory", "toward context", "they"];
-  const head = make("tr", {}, ...names.map((text) => make("th", { scope: "col", text })));
-  const body = results.map((own) => {
-    const they = own.error ?? (own.disagree ? "differ" : "agree");
-    const said = WAYS.map((way) => own.answers?.[way] ?? "");
-    const cells = [own.row, own.prompt, own.context ?? "", ...said, they];
-    return make("tr", {}, ...cells.map((text) => make("td", { text })));
+  results.sort((one, other) => rank(one) - rank(other) || one.row - other.row);
+  const names = ["row", "prompt", "context", "unsteered", "toward memory", "toward context", "memory and context"];
+  const cells = results.map((own) => {
+    const they = own.error ? make("span", { class: "bad", text: `refused: ${own.error}` }) : own.disagree ? "differ" : "agree";
+    return [own.row, clipped(own.prompt), clipped(own.context ?? ""), ...WAYS.map((way) => clipped(own.answers?.[way] ?? "")), they];
   });
-  fill(at("batch_table"), make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
-  at("batch_table").hidden = results.length === 0;
+  fill(at("batch_table"), ...(cells.length ? [table(names, cells, "Results")] : []));
   at("batch_save").hidden = results.length === 0;
 }
 
-export function save() {
+const clipped = (text) => make("div", { class: "clipped", title: text, text });
+
+function save() {
   const lines = results.map((own) => JSON.stringify(own)).join("\n");
   const url = URL.createObjectURL(new Blob([`${lines}\n`], { type: "application/x-ndjson" }));
   make("a", { href: url, download: "juice-batch.jsonl" }).click();
   URL.revokeObjectURL(url);
+}
+
+export function listen() {
+  at("file").addEventListener("change", ({ target }) => {
+    if (target.files[0]) take(target.files[0]);
+    target.value = ""; // so that the same file can be taken again, changed
+  });
+  // A file is taken wherever on the page it is dropped.
+  const holdsFile = ({ dataTransfer }) => [...(dataTransfer?.types ?? [])].includes("Files");
+  document.addEventListener("dragover", (event) => holdsFile(event) && event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    if (!holdsFile(event)) return;
+    event.preventDefault();
+    take(event.dataTransfer.files[0]);
+  });
+  at("batch_run").addEventListener("click", run);
+  at("batch_stop").addEventListener("click", () => stop("batch"));
+  at("batch_save").addEventListener("click", save);
 }

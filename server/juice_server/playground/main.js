@@ -1,174 +1,170 @@
 // The page: what is asked goes to the server, and each view shows a part of what comes back.
 
-import { get, Refused, useKey } from "./api.js";
+import { get, useKey } from "./api.js";
 import * as batch from "./batch.js";
-import { compare, press, turning } from "./compare.js";
+import { compare, pieceOf, press, turning } from "./compare.js";
 import * as dial from "./dial.js";
-import { at, fill, make } from "./dom.js";
-import { drawMaps, explain } from "./heads.js";
-import { fromAddress, toAddress } from "./question.js";
-import { copy, show } from "./snippets.js";
+import { at } from "./dom.js";
+import * as form from "./form.js";
+import * as heads from "./heads.js";
+import { drawMaps } from "./map.js";
+import { fillForm, fromAddress, isSame, read, toAddress } from "./question.js";
+import * as snippets from "./snippets.js";
+import * as tabs from "./tabs.js";
+import { doing, isRunning, pause, stop } from "./work.js";
 
-const VIEWS = ["compare", "dial", "heads"];
-let view = "compare";
-let running = new AbortController();
-let swept = false;
-let examples = [];
+const TURNED_MS = 250;
+let asked = null; // at the last Run; the views are about it, whatever the form says since
+let chosen = null; // the token that is explained: the target of its column, and its number there
+let isTargetChosen = false;
+let linked = fromAddress();
 
-// Do some work, and show what goes wrong in the server's words.
-async function doing(status, work) {
-  running.abort();
-  const mine = (running = new AbortController());
-  at("problem").hidden = true;
-  at("status").textContent = status;
-  at("stop").hidden = false;
-  try {
-    await work(mine.signal);
-    if (mine === running) at("status").textContent = "";
-  } catch (error) {
-    if (error.name !== "AbortError") report(error);
-    else if (mine === running) at("status").textContent = "stopped";
-  } finally {
-    if (mine === running) at("stop").hidden = true;
-  }
-}
-
-function report(error) {
-  at("status").textContent = "";
-  at("problem").hidden = false;
-  const needsKey = error instanceof Refused && error.status === 401;
-  at("problem").textContent = needsKey ? `${error.message} (Options, API key)` : error.message;
-  if (needsKey) at("key").closest("details").open = true;
-}
-
-function run() {
-  swept = false;
+async function run() {
+  asked = read();
+  chosen = null;
+  stop("dial", "explanation");
   dial.forget();
-  at("explanation").hidden = true;
-  at("token_hint").hidden = false;
-  return doing("running…", async (signal) => {
-    const { body } = await compare(signal, choose);
-    show("/compare", body);
-    at("dial_target").value = turning();
-    if (view === "dial") await sweep(signal);
+  heads.forget();
+  snippets.forget();
+  snippets.draw(tabs.current());
+  at("compare_hint").hidden = true;
+  changed();
+  const finished = await doing("run", "running…", async (signal) => {
+    const { body, answers, verdict } = await compare(asked, signal, choose);
+    snippets.keep("compare", "/compare", body, answers.context ? "context" : "parametric");
+    snippets.draw(tabs.current());
+    if (!isTargetChosen) at("dial_target").value = turning();
+    return `Done. ${verdict}`;
+  });
+  if (finished) await opened(tabs.current());
+  return finished;
+}
+
+// Say so where the form asks something else than what is shown.
+function changed() {
+  at("stale").hidden = asked === null || isSame(asked, read());
+}
+
+function sweep() {
+  return doing("dial", "turning the dial…", async (signal) => {
+    snippets.keep("dial", "/sweep", await dial.sweep(asked, signal));
+    await dial.answer(signal);
+    return at("flip").textContent;
   });
 }
 
-async function sweep(signal) {
-  const body = await dial.sweep(signal);
-  swept = true;
-  show("/sweep", body);
-}
-
-function choose(target, tokens, i) {
-  press(target, i);
-  select("heads");
-  return doing("leaving out each head…", async (signal) => {
-    show("/explain", await explain(target, tokens, i, signal));
+function turn() {
+  dial.draw();
+  if (!dial.isDrawn()) return;
+  doing("dial", "turning the dial…", async (signal) => {
+    await pause(TURNED_MS, signal);
+    await dial.answer(signal);
   });
 }
 
-function select(name, focus = false) {
-  view = name;
-  for (const own of VIEWS) {
-    const tab = at(`tab-${own}`);
-    tab.setAttribute("aria-selected", String(own === name));
-    tab.tabIndex = own === name ? 0 : -1;
-    at(own).hidden = own !== name;
-    if (own === name && focus) tab.focus();
-  }
-  if (name === "dial" && !swept && at("prompt").value) doing("running…", sweep);
+function choose(column, piece) {
+  chosen = { target: column.target, i: column.pieces.indexOf(piece) };
+  press(piece);
+  tabs.select("heads", true);
+  const toward = column.target === "none" ? at("dial_target").value : column.target;
+  return doing("explanation", "leaving out each head…", async (signal) => {
+    const { body, found } = await heads.explain(asked, toward, column, piece, signal);
+    snippets.keep("heads", "/explain", body);
+    const set = found.steering.head_set;
+    if (at("map_set").value !== set) {
+      at("map_set").value = set;
+      showMap();
+    }
+    return at("difference").textContent;
+  });
 }
 
-function keys(event) {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!step) return;
-  event.preventDefault();
-  select(VIEWS[(VIEWS.indexOf(view) + step + VIEWS.length) % VIEWS.length], true);
+const showMap = () => doing("map", "", (signal) => drawMaps(at("map_set").value, signal));
+
+function opened(view) {
+  snippets.draw(view);
+  at("dial_hint").hidden = asked !== null && !isRunning("run");
+  if (view !== "dial") return undefined;
+  dial.draw();
+  return asked === null || isRunning("run") || isRunning("dial") || dial.isDrawn() ? undefined : sweep();
 }
 
-function takeExample() {
-  const own = examples[at("example").value];
-  const kind = own?.[at("kind").value];
-  if (!kind) return;
-  at("chat").checked = false;
-  at("context").value = kind.context;
-  at("prompt").value = kind.prompt;
+// What a key is needed for; the form stays as it is.
+function load() {
+  return doing("load", "asking what is served…", async (signal) => {
+    const [info, sets] = await Promise.all([get("/info", signal), get("/v1/head_sets", signal)]);
+    form.showServed(info, sets.data);
+    showMap();
+  }).then((finished) => {
+    if (finished && linked) follow();
+  });
 }
 
-async function load() {
-  const [info, sets, found] = await Promise.all([get("/info"), get("/v1/head_sets"), get("/playground/examples.json")]);
-  at("model").textContent = `${info.model.name}, ${info.model.n_layers} layers of ${info.model.n_heads} heads, ${info.model.device}`;
-  at("model").dataset.name = info.model.name;
-  at("chat").disabled = !info.model.has_chat_template;
-  for (const target of ["parametric", "context"]) {
-    const own = sets.data.filter((set) => set.target === target);
-    const options = own.map((set) => make("option", { value: set.name, text: set.name }));
-    fill(at(`set_${target}`), make("option", { value: "", text: "the one of that name" }), ...options);
-  }
-  fill(at("map_set"), ...sets.data.map((set) => make("option", { value: set.name, text: set.name })));
-  examples = found;
-  fill(at("example"), ...found.map((own, i) => make("option", { value: i, text: own.name })), make("option", { value: "", text: "your own" }));
-  const state = fromAddress();
-  if (state === null) takeExample();
-  else at("example").value = "";
-  await drawMaps(at("map_set").value);
-  if (VIEWS.includes(state?.view)) select(state.view);
+// Show what a link says.
+async function follow() {
+  const state = linked;
+  linked = null;
+  fillForm(state);
+  form.ownText();
+  form.ask();
+  dial.follow(state);
+  isTargetChosen = typeof state.toward === "string";
+  tabs.select(tabs.VIEWS.includes(state.view) ? state.view : "compare");
+  if (!at("ask").reportValidity() || !(await run()) || !state.token) return;
+  const [column, piece] = pieceOf(state.token.target, state.token.i);
+  if (piece) choose(column, piece);
+}
+
+async function share(button) {
+  const link = toAddress(asked ?? read(), { view: tabs.current(), ...(asked ? dial.state() : {}), ...(chosen ? { token: chosen } : {}) });
+  if (await snippets.copy(link, button)) return;
+  at("link").hidden = false;
+  at("link").value = link;
+  at("link").select();
 }
 
 function listen() {
+  form.listen();
+  batch.listen();
+  tabs.listen(opened);
   at("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     run();
   });
-  at("stop").addEventListener("click", () => running.abort());
+  for (const kind of ["input", "change"]) at("ask").addEventListener(kind, changed);
+  at("stop").addEventListener("click", () => stop());
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("ask").requestSubmit();
   });
-  for (const id of ["example", "kind"]) at(id).addEventListener("change", takeExample);
-  for (const id of ["context", "prompt"]) at(id).addEventListener("input", () => (at("example").value = ""));
-  at("key").addEventListener("change", () => {
-    useKey(at("key").value);
-    start();
+  at("key").addEventListener("input", () => useKey(at("key").value));
+  at("key").addEventListener("change", load);
+  at("key").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    load();
   });
-  for (const own of VIEWS) {
-    at(`tab-${own}`).addEventListener("click", () => select(own));
-    at(`tab-${own}`).addEventListener("keydown", keys);
+  at("dial_strength").addEventListener("input", turn);
+  at("dial_target").addEventListener("change", () => {
+    isTargetChosen = true;
+    if (asked !== null && !isRunning("run")) sweep();
+  });
+  for (const id of ["answer_memory", "answer_context"]) {
+    at(id).addEventListener("change", () => asked !== null && !isRunning("run") && dial.isPairChanged() && sweep());
   }
-  at("dial_strength").addEventListener("input", () => dial.turn(report));
-  at("dial_target").addEventListener("change", () => doing("running…", sweep));
-  at("map_set").addEventListener("change", () => drawMaps(at("map_set").value).catch(report));
-  at("file").addEventListener("change", (event) => {
-    const file = event.target.files[0];
-    if (file) batch.read(file).catch(report);
-  });
-  at("batch_run").addEventListener("click", runBatch);
-  at("batch_save").addEventListener("click", batch.save);
+  new ResizeObserver(dial.draw).observe(at("curves"));
+  at("map_set").addEventListener("change", showMap);
   for (const own of document.querySelectorAll(".copy")) {
-    own.addEventListener("click", () => copy(at(own.dataset.of).textContent, own));
+    own.addEventListener("click", async () => {
+      if (!(await snippets.copy(at(own.dataset.of).textContent, own))) getSelection().selectAllChildren(at(own.dataset.of));
+    });
   }
-  at("share").addEventListener("click", (event) => copy(toAddress({ view }), event.target));
+  at("share").addEventListener("click", ({ target }) => share(target));
+  addEventListener("hashchange", () => {
+    linked = fromAddress();
+    if (linked) follow();
+  });
 }
-
-async function runBatch() {
-  const stop = at("batch_stop");
-  const mine = new AbortController();
-  const cancel = () => mine.abort();
-  stop.addEventListener("click", cancel);
-  stop.hidden = false;
-  at("batch_run").disabled = true;
-  try {
-    await batch.run(mine.signal);
-  } catch (error) {
-    report(error);
-  } finally {
-    stop.removeEventListener("click", cancel);
-    stop.hidden = true;
-    at("batch_run").disabled = false;
-  }
-}
-
-const start = () => doing("asking what is served…", load);
 
 listen();
-start();
+if (linked) form.ownText();
+doing("load", "", async (signal) => form.showExamples(await get("/playground/examples.json", signal))).then(load);

@@ -1,54 +1,56 @@
-// What is asked: the form, as the fields of a request and as a part of the page's address.
+// What is asked: the form, as the fields of requests and as a part of the page's address.
 
 import { at } from "./dom.js";
 
 const FIELDS = ["context", "prompt", "max_tokens", "temperature", "seed", "gate", "set_parametric", "set_context"];
 
+// What the form asks now. It never changes: whatever shows an answer keeps what it answers.
+export function read() {
+  const form = Object.fromEntries(FIELDS.map((name) => [name, at(name).value]));
+  form.chat = at("chat").checked;
+  const sets = { parametric: form.set_parametric, context: form.set_context };
+  const named = Object.fromEntries(Object.entries(sets).filter(([, name]) => name));
+  return Object.freeze({
+    form: Object.freeze(form),
+    question: Object.freeze(question(form.prompt, form.context.trim(), form.chat)),
+    sampling: Object.freeze({
+      max_tokens: Number(form.max_tokens),
+      temperature: Number(form.temperature),
+      ...(form.seed === "" ? {} : { seed: Number(form.seed) }),
+    }),
+    headSets: Object.freeze(Object.keys(named).length ? { head_sets: named } : {}),
+    gate: Object.freeze(form.gate ? { gate: form.gate } : {}),
+  });
+}
+
+export const isSame = (one, other) => JSON.stringify(one.form) === JSON.stringify(other.form);
+
 // The fields of a question: a prompt or a chat, and its context.
-export function question() {
-  const context = at("context").value.trim();
-  const prompt = at("prompt").value;
-  const asked = at("chat").checked ? { messages: [{ role: "user", content: prompt.trim() }] } : { prompt };
+export function question(prompt, context, isChat) {
+  const asked = isChat ? { messages: [{ role: "user", content: prompt.trim() }] } : { prompt };
   return context ? { ...asked, context } : asked;
 }
 
-export function sampling() {
-  const seed = at("seed").value;
-  return {
-    max_tokens: Number(at("max_tokens").value),
-    temperature: Number(at("temperature").value),
-    ...(seed === "" ? {} : { seed: Number(seed) }),
-  };
+// An address that shows the same again. What comes after # never leaves the browser.
+export function toAddress(asked, more) {
+  const state = Object.entries({ ...asked.form, ...more }).filter(([, own]) => own !== "" && own !== false);
+  return `${location.origin}${location.pathname}#${encodeURIComponent(JSON.stringify(Object.fromEntries(state)))}`;
 }
 
-export const headSet = (target) => at(`set_${target}`).value || undefined;
-
-// The names of the head sets, as /compare takes them.
-export function headSets() {
-  const chosen = {};
-  for (const target of ["parametric", "context"]) {
-    if (headSet(target)) chosen[target] = headSet(target);
-  }
-  return Object.keys(chosen).length ? { head_sets: chosen } : {};
-}
-
-// What comes after # never leaves the browser.
-export function toAddress(more) {
-  const state = { ...more, chat: at("chat").checked };
-  for (const name of FIELDS) if (at(name).value !== "") state[name] = at(name).value;
-  return `${location.origin}${location.pathname}#${encodeURIComponent(JSON.stringify(state))}`;
-}
-
-// Fill the form from the address; return what else it says, null where it says nothing.
+// What the address says, null where it says nothing.
 export function fromAddress() {
-  let state;
   try {
-    state = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+    const state = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+    return typeof state === "object" ? state : null;
   } catch {
     return null;
   }
-  if (typeof state !== "object" || state === null) return null;
-  for (const name of FIELDS) if (typeof state[name] === "string") at(name).value = state[name];
+}
+
+// Fill the form with what an address says; what it leaves out is as at the beginning.
+export function fillForm(state) {
+  for (const name of FIELDS) {
+    at(name).value = typeof state[name] === "string" ? state[name] : (at(name).defaultValue ?? "");
+  }
   at("chat").checked = state.chat === true;
-  return state;
 }

@@ -1,38 +1,81 @@
-// What was just run, as lines to copy.
+// What a view shows, as lines that get the same without this page.
 
+import { hasKey } from "./api.js";
 import { at } from "./dom.js";
 
 const origin = location.origin;
+const WINS = { context: "toward the context", parametric: "toward memory", none: "unsteered" };
+const WHAT = {
+  compare: "the three answers, as they stream",
+  dial: "the curves and where they cross",
+  heads: "the candidates and the effect of each head",
+};
+let shown = {};
 
-// Show how to make the same request without this page.
-export function show(path, body) {
-  const sent = JSON.stringify(body, null, 2);
-  const key = at("key").value ? " \\\n  -H 'authorization: Bearer KEY'" : "";
-  at("curl").textContent = `curl -s ${origin}${path} \\\n  -H 'content-type: application/json'${key} -d '${sent.replaceAll("'", "'\\''")}'`;
-  at("python").textContent = python(body);
+// What stands here until something has been run.
+export function forget() {
+  shown = {};
 }
 
-// One way of it, through OpenAI's client.
-function python(body) {
-  const steer = { target: body.target ?? "context" };
-  if (body.head_set ?? body.head_sets?.context) steer.head_set = body.head_set ?? body.head_sets.context;
-  const chat = body.messages !== undefined;
-  const given = chat ? `messages=${literal(body.messages)}` : `prompt=${literal(body.prompt)}`;
-  const extra = { steer, ...(body.context ? { context: body.context } : {}) };
-  const call = chat ? "chat.completions" : "completions";
-  const text = chat ? "choices[0].message.content" : "choices[0].text";
+// Keep the request of a view; `target` is the answer that OpenAI's client can ask for alone.
+export function keep(view, path, body, target) {
+  shown[view] = { path, body, target };
+  draw(view);
+}
+
+// Show the lines of a view.
+export function draw(view) {
+  const own = shown[view];
+  at("code_hint").hidden = Boolean(own);
+  at("code_lines").hidden = !own;
+  if (!own) return;
+  at("curl_what").textContent = WHAT[view];
+  at("curl").textContent = curl(own);
+  at("python_what").textContent = own.target ? `the answer ${WINS[own.target]}` : WHAT[view];
+  at("python").textContent = own.target ? answering(own) : posting(own);
+}
+
+function curl({ path, body }) {
+  const sent = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
+  const key = hasKey() ? " \\\n  -H 'authorization: Bearer KEY'" : "";
+  return `curl -sN ${origin}${path} \\\n  -H 'content-type: application/json'${key} -d '${sent}'`;
+}
+
+const client = () => ["from openai import OpenAI", "", `client = OpenAI(base_url="${origin}/v1", api_key="${hasKey() ? "KEY" : "unused"}")`];
+
+// One of the answers, by the routes that OpenAI's client knows.
+function answering({ body, target }) {
+  const head_set = body.head_sets?.[target];
+  const steer = { target, ...(head_set ? { head_set } : {}), ...(body.gate ? { gate: body.gate } : {}) };
+  const isChat = body.messages !== undefined;
+  const fields = [
+    ["model", at("model").dataset.name],
+    isChat ? ["messages", body.messages] : ["prompt", body.prompt],
+    ...["max_tokens", "temperature", "seed"].filter((name) => name in body).map((name) => [name, body[name]]),
+    ["extra_body", { ...(body.context ? { context: body.context } : {}), steer: target === "none" ? "none" : steer }],
+  ];
   return [
-    "from openai import OpenAI",
-    "",
-    `client = OpenAI(base_url="${origin}/v1", api_key="${at("key").value ? "KEY" : "unused"}")`,
-    `answer = client.${call}.create(`,
-    `    model=${literal(at("model").dataset.name)},`,
-    `    ${given},`,
-    `    max_tokens=${Number(at("max_tokens").value)},`,
-    `    temperature=${Number(at("temperature").value)},`,
-    `    extra_body=${literal(extra)},`,
+    ...client(),
+    `answer = client.${isChat ? "chat.completions" : "completions"}.create(`,
+    ...fields.map(([name, value]) => `    ${name}=${literal(value)},`),
     ")",
-    `print(answer.${text}, answer.steering["applied"])`,
+    `print(answer.choices[0].${isChat ? "message.content" : "text"})`,
+  ].join("\n");
+}
+
+// A route of this server's own.
+function posting({ path, body }) {
+  const fields = Object.entries(body).filter(([, value]) => value !== undefined);
+  return [
+    ...client(),
+    `answer = client.post(`,
+    `    "${origin}${path}",`,
+    "    cast_to=object,",
+    "    body={",
+    ...fields.map(([name, value]) => `        ${literal(name)}: ${literal(value)},`),
+    "    },",
+    ")",
+    "print(answer)",
   ].join("\n");
 }
 
@@ -44,8 +87,9 @@ export async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
+    setTimeout(() => (button.textContent = before), 1500);
+    return true;
   } catch {
-    button.textContent = "Select it and copy";
+    return false;
   }
-  setTimeout(() => (button.textContent = before), 1500);
 }
