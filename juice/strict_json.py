@@ -13,6 +13,6 @@ def without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict[str, Any]()
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name} is given twice")
+            raise ValueError(f"{name} is given twice; give it once")
         found[name] = value
     return found

@@ -106,8 +106,9 @@ def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.P
         if field.description is None or (get_origin(field.annotation) is dict and not is_named):
             continue
         help_text = field.description
-        if optional and field.default not in (None, False, ()):
-            help_text = f"{help_text.removesuffix('.')} ({field.default} by default)."
+        by_default = field.get_default(call_default_factory=True)
+        if optional and by_default not in (None, False, (), {}):
+            help_text = f"{help_text.removesuffix('.')} ({by_default} by default)."
         default, flag_type = None if optional else field.default, _flag_type(field.annotation)
         if is_named:
             default, flag_type = None, list[str]

@@ -75,7 +75,7 @@ def gate_of(
     if found is None:
         reason = f"has no gate for method {steer.method!r}; `juice tune` measures one"
     elif steer.positions != "all":
-        reason = "has a gate that was measured with all positions steered"
+        reason = "has a gate that was measured with all positions steered; steer all positions"
     elif (steer.beta_plus, steer.beta_minus) != (None, None) or steer.strength != 1:
         reason = "has a gate for its own betas at strength 1; drop strength and betas"
     elif found.chat_template_sha256 != chat_template_sha256:

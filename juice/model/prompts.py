@@ -11,10 +11,11 @@ A reply may have an opening, such as "The capital of Peru is", which the answer 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -49,14 +50,14 @@ class PromptForm:
             else self.encode(self.rendered([user(prompt)]))
         )
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool | None = None) -> tuple[int, ...]:
         """Return the tokens of a whole text.
 
-        A chat template has written the special tokens; without one the tokenizer adds its own.
+        A chat template has written the special tokens; without one the tokenizer adds its own,
+        unless told otherwise.
         """
-        return tuple(
-            self.tokenizer(text, add_special_tokens=self.chat_template is None)["input_ids"]
-        )
+        adds = self.chat_template is None if add_special_tokens is None else add_special_tokens
+        return tuple(self.tokenizer(text, add_special_tokens=adds)["input_ids"])
 
     def first_position(self, prompt: str, start: int) -> int:
         """Return the position of the first token that holds a character from `start` on.
@@ -78,46 +79,40 @@ class PromptForm:
             start += text.rindex(prompt)
         return self.position_in(text, start)
 
-    def position_in(self, text: str, start: int) -> int:
+    def position_in(self, text: str, start: int, *, add_special_tokens: bool | None = None) -> int:
         """Return the position of the first token of a whole text from the character `start` on.
 
-        A space before it does not count.
+        A space before it does not count. Special tokens are added as by `encode`.
         """
+        adds = self.chat_template is None if add_special_tokens is None else add_special_tokens
         start += len(text[start:]) - len(text[start:].lstrip())
         if not self.tokenizer.is_fast:
             # It tells no offsets: the tokens that the text before shares with the whole are before.
-            before = self.encode(text[:start].rstrip())
-            pairs = enumerate(zip(before, self.encode(text), strict=False))
+            before = self.encode(text[:start].rstrip(), add_special_tokens=adds)
+            whole = self.encode(text, add_special_tokens=adds)
+            pairs = enumerate(zip(before, whole, strict=False))
             return next((i for i, (a, b) in pairs if a != b), len(before))
-        encoded = self.tokenizer(
-            text, add_special_tokens=self.chat_template is None, return_offsets_mapping=True
-        )
+        encoded = self.tokenizer(text, add_special_tokens=adds, return_offsets_mapping=True)
         spans = encoded["offset_mapping"]
         return next((i for i, (a, b) in enumerate(spans) if b > max(a, start)), len(spans))
 
     def rendered(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **options: Any
+        self, messages: Sequence[Message], options: Mapping[str, Any] = MappingProxyType({})
     ) -> str:
         """Return a chat as one text, up to where the assistant's turn begins.
 
         Args:
             messages: The turns.
-            add_generation_prompt: Whether to begin the assistant's turn.
-            **options: What else transformers' `apply_chat_template` and the template take, such as
-                `documents` and `continue_final_message`.
+            options: What else transformers' `apply_chat_template` and the template take, such as
+                `documents`, `continue_final_message`, and `add_generation_prompt`, which is true
+                by default.
 
         Raises RequestError where the template refuses it.
         """
+        own = {"add_generation_prompt": True, **options}
+        own |= {"chat_template": self.chat_template, "tokenize": False}
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages,
-                    chat_template=self.chat_template,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **options,
-                )
-            )
+            return str(self.tokenizer.apply_chat_template(messages, **own))
         except Exception as error:  # whatever a template raises
             raise RequestError(
                 f"the chat template refuses these messages: {error}", param="messages"
@@ -157,7 +152,7 @@ class PromptForm:
         try:
             turn = self.rendered(
                 [user(prompt), {"role": "assistant", "content": answer}],
-                add_generation_prompt=False,
+                {"add_generation_prompt": False},
             )
         except RequestError:
             turn = ""

@@ -1,4 +1,7 @@
-"""Server-sent events: the status waits for the first update, and `[DONE]` ends every stream."""
+"""Server-sent events: the status waits for the first update.
+
+`[DONE]` ends a stream, except on routes whose protocols have another last event.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,9 @@ DONE = "data: [DONE]\n\n"
 
 class Renderer(Protocol):
     """Turns completions into the answer of a protocol, or updates into the events of a stream."""
+
+    says_done: bool
+    """Whether `[DONE]` ends a stream."""
 
     def of(self, completions: list[Completion]) -> Event:
         """Return the whole answer."""
@@ -109,7 +115,8 @@ async def stream(
             failure = failure_of(error)
             trace.code = failure.code or ""
             yield line(renderer.failed(failure))
-        yield DONE
+        if renderer.says_done:
+            yield DONE
 
     headers = _told(requests[0].steering.report)
     return EventStream(lines(), headers, lambda: service.forget(job))

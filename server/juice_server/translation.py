@@ -88,6 +88,7 @@ class Translator:
         *,
         alias: str | None = None,
         is_chat: bool = False,
+        add_special_tokens: bool = True,
         **options: Any,
     ) -> list[GenerationRequest]:
         """Turn prompts and a body's fields into requests, n for each prompt, off the event loop.
@@ -98,6 +99,7 @@ class Translator:
             fields: How to steer, sample and stop.
             alias: The model name in the body, which may carry a target.
             is_chat: Whether the chat template made the prompts, special tokens included.
+            add_special_tokens: Whether other prompts get those with which the model's begin.
             **options: Further arguments of `SteeredModel.request`.
 
         Raises RequestError for what the settings or the model do not allow.
@@ -110,7 +112,15 @@ class Translator:
                 own.text if isinstance(own.text, str) else str(own.text) for own in prompts
             ]
         return await self.off_loop(
-            request, lambda: self._requests(prompts, fields, steer, is_chat, options)
+            request,
+            lambda: self._requests(
+                prompts,
+                fields,
+                steer,
+                options,
+                is_chat=is_chat,
+                add_special_tokens=add_special_tokens and not is_chat,
+            ),
         )
 
     def steer(self, fields: GenerationFields, model_name: str | None) -> Steer:
@@ -153,8 +163,10 @@ class Translator:
         prompts: Sequence[Prompt],
         fields: GenerationFields,
         steer: Steer,
-        is_chat: bool,
         options: dict[str, Any],
+        *,
+        is_chat: bool,
+        add_special_tokens: bool,
     ) -> list[GenerationRequest]:
         settings = self.settings
         if len(prompts) > settings.max_prompts:
@@ -175,18 +187,20 @@ class Translator:
                 error.param = "tools" if "structure" in options else fields.structure_field
                 raise
         for prompt in prompts:
-            ids = self.tokens(prompt.text, add_special_tokens=not is_chat)
+            ids = self.tokens(prompt.text, add_special_tokens=add_special_tokens)
             own = {**fields.options(), **options, "max_tokens": self._max_tokens(fields, ids)}
             if prompt.without_context is not None:
                 own["without_context"] = self.tokens(
-                    prompt.without_context, add_special_tokens=not is_chat
+                    prompt.without_context, add_special_tokens=add_special_tokens
                 )
             if (
                 steer.positions == "question"
                 and isinstance(prompt.text, str)
                 and prompt.question_start is not None
             ):
-                own["question_at"] = model.prompts.position_in(prompt.text, prompt.question_start)
+                own["question_at"] = model.prompts.position_in(
+                    prompt.text, prompt.question_start, add_special_tokens=add_special_tokens
+                )
             one = model.request(ids, steer=steer, **own)
             made += [
                 one.with_seed(None if fields.seed is None else fields.seed + i)

@@ -35,8 +35,8 @@ async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Respo
         request,
         body,
         [message.plain() for message in body.messages],
+        body.for_template(),
         top_logprobs=body.top_logprobs or 0,
-        **body.for_template(),
     )
     answer = _Answer(service, body, trace_of(request.scope), chat)
     return await answered(service, request, chat.requests, answer, is_stream=body.stream)

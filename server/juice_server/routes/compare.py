@@ -59,6 +59,8 @@ def _targets(body: CompareRequest, sets: HeadSetLibrary) -> list[SteerTarget]:
 class _Answer:
     """Makes an answer from completions, or a stream's events, whose last has all the rest."""
 
+    says_done = True
+
     def __init__(
         self, service: Service, body: CompareRequest, trace: Trace, targets: Sequence[SteerTarget]
     ) -> None:

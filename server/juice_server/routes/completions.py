@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ async def completions(body: CompletionRequest, request: Request, service: Servic
         joined(body.prompt, body.context),
         body,
         alias=body.model,
+        add_special_tokens=body.add_special_tokens,
         top_logprobs=body.logprobs or 0,
         prompt_logprobs=scored_prompt,
     )
@@ -89,14 +91,27 @@ class _Answer(OpenAIAnswer):
             return None
         texts = [self._texts[t.id] for t in tokens]
         offset = self._offsets.get(index, 0)
+        if index not in self._offsets and self._body.echo:
+            offset = -self._n_unwritten(index, tokens)
         offsets = [offset := offset + n for n in (0, *map(len, texts))]
         self._offsets[index] = offsets[-1]
         return {
             "tokens": texts,
             "token_logprobs": [None if t.logprob is None else finite(t.logprob) for t in tokens],
             "top_logprobs": [self._top(t) for t in tokens],
-            "text_offset": offsets[:-1],
+            "text_offset": [max(0, own) for own in offsets[:-1]],
         }
+
+    def _n_unwritten(self, index: int, tokens: Sequence[ScoredToken]) -> int:
+        """Return how many characters of a prompt's first tokens its echo leaves out.
+
+        They are those of the special tokens with which the tokenizer begins a text.
+        """
+        if not isinstance(self._body.prompt[index // self._body.n], str):
+            return 0
+        special = {*self._tokenizer.all_special_ids}
+        first = itertools.takewhile(lambda token: token.id in special, tokens)
+        return sum(len(self._texts[token.id]) for token in first)
 
     def _top(self, token: ScoredToken) -> dict[str, float] | None:
         if token.logprob is None:

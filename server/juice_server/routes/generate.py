@@ -39,6 +39,8 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf) 
 class _Answer:
     """Makes an answer from completions, or a stream's events, whose last has all the rest."""
 
+    says_done = True
+
     def __init__(self, service: Service, body: GenerateRequest, trace: Trace) -> None:
         self._texts = service.translator.texts
         self._model_name = service.translator.model_name

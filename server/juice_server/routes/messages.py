@@ -37,7 +37,7 @@ router = APIRouter(route_class=StrictRoute)
 )
 async def messages(body: MessagesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
-    chat = await chat_of(service.translator, request, body, body.turns(), **body.for_template())
+    chat = await chat_of(service.translator, request, body, body.turns(), body.for_template())
     answer = _Answer(service, body, trace_of(request.scope), chat)
     return await answered(service, request, chat.requests, answer, is_stream=body.stream)
 
@@ -47,7 +47,7 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceOf)
     """Return how many tokens a chat has."""
 
     def count() -> int:
-        text = prompt_of(service.translator, body.turns(), body, **body.for_template()).text
+        text = prompt_of(service.translator, body.turns(), body, body.for_template()).text
         return len(service.translator.tokens(text, add_special_tokens=False, is_to_fit=False))
 
     return {"input_tokens": await service.translator.off_loop(request, count)}
@@ -55,6 +55,8 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceOf)
 
 class _Answer:
     """Makes a message, or the events of a stream."""
+
+    says_done = False
 
     def __init__(self, service: Service, body: MessagesRequest, trace: Trace, chat: Chat) -> None:
         self._model_name = service.translator.model_name

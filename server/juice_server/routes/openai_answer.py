@@ -19,6 +19,7 @@ from juice_server.trace import Trace
 class OpenAIAnswer:
     """Makes an answer from completions, or a stream's chunks from their updates."""
 
+    says_done = True
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]

@@ -45,6 +45,7 @@ async def responses(body: ResponsesRequest, request: Request, service: ServiceOf
         request,
         body,
         body.messages(),
+        body.for_template(),
         top_logprobs=body.top_logprobs or 0,
     )
     answer = _Answer(service, body, trace_of(request.scope), chat)
@@ -53,6 +54,8 @@ async def responses(body: ResponsesRequest, request: Request, service: ServiceOf
 
 class _Answer:
     """Makes a response, or the events of a stream: the beginning, its items, the whole."""
+
+    says_done = False
 
     def __init__(self, service: Service, body: ResponsesRequest, trace: Trace, chat: Chat) -> None:
         self._texts, self._model_name = service.translator.texts, service.translator.model_name

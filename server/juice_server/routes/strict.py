@@ -13,17 +13,27 @@ from juice.strict_json import without_twins
 
 
 class StrictRequest(Request):
-    """A request whose JSON has every field once."""
+    """A request whose JSON has every field once, and no number that cannot be read."""
 
     async def json(self) -> Any:
-        """Return the body; raises HTTPException for a field that is given twice."""
+        """Return the body; raises HTTPException for what no field can be."""
         body = await self.body()
         try:
-            return json.loads(body, object_pairs_hook=without_twins)
+            return json.loads(body, object_pairs_hook=without_twins, parse_int=_whole)
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise
         except ValueError as error:
-            raise HTTPException(400, f"in the body {error}; give it once") from error
+            raise HTTPException(400, f"in the body {error}") from error
+
+
+def _whole(digits: str) -> int:
+    """Return a whole number; raises ValueError for one with more digits than Python reads."""
+    try:
+        return int(digits)
+    except ValueError:
+        raise ValueError(
+            f"is a number of {len(digits)} digits; no field takes one so large"
+        ) from None
 
 
 class StrictRoute(APIRoute):

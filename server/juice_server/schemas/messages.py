@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
@@ -10,11 +10,14 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from juice.engine import Structure
 from juice.engine.request import MAX_STOPS
 from juice_server.schemas.documented import Documented
-from juice_server.schemas.openai import ELSEWHERE, ChatFields
+from juice_server.schemas.elsewhere import Elsewhere
+from juice_server.schemas.openai import ChatFields
 from juice_server.schemas.shared import MAX_TOKENS, at_most
 from juice_server.schemas.tools import MAX_TOOLS, Name, offered
-from juice_server.schemas.turns import MAX_ID, TextPart, Texts, made_call, plain
+from juice_server.schemas.turns import MAX_ID, TextPart, Texts, made_call, opened, plain
 from juice_server.tools.offer import Function, Offer
+
+OPEN_TURN = "a last turn of the assistant's goes on by itself"
 
 
 class UsedTool(Documented):
@@ -43,17 +46,54 @@ class ToolResult(Documented):
     """The id of the call."""
     content: Texts | None = None
     """What it returned."""
+    is_error: bool | None = None
+    """Whether the call failed; the text then begins with `Error:`."""
+
+    @property
+    def text(self) -> str:
+        """What the template is given."""
+        return f"Error: {plain(self.content)}".rstrip() if self.is_error else plain(self.content)
+
+
+class ThoughtBlock(Documented):
+    """What the assistant thought, as it was answered before."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["thinking"]
+    """The kind of block."""
+    thinking: str
+    """The thoughts; the template decides what of them to show."""
+
+
+class HiddenThought(Documented):
+    """What the assistant of another server thought; left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["redacted_thinking"]
+    """The kind of block."""
+
+
+BLOCKS = {
+    "tool_use": "UsedTool",
+    "tool_result": "ToolResult",
+    "thinking": "ThoughtBlock",
+    "redacted_thinking": "HiddenThought",
+}
 
 
 def _block_type(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return {"tool_use": "UsedTool", "tool_result": "ToolResult"}.get(str(kind), "TextPart")
+    return BLOCKS.get(str(kind), "TextPart")
 
 
 Block = Annotated[
     Annotated[TextPart, Tag("TextPart")]
     | Annotated[UsedTool, Tag("UsedTool")]
-    | Annotated[ToolResult, Tag("ToolResult")],
+    | Annotated[ToolResult, Tag("ToolResult")]
+    | Annotated[ThoughtBlock, Tag("ThoughtBlock")]
+    | Annotated[HiddenThought, Tag("HiddenThought")],
     Discriminator(_block_type),
 ]
 
@@ -76,11 +116,14 @@ class Turn(Documented):
         for block in self.content:
             if isinstance(block, ToolResult):
                 result = {"role": "tool", "tool_call_id": block.tool_use_id}
-                yield {**result, "content": plain(block.content)}
+                yield {**result, "content": block.text}
         texts = [block for block in self.content if isinstance(block, TextPart)]
         used = [block for block in self.content if isinstance(block, UsedTool)]
-        if texts or used or not self.content:
+        thoughts = "".join(own.thinking for own in self.content if isinstance(own, ThoughtBlock))
+        if texts or used or thoughts or not self.content:
             turn: dict[str, Any] = {"role": self.role, "content": plain(texts)}
+            if thoughts:
+                turn["reasoning_content"] = thoughts
             if used:
                 turn["tool_calls"] = [made_call(one.id, one.name, one.input) for one in used]
             yield turn
@@ -150,11 +193,11 @@ class OutputConfig(Documented):
 class CountRequest(ChatFields):
     """The body of POST /v1/messages/count_tokens."""
 
-    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **ELSEWHERE,
-        "thinking": ({"type": "disabled"},),
-        "container": (),
-        "mcp_servers": ([],),
+    not_served: ClassVar[Mapping[str, Elsewhere]] = {
+        "container": Elsewhere(),
+        "mcp_servers": Elsewhere(([],)),
+        "add_generation_prompt": Elsewhere((True,), OPEN_TURN),
+        "continue_final_message": Elsewhere((), OPEN_TURN),
     }
 
     messages: list[Turn] = Field(min_length=1, max_length=4096, fail_fast=True)
@@ -167,6 +210,8 @@ class CountRequest(ChatFields):
     """Whether it must call one, and which."""
     output_config: OutputConfig | None = None
     """How to answer."""
+    output_format: OutputFormat | None = None
+    """The form of the answer, as Anthropic's first clients for it have it."""
 
     @model_validator(mode="after")
     def _offers(self) -> CountRequest:
@@ -177,6 +222,8 @@ class CountRequest(ChatFields):
         given, asked = super()._given(), self.output_config
         if asked is not None and asked.format is not None:
             given["output_config.format"] = Structure.json_schema(asked.format.schema_)
+        if self.output_format is not None:
+            given["output_format"] = Structure.json_schema(self.output_format.schema_)
         return given
 
     def offer(self) -> Offer | None:
@@ -192,14 +239,18 @@ class CountRequest(ChatFields):
     def turns(self) -> list[dict[str, Any]]:
         """Return the turns in the form that templates take."""
         own = [plain_turn for turn in self.messages for plain_turn in turn.plain()]
-        if self.system is None:
-            return own
-        return [{"role": "system", "content": plain(self.system)}, *own]
+        if self.system is not None:
+            own.insert(0, {"role": "system", "content": plain(self.system)})
+        return opened(own)
 
-    def for_template(self) -> dict[str, bool]:
+    def for_template(self) -> dict[str, Any]:
         """Return what the chat template is given: a last turn of the assistant's goes on."""
         is_open = self.messages[-1].role == "assistant"
-        return {"add_generation_prompt": not is_open, "continue_final_message": is_open}
+        return {
+            **super().for_template(),
+            "add_generation_prompt": not is_open,
+            "continue_final_message": is_open,
+        }
 
 
 class MessagesRequest(CountRequest):

@@ -9,7 +9,6 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from juice_server.schemas.documented import Documented
 from juice_server.schemas.shared import (
-    MAX_KEYS,
     MAX_PROMPTS,
     MAX_TOKENS,
     TOP_LOGPROBS,
@@ -19,32 +18,10 @@ from juice_server.schemas.shared import (
     as_list,
     at_most,
 )
+from juice_server.schemas.template import TemplateFields, TemplateOptions
 from juice_server.schemas.tools import ToolFields
 from juice_server.schemas.turns import Message
 from juice_server.tools.offer import Offer
-
-# Fields of OpenAI or of other servers that are not served, with the values that are harmless.
-ELSEWHERE: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1, 1.0),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "prompt_logprobs": (0,),
-    "functions": ([],),
-    "best_of": (1,),
-    "function_call": ("none", "auto"),
-}
-
-
-# Of `apply_chat_template`, what is not a template's.
-TAKEN = frozenset(
-    {"conversation", "messages", "documents", "tools", "chat_template", "tokenize", "padding"}
-    | {"add_generation_prompt", "continue_final_message", "truncation", "max_length"}
-    | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
-)
 
 
 def _as_prompts(value: Any) -> Any:
@@ -61,12 +38,6 @@ class CompletionRequest(OpenAIFields):
     """
 
     default_max_tokens: ClassVar[int] = 16
-    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **ELSEWHERE,
-        "suffix": ("",),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-    }
 
     prompt: Annotated[
         list[str | Annotated[list[TokenId], Field(fail_fast=True)]],
@@ -79,6 +50,8 @@ class CompletionRequest(OpenAIFields):
     """What goes before the prompt: one for all prompts, or one for each."""
     logprobs: int | None = TOP_LOGPROBS
     """How many alternatives to report for every token; without it, no tokens are listed."""
+    add_special_tokens: bool = True
+    """Whether a text gets the tokens with which the model's prompts begin."""
     echo: bool = False
     """Begin the answer with the prompt, and with `logprobs` score its tokens."""
 
@@ -106,7 +79,7 @@ class Document(Documented):
     """Its title."""
 
 
-class ChatFields(OpenAIFields):
+class ChatFields(TemplateOptions, OpenAIFields):
     """What a chat may be given beside its messages."""
 
     context: str | None = None
@@ -125,7 +98,7 @@ class ChatFields(OpenAIFields):
         """Return the functions that the answer may call; None: none. Raises ValueError."""
 
 
-class ChatRequest(ToolFields, ChatFields):
+class ChatRequest(ToolFields, TemplateFields, ChatFields):
     """The body of POST /v1/chat/completions.
 
     Without `max_tokens`, an answer has at most 512 tokens, or what the context leaves. `context`
@@ -134,28 +107,9 @@ class ChatRequest(ToolFields, ChatFields):
     """
 
     default_max_tokens: ClassVar[int] = 512
-    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **ELSEWHERE,
-        "audio": (),
-        "modalities": (["text"],),
-        "web_search_options": (),
-        "prediction": (),
-        "chat_template": (),
-        "echo": (False,),
-        "reasoning": (),
-        "reasoning_effort": ("none",),
-        "thinking": (),
-        "verbosity": ("medium",),
-    }
 
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     """The turns of the chat."""
-    chat_template_kwargs: Annotated[dict[str, Any] | None, at_most(MAX_KEYS)] = None
-    """What else the chat template takes."""
-    add_generation_prompt: bool = True
-    """Whether the template begins the assistant's turn."""
-    continue_final_message: bool = False
-    """Whether the answer goes on with the last turn."""
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     """The most new tokens; the same as `max_tokens`."""
     logprobs: bool = False
@@ -169,15 +123,4 @@ class ChatRequest(ToolFields, ChatFields):
             self.max_tokens = self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        if taken := sorted(TAKEN & (self.chat_template_kwargs or {}).keys()):
-            raise ValueError(f"chat_template_kwargs names {taken[0]}, which has another field")
         return self
-
-    def for_template(self) -> dict[str, Any]:
-        """Return what the chat template is given beside messages and documents."""
-        return {
-            **(self.chat_template_kwargs or {}),
-            # A turn that goes on is not begun.
-            "add_generation_prompt": self.add_generation_prompt and not self.continue_final_message,
-            "continue_final_message": self.continue_final_message,
-        }

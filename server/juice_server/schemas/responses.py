@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -15,14 +16,27 @@ from pydantic import (
 
 from juice.engine import Structure
 from juice_server.schemas.documented import Documented
-from juice_server.schemas.openai import ELSEWHERE, ChatFields
+from juice_server.schemas.elsewhere import Elsewhere
+from juice_server.schemas.openai import ChatFields
 from juice_server.schemas.shared import MAX_TOKENS, TOP_LOGPROBS
 from juice_server.schemas.structured import Schema
+from juice_server.schemas.template import TemplateFields
 from juice_server.schemas.tools import MAX_TOOLS, FunctionTool, NamedFunction, offered
-from juice_server.schemas.turns import MAX_ID, CalledFunction, arguments_of, made_call
+from juice_server.schemas.turns import (
+    MAX_ID,
+    CalledFunction,
+    RefusalPart,
+    arguments_of,
+    made_call,
+    opened,
+    plain,
+)
 from juice_server.tools.offer import Offer
 
 LOGPROBS = "message.output_text.logprobs"
+# What else `include` may ask for without a change: thoughts are never encrypted here.
+NOTHING_TO_INCLUDE = "reasoning.encrypted_content"
+NO_MEMORY = "nothing is stored between requests; send what was said as input"
 
 
 class Text(Documented):
@@ -45,14 +59,44 @@ class Item(Documented):
     """The kind of item."""
     role: str = Field(max_length=64)
     """Whose turn it is."""
-    content: str | Annotated[list[Text], Field(fail_fast=True)]
+    content: (
+        str
+        | Annotated[
+            list[Annotated[Text | RefusalPart, Discriminator("type")]], Field(fail_fast=True)
+        ]
+    )
     """The text, whole or in parts."""
 
     def plain(self) -> dict[str, Any]:
         """Return the turn in the form that templates take."""
-        parts = self.content if isinstance(self.content, list) else []
-        text = self.content if isinstance(self.content, str) else "".join(p.text for p in parts)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": plain(self.content)}
+
+
+class ThoughtText(Documented):
+    """A part of what the assistant thought."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["reasoning_text", "summary_text"]
+    """The kind of part."""
+    text: str
+    """Its text."""
+
+
+class ThoughtItem(Documented):
+    """What the assistant thought, as it was answered before."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["reasoning"]
+    """The kind of item."""
+    content: Annotated[list[ThoughtText] | None, Field(fail_fast=True)] = None
+    """The thoughts, which become the `reasoning_content` of the turn that follows."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the part of a turn in the form that templates take."""
+        return {"role": "assistant", "content": "", "reasoning_content": plain(self.content)}
 
 
 class CallItem(CalledFunction):
@@ -81,14 +125,16 @@ class ResultItem(Documented):
 
     def plain(self) -> dict[str, Any]:
         """Return the turn in the form that templates take."""
-        parts = self.output if isinstance(self.output, list) else []
-        text = self.output if isinstance(self.output, str) else "".join(p.text for p in parts)
-        return {"role": "tool", "tool_call_id": self.call_id, "content": text}
+        return {"role": "tool", "tool_call_id": self.call_id, "content": plain(self.output)}
 
 
 def _item_type(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    kinds = {"function_call": "CallItem", "function_call_output": "ResultItem"}
+    kinds = {
+        "function_call": "CallItem",
+        "function_call_output": "ResultItem",
+        "reasoning": "ThoughtItem",
+    }
     return kinds.get(str(kind), "Item")
 
 
@@ -157,19 +203,15 @@ def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class ResponsesRequest(ChatFields):
+class ResponsesRequest(TemplateFields, ChatFields):
     """The body of POST /v1/responses; nothing is stored between requests."""
 
     default_max_tokens: ClassVar[int] = 512
-    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **ELSEWHERE,
-        "background": (False,),
-        "conversation": (),
-        "previous_response_id": (),
-        "prompt": (),
-        "reasoning": ({}, {"effort": None, "summary": None}),
-        "store": (False,),
-        "truncation": ("disabled",),
+    not_served: ClassVar[Mapping[str, Elsewhere]] = {
+        "background": Elsewhere((False,)),
+        "conversation": Elsewhere((), NO_MEMORY),
+        "previous_response_id": Elsewhere((), NO_MEMORY),
+        "store": Elsewhere((False,), NO_MEMORY),
     }
 
     input: Annotated[
@@ -177,14 +219,15 @@ class ResponsesRequest(ChatFields):
             Annotated[
                 Annotated[Item, Tag("Item")]
                 | Annotated[CallItem, Tag("CallItem")]
-                | Annotated[ResultItem, Tag("ResultItem")],
+                | Annotated[ResultItem, Tag("ResultItem")]
+                | Annotated[ThoughtItem, Tag("ThoughtItem")],
                 Discriminator(_item_type),
             ]
         ],
         Field(min_length=1, max_length=4096, fail_fast=True),
         BeforeValidator(_as_items),
     ]
-    """A text, or items: messages, calls and their results."""
+    """A text, or items: messages, calls and their results, and thoughts."""
     instructions: str | None = None
     """What goes before the input, as a turn of the system's."""
     tools: Annotated[list[FlatTool] | None, Field(max_length=MAX_TOOLS)] = None
@@ -210,7 +253,7 @@ class ResponsesRequest(ChatFields):
             self.max_tokens = self.max_output_tokens
         if self.n != 1:
             raise ValueError("a response is one answer; leave out n")
-        if unknown := [own for own in self.include if own != LOGPROBS]:
+        if unknown := [own for own in self.include if own not in (LOGPROBS, NOTHING_TO_INCLUDE)]:
             raise ValueError(f"include names {unknown[0]}; only {LOGPROBS} is served")
         if self.text.format.structure is not None and self._given():
             raise ValueError("text.format and another field each give the answer a form; keep one")
@@ -244,15 +287,26 @@ class ResponsesRequest(ChatFields):
         return LOGPROBS in self.include or self.top_logprobs is not None
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the turns in the form that templates take; calls in a row are one turn."""
+        """Return the turns in the form that templates take.
+
+        Thoughts, and calls in a row, are of one turn with what the assistant says next to them;
+        thoughts that nothing follows are left out.
+        """
         own: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            own.append({"role": "system", "content": self.instructions})
+        thoughts = ""
         for item in self.input:
             turn, last = item.plain(), own[-1] if own else {}
-            if "tool_calls" in turn and last.get("role") == "assistant":
+            if isinstance(item, ThoughtItem):
+                thoughts += turn["reasoning_content"]
+                continue
+            if "tool_calls" in turn and last.get("role") == "assistant" and not thoughts:
                 calls = [*last.get("tool_calls", ()), *turn["tool_calls"]]
                 own[-1] = {**last, "tool_calls": calls}
-            else:
-                own.append(turn)
-        if self.instructions is None:
-            return own
-        return [{"role": "system", "content": self.instructions}, *own]
+                continue
+            if thoughts and turn["role"] == "assistant":
+                turn["reasoning_content"] = thoughts
+            thoughts = ""
+            own.append(turn)
+        return opened(own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar
 
@@ -15,6 +16,7 @@ from juice.options import MAX_BIASES, SamplingOptions
 from juice.options.sampling import Bias
 from juice_server.keys import MAX_PRIORITY
 from juice_server.schemas.documented import Documented
+from juice_server.schemas.elsewhere import ELSEWHERE, Elsewhere
 from juice_server.schemas.structured import StructureFields
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
@@ -142,8 +144,10 @@ def _unwrapped(body: dict[str, Any]) -> dict[str, Any]:
     return {**{name: own for name, own in body.items() if name != "vllm_xargs"}, "steer": asked}
 
 
+# The fields of `steer` itself, and what stands for it elsewhere.
 NEARLY_STEER = frozenset(
-    {"extra_body", "steering", "target", "head_set", "strength", "beta_plus", "beta_minus"}
+    {"extra_body", "steering", "target", "head_set", "head_sets", "strength", "method", "gate"}
+    | {"positions", "beta", "beta_plus", "beta_minus"}
 )
 
 
@@ -161,7 +165,8 @@ class OpenAIFields(GenerationFields):
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-    not_served: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    # Beside those of `ELSEWHERE`.
+    not_served: ClassVar[Mapping[str, Elsewhere]] = {}
 
     model: str | None = None
     """The name of the model; `NAME:context` and `NAME:parametric` steer."""
@@ -176,16 +181,23 @@ class OpenAIFields(GenerationFields):
         """Refuse a field that is not served, unless its value means unused; null means absent."""
         if not isinstance(body, dict) or len(body) > MAX_KEYS:
             return body  # too many names to check: `Body` refuses them
-        for name, harmless in cls.not_served.items():
-            if body.get(name) is not None and body[name] not in harmless:
+        for name, value in body.items():
+            found = cls.not_served.get(name)
+            if found is None and name not in cls.model_fields:
+                found = ELSEWHERE.get(name)
+            if found is not None and not found.is_unused(value):
                 raise PydanticCustomError(
                     "not_served",
-                    "the field {name} is not served here; leave it out",
-                    {"name": name},
+                    "the field {name} is not served here; {instead}",
+                    {"name": name, "instead": found.instead},
                 )
-        for name in body:
-            if name != "steer" and (
-                name in NEARLY_STEER or get_close_matches(name.casefold(), ["steer"], cutoff=0.8)
+            if (
+                name != "steer"
+                and value is not None
+                and (
+                    name in NEARLY_STEER
+                    or get_close_matches(name.casefold(), ["steer"], cutoff=0.8)
+                )
             ):
                 # Tolerated as unknown, it would pass unsteered.
                 raise PydanticCustomError(

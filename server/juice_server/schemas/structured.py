@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from juice.engine import Structure
 from juice_server.schemas.documented import Documented
 
 MAX_CHOICES_OF_TEXT = 10_000
-# A schema as an object, or as the text of one.
-Schema = dict[str, Any] | bool | str
+
+
+def _some_schema(schema: dict[str, Any] | bool | str) -> dict[str, Any] | bool | str:
+    if schema is False:
+        raise ValueError("nothing is valid under this schema; give one, or true for any JSON")
+    return {} if schema is True else schema
+
+
+# A schema as an object, or as the text of one; true is that of any JSON.
+Schema = Annotated[dict[str, Any] | bool | str, AfterValidator(_some_schema)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES_OF_TEXT, fail_fast=True)]
 
 
