@@ -96,8 +96,7 @@ class BatchingEngine(Engine):
             n_waiting=len(self._inbox),
             n_kv_bytes=self._loop.shelves.n_needed_bytes,
             max_kv_bytes=self.limits.kv_memory_bytes or 0,
-            n_steps=self._loop.n_steps,
-            n_step_requests=self._loop.n_step_requests,
+            steps=dict(self._loop.steps),
         )
 
     @property

@@ -60,7 +60,7 @@ class Loop:
     ) -> None:
         self.runner = Runner(loaded, mode)
         self.beat = time.monotonic()
-        self.n_steps = self.n_step_requests = 0
+        self.steps = dict[int, int]()  # by how many requests ran in them
         self._loaded = loaded
         self._inbox = inbox
         self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
@@ -93,8 +93,8 @@ class Loop:
         self.beat = time.monotonic()
         self._drop_cancelled()
         self._admit()
-        self.n_steps += self.n_running > 0
-        self.n_step_requests += self.n_running
+        if n := self.n_running:
+            self.steps[n] = self.steps.get(n, 0) + 1
         for together in self._scheduler.forwards():
             # A row has left if the other row of its request has failed.
             self._advance([one for one in together if one[0] in self.shelves])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +17,7 @@ class Status:
         n_waiting: The requests that wait.
         n_kv_bytes: The bytes reserved for keys and values.
         max_kv_bytes: The most that may be reserved.
-        n_steps: The steps so far.
-        n_step_requests: The requests that ran in them, added up: over `n_steps`, the mean batch.
+        steps: The steps so far, by how many requests ran in them.
     """
 
     is_alive: bool
@@ -26,5 +26,14 @@ class Status:
     n_waiting: int
     n_kv_bytes: int
     max_kv_bytes: int
-    n_steps: int = 0
-    n_step_requests: int = 0
+    steps: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def n_steps(self) -> int:
+        """The steps so far."""
+        return sum(self.steps.values())
+
+    @property
+    def n_step_requests(self) -> int:
+        """The requests that ran in them, added up: over `n_steps`, the mean batch."""
+        return sum(size * n for size, n in self.steps.items())

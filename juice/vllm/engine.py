@@ -124,8 +124,7 @@ class VllmEngine(Engine):
             n_waiting=n_open - n_running,
             n_kv_bytes=round((newest.kv_cache_usage if newest else 0.0) * n_bytes),
             max_kv_bytes=n_bytes,
-            n_steps=self._statistics.n_steps if self._statistics else 0,
-            n_step_requests=self._statistics.n_step_requests if self._statistics else 0,
+            steps=dict(self._statistics.steps) if self._statistics else {},
         )
 
     @property

@@ -16,7 +16,7 @@ class Statistics(StatLoggerBase):
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self.newest = SchedulerStats()
         self.at = time.monotonic()
-        self.n_steps = self.n_step_requests = 0
+        self.steps = dict[int, int]()  # by how many requests ran in them
 
     def record(
         self,
@@ -30,10 +30,9 @@ class Statistics(StatLoggerBase):
         if scheduler_stats is not None:
             self.newest = scheduler_stats
         if iteration_stats is not None:
-            self.n_steps += 1
             # Those that the step finished no longer run.
-            n_finished = len(iteration_stats.finished_requests)
-            self.n_step_requests += self.newest.num_running_reqs + n_finished
+            n = self.newest.num_running_reqs + len(iteration_stats.finished_requests)
+            self.steps[n] = self.steps.get(n, 0) + 1
 
     def log_engine_initialized(self) -> None:
         """Nothing to do."""

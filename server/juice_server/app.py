@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 
 from fastapi import FastAPI, Security
-from fastapi.security import HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
@@ -37,15 +37,25 @@ from juice_server.routes import (
     sweep,
     tokens,
 )
-from juice_server.schemas.failures import CHANGES, ErrorAnswer, MessagesErrorAnswer, documented
+from juice_server.schemas.failures import (
+    CHANGES,
+    STATUSES,
+    ErrorAnswer,
+    MessagesErrorAnswer,
+    documented,
+)
+from juice_server.schemas.streams import STEERING_HEADER
 from juice_server.security import KeyCheck
 from juice_server.service import Service
 from juice_server.settings import Settings
-from juice_server.sse import STEERING_HEADER
 from juice_server.telemetry.metrics import Metrics
 from juice_server.telemetry.observe import Observer
 
 LOG = logging.getLogger("juice_server")
+BEARER = HTTPBearer(auto_error=False, description="The key, as OpenAI's clients send it.")
+X_API_KEY = APIKeyHeader(
+    name="x-api-key", auto_error=False, description="The key, as Anthropic's clients send it."
+)
 
 
 def create(
@@ -115,15 +125,19 @@ def create(
     app.state.service = service
     errors.install(app)
     # Only for the document: the middleware below checks the key.
-    key = [] if keys is None else [Security(HTTPBearer(auto_error=False))]
+    key = [] if keys is None else [Security(own) for own in (BEARER, X_API_KEY)]
     looking_inside = (compare, origins, sweep, explain)
     generating = (generate, *looking_inside, completions, chat, responses)
     for room in (*generating, models, head_sets, tokens):
         app.include_router(room.router, dependencies=key, responses=documented(ErrorAnswer))
     if settings.allow_head_set_changes:
         app.include_router(
-            head_sets.changes, dependencies=key, responses=documented(ErrorAnswer, CHANGES)
+            head_sets.changes,
+            dependencies=key,
+            responses=documented(ErrorAnswer, *STATUSES, *CHANGES),
         )
+    seen = documented(ErrorAnswer, *(() if keys is None else (401, 403)), 500)
+    app.include_router(probes.keyed, dependencies=key, responses=seen)
     app.include_router(messages.router, dependencies=key, responses=documented(MessagesErrorAnswer))
     app.include_router(probes.router)
     app.include_router(playground.router)
@@ -150,4 +164,5 @@ def create_admin(service: Service) -> FastAPI:
     app.state.service = service
     errors.install(app)
     app.include_router(probes.router)
+    app.include_router(probes.keyed)
     return app

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI makes, with each field's description where readers look."""
+"""The OpenAPI document: what FastAPI makes, with fields described and every answer's headers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,27 @@ def describe_fields(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            for schema in make()["components"]["schemas"].values():
+            document = make()
+            for schema in document["components"]["schemas"].values():
                 _describe(schema)
+            for methods in document["paths"].values():
+                for operation in methods.values():
+                    _add_headers(operation["responses"])
         return make()
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_headers(responses: dict[str, Any]) -> None:
+    for status, response in responses.items():
+        headers = response.setdefault("headers", {})
+        headers["x-request-id"] = _header("The id of the request: the client's own, or a new one.")
+        if status in ("429", "503"):
+            headers["retry-after"] = _header("After how many seconds there may be room.")
+
+
+def _header(text: str) -> dict[str, Any]:
+    return {"description": text, "schema": {"type": "string"}}
 
 
 def _describe(schema: dict[str, Any]) -> None:

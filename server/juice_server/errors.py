@@ -236,6 +236,9 @@ def _invalid(error: RequestValidationError) -> Failure:
         if first["type"] == "value_error"
         else REMEDIES.get(first["type"], first["msg"])
     )
+    if first["type"] == "union_tag_invalid":
+        path.append(first["ctx"]["discriminator"].strip("'"))
+        problem = f"expected {first['ctx']['expected_tags']}, got {first['ctx']['tag']!r}"
     is_not_served = first["type"] == "not_served"
     name = str(first["ctx"]["name"]) if is_not_served else ".".join(path)
     if first["type"] == "model_attributes_type" and name:

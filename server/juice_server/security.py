@@ -9,8 +9,10 @@ from juice_server.errors import CLOSE, Failure, NotAllowedError, failure_of
 from juice_server.keys import Keys
 from juice_server.trace import trace_of
 
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/health", "/ping"})
-PLAYGROUND = "/playground/"
+PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping"})
+# Pages, which have nothing to hide: a browser sends no header when it opens one.
+OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
+OPEN_FOLDERS = ("/playground/", "/static-offline-docs/")
 # What needs more than to read, and what is sent but only reads.
 METRICS_PATH = "/metrics"
 HEAD_SETS = "/v1/head_sets/"
@@ -56,7 +58,7 @@ class KeyCheck:
 def _is_open(scope: Scope) -> bool:
     """Return whether a path needs no key."""
     path: str = scope["path"]
-    return path in OPEN_PATHS or path.startswith(PLAYGROUND)
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDERS)
 
 
 def _needed(scope: Scope) -> Permission:

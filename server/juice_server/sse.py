@@ -17,11 +17,11 @@ from starlette.types import Receive, Scope, Send
 from juice.engine import Completion, GenerationRequest, SteeringReport, Update
 from juice.errors import JuiceError
 from juice_server.errors import Failure, failure_of
+from juice_server.schemas.streams import STEERING_HEADER
 from juice_server.service import Service
 from juice_server.trace import trace_of
 
 Event = dict[str, Any]
-STEERING_HEADER = "x-juice-steering"
 TOLD = ("applied", "target", "method", "head_set", "strength")
 DONE = "data: [DONE]\n\n"
 

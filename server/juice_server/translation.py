@@ -177,6 +177,14 @@ class Translator:
             )
         if fields.n > settings.max_n:
             raise RequestError(f"n is {fields.n}; expected at most {settings.max_n}", param="n")
+        # As many as of one client may wait, and no fewer than it may have prompts.
+        most = max(settings.max_prompts, settings.max_batch + settings.max_queue)
+        if (n_answers := len(prompts) * fields.n) > most:
+            raise RequestError(
+                f"n is {fields.n} for each of {len(prompts)} prompts, {n_answers} answers in all;"
+                f" expected at most {most} in one request: send several",
+                param="n",
+            )
         model, made = self.chat_model if is_chat else self.model, []
         structure = options.get("structure", fields.structure)
         if structure is not None:

@@ -9,7 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from juice.cli.main import app
 from juice.files import LOOK
 from juice.head_set import HeadSet
 from tests.support import tiny
@@ -47,6 +49,14 @@ def test_compare_shows_the_answers_of_context_and_memory() -> None:
     assert answers["parametric"]["text"].startswith(" Lima")
     assert answers["parametric"]["steering"]["applied"] is True
     assert answers["none"]["steering"]["applied"] is False
+
+
+def test_helps_show_no_default_that_nobody_could_give() -> None:
+    """Kills: `(PydanticUndefined by default)` where each run makes a new default."""
+    commands = typer.main.get_command(app).commands
+    helps = [str(own.help) for command in commands.values() for own in command.params]
+    assert len(helps) > 100
+    assert not [text for text in helps if "Undefined" in text or "factory" in text]
 
 
 @pytest.mark.parametrize("columns", ["60", "90"])

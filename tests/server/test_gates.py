@@ -162,7 +162,7 @@ REFUSED = {
     "another strength": (KNOWN, {**AUTO, "strength": 0.5}, "steer.gate", "strength 1"),
     "unknown": (KNOWN, {**AUTO, "gate": "open"}, "steer.gate", "auto"),
     "no target": (KNOWN, {"target": "none", "gate": "auto"}, "steer.target", "gate is given"),
-    "both": (KNOWN, {**AUTO, "positions": "question"}, "steer.gate", "all positions"),
+    "both": (KNOWN, {**AUTO, "positions": "question"}, "steer.gate", "steer all positions, or"),
     "cad": (KNOWN, {"target": "context", "method": "cad", "gate": "auto"}, "steer.gate", "cad"),
 }
 

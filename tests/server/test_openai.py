@@ -148,6 +148,8 @@ def test_echo_scores_the_prompt_as_the_naive_steered_run_does(api: openai.OpenAI
         scores = choice.logprobs.token_logprobs
         assert choice.text.startswith(CONFLICT)
         assert scores[0] is None
+        places = zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
+        assert [at for token, at in places if not choice.text[at:].startswith(token)] == [0]
         own = [expected[i, token].item() for i, token in enumerate(ids[1:])]
         torch.testing.assert_close(
             torch.tensor(scores[1 : len(ids)]), torch.tensor(own), rtol=0, atol=1e-4
@@ -166,6 +168,34 @@ def test_echo_scores_the_prompt_as_the_naive_steered_run_does(api: openai.OpenAI
             scores[: len(ids)], abs=1e-5
         )
         assert only.usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "adds", "n_left_out"),
+    [
+        ("Peru", True, 1),
+        ("<|begin|>Peru", True, 1),
+        ("<|begin|>Peru", False, 0),
+        ("Peru", False, 0),
+    ],
+)
+def test_offsets_are_those_of_the_echoed_text(
+    api: openai.OpenAI, prompt: str, adds: bool, n_left_out: int
+) -> None:
+    """Kills: the special token before the text was counted, which the echo leaves out."""
+    choice = api.completions.create(
+        model="mini",
+        prompt=prompt,
+        echo=True,
+        logprobs=0,
+        max_tokens=2,
+        extra_body={"add_special_tokens": adds, "ignore_eos": True, "skip_special_tokens": False},
+    ).choices[0]
+    assert choice.text.startswith(prompt)
+    tokens, offsets = choice.logprobs.tokens[n_left_out:], choice.logprobs.text_offset[n_left_out:]
+    assert choice.text == "".join(tokens)
+    assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
+    assert choice.logprobs.text_offset[:n_left_out] == [0] * n_left_out
 
 
 def test_echo_repeats_the_prompt_of_each_choice(api: openai.OpenAI) -> None:

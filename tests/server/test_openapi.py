@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
-from tests.support.serving import BEARER, KEYS, serving
+from tests.support.serving import KEYS, serving
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +67,19 @@ def test_every_field_and_parameter_is_described(client: httpx.Client) -> None:
 
 def test_every_status_and_the_key_are_documented() -> None:
     with serving("--api-key", KEYS[0]) as server:
-        document = httpx.get(f"{server.url}/openapi.json", headers=BEARER).json()
+        document = httpx.get(f"{server.url}/openapi.json").json()
     assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    assert document["components"]["securitySchemes"]["APIKeyHeader"]["name"] == "x-api-key"
+    either = [{"HTTPBearer": []}, {"APIKeyHeader": []}]
+    for path in ("/version", "/metrics"):
+        own = document["paths"][path]["get"]
+        assert own["security"] == either
+        assert {*own["responses"]} == {"200", "401", "403", "500"}
+        refused = own["responses"]["401"]["content"]
+        assert refused["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
     for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"):
         own = document["paths"][path]["post"]
-        assert own["security"] == [{"HTTPBearer": []}]
+        assert own["security"] == either
         assert {"200", "400", "401", "403", "404", "413", "422", "429", "500", "503"} <= {
             *own["responses"]
         }
@@ -82,3 +91,134 @@ def test_every_status_and_the_key_are_documented() -> None:
         assert refused["$ref"].endswith("/MessagesErrorAnswer")
     assert "HTTPValidationError" not in str(document)
     assert "security" not in document["paths"]["/healthz"]["get"]
+
+
+TURNS = [{"role": "user", "content": "What is the capital of Peru?"}]
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
+STEER = {"target": "context", "gate": "off"}
+BRIEF = {"max_tokens": 40, "steer": STEER}
+TOOL = {"name": "f", "parameters": SCHEMA}
+# Requests whose answers together have every field.
+ASKED: list[tuple[str, dict[str, Any] | None]] = [
+    ("/generate", {"prompt": "Peru", **BRIEF, "logprobs": 2, "n": 2}),
+    ("/compare", {"prompt": "Peru", "context": "Lima.", "max_tokens": 4, "logprobs": True}),
+    ("/v1/completions", {"prompt": "Peru", **BRIEF, "logprobs": 2, "echo": True}),
+    ("/v1/chat/completions", {"messages": TURNS, **BRIEF}),
+    ("/v1/chat/completions", {"messages": TURNS, **BRIEF, "logprobs": True, "top_logprobs": 2}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": TURNS,
+            **BRIEF,
+            "tools": [{"type": "function", "function": TOOL}],
+            "tool_choice": "required",
+        },
+    ),
+    ("/v1/responses", {"input": "Peru?", **BRIEF, "top_logprobs": 2, "metadata": {"a": "b"}}),
+    ("/v1/responses", {"input": "Peru?", "max_output_tokens": 1}),
+    (
+        "/v1/responses",
+        {
+            "input": "Peru?",
+            **BRIEF,
+            "tools": [{"type": "function", **TOOL}],
+            "tool_choice": {"type": "function", "name": "f"},
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "Peru?",
+            **BRIEF,
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
+        },
+    ),
+    ("/v1/messages", {"messages": TURNS, **BRIEF}),
+    ("/v1/messages", {"messages": TURNS, **BRIEF, "stop_sequences": ["im", "ai"]}),
+    (
+        "/v1/messages",
+        {
+            "messages": TURNS,
+            **BRIEF,
+            "tools": [{"name": "f", "input_schema": SCHEMA}],
+            "tool_choice": {"type": "any"},
+        },
+    ),
+    ("/v1/messages/count_tokens", {"messages": TURNS}),
+    ("/tokenize", {"text": "Peru", "return_token_strs": True}),
+    ("/detokenize", {"tokens": [300]}),
+    *(
+        (path, None)
+        for path in (
+            *("/v1/models", "/v1/models/mini:context", "/v1/head_sets", "/v1/head_sets/context"),
+            *("/info", "/version", "/healthz", "/readyz", "/health", "/ping"),
+        )
+    ),
+]
+NAMED = {"/v1/models/mini:context": "/v1/models/{name}"}
+NAMED["/v1/head_sets/context"] = "/v1/head_sets/{name}"
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema in which an object has no fields but those that it lists."""
+    if isinstance(schema, list):
+        return [closed(own) for own in schema]
+    if not isinstance(schema, dict):
+        return schema
+    own = {name: closed(value) for name, value in schema.items()}
+    return {"additionalProperties": False, **own} if "properties" in schema else own
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED, ids=str)
+def test_every_field_of_an_answer_is_in_the_document(
+    client: httpx.Client, path: str, body: dict[str, Any] | None
+) -> None:
+    document = client.get("/openapi.json").json()
+    own = document["paths"][NAMED.get(path, path)]["get" if body is None else "post"]
+    schema = own["responses"]["200"]["content"]["application/json"]["schema"]
+    assert "$ref" in schema, "an object of any fields is no description"
+    answer = client.get(path) if body is None else client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    components = closed(document["components"]["schemas"])
+    whole = {**schema, "components": {"schemas": components}}
+    jsonschema.Draft202012Validator(whole).validate(answer.json())
+
+
+def test_the_answers_headers_are_documented(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for path in ("/generate", "/compare", "/v1/completions", "/v1/messages", "/v1/responses"):
+        responses = paths[path]["post"]["responses"]
+        assert {"x-juice-steering", "x-request-id"} == {*responses["200"]["headers"]}
+        assert {"x-request-id", "retry-after"} == {*responses["429"]["headers"]}
+        assert "[DONE]" in str(paths[path]["post"]), "what a stream sends is said"
+    answer = client.post("/generate", json={"prompt": "Peru", "max_tokens": 1})
+    assert {"x-juice-steering", "x-request-id"} <= {*answer.headers}
+    assert "x-juice-steering" not in str(paths["/sweep"])
+    metrics = paths["/metrics"]["get"]["responses"]["200"]["content"]
+    assert [*metrics] == ["text/plain"]
+    assert client.get("/metrics").headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Peru?"}),
+        ("/v1/messages", {"messages": TURNS}),
+        ("/v1/chat/completions", {"messages": TURNS}),
+    ],
+    ids=str,
+)
+def test_a_stream_ends_as_its_protocol_has_it(
+    client: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    with client.stream("POST", path, json={**body, "max_tokens": 4, "stream": True}) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    if path == "/v1/chat/completions":
+        assert lines[-1] == "data: [DONE]"
+    else:
+        assert "data: [DONE]" not in lines
+        assert lines[-2].removeprefix("event: ") in (
+            "response.completed",
+            "response.incomplete",
+            "message_stop",
+        )

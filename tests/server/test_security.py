@@ -20,9 +20,9 @@ from tests.support.changes import keys_file
 from tests.support.every_route import path_of, routes_of
 from tests.support.serving import KEYS, Server, serving
 
-# What needs no key: the probes, which tell nothing else, and the page, which asks for one.
+# What needs no key: the probes, which tell nothing else, and pages, which ask for one.
 PROBES = {"/healthz", "/readyz", "/health", "/ping"}
-PAGE = {"/", "/playground/{name}"}
+PAGES = {"/", "/playground/{name}", "/docs", "/openapi.json", "/static-offline-docs"}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def routes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
         "Bearer zweiter-schlüsse",
     ],
 )
-def test_every_route_but_the_probes_and_the_page_needs_a_key(
+def test_every_route_but_the_probes_and_pages_needs_a_key(
     server: Server, routes: list[tuple[str, str]], header: str | None
 ) -> None:
     headers = {} if header is None else {"authorization": header.encode("utf-8")}
@@ -57,9 +57,9 @@ def test_every_route_but_the_probes_and_the_page_needs_a_key(
     for method, path in routes:
         url = f"{server.url}{path_of(path)}"
         answer = httpx.request(method, url, headers=headers, content=b"{}")
-        if path in PROBES | PAGE:
+        if path in PROBES | PAGES:
             assert answer.status_code == 200, (method, path)
-            assert path in PAGE or method == "HEAD" or list(answer.json()) == ["status"]
+            assert path in PAGES or method == "HEAD" or list(answer.json()) == ["status"]
         elif method == "HEAD":
             assert answer.status_code == 401, path
         else:
@@ -67,6 +67,18 @@ def test_every_route_but_the_probes_and_the_page_needs_a_key(
             own = answer.json()["error"]
             assert own.get("code", own["type"]) in ("invalid_api_key", "authentication_error")
             assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_browser_opens_the_page_of_the_routes_without_a_key(server: Server) -> None:
+    """It sends no header when it opens a page; what the page then asks for has one."""
+    page = httpx.get(f"{server.url}/docs")
+    assert page.status_code == 200
+    files = re.findall(r"(?:src|href)=\"(/[^\"]+)\"", page.text)
+    assert len(files) >= 2
+    for path in (*files, "/openapi.json"):
+        assert httpx.get(f"{server.url}{path}").status_code == 200, path
+    for path in ("/static-offline-docs/../info", "/static-offline-docs/%2e%2e/info"):
+        assert httpx.get(f"{server.url}{path}").status_code in (401, 404), path
 
 
 def test_each_key_is_accepted_and_none_is_revealed(server: Server) -> None:

@@ -71,8 +71,31 @@ def test_tokenize_takes_what_vllm_takes(http: httpx.Client) -> None:
     assert chat["count"] == used > text["count"]
     back = http.post("/detokenize", json={"tokens": text["tokens"], "model": "mini"}).json()
     assert back["prompt"] == back["text"]
-    for wrong in ({}, {"text": "a", "messages": messages}):
+    for wrong in (
+        {},
+        {"text": "a", "messages": messages},
+        {"text": "a", "add_generation_prompt": False},
+        {"messages": messages, "add_special_tokens": True},
+    ):
         assert http.post("/tokenize", json=wrong).status_code == 400
+
+
+def test_tokenize_gives_the_tokens_that_the_same_chat_has(http: httpx.Client) -> None:
+    function = {"name": "f", "description": "d", "parameters": {"properties": {"a": {}}}}
+    open_turn = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    for fields in (
+        {},
+        {"add_generation_prompt": False},
+        {"messages": open_turn, "continue_final_message": True},
+        {"chat_template_kwargs": {"bos_token": "<|begin|><|begin|>"}},
+        {"tools": [{"type": "function", "function": function}]},
+    ):
+        body = {"messages": [{"role": "user", "content": CONFLICT}], **fields}
+        own = http.post("/tokenize", json={**body, "return_token_strs": True}).json()
+        used = http.post("/v1/chat/completions", json={**body, "max_tokens": 1}).json()["usage"]
+        assert own["count"] == used["prompt_tokens"], fields
+        assert len(own["token_strs"]) == own["count"]
+    assert http.post("/tokenize", json={"text": "a"}).json()["token_strs"] is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -102,6 +125,18 @@ def test_64_prompts_with_8_choices_each_are_one_request(http: httpx.Client) -> N
     answer = http.post("/v1/completions", json=body)
     assert answer.status_code == 200
     assert len(answer.json()["choices"]) == 512
+
+
+def test_answers_that_would_never_end_are_refused(http: httpx.Client) -> None:
+    """Kills: 1,024 prompts of 128 choices each were taken, and nobody waits for so many."""
+    for n_prompts, n, status in ((1024, 1, 200), (9, 114, 400), (1024, 128, 400)):
+        body = {"prompt": ["a"] * n_prompts, "n": n, "max_tokens": 1}
+        answer = http.post("/v1/completions", json=body)
+        assert answer.status_code == status, answer.text
+        if status == 400:
+            error = answer.json()["error"]
+            assert error["param"] == "n"
+            assert f"{n_prompts * n} answers in all; expected at most 1024" in error["message"]
 
 
 @pytest.mark.parametrize("steer", ["context", '{"target": "context", "strength": 2}', None])

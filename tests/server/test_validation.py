@@ -130,6 +130,42 @@ def test_a_body_that_is_not_a_json_request_is_a_400(
     assert "message" in answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "5000 digits"),
+        (b'{"prompt": "x", "seed": 1, "seed": 2}', "seed is given twice; give it once"),
+    ],
+    ids=["digits", "twice"],
+)
+def test_what_no_field_can_be_is_refused_with_the_reason(
+    client: httpx.Client, raw: bytes, reason: str
+) -> None:
+    answer = client.post("/generate", content=raw)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert reason in message
+    assert "Exceeds" not in message
+
+
+@pytest.mark.parametrize("field", ["guided_json", "response_format", "structured_outputs"])
+def test_a_schema_may_be_true_but_not_false(field: str) -> None:
+    for schema in (True, False):
+        wrapped = {
+            "guided_json": schema,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+            "structured_outputs": {"json": schema},
+        }
+        body = {"prompt": "x", field: wrapped[field]}
+        if schema:
+            structure = CompletionRequest.model_validate(body).structure
+            assert structure is not None
+            assert structure.text == "{}"
+        else:
+            with pytest.raises(ValidationError, match="nothing is valid under this schema"):
+                CompletionRequest.model_validate(body)
+
+
 MANY_KEYS = {f"k{i}": i for i in range(50_000)}
 
 

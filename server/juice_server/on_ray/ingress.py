@@ -29,8 +29,8 @@ from juice_server.on_ray.naming import deployment_name
 from juice_server.on_ray.pool import Pool
 from juice_server.presence import while_present
 from juice_server.rates import RateLimits
+from juice_server.schemas.streams import STEERING_HEADER
 from juice_server.security import KeyCheck
-from juice_server.sse import STEERING_HEADER
 from juice_server.telemetry import logs
 from juice_server.trace import trace_of
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -14,6 +13,8 @@ from juice_server.chats import Chat, chat_of
 from juice_server.routes.openai_answer import OpenAIAnswer, alternatives
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.openai import ChatRequest
+from juice_server.schemas.openai_answers import CHAT_EVENTS, ChatAnswer
+from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.tokens import finite
@@ -25,8 +26,9 @@ router = APIRouter(route_class=StrictRoute)
 
 @router.post(
     "/v1/chat/completions",
-    response_model=dict[str, Any],
-    response_description="OpenAI's chat completion, with `steering`; a stream has its chunks.",
+    response_model=ChatAnswer,
+    response_description=CHAT_EVENTS,
+    responses=STREAMED,
 )
 async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""

@@ -19,6 +19,7 @@ from juice_server.routes.generate import timing_of
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.compare import Answer, CompareRequest, CompareResponse
 from juice_server.schemas.shared import usage_of
+from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.trace import Trace, trace_of
@@ -26,7 +27,7 @@ from juice_server.trace import Trace, trace_of
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/compare", response_model=CompareResponse)
+@router.post("/compare", response_model=CompareResponse, responses=STREAMED)
 async def compare(body: CompareRequest, request: Request, service: ServiceOf) -> Response:
     """Show what context and memory would each answer.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -13,6 +12,8 @@ from juice.engine import Completion, ScoredToken, Update
 from juice_server.routes.openai_answer import OpenAIAnswer, alternatives
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.openai import CompletionRequest
+from juice_server.schemas.openai_answers import COMPLETION_EVENTS, CompletionAnswer
+from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.tokens import finite
@@ -24,8 +25,9 @@ router = APIRouter(route_class=StrictRoute)
 
 @router.post(
     "/v1/completions",
-    response_model=dict[str, Any],
-    response_description="OpenAI's completion, with `steering`; a stream has its chunks.",
+    response_model=CompletionAnswer,
+    response_description=COMPLETION_EVENTS,
+    responses=STREAMED,
 )
 async def completions(body: CompletionRequest, request: Request, service: ServiceOf) -> Response:
     """Continue one or more prompts."""
@@ -103,15 +105,15 @@ class _Answer(OpenAIAnswer):
         }
 
     def _n_unwritten(self, index: int, tokens: Sequence[ScoredToken]) -> int:
-        """Return how many characters of a prompt's first tokens its echo leaves out.
+        """Return how many characters of the first tokens the echo of a prompt leaves out.
 
-        They are those of the special tokens with which the tokenizer begins a text.
+        They are those of the special tokens that the tokenizer has put before the text.
         """
-        if not isinstance(self._body.prompt[index // self._body.n], str):
-            return 0
         special = {*self._tokenizer.all_special_ids}
         first = itertools.takewhile(lambda token: token.id in special, tokens)
-        return sum(len(self._texts[token.id]) for token in first)
+        texts, prompt = [self._texts[token.id] for token in first], self._echoed(index)
+        written = (i for i in range(len(texts) + 1) if prompt.startswith("".join(texts[i:])))
+        return sum(map(len, texts[: next(written)]))
 
     def _top(self, token: ScoredToken) -> dict[str, float] | None:
         if token.logprob is None:

@@ -14,6 +14,7 @@ from juice_server.errors import Failure
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.generate import Choice, GenerateRequest, GenerateResponse, Timing
 from juice_server.schemas.shared import usage_of
+from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.trace import Trace, trace_of
@@ -22,7 +23,7 @@ from juice_server.translation import joined
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/generate", response_model=GenerateResponse)
+@router.post("/generate", response_model=GenerateResponse, responses=STREAMED)
 async def generate(body: GenerateRequest, request: Request, service: ServiceOf) -> Response:
     """Continue one or more prompts.
 

@@ -14,6 +14,7 @@ from juice.head_set.scores import MEANINGS
 from juice_server.conditions import Conditions, tag_of
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.head_sets import HeadSetFiles
+from juice_server.schemas.loaded import HeadSetList, ShownHeadSet, WholeHeadSet
 from juice_server.service import Service, ServiceOf
 
 router = APIRouter(route_class=StrictRoute)
@@ -21,7 +22,7 @@ changes = APIRouter(route_class=StrictRoute)
 Name = Annotated[str, Path(pattern=NAME_PATTERN, description="The name of the head set.")]
 
 
-@router.get("/v1/head_sets")
+@router.get("/v1/head_sets", response_model=None, responses={200: {"model": HeadSetList}})
 async def head_sets(service: ServiceOf) -> dict[str, Any]:
     """List the head sets that fit the model, and the others with the reason.
 
@@ -36,7 +37,7 @@ async def head_sets(service: ServiceOf) -> dict[str, Any]:
     }
 
 
-@router.get("/v1/head_sets/{name}")
+@router.get("/v1/head_sets/{name}", response_model=None, responses={200: {"model": WholeHeadSet}})
 async def head_set(
     name: Annotated[str, Path(description="One of those that /v1/head_sets lists.")],
     service: ServiceOf,
@@ -66,7 +67,11 @@ async def head_set(
 
 @changes.put(
     "/v1/head_sets/{name}",
-    responses={201: {"description": "The head set is new; else 200.", "model": dict[str, Any]}},
+    response_model=None,
+    responses={
+        200: {"description": "The head set was replaced.", "model": ShownHeadSet},
+        201: {"description": "The head set is new.", "model": ShownHeadSet},
+    },
 )
 async def put_head_set(
     name: Name, body: HeadSetFiles, request: Request, response: Response, service: ServiceOf

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -15,6 +14,8 @@ from juice_server.chats import Chat, chat_of, prompt_of
 from juice_server.errors import Failure, in_anthropics_words
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.messages import CountRequest, MessagesRequest
+from juice_server.schemas.messages_answer import EVENTS, CountAnswer, MessageAnswer
+from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.tools.reading import Call, Part, Thought, Words
@@ -32,8 +33,9 @@ router = APIRouter(route_class=StrictRoute)
 
 @router.post(
     "/v1/messages",
-    response_model=dict[str, Any],
-    response_description="Anthropic's message, with `steering`; a stream has its events.",
+    response_model=MessageAnswer,
+    response_description=EVENTS,
+    responses=STREAMED,
 )
 async def messages(body: MessagesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
@@ -43,14 +45,14 @@ async def messages(body: MessagesRequest, request: Request, service: ServiceOf) 
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountRequest, request: Request, service: ServiceOf) -> dict[str, int]:
+async def count_tokens(body: CountRequest, request: Request, service: ServiceOf) -> CountAnswer:
     """Return how many tokens a chat has."""
 
     def count() -> int:
         text = prompt_of(service.translator, body.turns(), body, body.for_template()).text
         return len(service.translator.tokens(text, add_special_tokens=False, is_to_fit=False))
 
-    return {"input_tokens": await service.translator.off_loop(request, count)}
+    return CountAnswer(input_tokens=await service.translator.off_loop(request, count))
 
 
 class _Answer:

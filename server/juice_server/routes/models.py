@@ -12,12 +12,13 @@ from juice.methods import CONTRASTS, STEER_METHODS, STEER_TARGETS
 from juice_server.errors import UnknownModelError
 from juice_server.routes.head_sets import described
 from juice_server.routes.strict import StrictRoute
+from juice_server.schemas.loaded import Info, ModelEntry, ModelList
 from juice_server.service import ServiceOf
 
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}})
 async def models(service: ServiceOf) -> dict[str, Any]:
     """List the model and its names that steer."""
     served: list[str] = list(service.model.head_sets.targets())
@@ -30,7 +31,7 @@ async def models(service: ServiceOf) -> dict[str, Any]:
     return {"object": "list", "data": [_model(name) for name in names]}
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", response_model=None, responses={200: {"model": ModelEntry}})
 async def model(
     name: Annotated[str, Path(description="One of those that /v1/models lists.")],
     service: ServiceOf,
@@ -41,7 +42,7 @@ async def model(
     return _model(name)
 
 
-@router.get("/info")
+@router.get("/info", response_model=None, responses={200: {"model": Info}})
 async def info(service: ServiceOf) -> dict[str, Any]:
     """Return what is loaded, its limits and how it can be steered."""
     engine, limits, settings = service.model.engine, service.model.engine.limits, service.settings

@@ -5,20 +5,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 import juice
+from juice_server.schemas.loaded import Status, Version
 from juice_server.service import LOST, ServiceOf
 from juice_server.trace import trace_of
 
-router = APIRouter()
+# Those that need no key, and those that do.
+router, keyed = APIRouter(), APIRouter()
+STATES: dict[int | str, dict[str, Any]] = {
+    200: {"model": Status},
+    503: {"model": Status, "description": "Loading, shutting down, or of no use any more."},
+}
 
 
 @router.head("/healthz", include_in_schema=False)
-@router.get("/healthz")
-@router.get("/health")
-@router.get("/ping")
+@router.get("/healthz", responses=STATES)
+@router.get("/health", responses=STATES)
+@router.get("/ping", responses=STATES)
 @router.post("/ping", include_in_schema=False)
 async def healthz(request: Request, service: ServiceOf) -> JSONResponse:
     """Report whether the process is of use: it loads a model, or its engine runs."""
@@ -29,7 +37,7 @@ async def healthz(request: Request, service: ServiceOf) -> JSONResponse:
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz")
+@router.get("/readyz", responses=STATES)
 async def readyz(request: Request, service: ServiceOf) -> JSONResponse:
     """Report whether requests can be answered."""
     state = service.state
@@ -37,14 +45,18 @@ async def readyz(request: Request, service: ServiceOf) -> JSONResponse:
     return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
 
-@router.get("/version")
-async def version() -> dict[str, str]:
+@keyed.get("/version")
+async def version() -> Version:
     """Return the version of the server."""
-    return {"version": juice.__version__}
+    return Version(version=juice.__version__)
 
 
-@router.head("/metrics", include_in_schema=False)
-@router.get("/metrics")
+@keyed.head("/metrics", include_in_schema=False)
+@keyed.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
 async def metrics(request: Request, service: ServiceOf) -> Response:
     """Return the metrics, in Prometheus' text format."""
     trace_of(request.scope).is_dull = True

@@ -17,6 +17,8 @@ from juice_server.errors import Failure
 from juice_server.routes.openai_answer import alternatives
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.responses import ResponsesRequest
+from juice_server.schemas.responses_answer import EVENTS, ResponseAnswer
+from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.tokens import finite
@@ -35,8 +37,9 @@ router = APIRouter(route_class=StrictRoute)
 
 @router.post(
     "/v1/responses",
-    response_model=dict[str, Any],
-    response_description="OpenAI's response, with `steering`; a stream has its events.",
+    response_model=ResponseAnswer,
+    response_description=EVENTS,
+    responses=STREAMED,
 )
 async def responses(body: ResponsesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""

@@ -22,12 +22,14 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, request: Request, service: ServiceOf) -> Response:
     """Return a text's tokens, tokenized like a prompt."""
+    tokenizer = service.model.description.tokenizer
 
     def work() -> Response:
-        text, add_special_tokens = body.text or "", body.add_special_tokens
+        text, add_special_tokens = body.text or "", body.add_special_tokens is not False
         if body.messages is not None:
             plain = [message.plain() for message in body.messages]
-            text, add_special_tokens = str(prompt_of(service.translator, plain).text), False
+            prompt = prompt_of(service.translator, plain, options=body.for_template())
+            text, add_special_tokens = str(prompt.text), False
         ids = (
             service.translator.tokens(
                 text,
@@ -44,6 +46,9 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceOf) 
             texts=texts,
             count=len(ids),
             max_model_len=service.translator.max_model_len,
+            token_strs=tokenizer.convert_ids_to_tokens(list(ids))
+            if body.return_token_strs
+            else None,
         )
         return JSONResponse(answer.model_dump())
 

@@ -85,7 +85,6 @@ TEMPLATES = {
     "add_special_tokens": Elsewhere((False,), "a chat template writes them itself"),
     "tools": Elsewhere(([],), "use /v1/chat/completions"),
     "tool_choice": Elsewhere(("none", "auto"), "use /v1/chat/completions"),
-    "parallel_tool_calls": Elsewhere((True, False)),
     "functions": Elsewhere(([],), "use tools"),
     "function_call": Elsewhere(("none", "auto"), "use tool_choice"),
     "max_tool_calls": Elsewhere((), "parallel_tool_calls: false allows one call"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 from juice_server.schemas.documented import Documented
@@ -68,11 +66,9 @@ CHANGES = {
 }
 
 
-def documented(
-    model: type[Documented], others: Mapping[int, str] = MappingProxyType({})
-) -> dict[int | str, dict[str, Any]]:
-    """Return what FastAPI takes to document each status with this answer."""
+def documented(model: type[Documented], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what FastAPI takes to document these statuses, or all STATUSES, with this answer."""
+    texts = STATUSES | CHANGES
     return {
-        status: {"model": model, "description": text}
-        for status, text in (STATUSES | dict(others)).items()
+        status: {"model": model, "description": texts[status]} for status in statuses or STATUSES
     }

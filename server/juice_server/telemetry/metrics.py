@@ -5,19 +5,21 @@ Labels come from closed sets: routes, statuses, error codes, targets, names of k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 import juice
 from juice.engine import Completion, Engine, Status
 from juice.errors import CancelledError, JuiceError, NonFiniteError
-from juice_server.telemetry.buckets import LATENCIES_S, TOKENS
+from juice_server.telemetry.buckets import BATCH_SIZES, LATENCIES_S, TOKENS
 from juice_server.telemetry.vllm_names import VllmNames
 from juice_server.trace import Run, Trace
 
@@ -228,3 +230,11 @@ class _Steps(Collector):
             ("juice_step_generations", "Generations in them, added up.", status.n_step_requests),
         ):
             yield CounterMetricFamily(name, text, value=value)
+        bounds = (*BATCH_SIZES, math.inf)
+        within = [sum(n for size, n in status.steps.items() if size <= most) for most in bounds]
+        yield HistogramMetricFamily(
+            "juice_batch_size",
+            "Generations in a step of the engine.",
+            buckets=[(floatToGoString(most), n) for most, n in zip(bounds, within, strict=True)],
+            sum_value=status.n_step_requests,
+        )

@@ -142,6 +142,14 @@ def test_the_mean_batch_is_that_of_the_steps(server: Server) -> None:
     together = growth()
     assert total(together, "juice_step_generations_total") == 400
     assert 100 <= total(together, "juice_steps_total") < 300
+    for grown, most in ((alone, "1.0"), (together, "4.0")):
+        n_steps = total(grown, "juice_steps_total")
+        assert total(grown, "juice_batch_size_count") == n_steps
+        assert total(grown, "juice_batch_size_sum") == total(grown, "juice_step_generations_total")
+        assert total(grown, "juice_batch_size_bucket", le=most) == n_steps
+    assert total(together, "juice_batch_size_bucket", le="1.0") < total(
+        together, "juice_batch_size_count"
+    )
 
 
 def test_it_says_what_is_served(server: Server) -> None:
