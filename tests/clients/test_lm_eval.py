@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -30,17 +32,23 @@ TOLERANCE, PARAGRAPH_TOLERANCE = 1e-3, 1e-2
 TASKS = {"mini_choice,mini_generate": "add_bos_token=True", "mini_rolling": "add_bos_token=False"}
 
 
-def run_lm_eval(url: str, model: str, folder: Path) -> dict[str, Any]:
-    """Run all tasks; return the results and, by task, the samples."""
+def run_lm_eval(
+    url: str,
+    model: str,
+    folder: Path,
+    asked: Mapping[str, str] = MappingProxyType(TASKS),
+    n_documents: int = N_DOCUMENTS,
+) -> dict[str, Any]:
+    """Run tasks; return the results and, by task, the samples."""
     found: dict[str, Any] = {"results": {}}
-    for tasks, begins in TASKS.items():
+    for tasks, begins in asked.items():
         done = subprocess.run(
             [
                 str(Path(sys.executable).with_name("lm-eval")),
                 *("run", "--model", "local-completions", "--model_args", f"model={model}"),
                 *(f"base_url={url}/v1/completions", "tokenizer=juice/models/mini", begins),
                 *("tokenizer_backend=huggingface", "max_length=1024", "--tasks", tasks),
-                *("--include_path", "tests/clients/tasks", "--limit", str(N_DOCUMENTS)),
+                *("--include_path", "tests/clients/tasks", "--limit", str(n_documents)),
                 *("--batch_size", "64", "--log_samples", "--output_path", str(folder / tasks)),
             ],
             cwd=ROOT,
@@ -56,7 +64,7 @@ def run_lm_eval(url: str, model: str, folder: Path) -> dict[str, Any]:
             (file,) = (folder / tasks).glob(f"*/samples_{task}_*.jsonl")
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             found[task] = sorted(lines, key=lambda line: int(line["doc_id"]))
-            assert len(found[task]) == N_DOCUMENTS
+            assert len(found[task]) == n_documents
     return found
 
 
@@ -84,6 +92,18 @@ def expected(steer: str, found: dict[str, Any]) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+@pytest.mark.smoke
+def test_a_batch_is_answered_and_the_models_name_steers(server: Server, tmp_path: Path) -> None:
+    """Of 33 questions with two answers each, most choices are memory's, and none the context's."""
+    n_documents, share = 33, {}
+    for steer in ("context", "parametric"):
+        model = f"{questions.MODEL}:{steer}"
+        task = {"mini_choice": "add_bos_token=True"}
+        found = run_lm_eval(server.url, model, tmp_path / steer, task, n_documents)
+        share[steer] = found["results"]["mini_choice"]["acc,none"]
+    assert share["context"] < 0.1 < 0.9 < share["parametric"]
 
 
 Both = tuple[dict[str, Any], dict[str, Any]]

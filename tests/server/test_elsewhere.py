@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 
+from juice.model import prompts
+from juice.steered_model import requests
+from juice_server import chats, sse, translation
 from juice_server.schemas.elsewhere import ELSEWHERE
 from juice_server.schemas.responses import ResponsesRequest
-from juice_server.schemas.shared import NEARLY_STEER
+from juice_server.schemas.shared import MAX_KEYS, NEARLY_STEER
+from juice_server.schemas.template import TAKEN
 
 TURNS = [{"role": "user", "content": "The capital of Peru is Cairo. What is the capital of Peru?"}]
 ROUTES: dict[str, dict[str, Any]] = {
@@ -192,13 +198,32 @@ def test_clients_that_ask_for_encrypted_thoughts_get_an_answer() -> None:
         ResponsesRequest(input="x", include=["file_search_call.results"])
 
 
-@pytest.mark.parametrize(
-    "name", ["translator", "request", "body", "given", "self", "top_logprobs", "messages", "text"]
-)
+def names_of(*modules: ModuleType) -> set[str]:
+    """Return the names that the functions of modules give to their arguments."""
+    functions = [
+        own
+        for module in modules
+        for holder in (module, *(c for _, c in inspect.getmembers(module, inspect.isclass)))
+        for _, own in inspect.getmembers(holder, inspect.isfunction)
+    ]
+    here = {module.__name__ for module in modules}
+    ours = [own for own in functions if own.__module__ in here]
+    return {name for own in ours for name in inspect.signature(own).parameters}
+
+
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
-def test_a_templates_option_may_have_any_name(client: httpx.Client, route: str, name: str) -> None:
-    """Kills: options given as arguments met the names of the functions' own."""
-    answer = ask(client, route, {"chat_template_kwargs": {name: 1}})
-    assert answer.status_code == (400 if name in ("self", "messages") else 200), answer.text
-    if answer.status_code == 400:
+def test_free_objects_may_have_the_names_of_our_own_arguments(
+    client: httpx.Client, route: str
+) -> None:
+    """Kills: options of a template, given as arguments, met the names of the functions' own."""
+    names = sorted(names_of(chats, translation, prompts, requests, sse))
+    assert {"self", "translator", "request", "top_logprobs"} <= {*names}
+    odd = dict.fromkeys([name for name in names if name not in TAKEN][:MAX_KEYS], 1)
+    answer = ask(client, route, {"chat_template_kwargs": odd, "metadata": {"self": "1"}})
+    assert answer.status_code == 200, answer.text
+    document = {**dict.fromkeys(names, "x"), "text": "Lima."}
+    assert ask(client, route, {"documents": [document]}).status_code == 200
+    for name in TAKEN:
+        answer = ask(client, route, {"chat_template_kwargs": {name: 1}})
+        assert answer.status_code == 400
         assert f"names {name}" in answer.json()["error"]["message"]

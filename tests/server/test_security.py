@@ -149,12 +149,13 @@ def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
     assert flags - {"api_key"} | {"api_keys"} == set(Settings.model_fields)
 
 
-def test_schemathesis_finds_no_5xx(tmp_path: Path) -> None:
+def test_schemathesis_finds_no_5xx_and_no_answer_that_is_not_documented(tmp_path: Path) -> None:
     """Every route gets values that fit the served OpenAPI document, and values that do not."""
     with serving("--max-tokens", "20", "--log-format", "json") as server:
         options = (
             # With several workers, Python 3.11 may lose count in its parser.
-            "--checks not_a_server_error --max-examples 25 --seed 1 --workers 1"
+            "--checks not_a_server_error,response_schema_conformance,content_type_conformance"
+            ",status_code_conformance --max-examples 25 --seed 1 --workers 1"
             " --suppress-health-check all --no-color"
         )
         command = [
