@@ -55,9 +55,12 @@ def _route(name: str, route: Schema, schemas: dict[str, Schema]) -> str:
     if body := route.get("requestBody"):
         schema = schemas[_named(_json_of(body))]
         lines += [_fields(schema), "", *([REFUSES, ""] if _is_strict(schema) else [])]
-    answer = _json_of(route["responses"]["200"])
-    if "$ref" in answer:
-        lines += [f"It answers {_type(answer)}.", ""]
+    success = next(own for status, own in route["responses"].items() if status.startswith("2"))
+    for kind, answer in success.get("content", {}).items():
+        if "$ref" in answer["schema"]:
+            lines += [f"It answers {_type(answer['schema'])}.", ""]
+        elif kind != "application/json":
+            lines += [f"It answers `{kind}`.", ""]
     lines += [f"[Statuses](#statuses): {', '.join(route['responses'])}.", ""]
     return "\n".join(lines)
 

@@ -235,6 +235,9 @@ class _Steps(Collector):
         yield HistogramMetricFamily(
             "juice_batch_size",
             "Generations in a step of the engine.",
-            buckets=[(floatToGoString(most), n) for most, n in zip(bounds, within, strict=True)],
+            buckets=[
+                (floatToGoString(most), n)  # type: ignore[no-untyped-call]
+                for most, n in zip(bounds, within, strict=True)
+            ],
             sum_value=status.n_step_requests,
         )
