@@ -27,14 +27,15 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     kept: Path | None = request.config.getoption("--keep-images")
     # Not /tmp, which may be memory.
     folder = kept or Path(tempfile.mkdtemp(prefix="juice-containers-", dir="/var/tmp"))
+    running = None
     try:
         running = Engine(folder)
+        yield running
     except NoEngineError as reason:
         pytest.skip(f"no Docker engine can be had: {reason}")
-    try:
-        yield running
     finally:
-        running.stop()
+        if running is not None:
+            running.stop()
         if kept is None:
             shutil.rmtree(folder)
 

@@ -80,6 +80,10 @@ class Engine:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # The engine leaves the names of its network behind.
+        for line in Path("/proc/mounts").read_text().splitlines():
+            if (place := line.split()[1]).startswith(f"{self._folder}/"):
+                subprocess.run(["umount", place], check=True)
 
     def stop(self) -> None:
         """Remove the containers and the network, and end the engine."""

@@ -83,7 +83,6 @@ def project(
     keys = folder / "api_keys"
     keys.write_text(f"{KEY}\n")
     keys.chmod(0o644)
-    folder.parent.chmod(0o755)
     (folder / "prometheus").mkdir()
     (folder / "prometheus" / "Dockerfile").write_text(PROMETHEUS.format(base=base))
     # What this machine cannot do: pull images, and let a build out of its network.
