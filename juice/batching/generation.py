@@ -11,7 +11,7 @@ from juice.batching.sampling import Draw, new_generator
 from juice.engine import GenerationRequest, ScoredToken
 from juice.engine.structure import Constraint
 from juice.engine.transcript import Transcript
-from juice.errors import CancelledError, JuiceError
+from juice.errors import CancelledError, JuiceError, RequestError
 
 
 class Generation:
@@ -158,10 +158,12 @@ class Generation:
     def advance(self, token: ScoredToken, watched: tuple[float, ...]) -> None:
         """Take the next token and send what it makes final; `complete` sends the last update.
 
-        Raises whatever a tokenizer or a sink raises.
+        Raises whatever a tokenizer or a sink raises, and RequestError where no token may follow.
         """
         self._uniform = None
         if self._constraint is not None:
+            if self._constraint.failure:
+                raise RequestError(self._constraint.failure, param="structure")
             self._constraint.accept(token.id)
         if not self.tokens:
             self.transcript.watched = watched

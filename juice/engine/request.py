@@ -113,6 +113,12 @@ class GenerationRequest:
                 "min_tokens",
                 param="ignore_eos" if self.ignore_eos else "min_tokens",
             )
+        if self.structure is not None and (self.stop or self.stop_token_ids):
+            raise RequestError(
+                "an answer of a given form ends where the form does; leave out stop, stop_sequences"
+                " and stop_token_ids",
+                param="stop" if self.stop else "stop_token_ids",
+            )
         if self.contrast is not None and self.prompt_logprobs:
             raise RequestError(
                 "methods cad and adacad score new tokens only; leave out prompt_logprobs (echo)",

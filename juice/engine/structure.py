@@ -7,39 +7,38 @@ Log-probabilities are those before anything is ruled out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer, grammar_from
-from llguidance.hf import from_tokenizer
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask  # that for PyTorch loads its compiler
 
-from juice.errors import GenerationError, RequestError
+from juice.engine.grammar import compiled, problem_of
+from juice.engine.trial import Trial
+from juice.errors import RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Form = Literal["json_schema", "regex", "choice", "grammar"]
-N_COMPILED = 64
-WORD_BITS = 32
-# In a schema: keywords whose values are no schemas or must stay, those that hold schemas by name,
-# and those beside which an object's properties are not all that it may have.
-AS_THEY_ARE = frozenset({"const", "default", "enum", "examples", "not", "required"})
-BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-OPEN = frozenset(
-    {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref"}
-    | {"anyOf", "oneOf", "if", "propertyNames", "minProperties"}
-)
-# As Python writes JSON. Where any white space is allowed, small models write it to the end.
-JSON: Any = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
+# The longest texts: what one says in more takes seconds anyway.
+MAX_CHARACTERS: Mapping[Form, int] = {
+    "regex": 1 << 15,
+    "grammar": 1 << 20,  # those of tools hold all their schemas
+    "json_schema": 1 << 20,
+    "choice": 1 << 20,
 }
+# How many compiled structures are kept, and their bytes; those of one that was tried elsewhere.
+N_COMPILED, COMPILED_BYTES, UNKNOWN_BYTES = 64, 512 << 20, 32 << 20
+WORD_BITS = 32
+CANNOT_FOLLOW = "the structure cannot be followed to the end of the answer"
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ class Structures:
         tokenizer: The model's.
         vocabulary_size: How many logits it has.
         stop_token_ids: Any of these ends an answer that is complete.
+        are_tried: Whether they were tried out already, in another process.
     """
 
     def __init__(
@@ -85,89 +85,136 @@ class Structures:
         tokenizer: PreTrainedTokenizerBase,
         vocabulary_size: int,
         stop_token_ids: frozenset[int],
+        *,
+        are_tried: bool = False,
     ) -> None:
         self._tokenizer, self._n_tokens = tokenizer, vocabulary_size
         self._stop_token_ids = sorted(stop_token_ids)
-        self._own: LLTokenizer | None = None
-        self._compiled = lru_cache(N_COMPILED)(self._compile)
+        self._are_tried = are_tried
+        self._lock = Lock()
+        # What was compiled, or why it could not be, and its bytes; the last used is the last.
+        self._kept: OrderedDict[Structure, tuple[LLMatcher | str, int]] = OrderedDict()
 
     def check(self, structure: Structure) -> None:
         """Raise RequestError for a structure that cannot be followed; it may take a second."""
-        if isinstance(found := self._compiled(structure), str):
-            raise RequestError(found, param="structure")
+        self._compiled(structure)
 
     def start(self, structure: Structure) -> Constraint:
         """Return what rules tokens out in a new answer; raises RequestError."""
-        self.check(structure)
-        found = self._compiled(structure)
-        assert not isinstance(found, str)
-        return Constraint(found.deep_copy())
+        return Constraint(self._compiled(structure).deep_copy(), self._stop_token_ids)
+
+    def are_whole(self, structure: Structure, token_ids: Sequence[int]) -> bool:
+        """Return whether tokens, the stop token at their end, are an answer of a structure."""
+        matcher = self._compiled(structure).deep_copy()
+        return bool(matcher.consume_tokens(list(token_ids)))
 
     def special_tokens(self) -> dict[str, int]:
         """Return the tokens that are no text to a grammar, by their names; it may take a second.
 
         Raises RequestError where answers of the model can have no structure.
         """
-        try:
-            own = self._vocabulary()
-        except ValueError as error:
-            raise RequestError(f"answers cannot have a form: {error}", param="structure") from None
         added = self._tokenizer.added_tokens_decoder.items()
-        return {str(token): i for i, token in added if own.is_special_token(i)}
+        return {str(token): i for i, token in added if self._vocabulary.is_special_token(i)}
 
-    def _compile(self, structure: Structure) -> LLMatcher | str:
-        """Return a matcher before its first token, or why there is none."""
-        try:
-            grammar = _grammar(structure)
-            own = self._vocabulary()
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            return f"the {structure.form} cannot be read: {error}"
-        if problem := LLMatcher.validate_grammar(grammar, own):
-            return f"the {structure.form} cannot be followed: {problem}"
-        matcher = LLMatcher(own, grammar, log_level=0)
-        try:
-            Constraint(matcher.deep_copy()).write(_masks(1, self._n_tokens), 0)
-        except GenerationError as error:
-            return f"the {structure.form} cannot be followed: {error}"
-        return matcher
+    def _compiled(self, structure: Structure) -> LLMatcher:
+        with self._lock:
+            if structure in self._kept:
+                self._kept.move_to_end(structure)
+                found, n_bytes = self._kept[structure]
+            else:
+                found = None
+        if found is None:
+            found, n_bytes = self._compile(structure)
+            with self._lock:
+                self._kept[structure] = found, n_bytes
+                while len(self._kept) > N_COMPILED or (
+                    len(self._kept) > 1 and sum(n for _, n in self._kept.values()) > COMPILED_BYTES
+                ):
+                    self._kept.popitem(last=False)
+        if isinstance(found, str):
+            raise RequestError(f"the {structure.form} {found}", param="structure")
+        return found
 
+    def _compile(self, structure: Structure) -> tuple[LLMatcher | str, int]:
+        """Return a matcher before its first token, or why there is none, and its bytes."""
+        form, text = structure.form, structure.text
+        most, n_bytes = MAX_CHARACTERS[form], UNKNOWN_BYTES
+        if len(text) > most:
+            return f"has {len(text):,} characters; expected at most {most:,}", 0
+        if not self._are_tried:
+            problem, n_bytes = self._try(form, text)
+            if problem:
+                return problem, 0
+        return compiled(self._vocabulary, form, text), n_bytes
+
+    @cached_property
+    def _try(self) -> Trial:
+        return Trial(tokenizer_json(self._tokenizer), self._n_tokens, self._stop_token_ids)
+
+    @cached_property
     def _vocabulary(self) -> LLTokenizer:
-        if self._own is None:
-            if not self._stop_token_ids:
-                raise ValueError("the model has no token that ends an answer")
-            self._own = from_tokenizer(
-                self._tokenizer, n_vocab=self._n_tokens, eos_token=self._stop_token_ids
-            )
-        return self._own
+        problem = ""
+        try:
+            if self._stop_token_ids:
+                return LLTokenizer(
+                    tokenizer_json(self._tokenizer),
+                    n_vocab=self._n_tokens,
+                    eos_token=self._stop_token_ids,
+                )
+            problem = "the model has no token that ends an answer"
+        except ValueError as error:
+            problem = str(error)
+        raise RequestError(f"answers cannot have a form: {problem}", param="structure")
 
 
 class Constraint:
-    """Says of one answer which tokens may come next."""
+    """Says of one answer which tokens may come next.
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    Args:
+        matcher: Follows it; None: nothing can.
+        stop_token_ids: What ends it.
+    """
+
+    def __init__(self, matcher: LLMatcher | None, stop_token_ids: Iterable[int]) -> None:
+        self._matcher, self._stop_token_ids = matcher, stop_token_ids
+        self.failure = ""  # why no token could follow, though the answer was not whole
 
     def accept(self, token_id: int) -> None:
         """Take the next token of the answer."""
-        if not self._matcher.is_stopped():
+        if self._matcher is not None and not self._matcher.is_stopped():
             self._matcher.consume_token(token_id)
 
     def write(self, masks: np.ndarray, row: int) -> None:
         """Write a bit for each token that may come next into a row of int32 [rows, words].
 
-        Raises GenerationError where the structure has become too complex to follow.
+        Where the structure has become too complex to follow, the answer may only stop; unless it
+        could have anyway, it has failed.
         """
-        fill_next_token_bitmask(self._matcher, masks, row)
-        if self._matcher.is_error():
-            reason = self._matcher.get_error().partition("\n")[0]
-            raise GenerationError(f"no token may follow ({reason}); make the structure simpler")
+        reason, may_stop = "it was not compiled", False
+        if self._matcher is not None:
+            may_stop = self._matcher.is_accepting()
+            fill_next_token_bitmask(self._matcher, masks, row)
+            if not self._matcher.is_error():
+                return
+            reason = problem_of(self._matcher)
+        masks[row] = 0
+        for token in self._stop_token_ids:
+            masks[row].view(np.uint32)[token // WORD_BITS] |= np.uint32(1 << token % WORD_BITS)
+        if not may_stop:
+            self.failure = f"{CANNOT_FOLLOW}: {reason}"
 
 
-def json_rule(schema: Mapping[str, Any] | str) -> str:
-    """Return what stands in a grammar in Lark's notation for JSON that is valid under a schema."""
-    settled = _settled(json.loads(schema) if isinstance(schema, str) else schema)
-    own = settled if isinstance(settled, dict) else {"allOf": [settled]}
-    return f"%json {json.dumps({'x-guidance': JSON, **own})}"
+def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a tokenizer as JSON; raises RequestError for one that is written in Python."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise RequestError(
+            "answers cannot have a form: the model has no fast tokenizer", param="structure"
+        )
+    own = copy(backend)  # as a request's tokens may be padded or truncated
+    own.no_padding()
+    own.no_truncation()
+    return str(own.to_str())
 
 
 def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> None:
@@ -178,8 +225,6 @@ def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> Non
     Args:
         logits: float32 [rows, vocabulary], which are changed.
         constraints: Those of each constrained row.
-
-    Raises GenerationError.
     """
     n_tokens = logits.shape[-1]
     masks = _masks(len(constraints), n_tokens)
@@ -195,42 +240,3 @@ def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> Non
 def _masks(n_rows: int, n_tokens: int) -> np.ndarray:
     """Return a bit for each token and row, int32 [rows, words]."""
     return np.zeros((n_rows, -(-n_tokens // WORD_BITS)), dtype=np.int32)
-
-
-def _grammar(structure: Structure) -> str:
-    """Return a structure in llguidance's own words, as vLLM writes them; raises ValueError."""
-    if structure.form == "json_schema":
-        settled = json.dumps(_settled(json.loads(structure.text)))
-        return str(LLMatcher.grammar_from_json_schema(settled, defaults=JSON))
-    if structure.form == "choice" and not json.loads(structure.text):
-        raise ValueError("it has no texts to choose from")
-    return str(grammar_from(structure.form, structure.text))
-
-
-def _settled(schema: Any) -> Any:
-    """Return a schema as it is followed."""
-    # Parts that hold together stay open, or none could add to another.
-    return schema if '"allOf"' in json.dumps(schema) else _closed(schema)
-
-
-def _closed(schema: Any) -> Any:
-    """Return a schema whose objects have the properties that it names, where it leaves that open.
-
-    Else most models go on with properties of their own. What is valid under the result is valid
-    under the schema.
-    """
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    own = {
-        name: part
-        if name in AS_THEY_ARE
-        else {key: _closed(value) for key, value in part.items()}
-        if name in BY_NAME and isinstance(part, dict)
-        else _closed(part)
-        for name, part in schema.items()
-    }
-    if isinstance(own.get("properties"), dict) and not own.keys() & OPEN:
-        own["additionalProperties"] = False
-    return own

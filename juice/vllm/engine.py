@@ -32,6 +32,8 @@ from juice.engine import (
     Status,
     Steering,
 )
+from juice.engine.grammar import WHAT_HELPS
+from juice.engine.structure import CANNOT_FOLLOW
 from juice.engine.text import TextStream
 from juice.engine.transcript import Transcript
 from juice.errors import (
@@ -39,6 +41,7 @@ from juice.errors import (
     GenerationError,
     JuiceError,
     OverloadedError,
+    RequestError,
 )
 from juice.vllm import processes
 from juice.vllm.arguments import Coefficients, accept_from
@@ -308,7 +311,16 @@ class VllmEngine(Engine):
             async for output in outputs:
                 one.take(output)
                 if one.is_done:
-                    return
+                    break
+        self._check_form(one)
+
+    def _check_form(self, one: Generation) -> None:
+        """Raise RequestError for an answer that only stopped because no token could follow."""
+        structure, ended = one.request.structure, one.transcript
+        if structure is None or ended.finish_reason != "stop":
+            return
+        if not self.structures.are_whole(structure, [token.id for token in ended.tokens]):
+            raise RequestError(f"{CANNOT_FOLLOW}; {WHAT_HELPS}", param="structure")
 
     def _lose(self) -> None:
         """End everything, and tell who listens: a process of vLLM is gone."""

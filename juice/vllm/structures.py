@@ -18,6 +18,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from juice.engine.structure import Constraint, Structure, Structures, rule_out
+from juice.errors import RequestError
 from juice.vllm.arguments import STRUCTURE
 
 
@@ -75,7 +76,11 @@ class StructureProcessor(LogitsProcessor):
             return None
         structure, stop_token_ids = json.loads(text)
         own = self._structures_of(tuple(stop_token_ids))
-        return _Answer(own.start(Structure(**structure)), token_ids)
+        try:
+            constraint = own.start(Structure(**structure))
+        except RequestError:  # which must not end vLLM: the answer only stops, and is not whole
+            constraint = Constraint(None, stop_token_ids)
+        return _Answer(constraint, token_ids)
 
     def _structures_of(self, stop_token_ids: tuple[int, ...]) -> Structures:
         if stop_token_ids not in self._structures:
@@ -83,6 +88,9 @@ class StructureProcessor(LogitsProcessor):
                 self._config.tokenizer, revision=self._config.tokenizer_revision
             )
             self._structures[stop_token_ids] = Structures(
-                tokenizer, self._config.get_vocab_size(), frozenset(stop_token_ids)
+                tokenizer,
+                self._config.get_vocab_size(),
+                frozenset(stop_token_ids),
+                are_tried=True,
             )
         return self._structures[stop_token_ids]

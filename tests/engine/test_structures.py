@@ -17,6 +17,7 @@ from juice.engine import Completion, Engine, GenerationRequest, SamplingOptions,
 from juice.errors import RequestError
 from tests.support import oracle
 from tests.support.mixed import steering
+from tests.support.running import Collector
 from tests.support.schemas import random_schema
 
 PROMPT = tuple(range(3, 20))
@@ -169,9 +170,41 @@ def test_a_structure_that_cannot_be_followed_is_refused(
 
 
 def test_what_contradicts_a_structure_is_refused() -> None:
-    for option in ({"ignore_eos": True}, {"min_tokens": 3}):
+    for option in (
+        {"ignore_eos": True},
+        {"min_tokens": 3},
+        {"stop": ("a",)},
+        {"stop_token_ids": (3,)},
+    ):
         with pytest.raises(RequestError, match="ends where the form does"):
             asked(Structure.json_object(), **option)
+
+
+# Some tokens are more than what is tried out before; what follows has too many alternatives.
+FAILS_LATE = "start: /[xy]{50}/ (" + " | ".join(f'"{i}"' for i in range(2100)) + ")"
+
+
+def test_an_answer_whose_structure_fails_late_fails_alone(engine: Engine) -> None:
+    """Kills: an error of one row that ends the batch, or vLLM's whole process."""
+    good = asked(Structure.json_schema(PERSON))
+    alone = engine.generate([good])[0].text
+    collector = Collector()
+    engine.submit([good, asked(Structure("grammar", FAILS_LATE)), good, asked(None)], collector)
+    collector.wait(4)
+    error = collector.error(1)
+    assert isinstance(error, RequestError)
+    assert error.param == "structure"
+    assert "make it simpler" in str(error)
+    assert [collector.completion(i).text for i in (0, 2)] == [alone] * 2
+    assert collector.completion(3)
+    assert engine.generate([good])[0].text == alone
+
+
+def test_ten_thousand_texts_are_a_choice(engine: Engine) -> None:
+    texts = [f'option {i} \u00fc"\\ {i * 7919 % 10007}' for i in range(10_000)]
+    for seed in range(3):
+        request = asked(Structure.choice(texts), sampling=sampled(seed))
+        assert engine.generate([request])[0].text in texts
 
 
 def test_a_bias_cannot_break_the_form(engine: Engine) -> None:

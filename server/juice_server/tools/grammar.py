@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from juice.engine import Structure
-from juice.engine.structure import json_rule
+from juice.engine.grammar import json_rule
 from juice_server.tools.formats import Spelling
 from juice_server.tools.offer import Offer
 
