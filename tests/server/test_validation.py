@@ -141,7 +141,7 @@ def test_a_body_that_is_not_a_json_request_is_a_400(
 def test_what_no_field_can_be_is_refused_with_the_reason(
     client: httpx.Client, raw: bytes, reason: str
 ) -> None:
-    answer = client.post("/generate", content=raw)
+    answer = client.post("/generate", content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert reason in message

@@ -9,7 +9,21 @@ STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
             "text/event-stream": {
-                "schema": {"type": "string"},
+                "schema": {
+                    "type": "object",
+                    "description": "One event of the stream.",
+                    "required": ["data"],
+                    "properties": {
+                        "event": {
+                            "type": "string",
+                            "description": "Its type, in protocols whose events have one.",
+                        },
+                        "data": {
+                            "type": "string",
+                            "description": "A JSON object, or `[DONE]` where a stream ends so.",
+                        },
+                    },
+                }
             }
         },
         "headers": {
