@@ -8,134 +8,26 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import (
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     model_validator,
 )
 
 from juice.engine import Structure
 from juice_server.schemas.documented import Documented
 from juice_server.schemas.elsewhere import Elsewhere
+from juice_server.schemas.items import AnyItem, ThoughtItem
 from juice_server.schemas.openai import ChatFields
 from juice_server.schemas.shared import MAX_TOKENS, TOP_LOGPROBS
 from juice_server.schemas.structured import Schema
 from juice_server.schemas.template import TemplateFields
 from juice_server.schemas.tools import MAX_TOOLS, FunctionTool, NamedFunction, offered
-from juice_server.schemas.turns import (
-    MAX_ID,
-    CalledFunction,
-    RefusalPart,
-    arguments_of,
-    made_call,
-    opened,
-    plain,
-)
+from juice_server.schemas.turns import opened
 from juice_server.tools.offer import Offer
 
 LOGPROBS = "message.output_text.logprobs"
 # What else `include` may ask for without a change: thoughts are never encrypted here.
 NOTHING_TO_INCLUDE = "reasoning.encrypted_content"
 NO_MEMORY = "nothing is stored between requests; send what was said as input"
-
-
-class Text(Documented):
-    """A part of an item; only text is served."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["input_text", "output_text", "text"]
-    """The kind of part."""
-    text: str
-    """Its text."""
-
-
-class Item(Documented):
-    """A message of the input, given or answered before."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["message"] = "message"
-    """The kind of item."""
-    role: str = Field(max_length=64)
-    """Whose turn it is."""
-    content: (
-        str
-        | Annotated[
-            list[Annotated[Text | RefusalPart, Discriminator("type")]], Field(fail_fast=True)
-        ]
-    )
-    """The text, whole or in parts."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the turn in the form that templates take."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": plain(self.content)}
-
-
-class ThoughtText(Documented):
-    """A part of what the assistant thought."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["reasoning_text", "summary_text"]
-    """The kind of part."""
-    text: str
-    """Its text."""
-
-
-class ThoughtItem(Documented):
-    """What the assistant thought, as it was answered before."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["reasoning"]
-    """The kind of item."""
-    content: Annotated[list[ThoughtText] | None, Field(fail_fast=True)] = None
-    """The thoughts, which become the `reasoning_content` of the turn that follows."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the part of a turn in the form that templates take."""
-        return {"role": "assistant", "content": "", "reasoning_content": plain(self.content)}
-
-
-class CallItem(CalledFunction):
-    """A call that was made."""
-
-    type: Literal["function_call"]
-    """The kind of item."""
-    call_id: str = Field(max_length=MAX_ID)
-    """The id of the call, which its result repeats."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the turn in the form that templates take."""
-        call = made_call(self.call_id, self.name, arguments_of(self.arguments))
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
-class ResultItem(Documented):
-    """What a call returned."""
-
-    type: Literal["function_call_output"]
-    """The kind of item."""
-    call_id: str = Field(max_length=MAX_ID)
-    """The id of the call."""
-    output: str | Annotated[list[Text], Field(fail_fast=True)]
-    """What it returned."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the turn in the form that templates take."""
-        return {"role": "tool", "tool_call_id": self.call_id, "content": plain(self.output)}
-
-
-def _item_type(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    kinds = {
-        "function_call": "CallItem",
-        "function_call_output": "ResultItem",
-        "reasoning": "ThoughtItem",
-    }
-    return kinds.get(str(kind), "Item")
 
 
 class FlatTool(FunctionTool):
@@ -215,15 +107,7 @@ class ResponsesRequest(TemplateFields, ChatFields):
     }
 
     input: Annotated[
-        list[
-            Annotated[
-                Annotated[Item, Tag("Item")]
-                | Annotated[CallItem, Tag("CallItem")]
-                | Annotated[ResultItem, Tag("ResultItem")]
-                | Annotated[ThoughtItem, Tag("ThoughtItem")],
-                Discriminator(_item_type),
-            ]
-        ],
+        list[AnyItem],
         Field(min_length=1, max_length=4096, fail_fast=True),
         BeforeValidator(_as_items),
     ]
