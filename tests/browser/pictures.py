@@ -12,7 +12,7 @@ IMAGES = FOLDER.parents[1] / "docs" / "images"
 SCHEMES = {
     "light": {"viewport": {"width": 1000, "height": 780}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1000, "height": 780}, "color_scheme": "dark"},
-    "phone": {**PHONE, "device_scale_factor": 2},
+    "phone": PHONE,
 }
 
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 FOLDER = Path(__file__).parents[1] / "browser"
 WHERE = "import('@sparticuz/chromium').then(own => own.default.executablePath()).then(console.log)"
-TIMEOUT_MS = 20_000  # for what a page waits for on a busy machine
+TIMEOUT_MS = 60_000  # for what a page waits for on a busy machine
 OpenPage = Callable[..., AbstractContextManager[Page]]
 
 

@@ -80,7 +80,7 @@ function show() {
   results.sort((one, other) => rank(one) - rank(other) || one.row - other.row);
   const names = ["row", "prompt", "context", "unsteered", "toward memory", "toward context", "memory and context"];
   const cells = results.map((own) => {
-    const they = own.error ? make("span", { class: "bad", text: `refused: ${own.error}` }) : own.disagree ? "differ" : "agree";
+    const they = own.error ? make("span", { class: "bad refused", text: `refused: ${own.error}` }) : own.disagree ? "differ" : "agree";
     return [own.row, clipped(own.prompt), clipped(own.context ?? ""), ...WAYS.map((way) => clipped(own.answers?.[way] ?? "")), they];
   });
   fill(at("batch_table"), ...(cells.length ? [table(names, cells, "Results")] : []));
@@ -97,10 +97,9 @@ function save() {
 }
 
 export function listen() {
-  at("file").addEventListener("change", ({ target }) => {
-    if (target.files[0]) take(target.files[0]);
-    target.value = ""; // so that the same file can be taken again, changed
-  });
+  at("file").addEventListener("change", ({ target }) => target.files[0] && take(target.files[0]));
+  // So that the same file can be taken again, changed.
+  at("file").addEventListener("click", ({ target }) => (target.value = ""));
   // A file is taken wherever on the page it is dropped.
   const holdsFile = ({ dataTransfer }) => [...(dataTransfer?.types ?? [])].includes("Files");
   document.addEventListener("dragover", (event) => holdsFile(event) && event.preventDefault());
