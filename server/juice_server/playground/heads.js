@@ -44,7 +44,7 @@ function difference(toward, { tokens, steered, unsteered }) {
   return (
     `Steered toward ${WINNER[toward]}, ${one} ${leads(steered)} ${other} by ${Math.abs(steered).toFixed(2)} (a difference of logits); ` +
     `unsteered it ${leads(unsteered)} by ${Math.abs(unsteered).toFixed(2)}. ` +
-    "Each bar is by how much that lead shrinks when this head alone is left out."
+    "Each bar is by how much that lead shrinks when this head alone is left out; its factor is how many times its own output steering adds."
   );
 }
 
@@ -66,7 +66,7 @@ function effects(heads, toward) {
     signed(effect, Math.abs(effect).toFixed(2)),
     bar(Math.abs(effect) / most, `for-${effect >= 0 ? KIND[toward] : against}`),
   ]);
-  return table(["head", "adds its output, times", "effect", ""], rows);
+  return table(["head", "factor", "effect", ""], rows);
 }
 
 const signed = (value, text) => `${value >= 0 ? "+" : "−"}${text}`;
