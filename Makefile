@@ -114,7 +114,7 @@ setup-containers:
 	  DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends $(CONTAINER_PACKAGES); \
 	fi
 
-# Takes half an hour, most of it to install packages into the images.
+# Takes half an hour or more, most of it to install packages into the images.
 container-test: $(STAMP) setup-containers
 	$(BIN)/python -m pytest tests/containers --write-results=docs/results/containers
 setup-ray: $(RAY_STAMP)
