@@ -1,12 +1,13 @@
-"""Determinism: `python -m benchmarks.determinism [--engine own|vllm] [--cost]`.
+"""Determinism: `python -m benchmarks.determinism [--engine own|vllm] [--dtype D] [--cost]`.
 
 How often a request gets the same tokens, and the same bits, alone and in batches of 2, 8 and 32,
 by dtype: the bundled model, greedy, prompts about its facts, unsteered and steered in turn. Its
 neighbours have prompts of other lengths and other steering. `--cost` measures instead what
-deterministic mode takes on our own engine, on the model of `benchmarks.serving`: the ways take
-turns, and a number is the median of the rounds, after one to warm up. Results go to
-docs/results/determinism.json, each beside those of earlier runs. vLLM has an environment of its
-own: `.venv-vllm/bin/python -m benchmarks.determinism --engine vllm`.
+deterministic mode takes on our own engine, on the model of `benchmarks.serving`, in seconds of the
+processor, which other work on the machine changes little: run it on one thread
+(OMP_NUM_THREADS=1). The ways take turns, and a number is the median of the rounds, after one to
+warm up. Results go to docs/results/determinism.json, each beside those of earlier runs. vLLM has an
+environment of its own: `.venv-vllm/bin/python -m benchmarks.determinism --engine vllm`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from juice.errors import JuiceError
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "determinism.json"
 DTYPES, BATCHES = ("float32", "bfloat16", "float16"), (2, 8, 32)
-N_REQUESTS, N_TOKENS, N_ROUNDS = 16, 16, 3
+N_TOKENS, N_ROUNDS = 16, 3
+# Deterministic mode makes a forward of each row, so fewer show it.
+N_REQUESTS = {"default": 16, "deterministic": 4}
+# Without the prefix cache, or a batch would find what the request alone has left.
+VLLM_ARGS = {"enforce_eager": True, "enable_prefix_caching": False}
 WAYS = (("none", 1.0), ("context", 1.0), ("parametric", 1.0), ("context", 0.3))
 
 
@@ -52,13 +57,13 @@ def _prompt(example: ConflictExample, rng: Random) -> str:
     return rng.choice([*example.prompts.values()])
 
 
-def matches(model: juice.SteeredModel) -> dict[str, dict[str, float]]:
+def matches(model: juice.SteeredModel, n_requests: int) -> dict[str, dict[str, float]]:
     """Return, by the size of the batch, the shares that are equal to those of requests alone.
 
     `requests` are those with the same tokens, `tokens` those before the first that differs, and
     `bits` the requests whose log-probabilities are equal, too.
     """
-    asked = requests(model, N_REQUESTS, seed=0)
+    asked = requests(model, n_requests, seed=0)
     alone = [model.engine.generate([request])[0] for request in asked]
     found = {}
     for n in BATCHES:
@@ -86,32 +91,44 @@ def _shares(alone: list[Completion], among: list[Completion]) -> dict[str, float
     }
 
 
-def measured(engine: str, *, deterministic: bool) -> dict[str, Any]:
-    """Return the shares by dtype, or why an engine refuses one."""
-    found: dict[str, Any] = {}
-    for dtype in DTYPES:
-        try:
-            with juice.load(
-                "mini", dtype=dtype, engine=engine, deterministic=deterministic
-            ) as model:
-                found[dtype] = {
-                    "system_fingerprint": model.engine.system_fingerprint,
-                    **matches(model),
-                }
-        except JuiceError as error:
-            found[dtype] = {"refused": str(error)}
-        print(
-            engine, "deterministic" if deterministic else "default", dtype, found[dtype], flush=True
-        )
+def measured(engine: str, mode: str, dtype: str) -> dict[str, Any]:
+    """Return the shares, or why an engine refuses a dtype or the mode."""
+    try:
+        with juice.load(
+            "mini",
+            dtype=dtype,
+            engine=engine,
+            deterministic=mode == "deterministic",
+            vllm_args=VLLM_ARGS if engine == "vllm" else None,
+        ) as model:
+            found: dict[str, Any] = {
+                "system_fingerprint": model.engine.system_fingerprint,
+                "n_requests": N_REQUESTS[mode],
+                "n_tokens": N_TOKENS,
+                "machine": machine.describe(),
+                **matches(model, N_REQUESTS[mode]),
+            }
+    except JuiceError as error:
+        found = {"refused": str(error)}
+    print(engine, mode, dtype, found, flush=True)
     return found
 
 
+def keep(found: Any, *path: str) -> None:
+    """Put what was found at its place in the results, beside what is there."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    place = kept
+    for name in path[:-1]:
+        place = place.setdefault(name, {})
+    place[path[-1]] = found
+    RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
 def costs() -> dict[str, Any]:
-    """Return the rates of deterministic mode as shares of the default's, by requests at once."""
+    """Return how much deterministic mode does in a second, as shares of what the default does."""
     from benchmarks.serving import N_REQUESTS as N_MOST
-    from benchmarks.serving import network, prompts, steering
+    from benchmarks.serving import network, prompts
     from juice.batching import BatchingEngine
-    from juice.engine.steering import unsteered
     from tests.support import tiny
 
     model = juice.load(network(), tokenizer=tiny.tiny_tokenizer())
@@ -121,26 +138,21 @@ def costs() -> dict[str, Any]:
     }
     found = {}
     for n in (1, 4, N_MOST):
-        for what, n_tokens, is_steered in (
-            ("prompts", 1, False),
-            ("prompts and 32 tokens", 32, False),
-            ("the same, steered", 32, True),
-        ):
+        for what, n_tokens in (("prompts", 1), ("prompts and 16 tokens", 16)):
             asked = [
                 GenerationRequest(
                     prompt_ids=own,
                     max_tokens=n_tokens,
                     ignore_eos=True,
-                    steering=steering(i) if is_steered else unsteered(),
                 )
-                for i, own in enumerate(prompts(n))
+                for own in prompts(n)
             ]
             seconds: dict[str, list[float]] = {way: [] for way in engines}
             for _ in range(1 + N_ROUNDS):
                 for way, engine in engines.items():
-                    start = time.perf_counter()
+                    start = time.process_time()
                     engine.generate(asked)
-                    seconds[way].append(time.perf_counter() - start)
+                    seconds[way].append(time.process_time() - start)
             default, deterministic = (statistics.median(seconds[way][1:]) for way in engines)
             found[f"{n} at once, {what}"] = round(default / deterministic, 3)
             print(n, what, found[f"{n} at once, {what}"], flush=True)
@@ -151,22 +163,15 @@ def main() -> None:
     """Measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=("own", "vllm"), default="own")
+    parser.add_argument("--dtype", choices=DTYPES, action="append")
     parser.add_argument("--cost", action="store_true")
     chosen = parser.parse_args()
     if chosen.cost:
-        own = {"cost": {"machine": machine.describe(), "rate, of the default's": costs()}}
-    else:
-        own = {
-            chosen.engine: {
-                "machine": machine.describe(),
-                "n_requests": N_REQUESTS,
-                "n_tokens": N_TOKENS,
-                "default": measured(chosen.engine, deterministic=False),
-                "deterministic": measured(chosen.engine, deterministic=True),
-            }
-        }
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps({**kept, **own}, indent=1, sort_keys=True) + "\n")
+        keep({"machine": machine.describe(), "rate, of the default's": costs()}, "cost")
+        return
+    for mode in N_REQUESTS:
+        for dtype in chosen.dtype or DTYPES:
+            keep(measured(chosen.engine, mode, dtype), chosen.engine, mode, dtype)
 
 
 if __name__ == "__main__":
