@@ -22,6 +22,7 @@ import yaml
 from juice_server.process import CLOSING_S, LAST_WORDS_S
 from juice_server.settings import Settings
 from tests.support.helm import CHART, NEEDS_HELM, VALUES, rendered, run, the
+from tests.support.service_monitor import SERVICE_MONITOR
 
 pytestmark = NEEDS_HELM
 OPEN = ("--set", "keys.open=true")
@@ -56,51 +57,6 @@ CHOICES = {
 }
 # The oldest that the chart takes, one between, and the newest that is known.
 VERSIONS = ("1.27", "1.32", kubernetes_validate.latest_version())
-SERVICE_MONITOR = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "monitoring.coreos.com/v1"},
-        "kind": {"const": "ServiceMonitor"},
-        "metadata": {"type": "object"},
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["selector", "endpoints"],
-            "properties": {
-                "selector": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {
-                        "matchLabels": {
-                            "type": "object",
-                            "additionalProperties": {"type": "string"},
-                        }
-                    },
-                },
-                "endpoints": {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "required": ["port"],
-                        "properties": {
-                            "port": {"type": "string"},
-                            "path": {"type": "string", "pattern": "^/"},
-                            "interval": {
-                                "type": "string",
-                                "pattern": "^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?"
-                                "(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$",
-                            },
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
 
 
 def check(manifest: dict[str, Any], version: str) -> None:
