@@ -15,7 +15,7 @@ from juice.errors import RequestError
 from juice.steered_model import join_context
 from juice_server.schemas.openai import ChatFields, Document
 from juice_server.tools.offer import Offer
-from juice_server.tools.reading import CallReader, PlainReader, Reader
+from juice_server.tools.reading import PlainReader, Reader
 from juice_server.tools.use import ToolUse, use_of
 from juice_server.translation import Prompt, Translator
 
@@ -36,9 +36,7 @@ class Chat:
 
     def reader(self) -> Reader:
         """Return what reads one answer."""
-        if self.tools is None:
-            return PlainReader()
-        return CallReader(self.tools.form, self.tools.offer, self.prompt)
+        return PlainReader() if self.tools is None else self.tools.reader(self.prompt)
 
 
 class Given(Protocol):

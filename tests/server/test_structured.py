@@ -123,3 +123,35 @@ def test_an_answer_that_is_cut_says_so(url: str) -> None:
     body = {"prompt": CONFLICT, "max_tokens": 4, "response_format": NAMED}
     answer = httpx.post(f"{url}/generate", json=body).json()
     assert answer["finish_reason"] == "length"
+
+
+def test_ten_thousand_texts_are_a_choice(url: str) -> None:
+    texts = [f"option {i} {i * 7919 % 10007}" for i in range(10_000)]
+    body = {"prompt": CONFLICT, "max_tokens": 40, "guided_choice": texts}
+    assert httpx.post(f"{url}/generate", json=body, timeout=60).json()["text"] in texts
+
+
+# Before its many alternatives come more tokens than are tried out.
+FAILS_LATE = "start: /[xy]{50}/ (" + " | ".join(f'"{i}"' for i in range(2100)) + ")"
+
+
+def test_a_form_that_fails_in_mid_answer_is_its_clients_error(url: str) -> None:
+    body = {"prompt": CONFLICT, "max_tokens": 90, "guided_grammar": FAILS_LATE}
+    answer = httpx.post(f"{url}/generate", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert "make it simpler" in answer.json()["error"]["message"]
+    with httpx.stream("POST", f"{url}/generate", json={**body, "stream": True}) as stream:
+        assert stream.status_code == 200
+        *texts, last = events(stream)
+    assert len("".join(own["text"] for own in texts)) >= 40
+    assert last["error"]["code"] == "invalid_value"
+    assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+def test_a_form_that_takes_too_much_is_refused_and_holds_nobody_up(url: str) -> None:
+    body = {"prompt": "a", "max_tokens": 5}
+    for regex in ("(ab|cd)?" * 60_000, r"\w?" * 5400, "((a{1,100}){1,100}){1,100}"):
+        answer = httpx.post(f"{url}/generate", json={**body, "guided_regex": regex}, timeout=60)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "guided_regex"
+    assert httpx.post(f"{url}/generate", json=body).status_code == 200

@@ -18,7 +18,7 @@ from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.tokens import finite
-from juice_server.tools.reading import Call, Part, Reader, Thought, Words
+from juice_server.tools.reading import Arguments, Call, Part, Reader, Thought, Words, whole
 from juice_server.trace import Trace, trace_of
 
 router = APIRouter(route_class=StrictRoute)
@@ -55,8 +55,7 @@ class _Answer(OpenAIAnswer):
     def of(self, completions: list[Completion]) -> Event:
         choices = []
         for i, done in enumerate(completions):
-            reader = self._chat.reader()
-            parts = [*reader.feed(done.text), *reader.finish()]
+            parts = whole(self._chat.reader(), done.text)
             choice = {
                 "index": i,
                 "message": _message(parts),
@@ -112,6 +111,9 @@ class _Begun:
             return {"content": part.text}
         if isinstance(part, Thought):
             return {"reasoning_content": part.text}
+        if isinstance(part, Arguments):
+            more = {"index": self.n_calls - 1, "function": {"arguments": part.text}}
+            return {"tool_calls": [more]}
         self.n_calls += 1
         return {"tool_calls": [{"index": self.n_calls - 1, **_call(part)}]}
 

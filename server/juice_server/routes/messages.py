@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterable
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic_core import from_json
 
 from juice.engine import Completion, SteeringReport, Update
 from juice_server.chats import Chat, chat_of, prompt_of
@@ -18,7 +18,7 @@ from juice_server.schemas.messages_answer import EVENTS, CountAnswer, MessageAns
 from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
-from juice_server.tools.reading import Call, Part, Thought, Words
+from juice_server.tools.reading import Arguments, Call, Part, Thought, Words
 from juice_server.trace import Trace, trace_of
 
 # A block of a stream as it begins, by its type.
@@ -74,7 +74,9 @@ class _Answer:
         for part in [*self._reader.feed(done.text), *self._reader.finish()]:
             self._take(part)
         return {
-            **self._frame(self._blocks or [_block(Words(""))], done.steering),
+            **self._frame(
+                [_whole(own) for own in self._blocks or [_block(Words(""))]], done.steering
+            ),
             **self._stopped(done),
             "usage": self._usage(self._trace.n_generated_tokens),
         }
@@ -118,6 +120,9 @@ class _Answer:
 
     def _take(self, part: Part) -> bool:
         """Add a part of the answer to its blocks; return whether it begins one."""
+        if isinstance(part, Arguments):
+            self._blocks[-1]["input"] += part.text
+            return False
         new, last = _block(part), self._blocks[-1] if self._blocks else {}
         kind = new["type"]
         if isinstance(part, Call) or kind != last.get("type"):
@@ -160,19 +165,26 @@ class _Answer:
         }
 
 
-def _block(part: Part) -> Event:
-    """Return a part of an answer as a block; text and thoughts stand under their type."""
+def _block(part: Words | Thought | Call) -> Event:
+    """Return a part of an answer as a block; texts stand under their type, arguments as text."""
     if isinstance(part, Words):
         return {"type": "text", "text": part.text}
     if isinstance(part, Thought):
         return {"type": "thinking", "thinking": part.text, "signature": ""}
-    own = {"type": "tool_use", "id": part.id, "name": part.name}
-    return {**own, "input": json.loads(part.arguments)}
+    return {"type": "tool_use", "id": part.id, "name": part.name, "input": part.arguments}
+
+
+def _whole(block: Event) -> Event:
+    """Return a block with its arguments as an object, as far as they came."""
+    if block["type"] != "tool_use":
+        return block
+    return {**block, "input": from_json(block["input"] or "{}", allow_partial=True)}
 
 
 def _delta(part: Part) -> Event | None:
-    if isinstance(part, Call):
-        return {"type": "input_json_delta", "partial_json": part.arguments}
+    if isinstance(part, Call | Arguments):
+        text = part.arguments if isinstance(part, Call) else part.text
+        return {"type": "input_json_delta", "partial_json": text} if text else None
     if isinstance(part, Thought):
         return {"type": "thinking_delta", "thinking": part.text}
     return {"type": "text_delta", "text": part.text} if part.text else None

@@ -22,7 +22,7 @@ from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.tokens import finite
-from juice_server.tools.reading import Call, Part, Thought, Words
+from juice_server.tools.reading import Arguments, Call, Part, Thought, Words
 from juice_server.trace import Trace, trace_of
 
 # An item of a stream as it begins, by its type.
@@ -102,6 +102,9 @@ class _Answer:
 
     def _take(self, part: Part) -> bool:
         """Add a part of the answer to its items; return whether it begins one."""
+        if isinstance(part, Arguments):
+            self._items[-1]["arguments"] += part.text
+            return False
         new, last = _item(part), self._items[-1] if self._items else {}
         if isinstance(part, Call) or new["type"] != last.get("type"):
             self._items.append(new)
@@ -122,7 +125,7 @@ class _Answer:
                 yield self._of_item("response.content_part.added", content_index=0, part=empty)
         kind, text = _delta(part)
         own: Event = {"delta": text}
-        if not isinstance(part, Call):
+        if not isinstance(part, Call | Arguments):
             own["content_index"] = 0
         if isinstance(part, Words):
             own["logprobs"] = logprobs
@@ -232,7 +235,7 @@ def _words(text: str) -> Event:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _item(part: Part) -> Event:
+def _item(part: Words | Thought | Call) -> Event:
     """Return a part of an answer as an item, without its status."""
     name = uuid.uuid4().hex
     if isinstance(part, Words):
@@ -249,4 +252,6 @@ def _delta(part: Part) -> tuple[str, str]:
     """Return what an event calls the text of a part, and the text."""
     if isinstance(part, Call):
         return "function_call_arguments", part.arguments
+    if isinstance(part, Arguments):
+        return "function_call_arguments", part.text
     return ("output_text" if isinstance(part, Words) else "reasoning_text"), part.text

@@ -16,6 +16,8 @@ from juice_server.tools.formats import Spelling
 from juice_server.tools.offer import Offer
 
 ANY = r"/(.|\n)*/"
+# A model that does not know when to stop would go on to `max_tokens`.
+MAX_CALLS = 8
 
 
 def grammar_of(
@@ -43,7 +45,8 @@ def grammar_of(
         )
 
     names = " | ".join(f"call_{i}" for i in range(len(offer.callable)))
-    more = f"({spelled(spelling.between)} call)*" if not offer.is_single else ""
+    between = f"({spelled(spelling.between)} call){{0,{MAX_CALLS - 1}}}"
+    more = between if not offer.is_single else ""
     rules = [
         f"calls: {spelled(spelling.begin)} call {more} {spelled(spelling.end)}",
         f"call: {names}",

@@ -11,7 +11,7 @@ import re
 import secrets
 import string
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from transformers.utils.chat_parsing import ResponseParser
@@ -41,14 +41,21 @@ class Thought:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function; its arguments are the text of a JSON object."""
+    """A call of a function; its arguments are the text of a JSON object, or its beginning."""
 
     id: str
     name: str
     arguments: str
 
 
-Part = Words | Thought | Call
+@dataclass(frozen=True)
+class Arguments:
+    """More text of the arguments of the call before it."""
+
+    text: str
+
+
+Part = Words | Thought | Call | Arguments
 
 
 class Reader(Protocol):
@@ -90,7 +97,7 @@ class CallReader:
         self._marked = {name for name, own in self._template.fields.items() if own.open_re}
         self._unsettled = ""  # fed, but neither text nor call yet
         self._space = ""  # text, unless a call follows
-        self._is_after_call = False
+        self._is_after_call = self._is_ending = False
 
     def feed(self, text: str) -> list[Part]:
         """Take more of the answer."""
@@ -104,10 +111,11 @@ class CallReader:
                 self._parser = self._new_parser("")
             else:
                 parts += self._parts(events)
-        return _joined(parts)
+        return joined(parts)
 
     def finish(self) -> list[Part]:
         """End the answer."""
+        self._is_ending = True
         try:
             _, events = self._parser.finalize()
         except ValueError:
@@ -117,7 +125,7 @@ class CallReader:
             field = self._template.fields["tool_calls"]
             is_closed = field.close_re is not None and field.close_re.search(self._unsettled)
             parts = self._parts(events, are_whole=field.content == "json" or bool(is_closed))
-        return _joined([*parts, *([] if self._n_calls else self._words("", is_last=True))])
+        return joined([*parts, *([] if self._n_calls else self._words("", is_last=True))])
 
     def _new_parser(self, prompt: str) -> ResponseParser:
         tools = self._offer.for_template()
@@ -142,12 +150,14 @@ class CallReader:
         read = [_call(own) for own in (found if isinstance(found, list) else [found])]
         calls = [call for call in read if call is not None and call.name in self._names]
         if not calls or len(calls) < len(read):
-            return self._given_up()
+            # After calls, what the end of the answer cuts is one more.
+            return [] if self._is_ending and self._n_calls else self._given_up()
         self._unsettled, self._space, self._is_after_call = "", "", True
         if self._offer.is_single:
             calls = calls[: 1 - min(self._n_calls, 1)]
         self._n_calls += len(calls)
-        return [*calls, *self._words(rest)]
+        # What is left is text, unless it is a call that was cut.
+        return [*calls, *([] if rest.startswith("{") else self._words(rest))]
 
     def _given_up(self) -> list[Part]:
         text, self._unsettled = self._unsettled, ""
@@ -162,15 +172,25 @@ class CallReader:
         return [Words(text)] if text else []
 
 
-def _joined(parts: Iterable[Part]) -> list[Part]:
+def joined(parts: Iterable[Part]) -> list[Part]:
     """Return parts with neighbouring texts of a kind as one."""
     made: list[Part] = []
     for part in parts:
         last = made[-1] if made else None
-        if isinstance(part, Words) and isinstance(last, Words):
-            made[-1] = Words(last.text + part.text)
-        elif isinstance(part, Thought) and isinstance(last, Thought):
-            made[-1] = Thought(last.text + part.text)
+        if isinstance(part, Words | Thought | Arguments) and type(last) is type(part):
+            made[-1] = replace(part, text=last.text + part.text)
+        else:
+            made.append(part)
+    return made
+
+
+def whole(reader: Reader, answer: str) -> list[Part]:
+    """Return all parts of an answer, calls with their arguments."""
+    made: list[Part] = []
+    for part in [*reader.feed(answer), *reader.finish()]:
+        last = made[-1] if made else None
+        if isinstance(part, Arguments) and isinstance(last, Call):
+            made[-1] = replace(last, arguments=last.arguments + part.text)
         else:
             made.append(part)
     return made
@@ -207,8 +227,9 @@ def _call(value: Any) -> Call | None:
             return None
     if not isinstance(arguments, dict):
         return None
-    return Call(_new_id(), own["name"], json.dumps(arguments, ensure_ascii=False))
+    return Call(new_id(), own["name"], json.dumps(arguments, ensure_ascii=False))
 
 
-def _new_id() -> str:
+def new_id() -> str:
+    """Return the id of a new call."""
     return "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))

@@ -10,6 +10,8 @@ from juice.errors import RequestError
 from juice_server.tools.formats import FORMATS, Format
 from juice_server.tools.grammar import grammar_of
 from juice_server.tools.offer import Offer
+from juice_server.tools.reading import CallReader, Reader
+from juice_server.tools.spelled import SpelledReader
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,12 @@ class ToolUse:
     offer: Offer
     form: Format
     structure: Structure | None
+
+    def reader(self, prompt: str) -> Reader:
+        """Return what reads one answer after a prompt."""
+        if self.structure is None or self.form.spelling is None:
+            return CallReader(self.form, self.offer, prompt)
+        return SpelledReader(self.form.spelling, self.offer)
 
 
 def use_of(

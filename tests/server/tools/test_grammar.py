@@ -15,9 +15,10 @@ from juice.engine.structure import Structures
 from juice.errors import RequestError
 from juice.files import MINI
 from juice_server.tools.formats import FORMATS
+from juice_server.tools.grammar import MAX_CALLS
 from juice_server.tools.offer import Function, Offer
-from juice_server.tools.reading import Call, CallReader
-from juice_server.tools.use import use_of
+from juice_server.tools.reading import Arguments, Call, CallReader, Part, Words, whole
+from juice_server.tools.use import ToolUse, use_of
 
 LOOK = Function(
     "look.up",
@@ -139,14 +140,67 @@ def test_whatever_is_let_through_is_read_as_valid_calls(
                 break
             drawn.append(rng.choice(sorted(allowed - {tokenizer.eos_token_id})))
             one.constraint.accept(drawn[-1])
-        reader = CallReader(one.use.form, offer, "")
-        parts = [*reader.feed(tokenizer.decode(drawn)), *reader.finish()]
+        answer = tokenizer.decode(drawn)
+        parts = whole(one.use.reader(""), answer)
         assert parts, drawn
+        assert without_ids(parts) == without_ids(whole(CallReader(one.use.form, offer, ""), answer))
+        check_pieces(one.use, answer)
         assert len(parts) == 1 or not single
         for part in parts:
             assert isinstance(part, Call), parts
             schema = {own.name: own.schema for own in BOTH}[part.name]
             jsonschema.validate(json.loads(part.arguments), schema)
+
+
+def without_ids(parts: list[Part]) -> list[object]:
+    return [(p.name, json.loads(p.arguments)) if isinstance(p, Call) else p.text for p in parts]
+
+
+def check_pieces(use: ToolUse, answer: str) -> None:
+    """Check that what a stream gives is at each moment a beginning of the whole."""
+    names = [part.name for part in whole(use.reader(""), answer)]
+    reader, pieces = use.reader(""), []
+    for character in answer:
+        pieces += reader.feed(character)
+    pieces += reader.finish()
+    assert [part.name for part in pieces if isinstance(part, Call)] == names
+    assert all(isinstance(part, Call | Arguments) for part in pieces)
+    assert sum(isinstance(part, Arguments) for part in pieces) >= 2 * len(names), "as they come"
+    joined = "".join(part.text for part in pieces if isinstance(part, Arguments))
+    assert joined == "".join(part.arguments for part in whole(use.reader(""), answer))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_an_answer_that_is_cut_anywhere_shows_no_part_of_a_call_as_text(
+    tokenizer: PreTrainedTokenizerBase, name: str
+) -> None:
+    """Where it must call, and where text may come before."""
+    write = WRITTEN[name].format
+    call = write("look.up", ARGUMENTS)
+    marker = FORMATS[name].spelling.marker
+    lead = "So < [1]" if marker else ""
+    for offer, before in ((Offer(BOTH, must_call=True), ""), (Offer(BOTH), lead)):
+        use = Follower(tokenizer, name, offer).use
+        answer = f"{before}\n{call}" if before else call
+        for end in range(len(answer) + 1):
+            parts = whole(use.reader(""), answer[:end])
+            text = "".join(part.text for part in parts if isinstance(part, Words))
+            # Of a marker that may be text yet, the beginning is text where it ends there.
+            limit = len(before) + 1 + len(marker) if before else 0
+            assert text == (answer[:end] if end < limit else before), end
+            for part in parts:
+                if isinstance(part, Call):
+                    assert part.name == "look.up"
+                    assert ARGUMENTS.startswith(part.arguments)
+        assert parts[-1].arguments == ARGUMENTS
+
+
+def test_a_model_that_goes_on_makes_a_bounded_number_of_calls() -> None:
+    mini = AutoTokenizer.from_pretrained(MINI)
+    offer = Offer((NOW,), must_call=True)
+    calls = [WRITTEN["json"].format("now", "{}")[1:-1]] * (MAX_CALLS + 1)
+    assert Follower(mini, "json", offer).takes(f"[{', '.join(calls[:-1])}]")
+    assert not Follower(mini, "json", offer).takes(f"[{', '.join(calls)}]")
 
 
 def test_an_answer_may_be_json_or_a_call() -> None:

@@ -49,7 +49,8 @@ ANSWERS: list[tuple[str, str, list[object]]] = [
     ("mistral_args", "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now[ARGS]{}", [("now", {})] * 2),
     ("mistral_args", '[TOOL_CALLS]weather[CALL_ID]a1[ARGS]{"city": "Lima"}', [CALLED]),
     ("json", f"[{LLAMA}, {LLAMA}]", [CALLED, CALLED]),
-    ("json", f"[{LLAMA}, {LLAMA[:18]}", [CALLED, LLAMA[:18]]),
+    ("json", f"[{LLAMA}, {LLAMA[:18]}", [CALLED]),
+    ("hermes", f"{HERMES}\n{HERMES[:20]}", [CALLED]),
     ("json", f"[{LLAMA.replace('weather', 'x')}]", [f"[{LLAMA.replace('weather', 'x')}]"]),
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import jsonschema
 import openai
 import pytest
 
+from juice_server.tools.grammar import MAX_CALLS
 from tests.support.serving import serving
 
 WEATHER = {
@@ -56,6 +57,28 @@ def ask(api: openai.OpenAI, **fields: Any) -> Any:
     return api.chat.completions.create(**({"temperature": 0} | options))
 
 
+def streamed(chunks: Iterable[Any]) -> dict[int, tuple[str, str]]:
+    """Return the names and arguments of the calls of a stream, which must come in pieces."""
+    deltas = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
+    firsts = {own.index: own for own in deltas if own.id}
+    assert [own.index for own in deltas] == sorted(own.index for own in deltas)
+    assert all(own.function.arguments == "" and own.function.name for own in firsts.values())
+    pieces = [own for own in deltas if not own.id]
+    assert not any(own.function.name for own in pieces)
+    assert len(pieces) >= len(firsts)
+    return {
+        i: (
+            own.function.name,
+            "".join(piece.function.arguments for piece in pieces if piece.index == i),
+        )
+        for i, own in firsts.items()
+    }
+
+
+def arguments_of(choice: Any, index: int = 0) -> str:
+    return str(choice.message.tool_calls[index].function.arguments)
+
+
 def check(calls: Any, names: set[str] | None = None) -> None:
     assert calls
     for call in calls:
@@ -90,9 +113,8 @@ def test_a_call_that_is_asked_for_comes_and_is_valid(
         check(chosen.message.tool_calls, names)
         assert answer.steering["target"] == steer
         chunks = [*ask(api, **options, extra_body={"steer": steer}, stream=True)]
-    deltas = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
-    called = chosen.message.tool_calls[0].function
-    assert [(d.index, dict(d.function)) for d in deltas] == [(0, dict(called))]
+    (called,) = streamed(chunks).values()
+    assert called == (chosen.message.tool_calls[0].function.name, arguments_of(chosen))
     assert not any(c.choices[0].delta.content for c in chunks)
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
@@ -107,14 +129,88 @@ def test_without_a_call_the_answer_is_that_without_tools_enforced(api: openai.Op
 def test_several_choices_call_each_for_itself(api: openai.OpenAI) -> None:
     fields = {"tool_choice": "required", "parallel_tool_calls": False, "n": 3}
     whole = ask(api, **fields, temperature=1, seed=5).choices
-    streamed: dict[int, Any] = {}
+    chunks: dict[int, list[Any]] = {}
     for chunk in ask(api, **fields, temperature=1, seed=5, stream=True):
-        for call in chunk.choices[0].delta.tool_calls or ():
-            assert streamed.setdefault(chunk.choices[0].index, call) is call
-    assert {i: dict(own.function) for i, own in streamed.items()} == {
-        own.index: dict(own.message.tool_calls[0].function) for own in whole
+        chunks.setdefault(chunk.choices[0].index, []).append(chunk)
+    assert {i: streamed(own) for i, own in chunks.items()} == {
+        own.index: {0: (own.message.tool_calls[0].function.name, arguments_of(own))}
+        for own in whole
     }
-    assert len(streamed) == 3
+    assert len(chunks) == 3
+
+
+@pytest.mark.parametrize("server_of", ["url", "hermes"])
+def test_a_model_that_calls_on_and_on_is_ended_or_cut_without_a_trace_of_text(
+    request: pytest.FixtureRequest, server_of: str
+) -> None:
+    """Kills: the beginning of one more call as content; calls without end."""
+    url = request.getfixturevalue(server_of)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as api:
+        for n in (5, 30, 60, 80, 100, 480):
+            options = {"tool_choice": "required", "max_tokens": n}
+            chosen = ask(api, **options).choices[0]
+            calls = chosen.message.tool_calls or []
+            assert not chosen.message.content
+            if valid := calls[:-1] if chosen.finish_reason == "length" else calls:
+                check(valid)
+            assert len(calls) <= MAX_CALLS
+            chunks = [*ask(api, **options, stream=True)]
+            assert not any(c.choices[0].delta.content for c in chunks)
+            assert chunks[-1].choices[0].finish_reason == chosen.finish_reason
+            assert streamed(chunks) == {
+                i: (own.function.name, own.function.arguments) for i, own in enumerate(calls)
+            }
+
+
+def test_a_cut_call_leaves_no_text_in_responses_and_messages(url: str) -> None:
+    flat = {"model": "mini", "tools": FLAT, "tool_choice": "required", "store": False}
+    named = [{"name": k, "input_schema": v} for k, v in SCHEMAS.items()]
+    greedy: dict[str, Any] = {"temperature": 0}
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as api,
+        anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as other,
+    ):
+        for n in (40, 60, 80):
+            options: dict[str, Any] = {**flat, **greedy, "input": ASKED[0]["content"]}
+            whole = api.responses.create(**options, max_output_tokens=n)
+            assert {own.type for own in whole.output} == {"function_call"}
+            assert whole.status == "incomplete"
+            with api.responses.create(**options, max_output_tokens=n, stream=True) as stream:
+                *_, last = stream
+            assert last.type == "response.incomplete"
+            assert [own.arguments for own in last.response.output] == [
+                own.arguments for own in whole.output
+            ]
+            asked: dict[str, Any] = {"model": "mini", "messages": ASKED, "tools": named}
+            asked |= {"tool_choice": {"type": "any"}, "max_tokens": n, "extra_body": greedy}
+            message = other.messages.create(**asked)
+            assert {own.type for own in message.content} == {"tool_use"}
+            assert message.stop_reason == "max_tokens"
+            with other.messages.stream(**asked) as events:
+                got = events.get_final_message()
+            assert [own.input for own in got.content] == [own.input for own in message.content]
+
+
+@pytest.mark.parametrize("stop", [["}"], ["city"]])
+def test_a_stop_sequence_beside_a_call_that_must_come_is_refused(
+    client: httpx.Client, stop: list[str]
+) -> None:
+    """It would cut the call, and leave a text that nobody asked for."""
+    chat = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required", "stop": stop}
+    named = [{"name": k, "input_schema": v} for k, v in SCHEMAS.items()]
+    message = {"messages": ASKED, "tools": named, "tool_choice": {"type": "any"}, "max_tokens": 9}
+    form = {"response_format": {"type": "json_object"}, "stop": stop}
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/responses", {"input": "a", "tools": FLAT, "tool_choice": "required", "stop": stop}),
+        ("/v1/messages", {**message, "stop_sequences": stop}),
+        ("/v1/chat/completions", {"messages": ASKED, **form}),
+        ("/v1/completions", {"prompt": "a", **form}),
+        ("/generate", {"prompt": "a", **form}),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.status_code == 400, (path, answer.text)
+        assert "leave out stop" in answer.json()["error"]["message"]
 
 
 CALLED: list[Any] = [
@@ -167,8 +263,9 @@ def test_responses_call_and_are_answered(api: openai.OpenAI) -> None:
     jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
     with api.responses.stream(**options) as stream:
         kinds = [event.type for event in stream]
-        streamed = stream.get_final_response()
-    assert kinds == [
+        got = stream.get_final_response()
+    assert kinds.count("response.function_call_arguments.delta") > 1
+    assert [*dict.fromkeys(kinds)] == [
         "response.created",
         "response.in_progress",
         "response.output_item.added",
@@ -177,7 +274,7 @@ def test_responses_call_and_are_answered(api: openai.OpenAI) -> None:
         "response.output_item.done",
         "response.completed",
     ]
-    assert (streamed.output[0].name, streamed.output[0].arguments) == (call.name, call.arguments)
+    assert (got.output[0].name, got.output[0].arguments) == (call.name, call.arguments)
     result = {"type": "function_call_output", "call_id": call.call_id}
     answered = api.responses.create(
         **options
@@ -210,8 +307,9 @@ def test_messages_call_and_are_answered(url: str) -> None:
             **options, messages=ASKED, tool_choice=choice, extra_body=greedy
         ) as stream:
             kinds = [event.type for event in stream]
-            streamed = stream.get_final_message()
-        assert kinds == [
+            got = stream.get_final_message()
+        assert kinds.count("input_json") > 1
+        assert [*dict.fromkeys(kinds)] == [
             "message_start",
             "content_block_start",
             "content_block_delta",
@@ -220,8 +318,8 @@ def test_messages_call_and_are_answered(url: str) -> None:
             "message_delta",
             "message_stop",
         ]
-        assert (streamed.content[0].name, streamed.content[0].input) == (block.name, block.input)
-        assert streamed.stop_reason == "tool_use"
+        assert (got.content[0].name, got.content[0].input) == (block.name, block.input)
+        assert got.stop_reason == "tool_use"
         result = {"type": "tool_result", "tool_use_id": block.id}
         turns = [
             *ASKED,
