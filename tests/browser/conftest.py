@@ -15,7 +15,8 @@ from tests.support.browsing import TIMEOUT_MS, OpenPage, chromium
 from tests.support.serving import serving
 
 
-@pytest.fixture(scope="session")
+# Not for longer: while it runs, the thread has a running event loop, which other tests cannot use.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if shutil.which("node") is None:
         pytest.skip("there is no Node.js here to unpack Chromium with")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -73,6 +74,7 @@ def test_at_a_terminal_the_prompt_shows_what_steers_and_ctrl_c_ends_it_cleanly()
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "90", "TERM": "xterm"}
     process, terminal = pty.fork()
     if process == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in the background may ignore it
         os.execvpe(command[0], command, environment)  # noqa: S606 - no shell is wanted
     said = b""
 

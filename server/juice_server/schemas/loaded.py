@@ -267,6 +267,8 @@ class Info(Documented):
 
     version: str
     """The version of the server."""
+    system_fingerprint: str
+    """A name for all that decides a request's bits alone: model, dtype, engine, versions, flags."""
     engine: EngineInfo
     """What runs the model."""
     model: ModelInfo

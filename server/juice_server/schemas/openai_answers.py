@@ -34,6 +34,8 @@ class AnswerFrame(Documented):
     """When it was begun, in seconds since 1970."""
     model: str
     """The name of the model."""
+    system_fingerprint: str
+    """A name for all that decides a request's bits alone: model, dtype, engine, versions, flags."""
     usage: Usage
     """Tokens of prompts and answers."""
     steering: SteeringReport

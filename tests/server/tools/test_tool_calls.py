@@ -334,15 +334,6 @@ def test_messages_call_and_are_answered(url: str) -> None:
     assert n_tokens == answered.usage.input_tokens
 
 
-def test_the_page_shows_what_its_example_prints(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = Path("docs/how-to/tools.md").read_text(encoding="utf-8")
-    code = page.split("```python\n")[1].split("```")[0]
-    exec(code.replace("http://127.0.0.1:8000", url), {})  # noqa: S102
-    assert capsys.readouterr().out == page.split("prints\n\n```\n")[1].split("```")[0]
-
-
 TWICE = [TOOLS[1], TOOLS[1]]
 NO_OBJECT = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "[1]"}}
 BAD_SCHEMA = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "odd"}}}}
