@@ -79,7 +79,7 @@ def test_thoughts_that_nothing_follows_are_left_out() -> None:
 
 def test_what_a_message_had_comes_back_as_one_turn() -> None:
     given = [Thought("Hm."), Words("I ask."), Call("c1", "f", "{}")]
-    blocks = [messages_route._block(part) for part in given]
+    blocks = [messages_route._whole(messages_route._block(part)) for part in given]
     hidden = {"type": "redacted_thinking", "data": "x"}
     failed = {"type": "tool_result", "tool_use_id": "c1", "is_error": True, "content": "no net"}
     asked, answered, told = of_messages(

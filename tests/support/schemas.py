@@ -5,14 +5,26 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 NAMES = ("a", "name", "the capital", "ünïcode", "x_1", 'quo"te')
 
 
-def random_schema(rng: Random, depth: int = 2) -> dict[str, Any]:
+WHOLE = 2
+
+
+def judge(schema: dict[str, Any]) -> Draft202012Validator:
+    """Return what validates against a schema, formats too."""
+    return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+
+
+def random_schema(rng: Random, depth: int = WHOLE) -> dict[str, Any]:
     """Return a schema of bounded depth; every string, list and number in it is bounded."""
-    kinds = [_enum, _integer, _string, _boolean, _constant, _pattern, _nullable]
+    kinds = [_enum, _integer, _string, _boolean, _constant, _pattern, _nullable, _format]
     if depth:
-        kinds += [_object, _object, _array, _any_of]
+        kinds += [_object, _object, _array, _any_of, _one_of, _free_names]
+    if depth == WHOLE:
+        kinds += [_references, _references]
     return rng.choice(kinds)(rng, depth)
 
 
@@ -39,6 +51,46 @@ def _array(rng: Random, depth: int) -> dict[str, Any]:
 
 def _any_of(rng: Random, depth: int) -> dict[str, Any]:
     return {"anyOf": [random_schema(rng, depth - 1) for _ in range(rng.randint(1, 3))]}
+
+
+def _one_of(rng: Random, depth: int) -> dict[str, Any]:
+    """Return kinds that exclude each other; llguidance refuses others."""
+    kinds: list[dict[str, Any]] = [
+        {"type": "boolean"},
+        {"type": "null"},
+        _integer(rng, depth),
+        {"type": "string", "maxLength": rng.randint(1, 4)},
+    ]
+    return {"oneOf": rng.sample(kinds, rng.randint(2, 3))}
+
+
+def _free_names(rng: Random, depth: int) -> dict[str, Any]:
+    # A name that is not listed may come twice, so no more than one of them is asked for.
+    return {
+        "type": "object",
+        "properties": {"a": random_schema(rng, depth - 1)},
+        "required": ["a"],
+        "patternProperties": {"^[b-d]{1,2}$": random_schema(rng, 0)},
+        "additionalProperties": False,
+        "minProperties": rng.randint(0, 2),
+        "maxProperties": 2,
+    }
+
+
+def _references(rng: Random, depth: int) -> dict[str, Any]:
+    part = {"$ref": "#/$defs/part"}
+    return {
+        **_object(rng, depth),
+        "properties": {"one": part, "list": {"type": "array", "items": part, "maxItems": 2}},
+        "required": rng.sample(["one", "list"], rng.randint(0, 2)),
+        "$defs": {"part": random_schema(rng, depth - 2)},
+    }
+
+
+def _format(rng: Random, depth: int) -> dict[str, Any]:
+    # Not `date`: llguidance lets every year have a 29 February.
+    long = ["uuid"] if depth == WHOLE else []
+    return {"type": "string", "format": rng.choice(["ipv4", *long])}
 
 
 def _enum(rng: Random, _depth: int) -> dict[str, Any]:
