@@ -25,10 +25,6 @@ CONTAINER_PACKAGES := docker.io docker-compose debootstrap
 # Ray, for the tests of many machines.
 RAY_BIN := .venv-ray/bin
 RAY_STAMP := .venv-ray/.installed
-PORT ?= 8000
-
-.PHONY: setup setup-vllm setup-clients setup-containers setup-ray run test test-vllm clients-test \
-  clients-load clients-smoke container-test ray-test torture soak lint bench gpu wheels
 # What looks at what is installed is not installed beside it.
 AUDIT_BIN := .venv-audit/bin
 AUDIT_STAMP := .venv-audit/.installed
@@ -38,10 +34,9 @@ SBOM_OF ?= $(BIN)/python
 SBOM ?= build/sbom.json
 PORT ?= 8000
 
-.PHONY: setup setup-vllm setup-clients run test test-vllm clients-test clients-load clients-smoke \
-  torture soak lint bench audit sbom
-  torture soak lint docs bench
-  torture soak lint docs dist release-test bench
+.PHONY: setup setup-vllm setup-clients setup-containers setup-ray run test test-vllm clients-test \
+  clients-load clients-smoke container-test ray-test release-test torture soak lint docs dist audit \
+  sbom bench gpu wheels
 
 setup: $(STAMP) $(HELM)
 
@@ -117,6 +112,7 @@ setup-containers:
 # Takes half an hour or more, most of it to install packages into the images.
 container-test: $(STAMP) setup-containers
 	$(BIN)/python -m pytest tests/containers --write-results=docs/results/containers
+
 setup-ray: $(RAY_STAMP)
 
 $(RAY_STAMP): pyproject.toml constraints.txt
@@ -157,6 +153,7 @@ sbom: $(AUDIT_STAMP)
 	mkdir -p $(dir $(SBOM))
 	$(AUDIT_BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate \
 	  --output-file $(SBOM) $(SBOM_OF)
+
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
