@@ -25,6 +25,7 @@ import torch
 import juice
 from benchmarks import machine, peers
 from benchmarks.shapes import SHAPES
+from benchmarks.ways import ROWS, WAYS
 from juice.errors import JuiceError
 from juice.exactness import diagnose
 from tests.support.architectures import ARCHITECTURES
@@ -97,8 +98,8 @@ def main() -> None:
         help="beside mini",
     )
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, help="else those that fit")
-    parser.add_argument("--rows", type=int, nargs="*", default=peers.ROWS)
-    parser.add_argument("--only", nargs="*", choices=peers.WAYS, default=list(peers.WAYS))
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
+    parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
     parser.add_argument("--out", type=Path, help="else a file of docs/results/gpu")
     options = parser.parse_args()
     if options.device.startswith("cuda") and not torch.cuda.is_available():
