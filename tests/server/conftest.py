@@ -1,4 +1,8 @@
-"""Running servers: `url` is that of one with its defaults, `server` needs a key."""
+"""Running servers: `url` is that of one with its defaults, `server` needs a key.
+
+The one with its defaults serves all files of tests that one process runs, so a test leaves it as it
+was, and reads of its metrics only what changed.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,19 @@ import pytest
 from tests.support.serving import KEYS, Server, serving
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def url() -> Iterator[str]:
     with serving() as running:
         yield running.url
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=60) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def api(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
         yield made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -156,6 +156,8 @@ class StreamOptions(Documented):
 
     include_usage: bool = False
     """Whether the stream ends with the usage."""
+    continuous_usage_stats: Literal[False] = False
+    """The usage comes at the end alone, by `include_usage`."""
 
 
 class OpenAIFields(GenerationFields):
