@@ -34,8 +34,8 @@ SBOM_OF ?= $(BIN)/python
 SBOM ?= build/sbom.json
 PORT ?= 8000
 
-.PHONY: setup setup-vllm setup-clients setup-containers setup-ray run test test-vllm clients-test \
-  clients-load clients-smoke container-test ray-test release-test torture soak lint docs dist audit \
+.PHONY: setup setup-vllm setup-clients setup-containers setup-ray run test test-long test-vllm \
+  clients-test clients-load clients-smoke container-test ray-test release-test torture soak lint docs dist audit \
   sbom bench gpu wheels
 
 setup: $(STAMP) $(HELM)
@@ -68,6 +68,11 @@ $(HELM): tests/deploy/helm.txt | $(STAMP)
 
 test: $(STAMP) $(BROWSER) $(HELM)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# What takes half a minute or more each, and has a shorter sibling in `make test`.
+test-long: $(STAMP) $(VLLM_STAMP)
+	$(BIN)/python -m pytest -m long --numprocesses auto --maxprocesses 4
+	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/vllm
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile tests/vllm tests/engine

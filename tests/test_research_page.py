@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "how-to" / "research.md"
 MARK = "----- next block"
@@ -45,6 +47,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_the_page_prints_what_it_shows(tmp_path: Path) -> None:
     facts = (ROOT / "juice" / "models" / "mini" / "examples.jsonl").read_text().splitlines()[:200]
     (tmp_path / "mine.jsonl").write_text("\n".join(facts) + "\n")

@@ -252,6 +252,7 @@ def test_a_model_without_a_chat_template_is_refused_in_one_clear_line(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_an_interrupted_identification_writes_no_set_and_goes_on_where_it_stopped(
     tmp_path: Path,
 ) -> None:

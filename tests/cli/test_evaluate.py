@@ -52,6 +52,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     assert "not of the format" in invoke("evaluate", "--out", str(tmp_path), "--limit", "2")[2]
 
 
+@pytest.mark.long
 def test_an_interrupted_run_explains_how_to_resume_and_does(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ("evaluate", "--out", str(out), "--limit", "6", "--methods", "original,prompt")

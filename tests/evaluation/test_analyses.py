@@ -174,6 +174,7 @@ def test_a_knocked_out_component_adds_nothing(
         )
 
 
+@pytest.mark.long
 def test_robustness_is_accuracy_with_other_heads_and_betas(
     model: juice.SteeredModel, capitals: list[ConflictExample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +262,7 @@ def test_stability_is_the_mean_overlap_of_all_pairs(
 
 
 @FEW_EXAMPLES
+@pytest.mark.long
 def test_each_seed_finds_a_set_that_is_tested_on_the_same_facts(
     model: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

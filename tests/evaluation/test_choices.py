@@ -67,6 +67,7 @@ def test_a_model_without_consistent_heads_is_reported_with_the_reason(
     )
 
 
+@pytest.mark.long
 def test_heads_are_found_where_no_set_is_served_on_facts_that_are_not_tested(
     tmp_path: Path, pool: list[ConflictExample], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from tests.support.conflicts import examples
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
+N_FACTS = 6
 OPTIONS = EvaluationOptions(
     methods=(
         "original",
@@ -45,8 +46,8 @@ OPTIONS = EvaluationOptions(
         "gated",
         "gated_apart",
     ),
-    limit=10,
-    n_large=10,
+    limit=N_FACTS,
+    n_large=N_FACTS,
     # Three alphas instead of eight: probes take most of the time.
     identification=IdentificationOptions(
         method="probe", alphas_plus=(1.0, 3.0), alphas_minus=(-2.0,)
@@ -83,12 +84,12 @@ def test_every_answer_is_kept_with_its_verdict_and_the_table_follows_from_them(
     results = json.loads((store.folder / "results.json").read_text())
     assert results["is_complete"] is True
     test = [ConflictExample.model_validate(e) for e in results["data"]["test"]]
-    assert len(test) == 10
+    assert len(test) == N_FACTS
     assert {domain_of(e) for e in test} == {"world_capital", "book_author"}
     for target, own in results["targets"].items():
         for name, method in own["methods"].items():
             for conflict_type, answers in method["answers"].items():
-                assert len(answers) == 10
+                assert len(answers) == N_FACTS
                 for e, (output, is_right, p_parametric, p_context) in zip(
                     test, answers, strict=True
                 ):
@@ -300,7 +301,9 @@ def test_a_target_that_is_added_later_tests_on_the_same_facts(
     assert set(both.results["targets"]) == {"parametric", "context"}
 
 
-@pytest.mark.parametrize("kind", ["substitution only", "no clean", "mixed"])
+@pytest.mark.parametrize(
+    "kind", ["substitution only", "mixed", pytest.param("no clean", marks=pytest.mark.long)]
+)
 def test_data_of_every_shape_is_evaluated(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path, kind: str
 ) -> None:

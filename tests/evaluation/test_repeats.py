@@ -74,6 +74,7 @@ def results_of(store: Any, seed: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_every_seed_is_the_evaluation_with_that_seed_alone(
     store: Any, model: juice.SteeredModel, few: list[ConflictExample], tmp_path: Path
 ) -> None:

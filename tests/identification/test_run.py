@@ -88,6 +88,7 @@ def test_identification_is_the_same_for_the_same_seed_and_differs_for_another() 
     assert first.identification.examples_sha256 != other.identification.examples_sha256
 
 
+@pytest.mark.long
 def test_rows_in_memory_find_and_tune_what_the_same_file_does(tmp_path: Path) -> None:
     """As a list of dicts, as a data set, and by the file's name."""
     rows = [json.loads(to_json_line(e)) for e in juice.read_examples("mini")[:20]]

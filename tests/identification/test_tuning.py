@@ -120,7 +120,7 @@ def test_the_candidate_that_validates_best_is_chosen_and_its_gain_is_counted() -
 
 
 @FEW_EXAMPLES
-@pytest.mark.parametrize("target", ["parametric", "context"])
+@pytest.mark.parametrize("target", ["context", pytest.param("parametric", marks=pytest.mark.long)])
 def test_protection_keeps_steering_from_breaking_what_needs_none(target: str) -> None:
     pool = juice.read_examples("mini")
     with juice.load("mini") as model:

@@ -39,8 +39,11 @@ def lower_case_words(text: str) -> set[str]:
 
 
 @cache
-def patterns() -> list[tuple[Relation, re.Pattern[str]]]:
-    """Return every statement as a pattern of a subject and a known answer."""
+def patterns() -> list[tuple[Relation, str, re.Pattern[str]]]:
+    """Return every statement as a pattern of a subject and a known answer, after its longest words.
+
+    Where these words are not, the pattern is nowhere either, and need not be tried.
+    """
     found = []
     for relation in RELATIONS:
         answers = "|".join(re.escape(a) for a in sorted(relation.answers, key=len, reverse=True))
@@ -50,7 +53,8 @@ def patterns() -> list[tuple[Relation, re.Pattern[str]]]:
             text = text.replace(r"\{s\}", r"(?P<s>[^;:,\n]+?)").replace(
                 r"\{a\}", f"(?:(?:{appositions}) )?(?P<a>{answers})"
             )
-            found.append((relation, re.compile(rf"\b{text}", re.IGNORECASE)))
+            words = max(re.split(r"\{[sa]\}", statement), key=len).lower()
+            found.append((relation, words, re.compile(rf"\b{text}", re.IGNORECASE)))
     return found
 
 
@@ -71,9 +75,11 @@ class Told:
 
 def statements(text: str) -> list[Told]:
     """Return every statement about a subject of the facts files, in order."""
+    lower = text.lower()
     found = [
         Told(relation, match["s"], match["a"], match.end())
-        for relation, pattern in patterns()
+        for relation, words, pattern in patterns()
+        if words in lower
         for match in pattern.finditer(text)
         if match["s"] in REAL[relation.name]
     ]

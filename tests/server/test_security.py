@@ -149,18 +149,22 @@ def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
     assert flags - {"api_key"} | {"api_keys"} == set(Settings.model_fields)
 
 
-def test_schemathesis_finds_no_5xx_and_no_answer_that_is_not_documented(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n", [15, pytest.param(50, marks=pytest.mark.long)])
+def test_schemathesis_finds_no_5xx_and_no_answer_that_is_not_documented(
+    n: int, tmp_path: Path
+) -> None:
     """Every route gets values that fit the served OpenAPI document, and values that do not."""
     with serving("--max-tokens", "20", "--log-format", "json") as server:
         options = (
             # With several workers, Python 3.11 may lose count in its parser.
             "--checks not_a_server_error,response_schema_conformance,content_type_conformance"
-            ",status_code_conformance --max-examples 25 --seed 1 --workers 1"
+            ",status_code_conformance --seed 1 --workers 1"
             " --suppress-health-check all --no-color"
         )
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
             *options.split(),
+            *("--max-examples", str(n)),
         ]
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
@@ -169,4 +173,4 @@ def test_schemathesis_finds_no_5xx_and_no_answer_that_is_not_documented(tmp_path
         assert done.returncode == 0, (own, done.stdout[-6000:], done.stderr[-2000:])
         n_cases, n_passed = re.search(r"(\d+) generated, (\d+) passed", done.stdout).groups()
         assert n_cases == n_passed
-        assert int(n_passed) > 1000
+        assert int(n_passed) > 40 * n

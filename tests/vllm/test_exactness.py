@@ -71,6 +71,7 @@ def test_served_requests_equal_the_two_runs(
     assert_served(name, tmp_path, with_shared_prefixes(seed=1, n=16))
 
 
+@pytest.mark.long
 def test_compiled_requests_equal_the_two_runs(tmp_path: Path) -> None:
     assert_served("Llama", tmp_path, with_shared_prefixes(seed=2, n=16), enforce_eager=False)
 

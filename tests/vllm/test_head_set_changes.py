@@ -23,6 +23,7 @@ PROMPT = "The capital of France is Paris, and the capital of Peru is Lima. It is
 OPTIONS = {"max_tokens": 12, "ignore_eos": True}
 
 
+@pytest.mark.long
 def test_a_changed_set_steers_anew_and_one_outside_the_window_is_refused(tmp_path: Path) -> None:
     tiny.save(tmp_path / "model", wide("Llama").build())
     folder = tmp_path / "head_sets"

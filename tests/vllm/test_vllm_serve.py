@@ -155,6 +155,7 @@ def test_what_cannot_be_steered_is_refused(
     assert caught.value.status_code == status
 
 
+@pytest.mark.long
 def test_without_the_middleware_what_asks_for_steering_is_refused(folder: Path) -> None:
     with vllm_serve(folder, *MODEL, *SCHEDULER, *PROCESSOR) as (url, process):
         wait_until_ready(url, process)

@@ -48,6 +48,7 @@ def sharded(folder: Path, *more: str) -> Iterator[Server]:
         server.process.kill()
 
 
+@pytest.mark.long
 def test_a_sharded_server_answers_as_the_library_and_finishes_what_runs(folder: Path) -> None:
     with juice.load(folder / "model", head_sets=folder / "head_sets", dtype="float32") as model:
         options = {"max_tokens": 100, "ignore_eos": True}
@@ -75,6 +76,7 @@ def test_a_sharded_server_answers_as_the_library_and_finishes_what_runs(folder: 
         assert "is not checked" not in server.errors()
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_the_server_with_an_error_in_the_log(folder: Path) -> None:
     with sharded(folder, "--log-format", "json") as server:
         (core,) = [own for own in running(server) if "EngineCore" in own.name()]
