@@ -1,8 +1,10 @@
 """Answers of a given form: how many are valid, and what they cost a token.
 
-`python -m benchmarks.structures [--engine vllm] [--write FILE]`. Random schemas are answered by the
-bundled model, sampled at temperature 1, unsteered and steered, and judged by `jsonschema`. The cost
-is the median of a step with the form of free text less that of one without, of the same tokens.
+`python -m benchmarks.structures [--engine vllm] [--only cost] [--write FILE]`.
+
+Random schemas are answered by the bundled model, sampled at temperature 1, unsteered and steered,
+and judged by `jsonschema`. The cost is the median of a step with the form of free text less that of
+one without, of the same tokens.
 """
 
 from __future__ import annotations
@@ -83,27 +85,31 @@ def main() -> None:
     """Measure and print, or add to a file of results, by engine."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=["own", "vllm"], default="own")
+    parser.add_argument("--only", choices=["validity", "cost"])
     parser.add_argument("--write", type=Path, help="the file to add to")
     asked = parser.parse_args()
     options: dict[str, Any] = {"window": "all", "vllm_args": {"enforce_eager": True}}
+    result: dict[str, Any] = {
+        "llguidance": version("llguidance"),
+        "jsonschema": version("jsonschema"),
+        "machine": machine.describe(),
+    }
     with juice.load(
         "mini", engine=asked.engine, **(options if asked.engine == "vllm" else {})
     ) as model:
-        steered = model.resolve(juice.Steer(target="context"))
-        result = {
-            "unsteered": valid(model, unsteered()),
-            "steered": valid(model, steered),
-            "ms_a_step": {str(n): cost(model, n) for n in (1, 16)},
-            "llguidance": version("llguidance"),
-            "jsonschema": version("jsonschema"),
-            **({"vllm": model.engine.details["version"]} if asked.engine == "vllm" else {}),
-            "machine": machine.describe(),
-        }
+        if asked.engine == "vllm":
+            result["vllm"] = model.engine.details["version"]
+        if asked.only != "cost":
+            steered = model.resolve(juice.Steer(target="context"))
+            result["unsteered"] = valid(model, unsteered())
+            result["steered"] = valid(model, steered)
+        if asked.only != "validity":
+            result["ms_a_step"] = {str(n): cost(model, n) for n in (1, 16)}
     print(json.dumps({asked.engine: result}))
     if asked.write is not None:
         before = json.loads(asked.write.read_text()) if asked.write.exists() else {}
-        text = json.dumps({**before, asked.engine: result}, indent=2)
-        asked.write.write_text(f"{text}\n")
+        found = {**before, asked.engine: {**before.get(asked.engine, {}), **result}}
+        asked.write.write_text(f"{json.dumps(found, indent=2)}\n")
 
 
 if __name__ == "__main__":
