@@ -28,7 +28,7 @@ def steers(server: Server, route: str, n_requests: int = 1) -> Iterator[list[str
     httpx.get(f"{server.url}/v1/models", headers={"X-Request-Id": asked})
     within(
         10,
-        lambda: any(line.get("request_id") == asked for line in server.log()),
+        lambda: any(line.get("id") == asked for line in server.log()),
         "a line of the log about a later request",
     )
     n_before = len(logged())
