@@ -28,6 +28,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_exactness_and_speed_are_written(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     done = run(

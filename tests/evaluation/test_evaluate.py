@@ -31,7 +31,7 @@ from tests.support.chat_templates import PLAIN, loaded, made_set, sha256, tokeni
 from tests.support.conflicts import examples
 from tests.support.marks import FEW_EXAMPLES
 
-pytestmark = FEW_EXAMPLES
+pytestmark = [FEW_EXAMPLES, pytest.mark.long]  # tests/cli/test_evaluate.py has a short form
 N_FACTS = 6
 OPTIONS = EvaluationOptions(
     methods=(
@@ -301,9 +301,7 @@ def test_a_target_that_is_added_later_tests_on_the_same_facts(
     assert set(both.results["targets"]) == {"parametric", "context"}
 
 
-@pytest.mark.parametrize(
-    "kind", ["substitution only", "mixed", pytest.param("no clean", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("kind", ["substitution only", "mixed", "no clean"])
 def test_data_of_every_shape_is_evaluated(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path, kind: str
 ) -> None:

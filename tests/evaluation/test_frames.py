@@ -18,7 +18,7 @@ from juice.data.judging import contains_answer
 from juice.errors import ExampleError, UsageError
 from tests.support.marks import FEW_EXAMPLES
 
-pytestmark = FEW_EXAMPLES
+pytestmark = [FEW_EXAMPLES, pytest.mark.long]  # tests/cli/test_evaluate.py has a short form
 WANTED: dict[str, Any] = {"methods": ("original", "cad", "served"), "limit": 6, "texts": ["Lima."]}
 
 

@@ -85,6 +85,7 @@ def test_every_example_is_judged_by_its_own_rule(monkeypatch: pytest.MonkeyPatch
     assert validation.known_examples(None, pair) == pair[:1]
 
 
+@pytest.mark.long
 @FEW_EXAMPLES
 def test_the_candidate_that_validates_best_is_chosen_and_its_gain_is_counted() -> None:
     """The oracle asks the model itself, by `generate`, with the betas that were chosen."""

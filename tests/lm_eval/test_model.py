@@ -227,6 +227,7 @@ def test_a_gate_decides_once_for_all_choices_of_a_prompt(
             assert gated[at][0] == pytest.approx(expected[at][0], **TOLERANCE), i
 
 
+@pytest.mark.long
 def test_the_command_line_is_the_harness_own_with_our_model(
     folder: Path, tmp_path: Path, found: dict[str, Any]
 ) -> None:
