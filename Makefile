@@ -35,8 +35,8 @@ SBOM ?= build/sbom.json
 PORT ?= 8000
 
 .PHONY: setup setup-vllm setup-clients setup-containers setup-ray run test test-long test-vllm \
-  clients-test clients-load clients-smoke container-test ray-test release-test torture soak lint docs dist audit \
-  sbom bench gpu wheels
+  clients-test clients-load clients-smoke container-test ray-test release-test torture soak lint \
+  docs dist audit sbom bench gpu wheels
 
 setup: $(STAMP) $(HELM)
 

@@ -31,8 +31,8 @@ from tests.support.chat_templates import PLAIN, loaded, made_set, sha256, tokeni
 from tests.support.conflicts import examples
 from tests.support.marks import FEW_EXAMPLES
 
-pytestmark = [FEW_EXAMPLES, pytest.mark.long]  # tests/cli/test_evaluate.py has a short form
-N_FACTS = 6
+pytestmark = FEW_EXAMPLES
+N_FACTS = 10
 OPTIONS = EvaluationOptions(
     methods=(
         "original",
@@ -78,6 +78,7 @@ def store(
     )
 
 
+@pytest.mark.long
 def test_every_answer_is_kept_with_its_verdict_and_the_table_follows_from_them(
     store: Any, model: juice.SteeredModel
 ) -> None:
@@ -113,13 +114,14 @@ def test_every_answer_is_kept_with_its_verdict_and_the_table_follows_from_them(
     assert steered["coherent"]["accuracy"] > plain["coherent"]["accuracy"] + 0.2
 
 
+@pytest.mark.long
 def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(
     store: Any, model: juice.SteeredModel
 ) -> None:
     """Each method once more, by hand. Kills: a misplaced instruction, mixed-up rows or domains."""
     results = store.results
     test = [ConflictExample.model_validate(e) for e in results["data"]["test"]]
-    e, i = test[4], 4
+    e, i = test[7], 7
     prompt = e.prompts["coherent"]
     methods = results["targets"]["context"]["methods"]
     found = juice.HeadSet.parse(results["targets"]["context"]["found"]["paper"], "found")
@@ -166,6 +168,7 @@ def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(
     )
 
 
+@pytest.mark.long
 def test_served_gated_and_partly_steered_answers_are_those_of_plain_requests(
     store: Any, model: juice.SteeredModel
 ) -> None:
@@ -203,6 +206,7 @@ def seam(e: ConflictExample, conflict_type: str) -> tuple[str, str]:
     return prompt[: at - 1], prompt[at:]
 
 
+@pytest.mark.long
 def test_what_ph3_prunes_pulls_the_other_way(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
@@ -223,6 +227,7 @@ def test_what_ph3_prunes_pulls_the_other_way(
         assert choice["n_patched"] == len(examples) == 4
 
 
+@pytest.mark.long
 def test_an_evaluation_resumes_where_it_stopped_and_accepts_more_methods(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
@@ -240,6 +245,7 @@ def test_an_evaluation_resumes_where_it_stopped_and_accepts_more_methods(
     assert "served" in added.results["targets"]["parametric"]["methods"]
 
 
+@pytest.mark.long
 def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
@@ -301,7 +307,9 @@ def test_a_target_that_is_added_later_tests_on_the_same_facts(
     assert set(both.results["targets"]) == {"parametric", "context"}
 
 
-@pytest.mark.parametrize("kind", ["substitution only", "mixed", "no clean"])
+@pytest.mark.parametrize(
+    "kind", ["substitution only", "mixed", pytest.param("no clean", marks=pytest.mark.long)]
+)
 def test_data_of_every_shape_is_evaluated(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path, kind: str
 ) -> None:

@@ -18,7 +18,7 @@ from juice.data.judging import contains_answer
 from juice.errors import ExampleError, UsageError
 from tests.support.marks import FEW_EXAMPLES
 
-pytestmark = [FEW_EXAMPLES, pytest.mark.long]  # tests/cli/test_evaluate.py has a short form
+pytestmark = FEW_EXAMPLES
 WANTED: dict[str, Any] = {"methods": ("original", "cad", "served"), "limit": 6, "texts": ["Lima."]}
 
 
@@ -33,6 +33,7 @@ def store(
     return juice.evaluate(model, data, tmp_path_factory.mktemp("frames") / "out", **WANTED)
 
 
+@pytest.mark.long
 def test_rows_and_paths_are_the_same_evaluation(
     store: Any, model: juice.SteeredModel, pool: list[juice.ConflictExample], tmp_path: Path
 ) -> None:

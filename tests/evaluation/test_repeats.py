@@ -23,7 +23,7 @@ from juice.evaluation import side_effects
 from juice.evaluation.spread import spread
 from tests.support.marks import FEW_EXAMPLES
 
-pytestmark = [FEW_EXAMPLES, pytest.mark.long]  # tests/cli/test_evaluate.py has a short form
+pytestmark = FEW_EXAMPLES
 SEEDS = (3, 4, 5)
 # Nothing is tuned: that is the same code under every seed, and takes most of the time.
 WANTED: dict[str, Any] = {"methods": ("original", "served"), "texts": ["Lima."]}
@@ -74,6 +74,7 @@ def results_of(store: Any, seed: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_every_seed_is_the_evaluation_with_that_seed_alone(
     store: Any, model: juice.SteeredModel, few: list[ConflictExample], tmp_path: Path
 ) -> None:

@@ -227,3 +227,16 @@ def test_free_objects_may_have_the_names_of_our_own_arguments(
         answer = ask(client, route, {"chat_template_kwargs": {name: 1}})
         assert answer.status_code == 400
         assert f"names {name}" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_usage_in_every_chunk_is_refused_and_its_absence_is_not(
+    client: httpx.Client, route: str
+) -> None:
+    body = {**ROUTES[route], "max_tokens": 1, "stream": True}
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    refused = client.post(route, json={**body, "stream_options": asked})
+    assert refused.status_code == 400
+    assert "continuous_usage_stats" in refused.json()["error"]["message"]
+    asked["continuous_usage_stats"] = False
+    assert client.post(route, json={**body, "stream_options": asked}).status_code == 200
