@@ -69,7 +69,7 @@ $(HELM): tests/deploy/helm.txt | $(STAMP)
 test: $(STAMP) $(BROWSER) $(HELM)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-# What takes half a minute or more each, and has a shorter sibling in `make test`.
+# What takes a quarter of a minute or more each, most of it with a shorter sibling in `make test`.
 test-long: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/python -m pytest -m long --numprocesses auto --maxprocesses 4
 	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/vllm
