@@ -74,7 +74,9 @@ test-long: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/python -m pytest -m long --numprocesses auto --maxprocesses 4
 	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/vllm
 	JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true}' $(VLLM_BIN)/python -m pytest \
-	  -W default tests/server/test_looking_inside.py
+	  -W default --numprocesses 2 --dist loadfile \
+	  tests/server/test_looking_inside.py tests/server/test_structured.py tests/server/tools \
+	  tests/server/test_responses.py tests/server/test_messages.py
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile tests/vllm tests/engine

@@ -3,7 +3,8 @@
 Every way has a process of its own, and they take turns; a number is the median of the rounds, after
 one to warm up. Prompts have 192 to 320 tokens, 16 new tokens each, greedy. What steers, steers a
 random head in each layer of a third of the depth. Ways that recompute everything for each token run
-one request at a time, so n requests take n times as long.
+one request at a time, so n requests take n times as long. On a CPU each way computes with one
+thread.
 
 A decode step's time is the total less that of the prompts alone, for each token after the first.
 Memory is the peak while everything runs, beyond what the loaded model takes: of the process on a
@@ -16,6 +17,7 @@ import argparse
 import json
 import resource
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
@@ -62,7 +64,12 @@ def _peak_bytes() -> int:
 
 def worker(name: str, setting: Setting, shape: str) -> Worker:
     """Return a way in a process of its own."""
-    plugins = {"VLLM_PLUGINS": "none"} if name == "vLLM, plain" else {}
+    variables = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    if name == "vLLM, plain":
+        variables["VLLM_PLUGINS"] = "none"
+    if setting.device == "cpu":
+        # What vLLM takes of two cores by itself: it leaves one to its other process.
+        variables["OMP_NUM_THREADS"] = "1"
     python = None
     if WAYS[name].on_vllm and find_spec("vllm") is None:
         python = str(VLLM_PYTHON)
@@ -70,7 +77,7 @@ def worker(name: str, setting: Setting, shape: str) -> Worker:
         "benchmarks.peers",
         *("--worker", name, "--shape", shape, "--model", setting.folder),
         *("--device", setting.device, "--dtype", setting.dtype),
-        environment={"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **plugins},
+        environment=variables,
         python=python,
     )
 
@@ -102,6 +109,8 @@ def measure(
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in workers}
     for n_rows in rows:
         for round_number in range(n_rounds + 1):
+            what = f"round {round_number} of {n_rounds}" if round_number else "warm-up"
+            print(f"{n_rows} at once: {what}", file=sys.stderr)
             for name, engine in workers.items():
                 if n_rows not in WAYS[name].rows:
                     continue

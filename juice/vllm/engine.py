@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import count
-from threading import Condition, Thread
+from threading import Thread
 from typing import Any, ClassVar
 
 import torch
@@ -40,13 +40,13 @@ from juice.errors import (
     EngineStoppedError,
     GenerationError,
     JuiceError,
-    OverloadedError,
     RequestError,
 )
 from juice.vllm import processes
 from juice.vllm.arguments import Coefficients, accept_from
 from juice.vllm.generation import Generation
 from juice.vllm.numerics import numeric
+from juice.vllm.open_requests import OpenRequests
 from juice.vllm.sampling import sampling_params, watching_params
 from juice.vllm.statistics import Statistics
 from juice.vllm.window import check_layers
@@ -78,10 +78,7 @@ class VllmEngine(Engine):
         self._description, self.window, self._arguments = description, window, arguments
         self._special_ids = frozenset(description.tokenizer.all_special_ids)
         self._numbers = count()
-        self._open: set[Generation] = set()
-        self._busy_since = time.monotonic()  # when there was something to do again
-        self._changed = Condition()
-        self._stopped: EngineStoppedError | None = None
+        self._open = OpenRequests()
         self._listeners: list[Callable[[EngineStoppedError], object]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="juice-vllm", daemon=True)
@@ -114,14 +111,13 @@ class VllmEngine(Engine):
     @property
     def status(self) -> Status:
         """The engine's present state."""
-        with self._changed:
-            n_open, busy_since = len(self._open), self._busy_since
+        n_open, busy_since = self._open.state
         newest = self._statistics.newest if self._statistics else None
         at = max(busy_since, self._statistics.at if self._statistics else 0)
         n_running = min(n_open, newest.num_running_reqs if newest else 0)
         n_bytes = self.limits.kv_memory_bytes or 0
         return Status(
-            is_alive=self._stopped is None and not self._llm.errored,
+            is_alive=self._open.stopped is None and not self._llm.errored,
             heartbeat_age_s=time.monotonic() - at if n_open else 0.0,
             n_running=n_running,
             n_waiting=n_open - n_running,
@@ -186,9 +182,7 @@ class VllmEngine(Engine):
         for request in requests:
             self.check(request)
         generations = [self._generation(i, request, sink) for i, request in enumerate(requests)]
-        with self._changed:
-            self._make_room(len(generations), wait=wait)
-            self._begin(generations)
+        self._open.add(generations, self._begin, self.limits, wait=wait)
         return generations
 
     def resume(
@@ -200,15 +194,12 @@ class VllmEngine(Engine):
     ) -> Generation:
         """Start a request before all that wait: vLLM's queue knows no place but the first."""
         generation = self._generation(0, request, sink, is_first=True)
-        with self._changed:
-            if self._stopped is not None:
-                raise EngineStoppedError(str(self._stopped))
-            self._begin([generation])
+        self._open.add([generation], self._begin, limits=None)
         return generation
 
     def close(self) -> None:
         """End everything that runs or waits, and vLLM's processes."""
-        self._end(EngineStoppedError(CLOSED))
+        self._open.stop(EngineStoppedError(CLOSED))
         self._stop()
         vars(self).pop("_llm", None)  # its finalizer cannot run while the interpreter ends
 
@@ -233,12 +224,8 @@ class VllmEngine(Engine):
         answers = self._call(self._llm.collective_rpc("juice_two_runs", args=(tokens, plain, read)))
         return torch.tensor(next(answer for answer in answers if answer is not None))
 
-    def _begin(self, generations: Sequence[Generation]) -> None:
-        if not self._open:
-            self._busy_since = time.monotonic()
-        self._open.update(generations)
-        for one in generations:
-            asyncio.run_coroutine_threadsafe(self._run(one), self._loop)
+    def _begin(self, one: Generation) -> None:
+        asyncio.run_coroutine_threadsafe(self._run(one), self._loop)
 
     def _generation(
         self, index: int, request: GenerationRequest, sink: Sink, *, is_first: bool = False
@@ -254,20 +241,6 @@ class VllmEngine(Engine):
         transcript = Transcript(index, request, text, own.stop_token_ids, sink)
         return Generation(request, transcript, self._loop, is_first=is_first)
 
-    def _make_room(self, n_new: int, *, wait: bool) -> None:
-        """Wait until n more requests may wait, or raise OverloadedError."""
-        while self._stopped is None:
-            n_waiting = max(0, len(self._open) - self.limits.max_batch)
-            if not n_waiting or n_waiting + n_new <= self.limits.max_waiting:
-                return
-            if not wait:
-                raise OverloadedError(
-                    f"{n_waiting} requests are waiting; at most {self.limits.max_waiting} may: "
-                    "try again later"
-                )
-            self._changed.wait()
-        raise EngineStoppedError(str(self._stopped))
-
     async def _start(self, arguments: AsyncEngineArgs) -> AsyncLLM:
         def statistics(config: Any, index: int) -> Statistics:
             self._statistics = Statistics(config, index)
@@ -282,7 +255,7 @@ class VllmEngine(Engine):
             if error is None:
                 await self._generate(one)
         except asyncio.CancelledError:
-            error = one.cancelled or self._stopped or EngineStoppedError(CLOSED)
+            error = one.cancelled or self._open.stopped or EngineStoppedError(CLOSED)
         except JuiceError as own:
             error = own
         except EngineDeadError as dead:
@@ -290,9 +263,7 @@ class VllmEngine(Engine):
         except Exception as other:
             LOG.warning("a request failed in vLLM", exc_info=other)
             error = GenerationError(f"the request failed in vLLM: {other}")
-        with self._changed:
-            self._open.discard(one)
-            self._changed.notify_all()
+        self._open.remove(one)
         with suppress(Exception):
             if error is None:
                 one.transcript.complete()
@@ -325,17 +296,9 @@ class VllmEngine(Engine):
     def _lose(self) -> None:
         """End everything, and tell who listens: a process of vLLM is gone."""
         reason = EngineStoppedError("vLLM lost a process; its log has the reason")
-        self._end(reason)
+        self._open.stop(reason)
         for listener in self._listeners:
             Thread(target=listener, args=(reason,), daemon=True).start()
-
-    def _end(self, reason: EngineStoppedError) -> None:
-        with self._changed:
-            self._stopped = self._stopped or reason
-            left = list(self._open)
-            self._changed.notify_all()
-        for one in left:
-            one.cancel(EngineStoppedError(str(reason)))
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

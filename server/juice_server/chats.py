@@ -13,11 +13,12 @@ from starlette.requests import Request
 from juice.engine import GenerationRequest
 from juice.errors import RequestError
 from juice.steered_model import join_context
+from juice_server.prompts import Prompt
 from juice_server.schemas.openai import ChatFields, Document
 from juice_server.tools.offer import Offer
 from juice_server.tools.reading import PlainReader, Reader
 from juice_server.tools.use import ToolUse, use_of
-from juice_server.translation import Prompt, Translator
+from juice_server.translation import Translator
 
 
 @dataclass(frozen=True, eq=False)

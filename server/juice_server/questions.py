@@ -8,9 +8,10 @@ from starlette.requests import Request
 
 from juice.engine import GenerationRequest
 from juice_server.chats import prompt_of
+from juice_server.prompts import Prompt, joined
 from juice_server.schemas.question import Question
 from juice_server.schemas.shared import GenerationFields
-from juice_server.translation import Prompt, Translator, joined
+from juice_server.translation import Translator
 
 
 async def prompt_asked(translator: Translator, request: Request, question: Question) -> Prompt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -14,10 +14,10 @@ from juice.engine import GenerationRequest, Steer, SteerTarget
 from juice.errors import ContextLengthError, RequestError
 from juice.head_set import HeadSetLibrary
 from juice.methods import STEER_TARGETS, scales_heads
-from juice.steered_model import join_context
 from juice_server.clients import Client
 from juice_server.errors import NotAllowedError, UnknownModelError
 from juice_server.presence import while_present
+from juice_server.prompts import Prompt
 from juice_server.schemas.shared import GenerationFields
 from juice_server.settings import Settings
 from juice_server.tokenizing import Tokenizing
@@ -28,21 +28,6 @@ from juice_server.trace import trace_of
 T = TypeVar("T")
 # Text has about four characters a token; this many hold well over two tokens each that fits.
 CHARACTERS_PER_TOKEN = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """A prompt, and what is known of its context where that is given apart.
-
-    Args:
-        text: The whole prompt, or its tokens.
-        without_context: The prompt without its context.
-        question_start: The character of the text from which on it is the question.
-    """
-
-    text: str | Sequence[int]
-    without_context: str | None = None
-    question_start: int | None = None
 
 
 class Translator:
@@ -294,31 +279,3 @@ def _priority(asked: int | None, client: Client) -> int:
             "higher"
         )
     return client.priority if asked is None else asked
-
-
-def joined(prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None) -> list[Prompt]:
-    """Put each prompt's context before it: one for all, or one for each.
-
-    Raises RequestError where they do not match.
-    """
-    if contexts is None:
-        return [Prompt(text=prompt) for prompt in prompts]
-    if len(contexts) not in (1, len(prompts)):
-        raise RequestError(
-            f"there are {len(contexts)} contexts for {len(prompts)} prompts; "
-            "give one, or one for each prompt",
-            param="context",
-        )
-    each = contexts if len(contexts) == len(prompts) else [contexts[0]] * len(prompts)
-    made: list[Prompt] = []
-    for prompt, context in zip(prompts, each, strict=True):
-        if not isinstance(prompt, str):
-            raise RequestError(
-                "a context goes before a prompt of text, but this one is tokens; "
-                "put both into the prompt",
-                param="context",
-            )
-        text = join_context(context, prompt)
-        start = len(text) - len(prompt)
-        made.append(Prompt(text=text, without_context=prompt, question_start=start))
-    return made

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
+from juice_server.prompts import joined
 from juice_server.routes.openai_answer import OpenAIAnswer, alternatives
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.openai import CompletionRequest
@@ -18,7 +19,6 @@ from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.tokens import finite
 from juice_server.trace import Trace, trace_of
-from juice_server.translation import joined
 
 router = APIRouter(route_class=StrictRoute)
 

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from juice.engine import Completion, ScoredToken, Update
 from juice_server.errors import Failure
+from juice_server.prompts import joined
 from juice_server.routes.strict import StrictRoute
 from juice_server.schemas.generate import Choice, GenerateRequest, GenerateResponse, Timing
 from juice_server.schemas.shared import usage_of
@@ -18,7 +19,6 @@ from juice_server.schemas.streams import STREAMED
 from juice_server.service import Service, ServiceOf
 from juice_server.sse import Event, answered
 from juice_server.trace import Trace, trace_of
-from juice_server.translation import joined
 
 router = APIRouter(route_class=StrictRoute)
 
