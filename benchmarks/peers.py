@@ -1,12 +1,13 @@
 """Both engines beside what else there is: `python -m benchmarks.peers [--device cuda --shape 1b]`.
 
 Every way has a process of its own, and they take turns; a number is the median of the rounds, after
-one to warm up. Prompts have 192 to 320 tokens, 16 new tokens each, greedy. What steers, steers a
+one to warm up. Prompts have 192 to 320 tokens, 32 new tokens each, greedy. What steers, steers a
 random head in each layer of a third of the depth. Ways that recompute everything for each token run
 one request at a time, so n requests take n times as long. On a CPU each way computes with one
 thread.
 
-A decode step's time is the total less that of the prompts alone, for each token after the first.
+A decode step's time is that of a whole run less that of the prompts alone, in the same round, for
+each token after the first.
 Memory is the peak while everything runs, beyond what the loaded model takes: of the process on a
 CPU, of PyTorch's allocator on a GPU (for vLLM not measured, since it takes what it is given).
 """
@@ -112,18 +113,20 @@ def measure(
             what = f"round {round_number} of {n_rounds}" if round_number else "warm-up"
             print(f"{n_rows} at once: {what}", file=sys.stderr)
             for name, engine in workers.items():
-                if n_rows not in WAYS[name].rows:
+                if not WAYS[name].takes(n_rows, device):
                     continue
-                for n_tokens in (1, N_TOKENS):
-                    took = engine.ask(f"{n_rows} {n_tokens}")
-                    if round_number:
-                        seconds[name].setdefault(f"{n_rows} {n_tokens}", []).append(took)
+                prompts_s, total_s = (engine.ask(f"{n_rows} {n}") for n in (1, N_TOKENS))
+                if round_number:
+                    own = seconds[name]
+                    own.setdefault(f"prompts {n_rows}", []).append(prompts_s)
+                    step_s = (total_s - prompts_s) / (N_TOKENS - 1)
+                    own.setdefault(f"step {n_rows}", []).append(step_s)
     found = {
         name: {
             "ready_s": round(engine.ready_s, 2),
             "memory_bytes": int(engine.ask("memory")),
             "seconds": {
-                key: round(statistics.median(own), 4) for key, own in seconds[name].items()
+                key: round(statistics.median(own), 5) for key, own in seconds[name].items()
             },
         }
         for name, engine in workers.items()
@@ -149,17 +152,16 @@ def tables(found: dict[str, Any]) -> str:
     """
     ways = found["ways"]
     base = BASE if BASE in ways else next(iter(ways), BASE)
-    rows = sorted({int(key.split()[0]) for own in ways.values() for key in own["seconds"]})
+    rows = sorted({int(key.split()[1]) for own in ways.values() for key in own["seconds"]})
     lines = []
-    for title, part in (("prompts", _prompts_s), ("tokens after the first", _tokens_s)):
+    for title, part in (("prompts", "prompts"), ("tokens after the first", "step")):
         lines += [f"| rate against {base}, {title} | " + " | ".join(map(str, rows)) + " |"]
         lines += ["|---|" + "---|" * len(rows)]
         for name, own in ways.items():
             cells = []
             for n in rows:
-                # One request at a time: as fast as for one row, against n of them in a batch.
-                mine, theirs = part(own["seconds"], n), part(ways[base]["seconds"], n)
-                cells.append("" if mine is None or not theirs else f"{theirs / mine:.2f}")
+                mine, theirs = (way["seconds"].get(f"{part} {n}") for way in (own, ways[base]))
+                cells.append(f"{theirs / mine:.2f}" if mine and theirs else "")
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         lines.append("")
     lines += ["| | ready after (s) | peak memory beyond the model (MiB) |", "|---|---|---|"]
@@ -168,15 +170,6 @@ def tables(found: dict[str, Any]) -> str:
         lines.append(f"| {name} | {own['ready_s']:.1f} | {memory} |")
     lines += [f"\n{name}: not measured ({why})." for name, why in found["not_measured"].items()]
     return "\n".join(lines)
-
-
-def _prompts_s(seconds: dict[str, float], n: int) -> float | None:
-    return seconds.get(f"{n} 1")
-
-
-def _tokens_s(seconds: dict[str, float], n: int) -> float | None:
-    total, of_prompts = seconds.get(f"{n} {N_TOKENS}"), seconds.get(f"{n} 1")
-    return None if total is None or of_prompts is None else max(1e-9, total - of_prompts)
 
 
 def main() -> None:
@@ -188,6 +181,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--write", type=Path, help="a file for the numbers")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -204,7 +198,8 @@ def main() -> None:
         names=options.only,
     )
     print(tables(found))
-    print(json.dumps(found))
+    if options.write:
+        options.write.write_text(f"{json.dumps(found, indent=1)}\n")
 
 
 if __name__ == "__main__":

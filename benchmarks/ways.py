@@ -16,7 +16,7 @@ from benchmarks.shapes import Prompt, Shape
 from juice.engine import GenerationRequest, Limits
 from juice.engine.steering import unsteered
 
-N_TOKENS, MAX_LEN = 16, 512
+N_TOKENS, MAX_LEN = 32, 512
 ROWS = (1, 4, 16, 64)
 
 Generate = Callable[[list[Prompt], int], object]
@@ -231,12 +231,17 @@ def _one_by_one(
 
 @dataclass(frozen=True)
 class Way:
-    """A way to generate: how it is made, the packages that it needs, how many rows it takes."""
+    """A way to generate: how it is made, the packages that it needs, how many rows it is given."""
 
     make: Callable[[Setting], Generate]
     needs: tuple[str, ...] = ()
     rows: tuple[int, ...] = ROWS
+    rows_on_cpu: tuple[int, ...] = ROWS
     on_vllm: bool = False
+
+    def takes(self, n_rows: int, device: str) -> bool:
+        """Return whether it is measured with this many rows."""
+        return n_rows in self.rows and (device != "cpu" or n_rows in self.rows_on_cpu)
 
 
 WAYS = {
@@ -246,7 +251,8 @@ WAYS = {
     "vLLM through JuICE, unsteered": Way(lambda s: vllm(s, steered=False), on_vllm=True),
     "vLLM through JuICE, steered": Way(lambda s: vllm(s, steered=True), on_vllm=True),
     "generate, static batch": Way(static_batch),
-    "transformers' continuous batching": Way(paged),
+    # On a CPU a step of 64 rows takes seconds.
+    "transformers' continuous batching": Way(paged, rows_on_cpu=ROWS[:3]),
     "two runs, steered": Way(naive, rows=(1,)),
     "nnsight, steered": Way(nnsight, needs=("nnsight",), rows=(1,)),
     "TransformerLens, steered": Way(lens, needs=("transformer_lens",), rows=(1,)),
