@@ -6,8 +6,10 @@ JUICE_TEST_RELEASE and installs them, too, into an environment that has nothing.
 
 from __future__ import annotations
 
+import email
 import json
 import os
+import re
 import site
 import subprocess
 import sys
@@ -95,6 +97,19 @@ def test_the_wheel_has_the_packages_with_their_data_and_nothing_else(wheel: Path
     found = {name for name in content(wheel) if ".dist-info/" not in name}
     assert found == expected
     assert found >= NEEDED
+
+
+def test_its_page_links_to_nothing_that_is_not_there(wheel: Path) -> None:
+    (metadata,) = (own for name, own in content(wheel).items() if name.endswith("/METADATA"))
+    page = email.message_from_bytes(metadata).get_payload()
+    links = re.findall(r"\]\(([^)]+)\)", str(page))
+    base = "https://github.com/juice-steering/juice/blob/main/"
+    files = "https://raw.githubusercontent.com/juice-steering/juice/main/docs/images/"
+    assert all(link.startswith("https://") for link in links)
+    assert f"{files}three-answers.svg" in links
+    mine = [link.removeprefix(base) for link in links if link.startswith(base)]
+    assert "docs/benchmarks.md" in mine
+    assert all((ROOT / name).exists() for name in mine)
 
 
 def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
