@@ -125,9 +125,14 @@ def test_a_killed_server_starts_again_on_its_port() -> None:
 
 
 def breaking(flag: Path, how: str) -> str:
-    """Return a program that serves, and whose engine breaks as only a bug could break it."""
+    """Return a program that serves, and whose engine breaks as only a bug could break it.
+
+    What hangs may take 3 seconds to end, not 15.
+    """
     return f"""
 import time
+import juice_server.process
+juice_server.process.CLOSING_S = 3.0
 from pathlib import Path
 from juice.batching.loop import Loop
 step = Loop.step
