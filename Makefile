@@ -33,6 +33,8 @@ AUDIT := pip-audit==2.10.1 cyclonedx-bom==7.5.0
 SBOM_OF ?= $(BIN)/python
 SBOM ?= build/sbom.json
 PORT ?= 8000
+# Of the tests: one more than processors, since some of them wait.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
 .PHONY: setup setup-vllm setup-clients setup-containers setup-ray run test test-long test-vllm \
   clients-test clients-load clients-smoke container-test ray-test release-test torture soak lint \
@@ -67,7 +69,7 @@ $(HELM): tests/deploy/helm.txt | $(STAMP)
 	$(BIN)/python -m tests.support.helm $(@D)
 
 test: $(STAMP) $(BROWSER) $(HELM)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 # What takes a quarter of a minute or more each, most of it with a shorter sibling in `make test`.
 test-long: $(STAMP) $(VLLM_STAMP)

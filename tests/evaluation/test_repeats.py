@@ -31,8 +31,8 @@ WANTED: dict[str, Any] = {"methods": ("original", "served"), "texts": ["Lima."]}
 
 @pytest.fixture(scope="module")
 def few(pool: list[ConflictExample]) -> list[ConflictExample]:
-    """Return 16 facts each about capitals and authors: about half of them are tested on."""
-    return [*pool[:16], *pool[60:76]]
+    """Return ten facts each about capitals and authors: about half of them are tested on."""
+    return [*pool[:10], *pool[60:70]]
 
 
 @pytest.fixture(scope="module", autouse=True)
