@@ -180,7 +180,8 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.identify
 	$(BIN)/python -m benchmarks.generate
 	$(BIN)/python -m benchmarks.serving
-	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.peers --write docs/results/speed/peers.json
+	$(BIN)/python -m benchmarks.cost_model
 	$(BIN)/python -m benchmarks.start
 
 # On a host with a GPU, with its own PyTorch and transformers: exactness and speed, into
