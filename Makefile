@@ -73,7 +73,7 @@ test: $(STAMP) $(BROWSER) $(HELM)
 
 # What takes a quarter of a minute or more each, most of it with a shorter sibling in `make test`.
 test-long: $(STAMP) $(VLLM_STAMP)
-	$(BIN)/python -m pytest -m long --numprocesses auto --maxprocesses 4
+	$(BIN)/python -m pytest -m long --numprocesses $(WORKERS)
 	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/vllm
 	JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true}' $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
