@@ -6,9 +6,10 @@ import os
 import pty
 import select
 import signal
-import subprocess
 import sys
 import time
+
+from tests.support.commands import juice
 
 ASKED = "What is the capital of Peru?"
 GIVEN = "/context The capital of Peru is Cairo."
@@ -16,15 +17,7 @@ GIVEN = "/context The capital of Peru is Cairo."
 
 def chat(*lines: str, options: tuple[str, ...] = ()) -> tuple[int, list[str], str]:
     """Return the exit status, the answers and what stands on standard error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "juice.cli.main", "chat", *options],
-        input="\n".join(lines) + "\n",
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        timeout=120,
-        check=False,
-    )
+    done = juice("chat", *options, given="\n".join(lines) + "\n")
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 

@@ -30,6 +30,8 @@ from tests.support.marks import FEW_EXAMPLES
 
 # fp32 sums in another order.
 TOLERANCE = 1e-4
+N_TESTED = 3
+TESTED = slice(14, 14 + N_TESTED)
 ALPHAS_PLUS, ALPHAS_MINUS = (1.0, 3.0), (-2.0,)
 MINI = Path("juice/models/mini")
 TEMPLATES = {
@@ -49,7 +51,7 @@ def capitals() -> list[ConflictExample]:
 def context(
     model: juice.SteeredModel, capitals: list[ConflictExample], target: Target, **options: Any
 ) -> AnalysisInputs:
-    splits = Splits({target: capitals[:4]}, capitals[4:8], capitals[8:14], capitals[14:20])
+    splits = Splits({target: capitals[:4]}, capitals[4:8], capitals[8:14], capitals[TESTED])
     head_set = model.head_sets.get(target)
     # Three alphas instead of eight: probes take most of the time.
     how = IdentificationOptions(method="probe", alphas_plus=ALPHAS_PLUS, alphas_minus=ALPHAS_MINUS)
@@ -116,9 +118,9 @@ def test_a_reversal_is_what_removing_the_head_does(
                     "june",
                 )
                 - p_after(model, e.prompts[conflict_type], e.answer(answer), {})
-                for e in capitals[14:20]
+                for e in capitals[TESTED]
             ]
-            assert row[conflict_type][answer] == pytest.approx(sum(changes) / 6, abs=TOLERANCE)
+            assert row[conflict_type][answer] == pytest.approx(sum(changes) / N_TESTED, abs=TOLERANCE)
     substitution = [r["substitution"]["context"] for r in result["rows"]]
     assert substitution == sorted(substitution, reverse=True)
     turned = [
@@ -138,9 +140,9 @@ def test_heads_are_removed_together_in_one_run_and_in_two(
     for method in ("juice", "june"):
         values = [
             p_after(model, e.prompts["coherent"], e.answer("parametric"), heads, method)
-            for e in capitals[14:20]
+            for e in capitals[TESTED]
         ]
-        assert result[method][2] == pytest.approx(sum(values) / 6, abs=TOLERANCE)
+        assert result[method][2] == pytest.approx(sum(values) / N_TESTED, abs=TOLERANCE)
     assert result["june"] != result["juice"]
     # With one head both ways are the same.
     assert result["juice"][0] == pytest.approx(result["june"][0], abs=TOLERANCE)
@@ -157,7 +159,7 @@ def test_a_knocked_out_component_adds_nothing(
         ("both", [block.mlp.down_proj, block.self_attn.o_proj]),
     ):
         changes = []
-        for e in capitals[14:20]:
+        for e in capitals[TESTED]:
             before = p_after(model, e.prompts["substitution"], e.answer("parametric"), {})
             handles = [
                 m.register_forward_hook(lambda _m, _a, out: torch.zeros_like(out)) for m in modules
@@ -168,7 +170,7 @@ def test_a_knocked_out_component_adds_nothing(
             for handle in handles:
                 handle.remove()
         own = result["changes"]["substitution"][removed]
-        assert own["mean"][2] == pytest.approx(sum(changes) / 6, abs=TOLERANCE)
+        assert own["mean"][2] == pytest.approx(sum(changes) / N_TESTED, abs=TOLERANCE)
         assert own["std"][2] == pytest.approx(
             float(torch.tensor(changes).std(correction=0)), abs=TOLERANCE
         )
@@ -190,13 +192,13 @@ def test_robustness_is_accuracy_with_other_heads_and_betas(
     def accuracy(**heads: Any) -> float:
         head_set = model.make_head_set(name="x", target="parametric", **heads)
         right = 0
-        for e in capitals[14:20]:
+        for e in capitals[TESTED]:
             for prompt in e.prompts.values():
                 (done,) = model.generate(
                     prompt, steer="parametric", head_set=head_set, max_tokens=15
                 )
                 right += contains_answer(done.text, e.parametric_answer)
-        return right / 18
+        return right / (3 * N_TESTED)
 
     assert betas["accuracy"][0][i] == pytest.approx(accuracy(minus=minus, beta_minus=-1.5))
     scores = score_heads(
@@ -238,7 +240,7 @@ def test_the_scores_of_a_set_are_the_mean_of_its_examples_scores(
 def test_stability_is_the_mean_overlap_of_all_pairs(
     model: juice.SteeredModel, capitals: list[ConflictExample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stability, "N_POOL", 10)
+    monkeypatch.setattr(stability, "N_POOL", 6)
     chosen: list[Any] = []
     select = stability.select_heads
 
@@ -308,14 +310,14 @@ def test_paraphrased_prompts_are_other_words_for_the_same_fact(
         "paraphrases", context(model, capitals, "parametric", templates=TEMPLATES)
     )
     right = 0
-    for e in capitals[14:20]:
+    for e in capitals[TESTED]:
         prompt = (
             f"{e.subject} chose {e.context_answer[0]}. Question: Which? Answer: The capital of"
             f" {e.subject} is"
         )
         right += contains_answer(model.generate(prompt, max_tokens=15)[0].text, e.parametric_answer)
     assert result["methods"]["original"]["average"]["coherent"]["accuracy"] == pytest.approx(
-        right / 6
+        right / N_TESTED
     )
     first = paraphrased(capitals[:1], TEMPLATES, seed=0)[0]
     stem = f"The capital of {first.subject} is"

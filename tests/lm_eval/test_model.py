@@ -48,6 +48,14 @@ TASKS = {
     },
 }
 
+MISTAKES = (
+    ({"steer": "contxt"}, "steer is 'contxt'; expected one of"),
+    ({"steer": "context", "head_set": "nobody"}, "no head set 'nobody'"),
+    ({"max_length": 1024}, "expected 1 to 1023"),
+    ({"steer": "context", "gate": "auto"}, "leave gate out for rolling tasks"),
+    ({"steer": "context", "method": "cad"}, "method cad needs the context"),
+)
+
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
@@ -92,7 +100,7 @@ def kind_name(kind: str) -> str:
 
 @pytest.fixture(scope="module")
 def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what four models answer, by run and kind of task."""
+    """Return what the models answer, by run and kind of task, and what mistakes are told."""
     every = [kind_name(kind) for kind in KINDS]
     # The harness's class sees one token more, see JuiceLM.
     args = {
@@ -112,6 +120,8 @@ def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     }
     for name in ("hf", "none"):
         runs[f"{name}_chat"] = {**runs[name], "tasks": every[:2], "apply_chat_template": True}
+    for i, (own, _) in enumerate(MISTAKES):
+        runs[f"mistake_{i}"] = {"model": "juice", "model_args": own, "tasks": every[-1:]}
     done = harness(PROGRAM, folder, json.dumps(runs), cache=tmp_path_factory.mktemp("cache"))
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
@@ -248,6 +258,7 @@ def test_the_command_line_is_the_harness_own_with_our_model(
     assert results["config"]["model_fingerprint"].startswith("sha256:")
 
 
+@pytest.mark.long
 def test_a_mistake_ends_in_one_line(folder: Path, tmp_path: Path) -> None:
     task = kind_name("loglikelihood_rolling")
     common = ("-m", "juice.lm_eval", "--model", "juice", "--include_path", folder, "--tasks", task)
@@ -257,23 +268,9 @@ def test_a_mistake_ends_in_one_line(folder: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-MISTAKES = (
-    ({"steer": "contxt"}, "steer is 'contxt'; expected one of"),
-    ({"steer": "context", "head_set": "nobody"}, "no head set 'nobody'"),
-    ({"max_length": 1024}, "expected 1 to 1023"),
-    ({"steer": "context", "gate": "auto"}, "leave gate out for rolling tasks"),
-    ({"steer": "context", "method": "cad"}, "method cad needs the context"),
-)
-
-
-def test_what_cannot_be_done_is_refused_with_the_reason(folder: Path, tmp_path: Path) -> None:
-    run = {"model": "juice", "tasks": [kind_name("loglikelihood_rolling")]}
-    runs = {str(i): {**run, "model_args": args} for i, (args, _) in enumerate(MISTAKES)}
-    done = harness(PROGRAM, folder, json.dumps(runs), cache=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    errors = json.loads(done.stdout.splitlines()[-1])
+def test_what_cannot_be_done_is_refused_with_the_reason(found: dict[str, Any]) -> None:
     for i, (_, named) in enumerate(MISTAKES):
-        assert named in errors[str(i)]["error"]
+        assert named in found[f"mistake_{i}"]["error"]
 
 
 def test_without_the_harness_the_import_says_what_to_install() -> None:

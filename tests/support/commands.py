@@ -17,22 +17,34 @@ from tests.support.forking import Forked
 
 
 def juice(
-    *arguments: str, cwd: Path | None = None, **environment: str
+    *arguments: str, cwd: Path | None = None, given: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command as a process to its end, offline unless the environment says otherwise."""
+    """Run the command as a process to its end, offline unless the environment says otherwise.
+
+    `given` is its standard input.
+    """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
     if any(name.startswith("HF_") for name in environment):  # read at import
         command = [sys.executable, "-m", "juice.cli.main", *arguments]
         return subprocess.run(
-            command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+            command,
+            input=given,
+            cwd=cwd,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
     with tempfile.TemporaryDirectory() as place:
-        output, errors = Path(place, "output"), Path(place, "errors")
+        output, errors, stdin = (Path(place, name) for name in ("output", "errors", "given"))
         output.touch()
         errors.touch()
-        code = Forked(arguments, output=output, errors=errors, environment=env, folder=cwd).wait(
-            300
+        stdin.write_text(given)
+        process = Forked(
+            arguments, output=output, errors=errors, given=stdin, environment=env, folder=cwd
         )
+        code = process.wait(300)
         return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
 
 

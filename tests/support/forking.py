@@ -44,6 +44,7 @@ class Forked:
         *,
         output: Path,
         errors: Path,
+        given: Path | None = None,
         environment: dict[str, str],
         folder: Path | None,
     ) -> None:
@@ -53,6 +54,7 @@ class Forked:
             "arguments": arguments,
             "output": str(output),
             "errors": str(errors),
+            "given": str(given or os.devnull),
             "environment": environment,
             "folder": str(folder or Path.cwd()),
         }
@@ -180,7 +182,7 @@ def main() -> NoReturn:
     os.environ.clear()
     os.environ.update(job["environment"])
     files = [
-        os.open(os.devnull, os.O_RDONLY),
+        os.open(job["given"], os.O_RDONLY),
         *(os.open(job[name], os.O_WRONLY | os.O_APPEND) for name in ("output", "errors")),
     ]
     for number, file in enumerate(files):
