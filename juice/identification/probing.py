@@ -44,8 +44,8 @@ def score_heads(
         model: The model.
         examples: The examples to score on, which all have these conflict types.
         targets: The targets, each with the conflict types that it is scored on.
-        alphas_plus: Probing scales of the + scores, above 0.
-        alphas_minus: Probing scales of the - scores, below 0.
+        alphas_plus: Probing scales of the + scores, above 0; without any these scores are NaN.
+        alphas_minus: Probing scales of the - scores, below 0; likewise.
         progress: Reports how many probes are done.
         unfinished: Keeps the changes by conflict type and layer, and does not compute them again.
     """

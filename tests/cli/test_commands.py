@@ -84,7 +84,7 @@ def test_compare_shows_columns_on_a_terminal(columns: str) -> None:
 def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> None:
     pool = [
         json.loads(line)
-        for line in Path("juice/models/mini/examples.jsonl").read_text().splitlines()[::13][:80]
+        for line in Path("juice/models/mini/examples.jsonl").read_text().splitlines()[::23][:48]
     ]
     file = str(tmp_path / "examples.jsonl")
     Path(file).write_text("\n".join(map(json.dumps, pool)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
@@ -23,18 +26,28 @@ def network() -> PreTrainedModel:
     return wide("Llama").build()
 
 
-@pytest.fixture(scope="package", params=ENGINES)
-def model(
-    request: pytest.FixtureRequest,
-    network: PreTrainedModel,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[juice.SteeredModel]:
+@pytest.fixture(scope="session")
+def models(
+    network: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], juice.SteeredModel]]:
+    """Return what gives the model on an engine; each is started once, which vLLM takes long for."""
     folder = tiny.save(tmp_path_factory.mktemp("model"), network)
-    options = {"engine": "vllm", "window": "all", "vllm_args": ON_CPU}
-    with juice.load(
-        folder, dtype="float32", limits=LIMITS, **(options if request.param == "vllm" else {})
-    ) as loaded:
-        yield loaded
+    vllm = {"engine": "vllm", "window": "all", "vllm_args": ON_CPU}
+    with ExitStack() as stack:
+
+        @cache
+        def on(engine: str) -> juice.SteeredModel:
+            own: dict[str, Any] = vllm if engine == "vllm" else {}
+            return stack.enter_context(juice.load(folder, dtype="float32", limits=LIMITS, **own))
+
+        yield on
+
+
+@pytest.fixture(params=ENGINES)
+def model(
+    request: pytest.FixtureRequest, models: Callable[[str], juice.SteeredModel]
+) -> juice.SteeredModel:
+    return models(request.param)
 
 
 @pytest.fixture

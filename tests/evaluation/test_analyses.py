@@ -51,7 +51,7 @@ def capitals() -> list[ConflictExample]:
 def context(
     model: juice.SteeredModel, capitals: list[ConflictExample], target: Target, **options: Any
 ) -> AnalysisInputs:
-    splits = Splits({target: capitals[:4]}, capitals[4:8], capitals[8:14], capitals[TESTED])
+    splits = Splits({target: capitals[:4]}, capitals[4:5], capitals[8:14], capitals[TESTED])
     head_set = model.head_sets.get(target)
     # Three alphas instead of eight: probes take most of the time.
     how = IdentificationOptions(method="probe", alphas_plus=ALPHAS_PLUS, alphas_minus=ALPHAS_MINUS)

@@ -39,7 +39,7 @@ def knock_out_scores(
             model,
             chunk,
             targets=dict.fromkeys(TARGETS, conflict_types),
-            alphas_plus=(1.0,),
+            alphas_plus=(),
             alphas_minus=(-1.0,),
             progress=progress,
         )

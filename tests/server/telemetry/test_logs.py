@@ -28,7 +28,7 @@ def test_every_line_is_json_where_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_start_that_fails_says_so_in_json_too(tmp_path: Path) -> None:
-    server = Server("--log-format", "json", "--head-sets", str(tmp_path / "none"), command=COMMAND)
+    server = Server("--log-format", "json", "--head-sets", str(tmp_path / "none"))
     assert server.process.wait(timeout=60) != 0
     lines = [json.loads(line) for line in server.errors().splitlines()]
     assert lines[-1]["level"] == "error"
