@@ -120,7 +120,8 @@ def test_a_reversal_is_what_removing_the_head_does(
                 - p_after(model, e.prompts[conflict_type], e.answer(answer), {})
                 for e in capitals[TESTED]
             ]
-            assert row[conflict_type][answer] == pytest.approx(sum(changes) / N_TESTED, abs=TOLERANCE)
+            expected = sum(changes) / N_TESTED
+            assert row[conflict_type][answer] == pytest.approx(expected, abs=TOLERANCE)
     substitution = [r["substitution"]["context"] for r in result["rows"]]
     assert substitution == sorted(substitution, reverse=True)
     turned = [
