@@ -38,6 +38,10 @@ def lower_case_words(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w'-])[a-z]{2,}(?![\w'-])", text))
 
 
+def longest_words(wording: str) -> str:
+    return max(re.split(r"\{[sa]\}", wording), key=len).lower()
+
+
 @cache
 def patterns() -> list[tuple[Relation, str, re.Pattern[str]]]:
     """Return every statement as a pattern of a subject and a known answer, after its longest words.
@@ -53,7 +57,7 @@ def patterns() -> list[tuple[Relation, str, re.Pattern[str]]]:
             text = text.replace(r"\{s\}", r"(?P<s>[^;:,\n]+?)").replace(
                 r"\{a\}", f"(?:(?:{appositions}) )?(?P<a>{answers})"
             )
-            words = max(re.split(r"\{[sa]\}", statement), key=len).lower()
+            words = longest_words(statement)
             found.append((relation, words, re.compile(rf"\b{text}", re.IGNORECASE)))
     return found
 
@@ -127,8 +131,11 @@ def test_a_correction_ends_with_the_truth() -> None:
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_wordings_that_are_kept_out_are_never_shown(mixture: Mixture) -> None:
     shown = "\n".join(islice(Corpus(mixture, seed=7), 5_000))
+    lower = shown.lower()
     for relation in RELATIONS:
         for wording in (*relation.kept_out_statements, *relation.kept_out_questions):
+            if longest_words(wording) not in lower:
+                continue
             pattern = re.escape(wording).replace(r"\{s\}", ".{2,60}").replace(r"\{a\}", ".{2,40}")
             assert re.search(pattern, shown, re.IGNORECASE) is None, wording
 

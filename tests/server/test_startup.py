@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -15,6 +12,7 @@ import pytest
 from juice.errors import UsageError
 from juice.head_set import HeadSet
 from juice_server import settings
+from tests.support.commands import juice
 from tests.support.serving import Server, serving
 
 
@@ -159,10 +157,7 @@ def test_a_port_that_is_taken_ends_the_server_with_one_line() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "juice.cli.main", "serve", "--port", str(port)]
-        done = subprocess.run(
-            command, env=dict(os.environ), capture_output=True, text=True, timeout=120, check=False
-        )
+        done = juice("serve", "--port", str(port))
     assert done.returncode == 2
     assert "already in use" in done.stderr.lower()
     assert "--port" in done.stderr

@@ -36,7 +36,10 @@ PRELOADED = (
 
 
 class Forked:
-    """A process of `juice`, with the part of subprocess.Popen's interface that tests use."""
+    """A process of `juice`, with the part of subprocess.Popen's interface that tests use.
+
+    `program` is Python that runs in its place.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Forked:
         output: Path,
         errors: Path,
         given: Path | None = None,
+        program: str | None = None,
         environment: dict[str, str],
         folder: Path | None,
     ) -> None:
@@ -55,6 +59,7 @@ class Forked:
             "output": str(output),
             "errors": str(errors),
             "given": str(given or os.devnull),
+            "program": program,
             "environment": environment,
             "folder": str(folder or Path.cwd()),
         }
@@ -189,7 +194,10 @@ def main() -> NoReturn:
         os.dup2(file, number)
         os.close(file)
     sys.argv = ["juice", *job["arguments"]]
-    juice()
+    if job["program"] is None:
+        juice()
+    else:
+        exec(job["program"], {})  # noqa: S102 -- the test's own
     sys.exit()
 
 

@@ -53,19 +53,19 @@ class Server:
             # vLLM's own processes cannot start from a fork.
             command = command or [str(Path(sys.executable).with_name("juice")), "serve"]
         self.process: Forked | subprocess.Popen[bytes]
-        if command is None and program is None:
+        if command is None:
             self.process = Forked(
                 ("serve", *options),
                 output=Path(os.devnull),
                 errors=self._errors,
+                program=program,
                 environment=environment,
                 folder=folder,
             )
             return
-        start = command or [sys.executable, "-c", str(program), "serve"]
         with self._errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [*start, *options],
+                [*command, *options],
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env=environment,
