@@ -1,9 +1,10 @@
 """The memory for keys and values: a shelf for rows of similar length.
 
 All slots of a shelf are as long as its longest row may become, and a forward reads as many keys as
-its longest row has. So rows that may grow long are kept apart from short ones: a shelf holds those
-that need up to four times as many positions as the shelf before it. The shelves share one budget;
-one that grows takes what the others do not need.
+its longest row has. So rows that may grow long are kept apart from short ones: on a shelf none may
+need more than four times as many positions as another, and half of all positions must be needed.
+Each shelf takes a forward of its own, so a request joins one that takes it where there is one. The
+shelves share one budget; one that grows takes what the others do not need.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from juice.batching.room import Room
 from juice.batching.rows import RowTable
 from juice.batching.slots import SlotCache
 
-SHORTEST, FACTOR = 256, 4
+# Rows that need fewer positions count as if they needed so many.
+SHORTEST = 128
+FACTOR = 4
 
 
 class Shelf:
@@ -39,6 +42,20 @@ class Shelf:
         )
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no row on it."""
+        return not self.table.mains.rows
+
+    def takes(self, generation: Generation) -> bool:
+        """Return whether a request may have its rows here: beside those there, or in slots left."""
+        own, slots = _needed(generation), self.cache.n_positions
+        if self.is_empty:
+            return not slots or _longest(generation) <= slots <= FACTOR * own
+        needed = [*map(_needed, self.table.mains.rows), *[own] * len(generation.rows)]
+        longest = max(needed)
+        return longest <= FACTOR * min(needed) and len(needed) * longest <= 2 * sum(needed)
+
+    @property
     def n_needed_bytes(self) -> int:
         """The bytes that its rows need."""
         return self.cache.n_bytes(self.room())
@@ -56,11 +73,11 @@ class Shelves:
         self.first = Shelf(SlotCache(n_layers))
         self.max_bytes: int | None = None
         self._n_layers = n_layers
-        self._by_length: dict[int, Shelf] = {}
+        self._shelves: list[Shelf] = []
         self._shelf_of: dict[Generation, Shelf] = {}
 
     def __iter__(self) -> Iterator[Shelf]:
-        return iter(tuple(self._by_length.values()))
+        return iter(tuple(self._shelves))
 
     def __getitem__(self, row: Generation) -> Shelf:
         """Return the shelf of a row that runs."""
@@ -90,13 +107,21 @@ class Shelves:
         return sum(layer.bytes_per_position for layer in self.first.cache.slot_layers)
 
     def shelf_for(self, generation: Generation) -> Shelf:
-        """Return the shelf on which a request has, or would have, all its rows."""
-        longest, length = max(own.request.n_positions for own in generation.rows), SHORTEST
-        while length < longest:
-            length *= FACTOR
-        if length not in self._by_length:
-            self._by_length[length] = Shelf(SlotCache(self._n_layers, self.first.cache))
-        return self._by_length[length]
+        """Return the shelf on which a request would have all its rows.
+
+        Of those with rows like its own the one that has to grow least; else an empty one.
+        """
+        needed = _longest(generation)
+        like = [own for own in self._shelves if own.takes(generation)]
+        if not like:
+            like = [Shelf(SlotCache(self._n_layers, self.first.cache))]
+            self._shelves += like
+
+        def order(shelf: Shelf) -> tuple[bool, int, int]:
+            longest = shelf.cache.n_positions if shelf.is_empty else shelf.room().n_positions
+            return shelf.is_empty, max(0, needed - longest), longest
+
+        return min(like, key=order)
 
     def fits(self, generation: Generation) -> bool:
         """Return whether the rows of a request fit into the memory beside those that run."""
@@ -124,13 +149,13 @@ class Shelves:
 
     def clear(self) -> None:
         """Forget all rows."""
-        self._by_length.clear()
+        self._shelves.clear()
         self._shelf_of.clear()
 
     def free(self) -> None:
         """Give back the memory of the shelves on which there is no row."""
         for shelf in self:
-            if not shelf.table.mains.rows:
+            if shelf.is_empty:
                 shelf.cache.free()
 
     def _left_for(self, shelf: Shelf, n_bytes: int) -> int | None:
@@ -147,8 +172,17 @@ class Shelves:
         for other in others:
             if self.max_bytes - sum(own.cache.n_allocated_bytes for own in others) >= n_bytes:
                 break
-            if other.table.mains.rows:
-                other.cache.resize(other.room())
-            else:
+            if other.is_empty:
                 other.cache.free()
+            else:
+                other.cache.resize(other.room())
         return self.max_bytes - sum(own.cache.n_allocated_bytes for own in others)
+
+
+def _longest(row: Generation) -> int:
+    """Return how many positions the longest row of a request may need."""
+    return max(own.request.n_positions for own in row.owner.rows)
+
+
+def _needed(row: Generation) -> int:
+    return max(SHORTEST, _longest(row))

@@ -150,6 +150,15 @@ def test_a_row_that_may_grow_long_leaves_the_slots_and_reads_of_the_others_alone
                 assert batch.spans[0].n_keys <= 64
 
 
+def test_rows_of_like_length_decode_in_one_forward(engine: Watched) -> None:
+    """Kills: bounds between lengths that part neighbours, whose steps read the weights twice."""
+    lengths = (200, 230, 260, 300, 500)
+    engine.submit("like", [request(n, 30) for n in lengths]).wait(len(lengths))
+    decoding = [[b for b in step if b.input_ids.shape[1] == 1] for step in engine.steps]
+    assert max(len(b.rows.generations) for step in decoding for b in step) == len(lengths)
+    assert max(map(len, decoding)) == 1
+
+
 def test_a_long_row_decodes_apart_from_short_ones_of_its_own_shelf(
     model: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def n_slot_bytes(engine: BatchingEngine) -> int:
 def with_many_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Part rows wherever their lengths differ: by shelf, in prefill and in decoding."""
     monkeypatch.setattr(shelves, "SHORTEST", 8)
+    monkeypatch.setattr(shelves, "FACTOR", 2)
     monkeypatch.setattr(costs, "TOKENS_PER_FORWARD", 1)
     right = costs.Costs.of.__func__
     monkeypatch.setattr(
