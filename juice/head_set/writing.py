@@ -81,11 +81,21 @@ def remove(folder: Path, *, check: Callable[[], None]) -> None:
 
 def check_writable(folder: Path, *, overwrite: bool) -> None:
     """Raise OutputError, before any work is done, if no head set can be saved to the folder."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file; a head set is a folder: choose another name")
-    if folder.exists() and not overwrite:
+    try:
+        names = [
+            own.name for own in folder.iterdir()
+        ]  # once: another process may remove it meanwhile
+    except FileNotFoundError:
+        names = None
+    except NotADirectoryError:
+        raise OutputError(
+            f"{folder} is a file; a head set is a folder: choose another name"
+        ) from None
+    except PermissionError:
+        raise OutputError(f"cannot read {folder}: permission denied; choose another name") from None
+    if names is not None and not overwrite:
         raise _exists(folder)
-    if folder.exists() and not (folder / JSON_FILE).exists() and any(folder.iterdir()):
+    if names and JSON_FILE not in names:
         raise OutputError(
             f"{folder} is not a head set's folder; it is never overwritten: choose another name"
         )

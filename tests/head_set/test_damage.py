@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from random import Random
@@ -16,6 +17,8 @@ import torch
 
 from juice.errors import HeadSetError, OutputError
 from juice.head_set import HeadSet
+from juice.head_set.reading import JSON_FILE
+from juice.head_set.writing import check_writable
 from tests.support.head_sets import names_in, scored, sealed
 
 FILES = ("head_set.json", "scores.safetensors")
@@ -192,3 +195,24 @@ def test_savers_that_are_killed_leave_a_set_and_the_next_one_sweeps_up(
         n_left += len(names_in(tmp_path)) - 1
     scored().save(folder, overwrite=True)
     assert names_in(tmp_path) == ["context"]
+
+
+def test_a_folder_that_another_process_removes_meanwhile_may_be_written(tmp_path: Path) -> None:
+    """Kills: a look at its files after the look whether it is there."""
+    folder, aside, ended = tmp_path / "set", tmp_path / "aside", threading.Event()
+    aside.mkdir()
+    (aside / JSON_FILE).touch()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            aside.rename(folder)
+            folder.rename(aside)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(5_000):
+            check_writable(folder, overwrite=True)
+    finally:
+        ended.set()
+        thread.join()
