@@ -81,10 +81,9 @@ def remove(folder: Path, *, check: Callable[[], None]) -> None:
 
 def check_writable(folder: Path, *, overwrite: bool) -> None:
     """Raise OutputError, before any work is done, if no head set can be saved to the folder."""
+    # One look: another process may remove it meanwhile.
     try:
-        names = [
-            own.name for own in folder.iterdir()
-        ]  # once: another process may remove it meanwhile
+        names = {own.name for own in folder.iterdir()}
     except FileNotFoundError:
         names = None
     except NotADirectoryError:
