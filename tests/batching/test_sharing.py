@@ -126,28 +126,39 @@ def test_the_prompts_of_a_step_cost_no_more_than_its_budget(engine: Watched) -> 
     assert prefills > 60
 
 
-def test_a_row_that_may_grow_long_leaves_the_slots_and_reads_of_the_others_alone(
-    engine: Watched,
-) -> None:
+def bytes_for(engine: Watched, long: int) -> int:
+    """Run 31 short requests, and again beside one of `long` tokens; return what that one adds."""
     short = [request(20, 30)] * 31
     engine.submit("short", short).wait(31)
     without = n_slot_bytes(engine.engine)
-    n_before = len(engine.steps)
-    long = engine.submit("long", [request(20, LONG)])
-    while not long.updates:
+    running = engine.submit("long", [request(20, long)])
+    while not running.updates:
         time.sleep(0.001)
     engine.submit("again", short).wait(31)
     with_long = n_slot_bytes(engine.engine)
-    for running in engine.engine._loop.shelves.rows:
-        running.cancel()
-    long.wait(1)
-    per_position = engine.engine.n_kv_bytes_per_token
+    for row in engine.engine._loop.shelves.rows:
+        row.cancel()
+    running.wait(1)
+    return with_long - without
+
+
+def test_a_row_that_may_grow_long_leaves_the_slots_and_reads_of_the_others_alone(
+    engine: Watched,
+) -> None:
+    added = bytes_for(engine, LONG)
     # Its own slot, rounded up to a power of two, and one position for padding.
-    assert with_long - without <= per_position * (2 * LONG + 1)
-    for batches in engine.steps[n_before:]:
+    assert added <= engine.engine.n_kv_bytes_per_token * (2 * LONG + 1)
+    for batches in engine.steps:
         for batch in batches:
             if len(batch.rows.generations) > 1:
                 assert batch.spans[0].n_keys <= 64
+
+
+def test_few_short_rows_join_one_of_three_times_their_length_and_most_do_not(
+    engine: Watched,
+) -> None:
+    """Half of the positions are needed, by rows of 128 and more: of three rows, in four slots."""
+    assert bytes_for(engine, 380) <= engine.engine.n_kv_bytes_per_token * 4 * (512 + 1)
 
 
 def test_rows_of_like_length_decode_in_one_forward(engine: Watched) -> None:
