@@ -88,7 +88,8 @@ def check_writable(folder: Path, *, overwrite: bool) -> None:
         names = None
     except NotADirectoryError:
         raise OutputError(
-            f"{folder} is a file, or would be in one; a head set is a folder: choose another name"
+            f"cannot write a head set to {folder}: it is a file, or would be in one; "
+            "choose another name"
         ) from None
     except PermissionError:
         raise OutputError(f"cannot read {folder}: permission denied; choose another name") from None
