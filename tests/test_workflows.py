@@ -32,7 +32,7 @@ def test_they_are_of_the_format_that_github_reads() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda own: own.stem)
 def test_every_action_has_an_exact_version_and_jobs_read_unless_they_say_why(file: Path) -> None:
     text = file.read_text()
-    uses = re.findall(r"uses: (\S+)", text)
+    uses = re.findall(r"uses: ([^\s.]\S+)", text)
     assert uses
     assert [own for own in uses if not re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", own)] == []
     content: dict[str, Any] = yaml.safe_load(text)
@@ -43,8 +43,19 @@ def test_every_action_has_an_exact_version_and_jobs_read_unless_they_say_why(fil
         for right, level in job.get("permissions", {}).items()
         if level == "write"
     }
-    assert granted == {"ci": set(), "release": {"id-token"}, "image": {"packages"}}[file.stem]
-    assert all("timeout-minutes" in job for job in content["jobs"].values())
+    assert granted == {"ci": set(), "release": {"id-token", "packages"}, "image": {"packages"}}[file.stem]
+    assert all("timeout-minutes" in job or "uses" in job for job in content["jobs"].values())
+
+
+def test_nothing_is_published_that_was_not_tested() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
+    commands = [step.get("run", "") for step in jobs["build"]["steps"]]
+    assert {"bash .ci/run", "make release-test"} <= set(commands)
+    for name in ("image", "publish"):
+        assert jobs[name]["needs"] == "build"
+    # PyYAML reads the key `on` as a truth.
+    image = yaml.safe_load((ROOT / ".github" / "workflows" / "image.yml").read_text())
+    assert image[True] == "workflow_call"
 
 
 def test_they_run_targets_and_scripts_that_exist() -> None:
