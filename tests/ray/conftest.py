@@ -89,9 +89,11 @@ def results(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write what was measured, if the option asks for it and nothing failed."""
+    """Write what was measured, if the option asks for it and nothing failed; nothing is a failure."""
     path: Path | None = session.config.getoption("--write-results")
-    if path and exitstatus == 0:
+    if path and exitstatus == 0 and not session.config.stash[RESULTS]:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+    elif path and exitstatus == 0:
         facts = {
             "ray": version("ray"),
             "machine": f"{os.cpu_count()} CPU cores, machines are network namespaces",
