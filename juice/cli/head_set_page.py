@@ -72,7 +72,7 @@ def figure_of(head_set: HeadSet) -> Any:
         figure = figures.heads(tables, head_set.target)
     except ImportError as error:
         raise UsageError(
-            "plots need matplotlib; install it from the clone with: pip install -e '.[eval]'"
+            "plots need matplotlib; install it with: pip install 'juice-steering[eval]'"
         ) from error
     figure.suptitle(f"{head_set.model.id}: heads toward {head_set.target} (dots: chosen)")
     return figure

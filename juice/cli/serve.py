@@ -46,7 +46,7 @@ def run(**flags: Any) -> None:
     """Serve a model over HTTP (/docs lists the routes); JUICE_* variables set options, too."""
     if not FLAGS:
         raise UsageError(
-            "the server is not installed; install it from the clone with: pip install -e '.[serve]'"
+            "the server is not installed; install it with: pip install 'juice-steering[serve]'"
         )
     given = {name: value for name, value in flags.items() if value is not None}
     if keys := given.pop("api_key", None):

@@ -23,7 +23,7 @@ def require_lens() -> None:
     if find_spec("transformer_lens") is None:
         raise UsageError(
             "--deep compares with TransformerLens; "
-            "install it from the clone with: pip install -e '.[lens]'"
+            "install it with: pip install 'juice-steering[lens]'"
         )
 
 

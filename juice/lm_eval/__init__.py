@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         "juice.lm_eval needs the package lm-eval; "
-        "install it from the clone with: pip install -e '.[lm-eval]'"
+        "install it with: pip install 'juice-steering[lm-eval]'"
     ) from error
 
 __all__ = ["JuiceLM"]

@@ -117,5 +117,5 @@ def is_quantized(model: PreTrainedModel) -> bool:
 def _require(package: str, what: str) -> None:
     if find_spec(package) is None:
         raise UsageError(
-            f"{what} needs {package}; install it from the clone with: pip install -e '.[quant]'"
+            f"{what} needs {package}; install it with: pip install 'juice-steering[quant]'"
         )

@@ -59,8 +59,7 @@ def _collector(url: str) -> str:
         )
     if any(find_spec(package) is None for package in OPENTELEMETRY):
         raise ValueError(
-            "OpenTelemetry is not installed; install it from the clone with: pip install -e"
-            " '.[otel]'"
+            "OpenTelemetry is not installed; install it with: pip install 'juice-steering[otel]'"
         )
     return url
 

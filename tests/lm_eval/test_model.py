@@ -277,4 +277,4 @@ def test_without_the_harness_the_import_says_what_to_install() -> None:
     program = "import sys; sys.modules['lm_eval'] = None; import juice.lm_eval"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert "pip install -e '.[lm-eval]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'juice-steering[lm-eval]'" in done.stderr.splitlines()[-1]

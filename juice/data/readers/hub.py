@@ -70,7 +70,7 @@ def _datasets() -> ModuleType:
     except ImportError as error:
         raise ExampleError(
             "data sets need the package `datasets`; "
-            "install it from the clone with: pip install -e '.[eval]'"
+            "install it with: pip install 'juice-steering[eval]'"
         ) from error
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()

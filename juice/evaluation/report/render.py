@@ -23,7 +23,7 @@ def require_extra() -> None:
     if missing:
         raise UsageError(
             f"evaluation needs {', '.join(missing)}; "
-            "install it from the clone with: pip install -e '.[eval]'"
+            "install it with: pip install 'juice-steering[eval]'"
         )
 
 
