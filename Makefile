@@ -86,7 +86,7 @@ test-long: $(STAMP) $(VLLM_STAMP)
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
 	  tests/server/test_looking_inside.py tests/server/test_structured.py tests/server/tools \
-	  tests/server/test_responses.py tests/server/test_messages.py
+	  tests/server/test_responses.py tests/server/test_messages.py tests/server/test_network.py
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile --no-loadscope-reorder \

@@ -7,6 +7,7 @@ the server, a library that asks the hub although the model is here.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def test_without_a_network_every_route_answers_and_nothing_is_sent() -> None:
     assert not {
         route: own for route, own in found["statuses"].items() if own not in (200, 201, 204)
     }
+    assert found["engine"] == os.environ.get("JUICE_ENGINE", "own")
     assert found["code"] == 0
     assert "Traceback" not in found["log"]
     assert "What is the capital" not in found["log"], "prompts are nobody else's business"

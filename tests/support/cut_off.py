@@ -98,13 +98,15 @@ def watched(folder: Path) -> dict[str, Any]:
                     break
             time.sleep(0.2)
         statuses = every_answer(url, folder)
+        engine = httpx.get(f"{url}/info", headers=ADMIN).json()["engine"]["name"]
         time.sleep(SECONDS)
         server.terminate()
         code = server.wait(60)
     finally:
         server.kill()
     log_text = (folder / "log").read_text()
-    return {"statuses": statuses, "sent": n_sent() - before, "code": code, "log": log_text}
+    sent = n_sent() - before
+    return {"statuses": statuses, "engine": engine, "sent": sent, "code": code, "log": log_text}
 
 
 def tried() -> dict[str, int]:
