@@ -6,7 +6,8 @@ place, under that name; the files it speaks of hold facts of `mini`. What cannot
 the page (tests/support/page_blocks.py), and no block is left out.
 
 It fails on: an option or a field that was renamed, a program that raises, an output that changed,
-a block without a mark that nothing runs.
+a block without a mark that nothing runs, whatever its language, and a mark that names a test which
+does not read the page.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,16 @@ STAND_INS = ("M", "google/gemma-2-2b")
 
 def is_run(block: Block) -> bool:
     return block.language in RUNS and not (block.is_said("not run") or block.is_said("run by"))
+
+
+def is_compared(block: Block, before: Block | None) -> bool:
+    """Return whether a block is what the one before it must print."""
+    return (
+        block.language in PLAIN
+        and before is not None
+        and before.language == "python"
+        and before.output == block.text
+    )
 
 
 @pytest.fixture(scope="module")
@@ -190,15 +202,24 @@ def test_a_page_does_what_it_says(page: Path, folder: Path, server: Server) -> N
 
 
 def test_what_is_left_out_is_run_elsewhere_or_has_a_reason() -> None:
-    left_out = [b for own in BLOCKS.values() for b in own if b.language in RUNS and not is_run(b)]
+    left_out = [
+        block
+        for own in BLOCKS.values()
+        for before, block in pairwise([None, *own])
+        if not (is_run(block) or is_compared(block, before))
+    ]
     for block in left_out:
-        assert block.says
+        assert block.says, f"{block}: nothing runs {block.language or 'plain text'}; say why"
         kind, what = block.says
         if kind == "run by":
             file, _, name = what.partition("::")
-            assert f"def {name}(" in (ROOT / file).read_text() or not name, f"{block}: no {what}"
+            test = (ROOT / file).read_text()
+            assert f"def {name}(" in test or not name, f"{block}: no {what}"
+            assert f'"{block.page.name}"' in test, f"{block}: {file} does not read this page"
         else:
-            assert len(what.split()) > 2, f"{block}: {what!r} is no reason"
+            assert len(what.split()) > 2, f"{block}: {what!r} is not a reason"
+            for file in re.findall(r"tests/[\w/]+\.py", what):
+                assert (ROOT / file).exists(), f"{block}: no {file}"
     n_run = sum(is_run(own) for page in BLOCKS.values() for own in page)
     assert n_run > 55, "most pages do what they say"
 
@@ -231,10 +252,9 @@ def test_a_command_goes_on_over_lines_and_has_what_is_below_it() -> None:
     assert list(commands("one 'a\nb'\ntwo\n")) == [("one 'a\nb'", ""), ("two", "")]
 
 
-def test_no_block_is_in_a_language_that_nothing_runs() -> None:
+def test_a_block_that_begins_with_a_prompt_is_a_console() -> None:
     for own in BLOCKS.values():
         for block in own:
-            assert block.language in RUNS | PLAIN, block
             assert block.language in RUNS or not block.text.startswith("$ "), f"{block}: console"
 
 

@@ -8,8 +8,10 @@ schema written here after the operator's reference. Nothing here ran in a cluste
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
+import tomllib
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,12 @@ import yaml
 
 from juice_server.process import CLOSING_S, LAST_WORDS_S
 from juice_server.settings import Settings
-from tests.support.helm import CHART, NEEDS_HELM, VALUES, rendered, run, the
+from tests.support.helm import CHART, NEEDS_HELM, ROOT, VALUES, rendered, run, the
+from tests.support.page_blocks import agree, commands, run_by
 from tests.support.service_monitor import SERVICE_MONITOR
 
 pytestmark = NEEDS_HELM
+PAGE = ROOT / "docs" / "how-to" / "kubernetes.md"
 OPEN = ("--set", "keys.open=true")
 MINI = ("--values", str(VALUES / "mini.yaml"), *OPEN)
 TEN = ("--values", str(VALUES / "ten-replicas.yaml"))
@@ -104,6 +108,49 @@ def test_the_schema_has_the_values_that_the_chart_has() -> None:
             assert set(own["properties"]) == set(values[name]), name
 
 
+def test_the_image_is_the_one_that_a_release_publishes() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    repository = project["urls"]["Source"].removeprefix("https://github.com/")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "image.yml").read_text())
+    job = workflow["jobs"]["image"]
+    (name,) = [own["with"]["images"] for own in job["steps"] if own.get("id") == "names"]
+    published = name.replace("${{ github.repository }}", repository)
+    gpu, cpu = [
+        f"{published}:{project['version']}{own['suffix']}"
+        for own in job["strategy"]["matrix"]["include"]
+    ]
+    images = {
+        choice: pod_of(rendered(*CHOICES[choice]))["containers"][0]["image"] for choice in CHOICES
+    }
+    assert images.pop("mini") == cpu
+    assert set(images.values()) == {gpu}
+    labels = the("Deployment", rendered(*OPEN))["metadata"]["labels"]
+    assert labels["app.kubernetes.io/version"] == project["version"]
+    assert labels["helm.sh/chart"] == f"juice-{project['version']}"
+    page = PAGE.read_text()
+    assert f"`{gpu}`" in page
+    assert f"`{cpu.partition(':')[2]}`" in page
+
+
+def test_what_ten_replicas_need_is_made_by_the_page() -> None:
+    """Head sets of the model, keys and the hub's token: a pod waits for each that is missing."""
+    values = yaml.safe_load((VALUES / "ten-replicas.yaml").read_text())
+    page = PAGE.read_text()
+    sets = values["headSets"]["configMaps"]
+    assert {own["path"].split("/")[0] for own in sets} == {values["model"].replace("/", "--")}
+    assert [own["path"].split("/")[1] for own in sets] == ["context", "parametric"]
+    for own in sets:
+        made = f"kubectl create configmap {own['name']} --from-file=head_sets/{own['path']}\n"
+        assert made in page
+    assert f"juice identify --model {values['model']} " in page
+    keys, hub = values["keys"]["existingSecret"], values["hubToken"]["existingSecret"]
+    assert f"kubectl create secret generic {keys} --from-file=keys.toml\n" in page
+    assert f"kubectl create secret generic {hub} --from-literal=token=$HF_TOKEN\n" in page
+    assert f"install -d -o 10001 -g 10001 {values['modelCache']['hostPath']}\n" in page
+    (container,) = pod_of(rendered(*TEN))["containers"]
+    assert "--head-sets=/head_sets" in container["args"]
+
+
 def broken(kind: str, *path: str | int, to: Any) -> dict[str, Any]:
     manifest: Any = deepcopy(the(kind, rendered(*SCALED)))
     place = manifest
@@ -150,6 +197,15 @@ def test_wrong_values_are_refused_with_the_reason(arguments: tuple[str, ...], me
     done = run("template", "juice", str(CHART), *arguments)
     assert done.returncode != 0
     assert message in done.stderr
+
+
+def test_the_page_shows_what_helm_refuses() -> None:
+    file = "tests/deploy/test_chart.py::test_the_page_shows_what_helm_refuses"
+    for block in run_by(PAGE, file):
+        for command, shown in commands(block.text, prompt="$ "):
+            _, *arguments = shlex.split(command)
+            done = run(*arguments, folder=ROOT)
+            assert agree(shown, done.stdout + done.stderr), done.stderr
 
 
 def test_helm_finds_nothing_to_mend_in_the_chart() -> None:

@@ -20,6 +20,8 @@ import httpx
 import pytest
 from dockerfile_parse import DockerfileParser
 
+from juice.head_set import Betas, HeadSet
+from juice.head_set.storage import files_of
 from juice_server import settings
 from tests.support.helm import NEEDS_HELM, ROOT, VALUES, rendered, the
 from tests.support.kubelet import Container, write_volume
@@ -183,5 +185,29 @@ def test_keys_that_change_in_the_secret_count_after_sighup(tmp_path: Path) -> No
         container.process.send_signal(signal.SIGHUP)
         within(10, lambda: status(container, key="a-new-key") == 200, "the new key counts")
         assert status(container, key=KEY) == 401
+        container.terminate()
+        assert container.process.wait(timeout=60) == 0
+
+
+def test_a_head_set_that_changes_in_its_configmap_steers_without_a_restart(tmp_path: Path) -> None:
+    changed = HeadSet.load(ROOT / "head_sets" / "mini" / "context").with_betas(
+        "juice", Betas(plus=0.0, minus=-2.5)
+    )
+    with running(tmp_path) as container:
+        container.start()
+
+        def beta() -> float:
+            answer = httpx.post(
+                f"{container.url}/generate",
+                json={**SHORT, "steer": "context"},
+                headers=BEARER,
+                timeout=60,
+            ).json()
+            assert answer["steering"]["applied"] is True
+            return float(answer["steering"]["beta_minus"])
+
+        assert beta() != -2.5
+        write_volume(container.mounts["/head_sets/mini/context"], files_of(changed))
+        within(30, lambda: beta() == -2.5, "the changed set steers")
         container.terminate()
         assert container.process.wait(timeout=60) == 0

@@ -40,9 +40,11 @@ NEEDS_HELM = pytest.mark.skipif(
 )
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run helm to its end."""
-    return subprocess.run([str(HELM), *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [str(HELM), *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
 
 
 def rendered(*arguments: str, release: str = "juice") -> list[dict[str, Any]]:

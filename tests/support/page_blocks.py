@@ -2,8 +2,8 @@
 
 A comment that readers do not see may stand on the line before a block:
 
-    <!-- not run: REASON -->                  it cannot be run here
-    <!-- run by tests/FILE.py[::TEST] -->     another test runs it
+    <!-- not run: REASON -->                  it cannot be run here, or is nothing to run
+    <!-- run by tests/FILE.py[::TEST] -->     another test reads it from the page and runs it
     <!-- file: NAME -->                       it is saved under that name, as the page asks
 
 `run by` on the first line of a page is for all its blocks.
@@ -25,7 +25,7 @@ PAGES = [
 ]
 PAGES = [page for page in PAGES if "results" not in page.parts]  # reports are written by juice
 RUNS = {"sh", "console", "python", "js", "json", "toml", "yaml"}
-PLAIN = {"", "text"}  # what a program printed, or a drawing
+PLAIN = {"", "text"}  # what the block above it printed; anything else needs a comment
 COMMENT = re.compile(r"<!-- (not run|run by|file):? (.+?) -->", re.DOTALL)
 FENCE = re.compile(r"(?ms)^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$")
 
@@ -64,6 +64,13 @@ def blocks(page: Path) -> list[Block]:
         )
         for fence, following in zip_longest(fences, fences[1:])
     ]
+
+
+def run_by(page: Path, file: str) -> list[Block]:
+    """Return the blocks of a page that a test file runs, as the page says; there are some."""
+    found = [own for own in blocks(page) if own.is_said("run by") and own.says[1].startswith(file)]
+    assert found, f"{page.name}: no block is said to be run by {file}"
+    return found
 
 
 def _comment(text: str, start: int) -> tuple[str, str] | None:
