@@ -23,9 +23,10 @@ CLIENTS_STAMP := .venv-clients/.installed
 CLIENTS := openai anthropic langchain-openai langchain-anthropic llama-index-llms-openai-like \
   litellm mcp llm 'lm-eval[api]' transformers httpx pytest
 NODE_CLIENTS := tests/clients/node/node_modules/.package-lock.json
-# What JuICE imports beside what a host with PyTorch and transformers has.
+# What JuICE imports beside PyTorch, transformers and what these need, with what each of it needs.
 SMALL_PACKAGES := annotated-doc annotated-types llguidance markdown-it-py mdurl pydantic \
-  pydantic-core pygments rich shellingham typer typing-inspection
+  pydantic-core pygments rich shellingham typer typing-extensions typing-inspection
+GPU_PACKAGES := $(CURDIR)/build/gpu
 # The tests of the container start a Docker engine of their own, which only root can.
 CONTAINER_PACKAGES := docker.io docker-compose debootstrap
 # Ray, for the tests of many machines.
@@ -192,14 +193,16 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.cost_model
 	$(BIN)/python -m benchmarks.start
 
-# On a host with a GPU, with its own PyTorch and transformers: exactness and speed, into
-# docs/results/gpu. Where it has no network, `make wheels` elsewhere, and bring the folder along.
+# On a host with a GPU: exactness and speed, into docs/results/gpu. PYTHON is the interpreter that has
+# the host's PyTorch and transformers, and its vLLM if any; nothing is installed there: what is missing
+# goes into a folder beside it, and JuICE too, since vLLM finds it only where it is installed.
+# Where there is no network: `make wheels` with the same Python elsewhere, and bring the folder along.
 gpu:
-	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	.venv-gpu/bin/python $(INSTALL) \
-	  $(if $(wildcard wheels),--no-index --find-links wheels) $(SMALL_PACKAGES)
-	PYTHONPATH=.:server .venv-gpu/bin/python -m benchmarks.gpu $(GPU)
+	$(PYTHON) $(INSTALL) --no-deps --upgrade --target $(GPU_PACKAGES) --constraint constraints.txt \
+	  $(if $(wildcard wheels),--no-index --find-links wheels $(SMALL_PACKAGES) juice-steering,$(SMALL_PACKAGES) .)
+	HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR):$(CURDIR)/server:$(GPU_PACKAGES) \
+	  $(PYTHON) -m benchmarks.gpu $(GPU)
 
 wheels:
-	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps \
-	  --constraint constraints.txt --dest wheels $(SMALL_PACKAGES)
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	  --constraint constraints.txt --wheel-dir wheels $(SMALL_PACKAGES) .

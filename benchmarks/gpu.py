@@ -3,9 +3,10 @@
 First exactness: every architecture of the tests, tiny and random, and the bundled model are loaded
 in float32, bfloat16 and float16 on the device, and diagnosed as `juice doctor` does it. Then speed:
 `benchmarks.peers` with the shapes of a Llama of 1B and, where the memory is enough, of 8B. Both go
-into a file of `docs/results/gpu` with the name of the machine.
+into a file of `docs/results/gpu` with the name of the machine, which is written anew with each
+result: what ends the command early loses what it was at, and nothing else.
 
-It needs PyTorch, transformers and the few small packages that `make gpu` installs. What is not
+It needs PyTorch, transformers and the few small packages that `make gpu` brings. What is not
 there, such as vLLM, is listed as not measured.
 """
 
@@ -14,18 +15,20 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import juice
-from benchmarks import machine, peers
+from benchmarks import machine, peers, room
 from benchmarks.shapes import SHAPES
-from benchmarks.ways import ROWS, WAYS
+from benchmarks.ways import ROWS, WAYS, Setting
+from benchmarks.workers import Worker, answer_questions
 from juice.errors import JuiceError
 from juice.exactness import diagnose
 from tests.support.architectures import ARCHITECTURES
@@ -33,23 +36,44 @@ from tests.support.tiny import tiny_tokenizer
 
 RESULTS = Path("docs/results/gpu")
 DTYPES = ("float32", "bfloat16", "float16")
-# The weights, as much again for keys, values and what else runs beside them in other processes.
-N_COPIES = 5
+# A tiny model takes seconds; the first one also has the device to start.
+DIAGNOSIS_LIMIT_S = 240.0
+# A way, and the one that it is compared with.
+LEAST_AT_ONCE = 2
 
 
-def exactness(device: str, dtypes: Iterable[str], names: Iterable[str]) -> list[dict[str, Any]]:
-    """Return whether each model is steered exactly in each dtype, and its largest differences."""
-    found = []
-    for name in ("mini", *names):
-        for dtype in dtypes:
-            own = {"model": name, "dtype": dtype, **_diagnosed(name, device, dtype)}
-            print(f"{name}, {dtype}: {'exact' if own['exact'] else own['reason']}", flush=True)
-            found.append(own)
-    return found
+def exactness(device: str, dtypes: Iterable[str], names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield whether each model is steered exactly in each dtype, and its largest differences.
+
+    Whatever a device does is a result here: it may end the process of the model, not this one.
+    Raises RuntimeError where that process does not start.
+    """
+    process = None
+    try:
+        for name, dtype in ((name, dtype) for name in names for dtype in dtypes):
+            process = process or Worker(
+                "benchmarks.gpu",
+                *("--worker", "--device", device),
+                environment={"HF_HUB_OFFLINE": "1"},
+                limit_s=DIAGNOSIS_LIMIT_S,
+            )
+            try:
+                own = process.ask(f"{dtype} {name}")
+            except RuntimeError as error:
+                own = {"exact": False, "reason": str(error), "differences": {}}
+                process.close()  # the device may not serve it any more
+                process = None
+            yield {"model": name, "dtype": dtype, **own}
+    finally:
+        if process is not None:
+            process.close()
 
 
-def _diagnosed(name: str, device: str, dtype: str) -> dict[str, Any]:
-    """Diagnose one model; whatever a device does is a result here, and none of it ends the run."""
+def diagnosed(device: str, dtype: str, name: str) -> dict[str, Any]:
+    """Diagnose one model, or report why it was refused.
+
+    Raises whatever else a device makes it raise.
+    """
     try:
         if name == "mini":
             model = juice.load("mini", device=device, dtype=dtype)
@@ -61,9 +85,9 @@ def _diagnosed(name: str, device: str, dtype: str) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # of what a random model has not got
             diagnosis = diagnose(model.engine, model.head_sets)
     except JuiceError as error:
+        if device != "cpu":
+            torch.cuda.synchronize()  # raises where the device was the cause, and is lost
         return {"exact": False, "reason": str(error), "differences": {}}
-    except Exception as error:
-        return {"exact": False, "reason": repr(error), "trace": traceback.format_exc()}
     differences = {
         check.name: {"difference": check.difference, "bound": check.bound, "unit": check.unit}
         for check in diagnosis.checks
@@ -71,12 +95,18 @@ def _diagnosed(name: str, device: str, dtype: str) -> dict[str, Any]:
     return {"exact": diagnosis.exact, "reason": diagnosis.reason, "differences": differences}
 
 
-def fitting(device: str) -> list[str]:
-    """Return the shapes for which the device has memory, in bfloat16."""
+def too_small(shape: str, device: str, dtype: str) -> str:
+    """Return why the device has no room for a shape; empty where it has."""
     if device == "cpu":
-        return ["small"]
-    there = torch.cuda.get_device_properties(device).total_memory
-    return [name for name in ("1b", "8b") if SHAPES[name].n_weights * 2 * N_COPIES < there]
+        return ""
+    setting = Setting(SHAPES[shape], "", device, dtype)
+    free, _ = room.memory(device)
+    if room.n_at_once(free, setting) >= LEAST_AT_ONCE:
+        return ""
+    return (
+        f"two ways at once take {LEAST_AT_ONCE * room.n_needed_bytes(setting) / 2**30:.1f} GiB; "
+        f"{free / 2**30:.1f} GiB are free"
+    )
 
 
 def file_of(name: str) -> Path:
@@ -88,8 +118,9 @@ def main() -> None:
     """Check, measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", choices=DTYPES, help="of speed; else bfloat16, float32 on a CPU")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=DTYPES, help="of exactness")
     parser.add_argument(
         "--architectures",
         nargs="*",
@@ -97,41 +128,83 @@ def main() -> None:
         default=[own.name for own in ARCHITECTURES],
         help="beside mini",
     )
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, help="else those that fit")
+    parser.add_argument(
+        "--shapes", nargs="*", choices=SHAPES, help="else 1b and 8b; small on a CPU"
+    )
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--at-once", type=int, help="how many ways; else those with room")
     parser.add_argument("--out", type=Path, help="else a file of docs/results/gpu")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
+    device = options.device
+    if options.worker:
+        answer_questions(lambda: lambda question: diagnosed(device, *question.split(" ", 1)))
+        return
+    if device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("PyTorch finds no GPU here; --device cpu tries the command without one")
-    dtype = "float32" if options.device == "cpu" else "bfloat16"
-    shapes = fitting(options.device) if options.shapes is None else options.shapes
+    dtype = options.dtype or ("float32" if device == "cpu" else "bfloat16")
     result: dict[str, Any] = {
         "machine": machine.describe(),
-        "device": options.device,
-        "exactness": exactness(options.device, options.dtypes, options.architectures),
+        "device": device,
+        "exactness": [],
         "speed": [],
+        "not_measured": {},
     }
     out = options.out or file_of(str(result["machine"]["gpu"] or result["machine"]["cpu"]))
     out.parent.mkdir(parents=True, exist_ok=True)
-    for shape in shapes:
-        result["speed"].append(
-            peers.measure(
+
+    def write() -> None:
+        new = out.with_suffix(".new")
+        new.write_text(json.dumps(result, indent=1) + "\n")
+        new.replace(out)
+
+    failed = []
+    try:
+        for own in exactness(device, options.dtypes, ("mini", *options.architectures)):
+            how = "exact" if own["exact"] else own["reason"]
+            print(f"{own['model']}, {own['dtype']}: {how}", flush=True)
+            result["exactness"].append(own)
+            write()
+    except RuntimeError as error:
+        result["not_measured"]["exactness"] = str(error)
+        failed.append(f"exactness was not checked: {error}")
+    shapes = ("small",) if device == "cpu" else ("1b", "8b")
+    for shape in shapes if options.shapes is None else options.shapes:
+        if why := too_small(shape, device, dtype):
+            result["not_measured"][shape] = why
+            print(f"\nThe shape {shape}: not measured ({why}).", flush=True)
+            continue
+        before = list(result["speed"])
+
+        def keep(found: dict[str, Any], before: list[Any] = before) -> None:
+            result["speed"] = [*before, found]
+            write()
+
+        try:
+            found = peers.measure(
                 shape,
-                device=options.device,
+                device=device,
                 dtype=dtype,
                 n_rounds=options.rounds,
                 rows=options.rows,
                 names=options.only,
+                n_at_once=options.at_once,
+                keep=keep,
             )
-        )
-        print(f"\nA Llama of the shape {shape}, {dtype}:\n\n{peers.tables(result['speed'][-1])}")
-        out.write_text(json.dumps(result, indent=1) + "\n")  # whatever comes after it
-    out.write_text(json.dumps(result, indent=1) + "\n")
+        except Exception as error:  # the other shapes may do
+            traceback.print_exc()
+            result["not_measured"][shape] = f"{type(error).__name__}: {error}"
+            failed.append(f"{shape} failed: {error}")
+            continue
+        keep(found)
+        print(f"\nA Llama of the shape {shape}, {dtype}:\n\n{peers.tables(found)}", flush=True)
+    write()
     inexact = [own for own in result["exactness"] if not own["exact"]]
     print(f"\n{len(result['exactness']) - len(inexact)} of {len(result['exactness'])} exact; {out}")
-    if inexact:
-        raise SystemExit(f"not exact: {', '.join(own['model'] for own in inexact)}")
+    failed += [f"{own['model']} in {own['dtype']} is not exact" for own in inexact]
+    if failed:
+        sys.exit("; ".join(failed))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ A decode step's time is that of a whole run less that of the prompts alone, in t
 each token after the first.
 Memory is the peak while everything runs, beyond what the loaded model takes: of the process on a
 CPU, of PyTorch's allocator on a GPU (for vLLM not measured, since it takes what it is given).
+
+On a GPU that has no room for all ways at once they take turns in groups, with transformers'
+`generate` in each of them.
 """
 
 from __future__ import annotations
@@ -17,42 +20,52 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, room
 from benchmarks.shapes import SHAPES, prompts
+from benchmarks.turns import Turns
 from benchmarks.ways import N_TOKENS, ROWS, WAYS, Setting, Way
 from benchmarks.workers import Worker, answer_questions
 
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 BASE = "generate, static batch"
+# How long a way may take to start, or to answer: a GPU is often lent for minutes.
+LIMITS_S = {"cpu": 1800.0, "cuda": 240.0}
 
 
 def work(name: str, setting: Setting) -> None:
-    """In a worker: answer `n_rows n_tokens` with seconds, and `memory` with bytes."""
+    """In a worker: answer `n_rows n_tokens` with seconds and the peak of memory so far, in bytes.
 
-    def make() -> Callable[[str], float | None]:
-        generate, on_gpu = WAYS[name].make(setting), setting.device != "cpu"
-        if on_gpu:
-            torch.cuda.synchronize()
-        before = torch.cuda.max_memory_allocated() if on_gpu else _peak_bytes()
+    The memory is None where vLLM computes, which it does in processes of its own.
+    """
+    on_vllm = WAYS[name].on_vllm
+    on_gpu = setting.device != "cpu" and not on_vllm
 
-        def reply(question: str) -> float | None:
-            if question == "memory":
-                return (torch.cuda.max_memory_allocated() if on_gpu else _peak_bytes()) - before
+    def make() -> Callable[[str], tuple[float, int | None]]:
+        generate = WAYS[name].make(setting)
+        before = setting.n_weight_bytes if on_gpu else _peak_bytes()
+
+        def reply(question: str) -> tuple[float, int | None]:
             n_rows, n_tokens = map(int, question.split())
-            generate(prompts(n_rows), n_tokens)
+            asked = prompts(n_rows)
+            began = time.perf_counter()
+            generate(asked, n_tokens)
             if on_gpu:
                 torch.cuda.synchronize()
-            return None
+            seconds = time.perf_counter() - began
+            peak = torch.cuda.max_memory_allocated() if on_gpu else _peak_bytes()
+            return seconds, None if on_vllm else peak - before
 
         return reply
 
@@ -74,12 +87,15 @@ def worker(name: str, setting: Setting, shape: str) -> Worker:
     python = None
     if WAYS[name].on_vllm and find_spec("vllm") is None:
         python = str(VLLM_PYTHON)
+        variables["PYTHONPATH"] = ""  # that environment has what it needs
     return Worker(
         "benchmarks.peers",
         *("--worker", name, "--shape", shape, "--model", setting.folder),
         *("--device", setting.device, "--dtype", setting.dtype),
+        *(() if setting.share is None else ("--share", str(setting.share))),
         environment=variables,
         python=python,
+        limit_s=LIMITS_S[setting.device.partition(":")[0]],
     )
 
 
@@ -91,58 +107,82 @@ def missing(way: Way) -> str:
 
 
 def measure(
-    shape: str, *, device: str, dtype: str, n_rounds: int, rows: Iterable[int], names: Iterable[str]
+    shape: str,
+    *,
+    device: str,
+    dtype: str,
+    n_rounds: int,
+    rows: Iterable[int],
+    names: Iterable[str],
+    n_at_once: int | None = None,
+    keep: Callable[[dict[str, Any]], None] = lambda _found: None,
 ) -> dict[str, Any]:
-    """Return what each way takes, by rows: prompts and totals in seconds, and its memory."""
+    """Return what each way takes, by rows: prompts and totals in seconds, and its memory.
+
+    Args:
+        shape: The name of the model's shape.
+        device: Where it runs.
+        dtype: In which precision.
+        n_rounds: Over how many rounds a median is taken.
+        rows: How many requests at once.
+        names: The ways.
+        n_at_once: How many ways may run at once; None: on a CPU all, on a GPU those with room.
+        keep: Gets what was found so far, each time that there is more.
+    """
+    absent = {name: missing(WAYS[name]) for name in names}
+    present = [name for name, why in absent.items() if not why]
+    with tempfile.TemporaryDirectory() as folder:
+        setting = Setting(SHAPES[shape], folder, device, dtype)
+        _save(setting)
+        if device != "cpu":
+            free, total = room.memory(device)
+            n_at_once = n_at_once or room.n_at_once(free, setting)
+            setting = replace(setting, share=round(room.n_needed_bytes(setting) / total, 3))
+        groups = room.groups(present, BASE, n_at_once)
+        turns = Turns(lambda name: worker(name, setting, shape), N_TOKENS, n_rounds)
+
+        def found() -> dict[str, Any]:
+            return {
+                "shape": shape,
+                "device": device,
+                "dtype": dtype,
+                "n_tokens": N_TOKENS,
+                "n_rounds": n_rounds,
+                "window_share": len(SHAPES[shape].steered_layers) / SHAPES[shape].n_layers,
+                "groups": groups,
+                "ways": turns.ways,
+                "not_measured": {name: why for name, why in absent.items() if why} | turns.failed,
+                "machine": machine.describe(),
+            }
+
+        try:
+            for group in groups:
+                turns.admit(group)
+                for n_rows in rows:
+                    turns.measure(
+                        n_rows,
+                        takes=lambda name, n=n_rows: WAYS[name].takes(n, device),
+                        report=lambda line: print(line, file=sys.stderr, flush=True),
+                    )
+                    keep(found())
+        finally:
+            turns.close()
+        return found()
+
+
+def _save(setting: Setting) -> None:
+    """Write the model to its folder; nothing of it stays in memory."""
     from tests.support import tiny
 
-    folder = tempfile.mkdtemp()
-    setting = Setting(SHAPES[shape], folder, device, dtype)
-    SHAPES[shape].network(device, getattr(torch, dtype)).save_pretrained(folder)
-    tiny.tiny_tokenizer().save_pretrained(folder)
-    absent = {name: missing(WAYS[name]) for name in names}
-    workers, failed = {}, {name: why for name, why in absent.items() if why}
-    for name in (name for name, why in absent.items() if not why):
-        try:
-            workers[name] = worker(name, setting, shape)
-        except RuntimeError as error:
-            failed[name] = f"it did not start: {error}"
-    seconds: dict[str, dict[str, list[float]]] = {name: {} for name in workers}
-    for n_rows in rows:
-        for round_number in range(n_rounds + 1):
-            what = f"round {round_number} of {n_rounds}" if round_number else "warm-up"
-            print(f"{n_rows} at once: {what}", file=sys.stderr)
-            for name, engine in workers.items():
-                if not WAYS[name].takes(n_rows, device):
-                    continue
-                prompts_s, total_s = (engine.ask(f"{n_rows} {n}") for n in (1, N_TOKENS))
-                if round_number:
-                    own = seconds[name]
-                    own.setdefault(f"prompts {n_rows}", []).append(prompts_s)
-                    step_s = (total_s - prompts_s) / (N_TOKENS - 1)
-                    own.setdefault(f"step {n_rows}", []).append(step_s)
-    found = {
-        name: {
-            "ready_s": round(engine.ready_s, 2),
-            "memory_bytes": int(engine.ask("memory")),
-            "seconds": {
-                key: round(statistics.median(own), 5) for key, own in seconds[name].items()
-            },
-        }
-        for name, engine in workers.items()
-    }
-    for engine in workers.values():
-        engine.close()
-    return {
-        "shape": shape,
-        "device": device,
-        "dtype": dtype,
-        "n_tokens": N_TOKENS,
-        "window_share": len(SHAPES[shape].steered_layers) / SHAPES[shape].n_layers,
-        "ways": found,
-        "not_measured": failed,
-        "machine": machine.describe(),
-    }
+    free = shutil.disk_usage(setting.folder).free
+    if free < setting.n_weight_bytes:
+        raise RuntimeError(
+            f"the folder for temporary files has {free >> 20} MiB free; the weights take "
+            f"{setting.n_weight_bytes >> 20} MiB: set TMPDIR to a folder that has room for them"
+        )
+    network = setting.shape.network(setting.device, getattr(torch, setting.dtype))
+    network.save_pretrained(setting.folder)
+    tiny.tiny_tokenizer().save_pretrained(setting.folder)
 
 
 def tables(found: dict[str, Any]) -> str:
@@ -166,7 +206,8 @@ def tables(found: dict[str, Any]) -> str:
         lines.append("")
     lines += ["| | ready after (s) | peak memory beyond the model (MiB) |", "|---|---|---|"]
     for name, own in ways.items():
-        memory = "not measured" if name.startswith("vLLM") else f"{own['memory_bytes'] >> 20}"
+        n_bytes = own["memory_bytes"]
+        memory = "not measured" if n_bytes is None else f"{n_bytes >> 20}"
         lines.append(f"| {name} | {own['ready_s']:.1f} | {memory} |")
     lines += [f"\n{name}: not measured ({why})." for name, why in found["not_measured"].items()]
     return "\n".join(lines)
@@ -181,14 +222,23 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--at-once", type=int, help="else all on a CPU, those with room on a GPU")
     parser.add_argument("--write", type=Path, help="a file for the numbers")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        setting = Setting(SHAPES[options.shape], options.model, options.device, options.dtype)
+        setting = Setting(
+            SHAPES[options.shape], options.model, options.device, options.dtype, options.share
+        )
         work(options.worker, setting)
         return
+
+    def keep(found: dict[str, Any]) -> None:
+        if options.write:
+            options.write.write_text(f"{json.dumps(found, indent=1)}\n")
+
     found = measure(
         options.shape,
         device=options.device,
@@ -196,10 +246,10 @@ def main() -> None:
         n_rounds=options.rounds,
         rows=options.rows,
         names=options.only,
+        n_at_once=options.at_once,
+        keep=keep,
     )
     print(tables(found))
-    if options.write:
-        options.write.write_text(f"{json.dumps(found, indent=1)}\n")
 
 
 if __name__ == "__main__":

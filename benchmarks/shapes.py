@@ -37,6 +37,12 @@ class Shape:
         layer = attention + 3 * self.width * self.intermediate
         return self.n_layers * layer + 2 * self.vocabulary * self.width
 
+    def n_kv_bytes(self, n_tokens: int, bytes_each: int) -> int:
+        """Return what the keys and values of steered tokens take, those of companions included."""
+        layers = self.n_layers + len(self.steered_layers)
+        per_layer = 2 * self.n_kv_heads * self.width // self.n_heads
+        return n_tokens * layers * per_layer * bytes_each
+
     def network(self, device: str = "cpu", dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
         """Return a model of this shape, always with the same weights on one device."""
         config = LlamaConfig(

@@ -18,18 +18,45 @@ from juice.engine.steering import unsteered
 
 N_TOKENS, MAX_LEN = 32, 512
 ROWS = (1, 4, 16, 64)
+MIN_KV_BYTES = 2 << 30
 
 Generate = Callable[[list[Prompt], int], object]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured, and where."""
+    """What is measured, and where.
+
+    Args:
+        shape: The sizes of the model.
+        folder: Its weights.
+        device: Where it runs.
+        dtype: In which precision.
+        share: Of the GPU's memory, what one way may take; None on a CPU.
+    """
 
     shape: Shape
     folder: str
     device: str
     dtype: str
+    share: float | None = None
+
+    @property
+    def n_weight_bytes(self) -> int:
+        """What the weights take."""
+        return self.shape.n_weights * getattr(torch, self.dtype).itemsize
+
+    @property
+    def n_kv_bytes(self) -> int:
+        """What keys and values may take: enough for the most rows at their full length."""
+        bytes_each = getattr(torch, self.dtype).itemsize
+        return max(MIN_KV_BYTES, self.shape.n_kv_bytes(ROWS[-1] * MAX_LEN, bytes_each))
+
+    @property
+    def of_vllm(self) -> dict[str, Any]:
+        """What vLLM is told: without a share it would ask for nearly all of the GPU."""
+        shared = {} if self.share is None else {"gpu_memory_utilization": self.share}
+        return {"enable_prefix_caching": False, **shared}
 
     def load(self) -> Any:
         """Return the model as transformers loads it."""
@@ -52,14 +79,14 @@ def vllm(setting: Setting, *, steered: bool) -> Generate:
         steered,
         engine="vllm",
         window=f"{layers[0]}-{layers[-1]}",
-        vllm_args={"enable_prefix_caching": False},
+        vllm_args=setting.of_vllm,
     )
 
 
 def _juice(setting: Setting, steered: bool, **options: Any) -> Generate:
     import juice
 
-    limits = Limits(max_batch=ROWS[-1], max_model_len=MAX_LEN, kv_memory_bytes=2 << 30)
+    limits = Limits(max_batch=ROWS[-1], max_model_len=MAX_LEN, kv_memory_bytes=setting.n_kv_bytes)
     model = juice.load(setting.folder, dtype=setting.dtype, limits=limits, **options)
     return lambda asked, n: model.engine.generate(
         [
@@ -85,8 +112,8 @@ def plain_vllm(setting: Setting) -> Generate:
         max_model_len=MAX_LEN,
         max_num_seqs=ROWS[-1],
         max_num_batched_tokens=2048,
-        kv_cache_memory_bytes=2 << 30,
-        enable_prefix_caching=False,
+        kv_cache_memory_bytes=setting.n_kv_bytes,
+        **setting.of_vllm,
     )
 
     def generate(asked: list[Prompt], n: int) -> object:

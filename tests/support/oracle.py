@@ -65,7 +65,7 @@ def forward(
         handles.append(projection.register_forward_pre_hook(hook(layer)))
     try:
         with torch.no_grad():
-            logits = model(torch.tensor([ids]), use_cache=False).logits[0]
+            logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0]
     finally:
         for handle in handles:
             handle.remove()

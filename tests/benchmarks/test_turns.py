@@ -1,0 +1,154 @@
+"""Ways that take turns: what fails is reported, and takes nothing of the others with it.
+
+Catches a run on a GPU that is lost because one way has no memory, ends or hangs, and a process that
+holds on to the GPU after its way has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import room
+from benchmarks.shapes import SHAPES
+from benchmarks.turns import Turns
+from benchmarks.ways import MAX_LEN, ROWS, Setting
+from benchmarks.workers import Worker
+
+ROOT = Path(__file__).parents[2]
+# It fails as its argument says: "start", or the number of rows at which it does something wrong.
+WAY = """
+import os, subprocess, sys, time
+from benchmarks.workers import answer_questions
+
+how, when = sys.argv[1:]
+
+def reply(question):
+    n_rows, n_tokens = map(int, question.split())
+    if str(n_rows) == when:
+        if how == "fail":
+            raise MemoryError("no room\\nfor it")
+        if how == "end":
+            os._exit(3)
+        if how == "hang":
+            time.sleep(600)
+    return float(n_rows * (1 + n_tokens)), 7 * n_rows
+
+def make():
+    print("engines print a lot")
+    if how == "child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print(child.pid, file=open(when, "w"))
+    if when == "start":
+        raise OSError("no such thing")
+    return reply
+
+answer_questions(make)
+"""
+
+Start = Callable[[str], Worker]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    (tmp_path / "own_way.py").write_text(WAY)
+
+    def started(name: str) -> Worker:
+        how, _, when = name.partition(" ")
+        folders = os.pathsep.join([str(tmp_path), str(ROOT)])
+        variables = {"PYTHONPATH": folders}
+        limit_s = 3.0 if how == "hang" else 60.0
+        return Worker("own_way", how, when, environment=variables, limit_s=limit_s)
+
+    return started
+
+
+@pytest.fixture
+def turns(start: Start) -> Iterator[Turns]:
+    own = Turns(start, n_tokens=3, n_rounds=2)
+    yield own
+    own.close()
+
+
+def test_a_way_that_fails_keeps_what_it_had_and_the_others_go_on(turns: Turns) -> None:
+    turns.admit(["good", "fail 4", "end 4", "fail start", "hang 4"])
+    seen = list[str]()
+    for n_rows in (1, 4):
+        turns.measure(n_rows, takes=lambda _name: True, report=seen.append)
+    assert turns.failed == {
+        "fail start": "it did not start: OSError: no such thing",
+        "fail 4": "with 4 at once it failed: MemoryError: no room",
+        "end 4": "with 4 at once it failed: its process ended with status 3",
+        "hang 4": "with 4 at once it failed: it took longer than 3 s",
+    }
+    # One row takes 2 with the first token, 4 with three: 1 a step.
+    assert turns.ways["good"]["seconds"] == {
+        "prompts 1": 2, "step 1": 1, "prompts 4": 8, "step 4": 4,
+    }  # fmt: skip
+    assert turns.ways["good"]["memory_bytes"] == 28
+    for name in ("fail 4", "end 4", "hang 4"):
+        assert turns.ways[name]["seconds"] == {"prompts 1": 2, "step 1": 1}
+        assert turns.ways[name]["memory_bytes"] == 7
+    assert seen[-1] == "4 at once: round 2 of 2"
+
+
+def test_a_way_of_two_groups_goes_on_and_one_that_failed_is_not_started_again(
+    turns: Turns,
+) -> None:
+    for group in (["good", "base"], ["fail 1", "base"], ["fail 1", "base"]):
+        turns.admit(group)
+        turns.measure(1, takes=lambda _name: True, report=lambda _line: None)
+    assert set(turns.ways) == {"good", "base", "fail 1"}
+    assert len(turns._times["base"]["step 1"]) == 6
+    assert len(turns._times["good"]["step 1"]) == 2
+
+
+def test_a_way_takes_its_own_processes_with_it(start: Start, tmp_path: Path) -> None:
+    own = start(f"child {tmp_path / 'pid'}")
+    child = int((tmp_path / "pid").read_text())
+    assert Path(f"/proc/{child}").exists()
+    own.close()
+    until = time.monotonic() + 10
+    while _runs(child) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_groups_have_all_ways_in_order_each_with_the_base() -> None:
+    names = ["a", "b", "c", "base", "d"]
+    assert room.groups(names, "base", None) == [names]
+    assert room.groups(names, "base", 5) == [names]
+    assert room.groups(names, "base", 3) == [["a", "b", "base"], ["c", "d", "base"]]
+    assert room.groups(["a", "b", "c"], "base", 2) == [["a", "b"], ["c"]]
+
+
+@pytest.mark.parametrize(("shape", "gib", "n"), [("1b", 79, 10), ("8b", 79, 3), ("8b", 44, 1)])
+def test_a_gpu_has_room_for_weights_keys_and_values_of_each_way(
+    shape: str, gib: int, n: int
+) -> None:
+    setting = Setting(SHAPES[shape], "", "cuda", "bfloat16")
+    assert room.n_at_once(gib << 30, setting) == n
+    assert n * room.n_needed_bytes(setting) <= gib << 30
+
+
+def test_keys_and_values_have_room_for_all_rows_steered() -> None:
+    setting = Setting(SHAPES["8b"], "", "cuda", "bfloat16")
+    # 8 heads of 128 in 32 layers and 10 companions, keys and values, two bytes each.
+    assert setting.n_kv_bytes == ROWS[-1] * MAX_LEN * (32 + 10) * 2 * 8 * 128 * 2
+
+
+def test_vllm_asks_for_its_share_of_a_gpu() -> None:
+    assert "gpu_memory_utilization" not in Setting(SHAPES["8b"], "", "cpu", "float32").of_vllm
+    shared = Setting(SHAPES["8b"], "", "cuda", "bfloat16", share=0.3)
+    assert shared.of_vllm["gpu_memory_utilization"] == 0.3
