@@ -89,7 +89,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write what was measured, if the option asks for it and nothing failed; nothing is a failure."""
+    """Write what was measured, if the option asks for it; fail if that is nothing."""
     path: Path | None = session.config.getoption("--write-results")
     if path and exitstatus == 0 and not session.config.stash[RESULTS]:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
