@@ -43,10 +43,8 @@ def test_every_action_has_an_exact_version_and_jobs_read_unless_they_say_why(fil
         for right, level in job.get("permissions", {}).items()
         if level == "write"
     }
-    assert (
-        granted
-        == {"ci": set(), "release": {"id-token", "packages"}, "image": {"packages"}}[file.stem]
-    )
+    expected = {"ci": set(), "release": {"id-token", "packages"}, "image": {"packages"}}
+    assert granted == expected[file.stem]
     assert all("timeout-minutes" in job or "uses" in job for job in content["jobs"].values())
 
 
