@@ -21,6 +21,7 @@ import argparse
 import json
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -41,7 +42,7 @@ from benchmarks.workers import Worker, answer_questions
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 BASE = "generate, static batch"
 # How long a way may take to start, or to answer: a GPU is often lent for minutes.
-LIMITS_S = {"cpu": 1800.0, "cuda": 240.0}
+LIMITS_S = {"cpu": 1800.0, "cuda": 300.0}
 
 
 def work(name: str, setting: Setting) -> None:
@@ -84,9 +85,8 @@ def worker(name: str, setting: Setting, shape: str) -> Worker:
     if setting.device == "cpu":
         # What vLLM takes of two cores by itself: it leaves one to its other process.
         variables["OMP_NUM_THREADS"] = "1"
-    python = None
-    if WAYS[name].on_vllm and find_spec("vllm") is None:
-        python = str(VLLM_PYTHON)
+    python = _python_of_vllm() if WAYS[name].on_vllm else None
+    if python == str(VLLM_PYTHON):
         variables["PYTHONPATH"] = ""  # that environment has what it needs
     return Worker(
         "benchmarks.peers",
@@ -99,9 +99,26 @@ def worker(name: str, setting: Setting, shape: str) -> Worker:
     )
 
 
+def _python_of_vllm() -> str | None:
+    """Return the interpreter that has vLLM, this one or that of `make setup-vllm`; None: none."""
+    if find_spec("vllm") is not None:
+        return sys.executable
+    return str(VLLM_PYTHON) if VLLM_PYTHON.exists() else None
+
+
+def _vllm_version() -> str | None:
+    """Return the version of vLLM, whatever its build is called; None where there is none."""
+    if (python := _python_of_vllm()) is None:
+        return None
+    code = "from importlib.metadata import packages_distributions as names, version; "
+    command = [python, "-c", f"{code}print(version(names()['vllm'][0]))"]
+    asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    return asked.stdout.strip() or None
+
+
 def missing(way: Way) -> str:
     """Return why a way cannot be measured here; empty where it can."""
-    if way.on_vllm and find_spec("vllm") is None and not VLLM_PYTHON.exists():
+    if way.on_vllm and _python_of_vllm() is None:
         return "vLLM is not installed"
     return ", ".join(f"{own} is not installed" for own in way.needs if find_spec(own) is None)
 
@@ -131,6 +148,7 @@ def measure(
     """
     absent = {name: missing(WAYS[name]) for name in names}
     present = [name for name, why in absent.items() if not why]
+    described = {**machine.describe(), "vllm": _vllm_version()}
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(SHAPES[shape], folder, device, dtype)
         _save(setting)
@@ -152,7 +170,7 @@ def measure(
                 "groups": groups,
                 "ways": turns.ways,
                 "not_measured": {name: why for name, why in absent.items() if why} | turns.failed,
-                "machine": machine.describe(),
+                "machine": described,
             }
 
         try:

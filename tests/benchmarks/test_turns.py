@@ -26,10 +26,14 @@ import os, subprocess, sys, time
 from benchmarks.workers import answer_questions
 
 how, when = sys.argv[1:]
+asked = []
 
 def reply(question):
+    asked.append(question)
     n_rows, n_tokens = map(int, question.split())
     if str(n_rows) == when:
+        if how == "late" and asked.count(question) == 3:
+            raise MemoryError("no room any more")
         if how == "fail":
             raise MemoryError("no room\\nfor it")
         if how == "end":
@@ -75,7 +79,7 @@ def turns(start: Start) -> Iterator[Turns]:
 
 
 def test_a_way_that_fails_keeps_what_it_had_and_the_others_go_on(turns: Turns) -> None:
-    turns.admit(["good", "fail 4", "end 4", "fail start", "hang 4"])
+    turns.admit(["good", "fail 4", "end 4", "fail start", "hang 4", "late 4"])
     seen = list[str]()
     for n_rows in (1, 4):
         turns.measure(n_rows, takes=lambda _name: True, report=seen.append)
@@ -84,25 +88,34 @@ def test_a_way_that_fails_keeps_what_it_had_and_the_others_go_on(turns: Turns) -
         "fail 4": "with 4 at once it failed: MemoryError: no room",
         "end 4": "with 4 at once it failed: its process ended with status 3",
         "hang 4": "with 4 at once it failed: it took longer than 3 s",
+        "late 4": "with 4 at once it failed: MemoryError: no room any more",
     }
     # One row takes 2 with the first token, 4 with three: 1 a step.
     assert turns.ways["good"]["seconds"] == {
         "prompts 1": 2, "step 1": 1, "prompts 4": 8, "step 4": 4,
     }  # fmt: skip
     assert turns.ways["good"]["memory_bytes"] == 28
-    for name in ("fail 4", "end 4", "hang 4"):
+    for name in ("fail 4", "end 4", "hang 4", "late 4"):
         assert turns.ways[name]["seconds"] == {"prompts 1": 2, "step 1": 1}
-        assert turns.ways[name]["memory_bytes"] == 7
     assert seen[-1] == "4 at once: round 2 of 2"
 
 
 def test_a_way_of_two_groups_goes_on_and_one_that_failed_is_not_started_again(
-    turns: Turns,
+    start: Start,
 ) -> None:
+    started = list[str]()
+
+    def noted(name: str) -> Worker:
+        started.append(name)
+        return start(name)
+
+    turns = Turns(noted, n_tokens=3, n_rounds=2)
     for group in (["good", "base"], ["fail 1", "base"], ["fail 1", "base"]):
         turns.admit(group)
         turns.measure(1, takes=lambda _name: True, report=lambda _line: None)
-    assert set(turns.ways) == {"good", "base", "fail 1"}
+    turns.close()
+    assert started == ["good", "base", "fail 1"]
+    assert turns.failed.keys() == {"fail 1"}
     assert len(turns._times["base"]["step 1"]) == 6
     assert len(turns._times["good"]["step 1"]) == 2
 
