@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks import machine
 from tests.ray.machines import ROOT, Machine, Machines, machines, missing, within
 
 LOG = logging.getLogger(__name__)
@@ -96,7 +96,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     elif path and exitstatus == 0:
         facts = {
             "ray": version("ray"),
-            "machine": f"{os.cpu_count()} CPU cores, machines are network namespaces",
+            "machines": "network namespaces",
+            "machine": machine.describe(),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         own = {"facts": facts, **session.config.stash[RESULTS]}
