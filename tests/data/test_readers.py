@@ -414,7 +414,7 @@ def test_the_error_without_the_package_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ExampleError, match=r"pip install -e '\.\[eval\]'"):
+    with pytest.raises(ExampleError, match=r"pip install 'juice-steering\[eval\]'"):
         read_examples("hub:us/ours")
 
 

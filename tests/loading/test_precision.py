@@ -353,7 +353,7 @@ def test_a_quantisation_that_finds_nothing_to_quantise_is_refused(tmp_path: Path
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("juice.loading.placement.find_spec", lambda _name: None)
     for options in ({"quantization": "bnb-4bit"}, {"device_map": "auto"}):
-        with pytest.raises(UsageError, match=r"pip install -e '\.\[quant\]'"):
+        with pytest.raises(UsageError, match=r"pip install 'juice-steering\[quant\]'"):
             juice.load("mini", **options)
 
 

@@ -65,7 +65,9 @@ def forward(
         handles.append(projection.register_forward_pre_hook(hook(layer)))
     try:
         with torch.no_grad():
-            logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+            # The hooks of a device map move the tokens themselves.
+            device = None if hasattr(model, "hf_device_map") else model.device
+            logits = model(torch.tensor([ids], device=device), use_cache=False).logits[0]
     finally:
         for handle in handles:
             handle.remove()
