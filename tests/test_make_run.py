@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.serving import CONFLICT, free_port
+from tests.support.serving import CONFLICT, free_port, within
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,14 +28,16 @@ def test_make_run_serves_the_bundled_model_steered(tmp_path: Path) -> None:
             start_new_session=True,
         )
     url = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        assert running.poll() is None, (tmp_path / "log").read_text()
+        try:
+            return httpx.get(f"{url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
     try:
-        while True:
-            assert running.poll() is None, (tmp_path / "log").read_text()
-            try:
-                if httpx.get(f"{url}/readyz").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.2)
+        within(120, is_ready, "it is ready")
         asked = {"prompt": CONFLICT, "steer": "parametric", "max_tokens": 8}
         answer = httpx.post(f"{url}/generate", json=asked, timeout=60).json()
         assert "Lima" in answer["text"]
