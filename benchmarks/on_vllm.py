@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.serving import show
 from benchmarks.shapes import SMALL, prompts
-from benchmarks.workers import Worker, answer_questions
+from benchmarks.workers import VLLM_RESTS_WITHIN_S, Worker, answer_questions
 from juice.engine import GenerationRequest, Limits
 from juice.engine.steering import unsteered
 
@@ -146,6 +147,7 @@ def main() -> None:
                 took = engine.ask(way)
                 if round_number:
                     seconds.setdefault(f"{name}, {way}", []).append(took)
+            time.sleep(VLLM_RESTS_WITHIN_S)
     medians = {name: statistics.median(own) for name, own in seconds.items()}
     show("seconds (median)", medians)
     print(json.dumps({"seconds": medians, "machine": machine.describe()}))

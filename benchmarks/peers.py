@@ -37,7 +37,7 @@ from benchmarks import machine, room
 from benchmarks.shapes import SHAPES, prompts
 from benchmarks.turns import Turns
 from benchmarks.ways import N_TOKENS, ROWS, WAYS, Setting, Way
-from benchmarks.workers import Worker, answer_questions
+from benchmarks.workers import VLLM_RESTS_WITHIN_S, Worker, answer_questions
 
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 BASE = "generate, static batch"
@@ -157,7 +157,9 @@ def measure(
             n_at_once = n_at_once or room.n_at_once(free, setting)
             setting = replace(setting, share=round(room.n_needed_bytes(setting) / total, 3))
         groups = room.groups(present, BASE, n_at_once)
-        turns = Turns(lambda name: worker(name, setting, shape), N_TOKENS, n_rounds)
+        has_vllm = any(WAYS[name].on_vllm for name in present)
+        rest_s = VLLM_RESTS_WITHIN_S if has_vllm else 0.0
+        turns = Turns(lambda name: worker(name, setting, shape), N_TOKENS, n_rounds, rest_s)
 
         def found() -> dict[str, Any]:
             return {

@@ -25,6 +25,7 @@ import juice
 from benchmarks import machine
 from benchmarks.serving import show
 from benchmarks.shapes import SMALL, prompts
+from benchmarks.workers import VLLM_RESTS_WITHIN_S
 from tests.support import tiny
 from tests.support.serving import free_port
 
@@ -109,6 +110,7 @@ async def measure(ports: dict[str, int], n_rounds: int) -> dict[str, float]:
                 url = f"http://127.0.0.1:{port}"
                 models = (await client.get(f"{url}/v1/models")).json()["data"]
                 took = await stream_all(client, url, models[0]["id"])
+                await asyncio.sleep(VLLM_RESTS_WITHIN_S)
                 if round_number:
                     seconds[name].append(took)
     return {name: statistics.median(own) for name, own in seconds.items()}

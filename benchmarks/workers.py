@@ -21,6 +21,8 @@ from typing import Any
 LIMIT_S = 1800.0
 # What a process has to end by itself, and then its memory to be free again.
 ENDS_WITHIN_S = 15.0
+# vLLM's processes poll for a second after their work, and take processors from who comes next.
+VLLM_RESTS_WITHIN_S = 1.5
 
 
 class Worker:
