@@ -13,7 +13,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -120,6 +119,7 @@ def worker(name: str, folder: str) -> Worker:
         "benchmarks.on_vllm",
         *("--worker", name, "--model", folder),
         environment={"VLLM_LOGGING_LEVEL": "ERROR", **others},
+        rest_s=0.0 if name == "own" else VLLM_RESTS_WITHIN_S,
     )
 
 
@@ -147,7 +147,7 @@ def main() -> None:
                 took = engine.ask(way)
                 if round_number:
                     seconds.setdefault(f"{name}, {way}", []).append(took)
-            time.sleep(VLLM_RESTS_WITHIN_S)
+            engine.rest()
     medians = {name: statistics.median(own) for name, own in seconds.items()}
     show("seconds (median)", medians)
     print(json.dumps({"seconds": medians, "machine": machine.describe()}))

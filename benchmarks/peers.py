@@ -96,6 +96,7 @@ def worker(name: str, setting: Setting, shape: str) -> Worker:
         environment=variables,
         python=python,
         limit_s=LIMITS_S[setting.device.partition(":")[0]],
+        rest_s=VLLM_RESTS_WITHIN_S if WAYS[name].on_vllm else 0.0,
     )
 
 
@@ -157,9 +158,7 @@ def measure(
             n_at_once = n_at_once or room.n_at_once(free, setting)
             setting = replace(setting, share=round(room.n_needed_bytes(setting) / total, 3))
         groups = room.groups(present, BASE, n_at_once)
-        has_vllm = any(WAYS[name].on_vllm for name in present)
-        rest_s = VLLM_RESTS_WITHIN_S if has_vllm else 0.0
-        turns = Turns(lambda name: worker(name, setting, shape), N_TOKENS, n_rounds, rest_s)
+        turns = Turns(lambda name: worker(name, setting, shape), N_TOKENS, n_rounds)
 
         def found() -> dict[str, Any]:
             return {

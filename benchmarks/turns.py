@@ -6,7 +6,6 @@ A way that fails loses its place and what it was at; the others go on.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,16 +19,12 @@ class Turns:
         start: Starts a way.
         n_tokens: How many new tokens each prompt gets.
         n_rounds: Over how many rounds a median is taken; one to warm up goes before them.
-        rest_s: How long to wait after each way's turn.
     """
 
-    def __init__(
-        self, start: Callable[[str], Worker], n_tokens: int, n_rounds: int, rest_s: float = 0.0
-    ) -> None:
+    def __init__(self, start: Callable[[str], Worker], n_tokens: int, n_rounds: int) -> None:
         self.ways: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, str] = {}
         self._start, self._n_tokens, self._n_rounds = start, n_tokens, n_rounds
-        self._rest_s = rest_s
         self._workers: dict[str, Worker] = {}
         self._times: dict[str, dict[str, list[float]]] = {}
 
@@ -66,7 +61,7 @@ class Turns:
                 except RuntimeError as error:
                     self._fail(name, f"with {n_rows} at once it failed: {error}", parts)
                     continue
-                time.sleep(self._rest_s)
+                self._workers[name].rest()
                 self.ways[name]["memory_bytes"] = memory
                 if round_number:
                     times = (prompts_s, (total_s - prompts_s) / (self._n_tokens - 1))

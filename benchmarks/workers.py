@@ -34,6 +34,7 @@ class Worker:
         environment: Variables beside those of this process.
         python: The interpreter; None: this one.
         limit_s: How long it may take until it is ready, and for an answer.
+        rest_s: How long its own processes may still compute after an answer.
 
     Raises:
         RuntimeError: It failed, or ended, or took too long, before it was ready.
@@ -46,9 +47,10 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         python: str | None = None,
         limit_s: float = LIMIT_S,
+        rest_s: float = 0.0,
     ) -> None:
         began = time.perf_counter()
-        self._limit_s = limit_s
+        self._limit_s, self._rest_s = limit_s, rest_s
         self._process = subprocess.Popen(  # noqa: S603 -- our own command
             [python or sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
@@ -74,6 +76,10 @@ class Worker:
             self._process.stdin.write(f"{question}\n")
             self._process.stdin.flush()
         return self._answer()
+
+    def rest(self) -> None:
+        """Wait until it takes no processor from who comes next."""
+        time.sleep(self._rest_s)
 
     def close(self) -> None:
         """End the process and those that it started, and wait until they are gone."""
