@@ -6,8 +6,9 @@ random head in each layer of a third of the depth. Ways that recompute everythin
 one request at a time, so n requests take n times as long. On a CPU each way computes with one
 thread.
 
-A decode step's time is that of a whole run less that of the prompts alone, in the same round, for
-each token after the first.
+Prompts are timed by runs of one token each. A step of decoding is timed in runs of 32, by when
+tokens came after the last prompt was done.
+
 Memory is the peak while everything runs, beyond what the loaded model takes: of the process on a
 CPU, of PyTorch's allocator on a GPU (for vLLM not measured, since it takes what it is given).
 
@@ -35,6 +36,7 @@ import torch
 
 from benchmarks import machine, room
 from benchmarks.shapes import SHAPES, prompts
+from benchmarks.steps import step_s
 from benchmarks.turns import Turns
 from benchmarks.ways import N_TOKENS, ROWS, WAYS, Setting, Way
 from benchmarks.workers import VLLM_RESTS_WITHIN_S, Worker, answer_questions
@@ -46,9 +48,9 @@ LIMITS_S = {"cpu": 1800.0, "cuda": 300.0}
 
 
 def work(name: str, setting: Setting) -> None:
-    """In a worker: answer `n_rows n_tokens` with seconds and the peak of memory so far, in bytes.
+    """In a worker: answer `prompts n_rows` and `step n_rows` with seconds, and with bytes.
 
-    The memory is None where vLLM computes, which it does in processes of its own.
+    These are the peak of memory so far; None where vLLM computes, in processes of its own.
     """
     on_vllm = WAYS[name].on_vllm
     on_gpu = setting.device != "cpu" and not on_vllm
@@ -58,13 +60,14 @@ def work(name: str, setting: Setting) -> None:
         before = setting.n_weight_bytes if on_gpu else _peak_bytes()
 
         def reply(question: str) -> tuple[float, int | None]:
-            n_rows, n_tokens = map(int, question.split())
-            asked = prompts(n_rows)
+            part, n_rows = question.split()
+            asked = prompts(int(n_rows))
             began = time.perf_counter()
-            generate(asked, n_tokens)
-            if on_gpu:
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - began
+            if part == "step":
+                seconds = step_s(generate(asked, N_TOKENS))
+            else:
+                generate(asked, 1)
+                seconds = time.perf_counter() - began
             peak = torch.cuda.max_memory_allocated() if on_gpu else _peak_bytes()
             return seconds, None if on_vllm else peak - before
 
@@ -158,7 +161,7 @@ def measure(
             n_at_once = n_at_once or room.n_at_once(free, setting)
             setting = replace(setting, share=round(room.n_needed_bytes(setting) / total, 3))
         groups = room.groups(present, BASE, n_at_once)
-        turns = Turns(lambda name: worker(name, setting, shape), N_TOKENS, n_rounds)
+        turns = Turns(lambda name: worker(name, setting, shape), n_rounds)
 
         def found() -> dict[str, Any]:
             return {

@@ -17,14 +17,13 @@ class Turns:
 
     Args:
         start: Starts a way.
-        n_tokens: How many new tokens each prompt gets.
         n_rounds: Over how many rounds a median is taken; one to warm up goes before them.
     """
 
-    def __init__(self, start: Callable[[str], Worker], n_tokens: int, n_rounds: int) -> None:
+    def __init__(self, start: Callable[[str], Worker], n_rounds: int) -> None:
         self.ways: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, str] = {}
-        self._start, self._n_tokens, self._n_rounds = start, n_tokens, n_rounds
+        self._start, self._n_rounds = start, n_rounds
         self._workers: dict[str, Worker] = {}
         self._times: dict[str, dict[str, list[float]]] = {}
 
@@ -55,17 +54,14 @@ class Turns:
             report(f"{n_rows} at once: {what}")
             for name in filter(takes, tuple(self._workers)):
                 try:
-                    (prompts_s, _), (total_s, memory) = (
-                        self._workers[name].ask(f"{n_rows} {n}") for n in (1, self._n_tokens)
-                    )
+                    answers = [self._workers[name].ask(part) for part in parts]
                 except RuntimeError as error:
                     self._fail(name, f"with {n_rows} at once it failed: {error}", parts)
                     continue
                 self._workers[name].rest()
-                self.ways[name]["memory_bytes"] = memory
+                self.ways[name]["memory_bytes"] = answers[-1][1]
                 if round_number:
-                    times = (prompts_s, (total_s - prompts_s) / (self._n_tokens - 1))
-                    for part, seconds in zip(parts, times, strict=True):
+                    for part, (seconds, _) in zip(parts, answers, strict=True):
                         self._times[name].setdefault(part, []).append(seconds)
         for name, times in self._times.items():
             self.ways[name]["seconds"] = {

@@ -1,11 +1,12 @@
 """The ways to generate that `benchmarks.peers` compares.
 
-Each loads a model, and returns a function of prompts and of how many tokens each gets. What steers,
-steers a random head in each layer of a third of the depth.
+Each loads a model, and returns a function of prompts and of how many tokens each gets, which
+returns when they came. What steers, steers a random head in each layer of a third of the depth.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.shapes import Prompt, Shape
+from benchmarks.steps import Arrivals
 from juice.engine import GenerationRequest, Limits
 from juice.engine.steering import unsteered
 
@@ -20,7 +22,7 @@ N_TOKENS, MAX_LEN = 32, 512
 ROWS = (1, 4, 16, 64)
 MIN_KV_BYTES = 2 << 30
 
-Generate = Callable[[list[Prompt], int], object]
+Generate = Callable[[list[Prompt], int], Arrivals]
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,9 @@ def _juice(setting: Setting, steered: bool, **options: Any) -> Generate:
 
     limits = Limits(max_batch=ROWS[-1], max_model_len=MAX_LEN, kv_memory_bytes=setting.n_kv_bytes)
     model = juice.load(setting.folder, dtype=setting.dtype, limits=limits, **options)
-    return lambda asked, n: model.engine.generate(
-        [
+
+    def generate(asked: list[Prompt], n: int) -> Arrivals:
+        requests = [
             GenerationRequest(
                 prompt_ids=prompt,
                 max_tokens=n,
@@ -98,7 +101,9 @@ def _juice(setting: Setting, steered: bool, **options: Any) -> Generate:
             )
             for i, prompt in enumerate(asked)
         ]
-    )
+        return [own.timing.tokens_s for own in model.engine.generate(requests)]
+
+    return generate
 
 
 def plain_vllm(setting: Setting) -> Generate:
@@ -116,30 +121,52 @@ def plain_vllm(setting: Setting) -> Generate:
         **setting.of_vllm,
     )
 
-    def generate(asked: list[Prompt], n: int) -> object:
+    def generate(asked: list[Prompt], n: int) -> Arrivals:
         params = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False)
-        tokens = [{"prompt_token_ids": list(prompt)} for prompt in asked]
-        return engine.generate(tokens, params, use_tqdm=False)
+        for i, prompt in enumerate(asked):
+            engine.llm_engine.add_request(str(i), {"prompt_token_ids": list(prompt)}, params)
+        arrivals: list[list[float]] = [[] for _ in asked]
+        while engine.llm_engine.has_unfinished_requests():
+            for output in engine.llm_engine.step():
+                arrivals[int(output.request_id)].append(time.perf_counter())
+        return arrivals
 
     return generate
 
 
 def static_batch(setting: Setting) -> Generate:
     """Transformers' `generate` on a left-padded batch."""
+    from transformers.generation import BaseStreamer
+
     model = setting.load()
 
-    def generate(asked: list[Prompt], n: int) -> object:
+    class Clock(BaseStreamer):
+        """When each token of the batch came; it gets the prompts first."""
+
+        def __init__(self) -> None:
+            self.times: list[float] = []
+
+        def put(self, value: object) -> None:  # noqa: ARG002
+            self.times.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    def generate(asked: list[Prompt], n: int) -> Arrivals:
+        clock = Clock()
         width = max(map(len, asked))
         ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in asked]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in asked]
         with torch.inference_mode():
-            return model.generate(
+            model.generate(
                 input_ids=torch.tensor(ids, device=setting.device),
                 attention_mask=torch.tensor(mask, device=setting.device),
                 max_new_tokens=n,
                 min_new_tokens=n,
                 do_sample=False,
+                streamer=clock,
             )
+        return [clock.times[1:]] * len(asked)
 
     return generate
 
@@ -160,16 +187,19 @@ def paged(setting: Setting) -> Generate:
     )
     manager.start()
 
-    def generate(asked: list[Prompt], n: int) -> object:
-        for prompt in asked:
-            manager.add_request(list(prompt), max_new_tokens=n)
+    def generate(asked: list[Prompt], n: int) -> Arrivals:
+        arrivals: dict[str, list[float]] = {
+            manager.add_request(list(prompt), max_new_tokens=n, streaming=True): []
+            for prompt in asked
+        }
         left = len(asked)
         while left:
             found = manager.get_result(timeout=60)
             if found is None or found.error:
                 raise RuntimeError(f"continuous batching failed: {found and found.error}")
+            arrivals[found.request_id].append(time.perf_counter())
             left -= found.is_finished()
-        return None
+        return list(arrivals.values())
 
     return generate
 
@@ -244,14 +274,15 @@ def lens(setting: Setting) -> Generate:
 def _one_by_one(
     setting: Setting, next_token: Callable[[list[int], dict[tuple[int, int], float]], torch.Tensor]
 ) -> Generate:
-    def generate(asked: list[Prompt], n: int) -> list[list[int]]:
-        answers = []
+    def generate(asked: list[Prompt], n: int) -> Arrivals:
+        arrivals = []
         for i, prompt in enumerate(asked):
-            ids, heads = list(prompt), setting.shape.heads(i)
+            ids, heads, times = list(prompt), setting.shape.heads(i), []
             for _ in range(n):
                 ids.append(int(next_token(ids, heads)))
-            answers.append(ids[len(prompt) :])
-        return answers
+                times.append(time.perf_counter())
+            arrivals.append(times)
+        return arrivals
 
     return generate
 

@@ -30,8 +30,8 @@ asked = []
 
 def reply(question):
     asked.append(question)
-    n_rows, n_tokens = map(int, question.split())
-    if str(n_rows) == when:
+    part, n_rows = question.split()
+    if n_rows == when:
         if how == "late" and asked.count(question) == 3:
             raise MemoryError("no room any more")
         if how == "fail":
@@ -40,7 +40,7 @@ def reply(question):
             os._exit(3)
         if how == "hang":
             time.sleep(600)
-    return float(n_rows * (1 + n_tokens)), 7 * n_rows
+    return float(n_rows) * (2 if part == "prompts" else 1), 7 * int(n_rows)
 
 def make():
     print("engines print a lot")
@@ -73,7 +73,7 @@ def start(tmp_path: Path) -> Start:
 
 @pytest.fixture
 def turns(start: Start) -> Iterator[Turns]:
-    own = Turns(start, n_tokens=3, n_rounds=2)
+    own = Turns(start, n_rounds=2)
     yield own
     own.close()
 
@@ -90,7 +90,6 @@ def test_a_way_that_fails_keeps_what_it_had_and_the_others_go_on(turns: Turns) -
         "hang 4": "with 4 at once it failed: it took longer than 3 s",
         "late 4": "with 4 at once it failed: MemoryError: no room any more",
     }
-    # One row takes 2 with the first token, 4 with three: 1 a step.
     assert turns.ways["good"]["seconds"] == {
         "prompts 1": 2, "step 1": 1, "prompts 4": 8, "step 4": 4,
     }  # fmt: skip
@@ -109,7 +108,7 @@ def test_a_way_of_two_groups_goes_on_and_one_that_failed_is_not_started_again(
         started.append(name)
         return start(name)
 
-    turns = Turns(noted, n_tokens=3, n_rounds=2)
+    turns = Turns(noted, n_rounds=2)
     for group in (["good", "base"], ["fail 1", "base"], ["fail 1", "base"]):
         turns.admit(group)
         turns.measure(1, takes=lambda _name: True, report=lambda _line: None)
