@@ -29,12 +29,19 @@ def describe() -> dict[str, object]:
 
 
 def cpu() -> str:
-    """Return the processor's name, or its kind where the system gives no name."""
+    """Return the processor's name, or its kind where the system gives no name.
+
+    Clouds give processors of several years one name: the family and model tell them apart.
+    """
+    facts: dict[str, str] = {}
     for line in _read(CPUINFO).splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine()
+        facts.setdefault(key.strip(), value.strip())
+    if not facts.get("model name"):
+        return platform.processor() or platform.machine()
+    if {"cpu family", "model"} <= facts.keys():
+        return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
+    return facts["model name"]
 
 
 def cores() -> float:

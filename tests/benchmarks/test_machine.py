@@ -24,10 +24,12 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_processor_has_the_name_that_the_system_gives(system: Path) -> None:
     (system / "cpuinfo").write_text(
-        "processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9654 96-Core\n\n"
-        "processor\t: 1\nmodel name\t: AMD EPYC 9654 96-Core\n"
+        "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\n"
+        "processor\t: 1\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
     )
-    assert machine.cpu() == "AMD EPYC 9654 96-Core"
+    assert machine.cpu() == "AMD EPYC (family 25, model 17)"
+    (system / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Neoverse-N1\n")
+    assert machine.cpu() == "Neoverse-N1"
 
 
 def test_a_processor_without_a_name_is_its_kind(system: Path) -> None:
