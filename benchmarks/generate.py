@@ -1,7 +1,7 @@
 """Steered generation against the naive two runs and no steering: `python -m benchmarks.generate`.
 
 The naive two runs recompute the whole prompt twice for every token, without a cache, one request at
-a time.
+a time. The ways take turns; a number is the median of the rounds, after one to warm up.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import juice
 from benchmarks import machine
 from tests.support import oracle
 
-N_REPEATS, N_TOKENS, N_REQUESTS = 5, 32, 16
+N_ROUNDS, N_TOKENS, N_REQUESTS = 9, 32, 16
 
 
-def median_seconds(run: Callable[[], object], n: int = N_REPEATS) -> float:
-    """Return the median seconds of n runs, after one to warm up."""
-    run()
-    times = []
-    for _ in range(n):
-        begun = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the seconds of each way."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for round_number in range(N_ROUNDS + 1):
+        for name, run in ways.items():
+            begun = time.perf_counter()
+            run()
+            if round_number:
+                seconds[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(own) for name, own in seconds.items()}
 
 
 def main() -> None:
@@ -42,21 +43,19 @@ def main() -> None:
         if b
     }
     ids = list(model.tokenize(prompts[0]))
-    seconds = {
-        "naive, one request": median_seconds(
-            lambda: oracle.generate(model.loaded.model, ids, heads, N_TOKENS), n=3
-        ),
-        "one pass, one request": median_seconds(
-            lambda: model.generate(prompts[0], steer="parametric", **options)
-        ),
-        "unsteered, one request": median_seconds(lambda: model.generate(prompts[0], **options)),
-        f"one pass, {N_REQUESTS} requests": median_seconds(
-            lambda: model.generate(prompts, steer="parametric", **options)
-        ),
-        f"unsteered, {N_REQUESTS} requests": median_seconds(
-            lambda: model.generate(prompts, **options)
-        ),
-    }
+    seconds = medians(
+        {
+            "naive, one request": lambda: oracle.generate(model.loaded.model, ids, heads, N_TOKENS),
+            "one pass, one request": lambda: model.generate(
+                prompts[0], steer="parametric", **options
+            ),
+            "unsteered, one request": lambda: model.generate(prompts[0], **options),
+            f"one pass, {N_REQUESTS} requests": lambda: model.generate(
+                prompts, steer="parametric", **options
+            ),
+            f"unsteered, {N_REQUESTS} requests": lambda: model.generate(prompts, **options),
+        }
+    )
     print("| | seconds (median) | new tokens/s |\n|---|---|---|")
     rates = {}
     for name, value in seconds.items():
