@@ -131,5 +131,9 @@ def test_fifty_facts_of_the_papers_data_are_evaluated(
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results["data"]["test"]) == 50
     assert results["data"]["left_out"]
-    assert "juice" in results["targets"][target]["methods"]
-    assert "left out: " in (tmp_path / "report.md").read_text()
+    report = (tmp_path / "report.md").read_text()
+    assert "left out: " in report
+    assert "original" in results["targets"][target]["methods"]
+    # The paper's probes may find no heads for facts that the model hardly knows, and say so.
+    is_left_out = f"juice toward the {target} answer is left out: no heads" in report
+    assert is_left_out != ("juice" in results["targets"][target]["methods"])
