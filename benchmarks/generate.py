@@ -7,27 +7,13 @@ a time. The ways take turns; a number is the median of the rounds, after one to 
 from __future__ import annotations
 
 import json
-import statistics
-import time
-from collections.abc import Callable
 
 import juice
 from benchmarks import machine
+from benchmarks.serving import medians
 from tests.support import oracle
 
 N_ROUNDS, N_TOKENS, N_REQUESTS = 9, 32, 16
-
-
-def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the seconds of each way."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for round_number in range(N_ROUNDS + 1):
-        for name, run in ways.items():
-            begun = time.perf_counter()
-            run()
-            if round_number:
-                seconds[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(own) for name, own in seconds.items()}
 
 
 def main() -> None:
@@ -54,7 +40,8 @@ def main() -> None:
                 prompts, steer="parametric", **options
             ),
             f"unsteered, {N_REQUESTS} requests": lambda: model.generate(prompts, **options),
-        }
+        },
+        N_ROUNDS,
     )
     print("| | seconds (median) | new tokens/s |\n|---|---|---|")
     rates = {}
