@@ -26,8 +26,9 @@ import torch
 
 import juice
 from benchmarks import machine, peers, room
+from benchmarks.setting import ROWS, Setting
 from benchmarks.shapes import SHAPES
-from benchmarks.ways import ROWS, WAYS, Setting
+from benchmarks.ways import WAYS
 from benchmarks.workers import Worker, answer_questions
 from juice.errors import JuiceError
 from juice.exactness import diagnose

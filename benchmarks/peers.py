@@ -35,10 +35,11 @@ from typing import Any
 import torch
 
 from benchmarks import machine, room
+from benchmarks.setting import N_TOKENS, ROWS, Setting
 from benchmarks.shapes import SHAPES, prompts
 from benchmarks.steps import step_s
 from benchmarks.turns import Turns
-from benchmarks.ways import N_TOKENS, ROWS, WAYS, Setting, Way
+from benchmarks.ways import WAYS, Way
 from benchmarks.workers import VLLM_RESTS_WITHIN_S, Worker, answer_questions
 
 VLLM_PYTHON = Path(".venv-vllm/bin/python")

@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from benchmarks.ways import Setting
+from benchmarks.setting import Setting
 
 # Beside weights, keys and values: CUDA itself, graphs, and the activations of the most prompts.
 N_OTHER_BYTES = 3 << 30

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import room
+from benchmarks.setting import MAX_LEN, ROWS, Setting
 from benchmarks.shapes import SHAPES
 from benchmarks.turns import Turns
-from benchmarks.ways import MAX_LEN, ROWS, Setting
 from benchmarks.workers import Worker
 
 ROOT = Path(__file__).parents[2]
