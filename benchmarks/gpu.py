@@ -25,13 +25,11 @@ from typing import Any
 import torch
 
 import juice
-from benchmarks import machine, peers, room
-from benchmarks.setting import ROWS, Setting
-from benchmarks.shapes import SHAPES
-from benchmarks.ways import WAYS
-from benchmarks.workers import Worker, answer_questions
+from benchmarks import peers, rig
+from benchmarks.peers import WAYS
+from benchmarks.rig import ROWS, SHAPES, Setting, Worker, answer_questions
+from juice.checks.doctor import diagnose
 from juice.errors import JuiceError
-from juice.exactness import diagnose
 from tests.support.architectures import ARCHITECTURES
 from tests.support.tiny import tiny_tokenizer
 
@@ -59,12 +57,12 @@ def exactness(device: str, dtypes: Iterable[str], names: Iterable[str]) -> Itera
                 limit_s=DIAGNOSIS_LIMIT_S,
             )
             try:
-                own = process.ask(f"{dtype} {name}")
+                found = process.ask(f"{dtype} {name}")
             except RuntimeError as error:
-                own = {"exact": False, "reason": str(error), "differences": {}}
+                found = {"exact": False, "reason": str(error), "differences": {}}
                 process.close()  # the device may not serve it any more
                 process = None
-            yield {"model": name, "dtype": dtype, **own}
+            yield {"model": name, "dtype": dtype, **found}
     finally:
         if process is not None:
             process.close()
@@ -79,8 +77,8 @@ def diagnosed(device: str, dtype: str, name: str) -> dict[str, Any]:
         if name == "mini":
             model = juice.load("mini", device=device, dtype=dtype)
         else:
-            own = next(own for own in ARCHITECTURES if own.name == name).build()
-            made = own.to(device, getattr(torch, dtype))
+            built = next(one for one in ARCHITECTURES if one.name == name).build()
+            made = built.to(device, getattr(torch, dtype))
             model = juice.load(made, tokenizer=tiny_tokenizer())
         with warnings.catch_warnings(), model:
             warnings.simplefilter("ignore")  # of what a random model has not got
@@ -101,11 +99,11 @@ def too_small(shape: str, device: str, dtype: str) -> str:
     if device == "cpu":
         return ""
     setting = Setting(SHAPES[shape], "", device, dtype)
-    free, _ = room.memory(device)
-    if room.n_at_once(free, setting) >= LEAST_AT_ONCE:
+    free, _ = peers.memory(device)
+    if peers.n_that_fit(free, setting) >= LEAST_AT_ONCE:
         return ""
     return (
-        f"two ways at once take {LEAST_AT_ONCE * room.n_needed_bytes(setting) / 2**30:.1f} GiB; "
+        f"two ways at once take {LEAST_AT_ONCE * peers.n_needed_bytes(setting) / 2**30:.1f} GiB; "
         f"{free / 2**30:.1f} GiB are free"
     )
 
@@ -125,8 +123,8 @@ def main() -> None:
     parser.add_argument(
         "--architectures",
         nargs="*",
-        choices=[own.name for own in ARCHITECTURES],
-        default=[own.name for own in ARCHITECTURES],
+        choices=[one.name for one in ARCHITECTURES],
+        default=[one.name for one in ARCHITECTURES],
         help="beside mini",
     )
     parser.add_argument(
@@ -146,7 +144,7 @@ def main() -> None:
         parser.error("PyTorch finds no GPU here; --device cpu tries the command without one")
     dtype = options.dtype or ("float32" if device == "cpu" else "bfloat16")
     result: dict[str, Any] = {
-        "machine": machine.describe(),
+        "machine": rig.machine(),
         "device": device,
         "exactness": [],
         "speed": [],
@@ -162,10 +160,10 @@ def main() -> None:
 
     failed = []
     try:
-        for own in exactness(device, options.dtypes, ("mini", *options.architectures)):
-            how = "exact" if own["exact"] else own["reason"]
-            print(f"{own['model']}, {own['dtype']}: {how}", flush=True)
-            result["exactness"].append(own)
+        for one in exactness(device, options.dtypes, ("mini", *options.architectures)):
+            how = "exact" if one["exact"] else one["reason"]
+            print(f"{one['model']}, {one['dtype']}: {how}", flush=True)
+            result["exactness"].append(one)
             write()
     except RuntimeError as error:
         result["not_measured"]["exactness"] = str(error)
@@ -201,9 +199,9 @@ def main() -> None:
         keep(found)
         print(f"\nA Llama of the shape {shape}, {dtype}:\n\n{peers.tables(found)}", flush=True)
     write()
-    inexact = [own for own in result["exactness"] if not own["exact"]]
+    inexact = [one for one in result["exactness"] if not one["exact"]]
     print(f"\n{len(result['exactness']) - len(inexact)} of {len(result['exactness'])} exact; {out}")
-    failed += [f"{own['model']} in {own['dtype']} is not exact" for own in inexact]
+    failed += [f"{one['model']} in {one['dtype']} is not exact" for one in inexact]
     if failed:
         sys.exit("; ".join(failed))
 

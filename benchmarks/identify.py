@@ -8,19 +8,16 @@ enter an attention and an MLP, over all layers.
 from __future__ import annotations
 
 import json
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
 import juice
-from benchmarks import machine
-from juice.identification import IdentificationOptions
-from juice.identification.drawing import usable_examples
-from juice.identification.probing import score_heads
-from juice.identification.scored_prompt import scored_prompt
+from benchmarks import rig
+from juice.identification.examples import scored_prompt, usable_examples
+from juice.identification.options import IdentificationOptions
+from juice.identification.probes import score_heads
 from juice.steered_model import SteeredModel
 from tests.support.naive_scores import mean_changes
 
@@ -77,21 +74,16 @@ def main() -> None:
             tables.append(torch.stack(by_type))
         return tables
 
-    seconds: dict[str, list[float]] = {"ours": [], "naive": []}
+    ways = {"ours": ours, "naive": naive}
     tokens, results = {}, {}
-    for way, run in (("ours", ours), ("naive", naive)):
+    for way, run in ways.items():
         with counted_tokens(model) as counts:
             results[way] = run()
         tokens[way] = counts
-    for _ in range(N_REPEATS):
-        for way, run in (("ours", ours), ("naive", naive)):
-            begun = time.perf_counter()
-            run()
-            seconds[way].append(time.perf_counter() - begun)
+    medians = rig.medians(ways, N_REPEATS)
     difference = max(
         float((a - b).abs().max()) for a, b in zip(results["ours"], results["naive"], strict=True)
     )
-    medians = {way: statistics.median(times) for way, times in seconds.items()}
     print("| | seconds (median of 3) | attention tokens | MLP tokens |\n|---|---|---|---|")
     for way in ("naive", "ours"):
         print(
@@ -107,7 +99,7 @@ def main() -> None:
                 "ratio": ratio,
                 "tokens": tokens,
                 "difference": difference,
-                "machine": machine.describe(),
+                "machine": rig.machine(),
             }
         )
     )

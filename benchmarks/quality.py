@@ -19,16 +19,14 @@ from random import Random
 from typing import Any
 
 import juice
-from benchmarks import machine
-from juice.data.contexts import context_end
-from juice.data.example import ConflictExample, examples_sha256
+from benchmarks import rig
+from juice.data.example import ConflictExample, context_end, examples_sha256
 from juice.data.judging import MAX_TOKENS, normalise
-from juice.engine import Steer
-from juice.identification import IdentificationOptions
-from juice.identification.drawing import usable_examples
-from juice.identification.intervals import share_interval
-from juice.identification.validation import N_TUNED_ON, validation_share
-from juice.methods import CONFLICTS, ConflictType, Target
+from juice.engine.steer import Steer
+from juice.formula import CONFLICTS, ConflictType, Target
+from juice.identification.examples import N_TUNED_ON, usable_examples, validation_share
+from juice.identification.options import IdentificationOptions
+from juice.identification.outcomes import share_interval
 from juice.steered_model import SteeredModel
 from lab.examples import FORMS, Form, conflict_examples, prompts
 from lab.relations import RELATIONS, Fact, fill
@@ -253,10 +251,11 @@ def measure(
         "one_word": one_word(model, subjects),
         "third_party": third_party(model, folder) if folder else None,
         "betas": {
-            t: model.head_sets.get(t).model_dump(mode="json")["beta"]
+            t: {m: g.betas and g.betas.model_dump() for m, g in found.methods.given.items()}
             for t in ("parametric", "context")
+            for found in [model.head_sets.get(t)]
         },
-        "machine": machine.describe(),
+        "machine": rig.machine(),
     }
 
 

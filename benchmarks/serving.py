@@ -2,7 +2,8 @@
 
 The engine against transformers' `generate` on a static, left-padded batch; steered against
 unsteered, prompts and tokens apart; every request with its own heads and betas against one
-configuration for all; and 500 simultaneous clients on a real server. The model has the shape of a
+configuration for all; 500 simultaneous clients on a real server; and how long one takes to start.
+The model has the shape of a
 Llama with 12 layers of width 384 and random weights; decoding is greedy, prompts have 192 to 320
 tokens. The alternatives take turns in one run; each number is a median of rounds, after one to warm
 up.
@@ -14,38 +15,31 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from http.client import HTTPConnection
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
+from pathlib import Path
 
 import torch
 from transformers import LlamaForCausalLM
 
 import juice
-from benchmarks import machine
-from benchmarks.shapes import SMALL, prompts
-from juice.batching import BatchingEngine
-from juice.engine import GenerationRequest, Limits, Steering
+from benchmarks import rig
+from benchmarks.rig import SMALL, medians, prompts, show
+from juice.engine.options import Limits
+from juice.engine.own.thread import BatchingEngine
+from juice.engine.request import Request
+from juice.engine.steer import Steering
 from tests.support import tiny
 from tests.support.serving import CONFLICT, Server
 
 N_REQUESTS, N_TOKENS = 16, 64
-
-
-def medians(ways: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, float]:
-    """Return the median seconds of every way; the ways take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for round_number in range(n_rounds + 1):
-        for name, run in ways.items():
-            begun = time.perf_counter()
-            run()
-            if round_number:
-                seconds[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(own) for name, own in seconds.items()}
 
 
 def against_generate(
@@ -56,18 +50,17 @@ def against_generate(
     def ours(
         n: int, n_tokens: int = N_TOKENS, steered: Steering | None = None
     ) -> Callable[[], object]:
-        own = {} if steered is None else {"steering": steered}
+        chosen = {} if steered is None else {"steering": steered}
         requests = [
-            GenerationRequest(prompt_ids=p, max_tokens=n_tokens, ignore_eos=True, **own)
+            Request.of(prompt_ids=p, max_tokens=n_tokens, ignore_eos=True, **chosen)
             for p in prompts(n)
         ]
         return lambda: model.engine.generate(requests)
 
     def theirs(n: int) -> Callable[[], object]:
-        own = prompts(n)
-        width = max(map(len, own))
-        ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in own])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in own])
+        width = max(map(len, prompts(n)))
+        ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts(n)])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts(n)])
 
         def run() -> object:
             with torch.inference_mode():
@@ -101,7 +94,7 @@ def own_configurations(
 
     def ours(steerings: list[Steering]) -> Callable[[], object]:
         requests = [
-            GenerationRequest(prompt_ids=p, max_tokens=32, ignore_eos=True, steering=s)
+            Request.of(prompt_ids=p, max_tokens=32, ignore_eos=True, steering=s)
             for p, s in zip(own_prompts, steerings, strict=True)
         ]
         return lambda: engine.generate(requests)
@@ -177,6 +170,24 @@ def clients_at_once(n_clients: int) -> dict[str, object]:
     }
 
 
+def starts(n_rounds: int) -> dict[str, float]:
+    """Return the seconds from `juice serve` to the first 200 of /readyz, by clock and processor.
+
+    Each start is a fresh process; the first, which reads the libraries from disk, does not count.
+    """
+    found = []
+    for _ in range(n_rounds + 1):
+        begun = time.monotonic()
+        server = Server(command=[sys.executable, "-m", "juice.cli.main", "serve"])
+        server.wait_until_ready()
+        ready_s = time.monotonic() - begun
+        stat = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+        found.append((ready_s, (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")))
+        server.stop()
+    ready, used = zip(*found[1:], strict=True)
+    return {"ready": statistics.median(ready), "of processor time": statistics.median(used)}
+
+
 def ratios_of(seconds: dict[str, float], n: int) -> dict[str, float]:
     """Return the ratios for n requests; the time of tokens is the total less the prompts'."""
 
@@ -191,14 +202,6 @@ def ratios_of(seconds: dict[str, float], n: int) -> dict[str, float]:
         ),
         f"steered against unsteered, tokens, {n}": tokens("unsteered") / tokens("steered"),
     }
-
-
-def show(title: str, values: dict[str, float]) -> None:
-    """Print a table, without delay."""
-    print(f"| {title} | |\n|---|---|")
-    for name, value in values.items():
-        print(f"| {name} | {value:.3f} |")
-    print(flush=True)
 
 
 def main(*, quick: bool) -> None:
@@ -218,13 +221,16 @@ def main(*, quick: bool) -> None:
     del model
     clients = clients_at_once(500)
     print(f"500 clients: {clients}")
+    start = starts(n_rounds)
+    show("seconds (median) from `juice serve` to ready", start)
     print(
         json.dumps(
             {
                 "seconds": seconds | many,
                 "ratios": ratios,
                 "clients": clients,
-                "machine": machine.describe(),
+                "start": start,
+                "machine": rig.machine(),
             }
         )
     )

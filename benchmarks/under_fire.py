@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks import machine
+from benchmarks import rig
 from tests.support.serving import CONFLICT, LONG, Server, gauge, raw_post, serving, within
 
 SHORT = {"prompt": CONFLICT, "max_tokens": 4}
@@ -179,7 +179,7 @@ def _lost(what: str) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "flag"
         program = (
-            "import time\nfrom pathlib import Path\nfrom juice.batching.loop import Loop\n"
+            "import time\nfrom pathlib import Path\nfrom juice.engine.own.loop import Loop\n"
             f"step = Loop.step\ndef broken(self):\n    if Path({str(flag)!r}).exists():\n"
             f"        {what}\n    step(self)\nLoop.step = broken\n"
             "from juice.cli.main import main\nmain()\n"
@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="only soak, for this long")
     parser.add_argument("--json", type=Path, help="a file to write the numbers to")
     given = parser.parse_args()
-    found: dict[str, Any] = {"machine": machine.describe()}
+    found: dict[str, Any] = {"machine": rig.machine()}
     if given.soak:
         found["soak"] = soak(given.soak)
     else:

@@ -4,27 +4,35 @@ Source: "Taming Knowledge Conflicts in Language Models" (ICML 2025). The names b
 interface; they are imported at first use, so that `import juice` costs nothing.
 """
 
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from juice.quiet import quiet_imports, uncollected
 from juice.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from juice.data.example import ConflictExample
-    from juice.data.readers import read_examples
-    from juice.engine import Completion, Limits, SamplingOptions, Steer
+    from juice.data.readers.sources import read_examples
+    from juice.engine.answer import Completion
+    from juice.engine.options import Limits, LoadOptions, SamplingOptions
+    from juice.engine.request import GenerationOptions
+    from juice.engine.steer import Steer
     from juice.errors import JuiceError
-    from juice.evaluation.evaluate import evaluate
-    from juice.head_set import Head, HeadSet
-    from juice.identification import identify, select_heads, tune
-    from juice.loading.load import load
-    from juice.options import LoadOptions
+    from juice.evaluation.run import evaluate
+    from juice.head_set.head_set import HeadSet
+    from juice.head_set.schema import Head
+    from juice.identification.find import identify, select_heads
+    from juice.identification.tune import tune
+    from juice.loading import load
     from juice.steered_model import SteeredModel
 
 __all__ = [
     "Completion",
     "ConflictExample",
+    "GenerationOptions",
     "Head",
     "HeadSet",
     "JuiceError",
@@ -42,23 +50,59 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Completion": "juice.engine",
+    "Completion": "juice.engine.answer",
     "ConflictExample": "juice.data.example",
-    "Head": "juice.head_set",
-    "HeadSet": "juice.head_set",
+    "GenerationOptions": "juice.engine.request",
+    "Head": "juice.head_set.schema",
+    "HeadSet": "juice.head_set.head_set",
     "JuiceError": "juice.errors",
-    "Limits": "juice.engine",
-    "LoadOptions": "juice.options",
-    "SamplingOptions": "juice.engine",
-    "Steer": "juice.engine",
+    "Limits": "juice.engine.options",
+    "LoadOptions": "juice.engine.options",
+    "SamplingOptions": "juice.engine.options",
+    "Steer": "juice.engine.steer",
     "SteeredModel": "juice.steered_model",
-    "evaluate": "juice.evaluation.evaluate",
-    "identify": "juice.identification",
-    "load": "juice.loading.load",
-    "read_examples": "juice.data.readers",
-    "select_heads": "juice.identification",
-    "tune": "juice.identification",
+    "evaluate": "juice.evaluation.run",
+    "identify": "juice.identification.find",
+    "load": "juice.loading",
+    "read_examples": "juice.data.readers.sources",
+    "select_heads": "juice.identification.find",
+    "tune": "juice.identification.tune",
 }
+
+
+# transformers imports torchao and bitsandbytes wherever they are installed; they warn of what they
+# cannot do on this machine.
+NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes")
+
+
+@contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Suppress these warnings while within; errors pass."""
+    loggers = [logging.getLogger(name) for name in NOISY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage while within.
+
+    Imports make a million objects that stay; looking through them again and again finds nothing,
+    and takes a sixth of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def __getattr__(name: str) -> Any:

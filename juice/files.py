@@ -1,14 +1,18 @@
-"""Files that come with the package, and text files written in one step.
+"""Files that come with the package, and files written in one step.
 
-Readers of such a text file see the old one or the new one; an interrupted write leaves nothing.
+Readers of such a file see the old one or the new one; an interrupted write leaves nothing.
+
+Strict JSON: an object has every name once; programs differ in which of two they take.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from juice.errors import OutputError
 
@@ -35,24 +39,51 @@ def check_writable(path: Path, *, overwrite: bool) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str], *, overwrite: bool) -> None:
-    """Write lines, which carry their line ends, to a new file and rename it into place.
+    """Write lines, which carry their line ends, to a file in one step.
 
     Makes the folder. Raises OutputError.
     """
     check_writable(path, overwrite=overwrite)
-    path, temporary = path.resolve(), None
+    path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-        temporary = None
+        with new_file(path) as file:
+            file.writelines(line.encode() for line in lines)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+
+
+@contextmanager
+def new_file(path: Path, *, overwrite: bool = True) -> Iterator[BinaryIO]:
+    """Open a file that takes its name once it is written and synced, and none after an error.
+
+    Until then it is hidden, beside its place. Raises FileExistsError where the name is taken and
+    nothing may be overwritten.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    hidden = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.chmod(0o644)
+        if overwrite:
+            hidden.replace(path)
+        else:
+            path.hardlink_to(hidden)
     finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        hidden.unlink(missing_ok=True)
+
+
+def without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object from its pairs, for `object_pairs_hook`.
+
+    Raises ValueError for a name that is given twice.
+    """
+    found = dict[str, Any]()
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name} is given twice; give it once")
+        found[name] = value
+    return found

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
-# They need more than `make setup` installs: make clients-test, make container-test, make ray-test.
-collect_ignore = ["clients", "containers", "ray"]
 # Tiny models are slower on several threads, which wait for each other: here and in the servers that
 # tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from docs_site.reference import commands
+from juice_server.app import create
+from juice_server.settings import Settings
+
 ROOT = Path(__file__).parents[1]
 REPOSITORY = re.compile(
     r'href="https://github\.com/juice-steering/juice/(?:blob|tree)/main/([^"#]+)'
@@ -19,8 +23,8 @@ FETCHED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="((?:htt
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the pages of the site by their paths; a warning ends a strict build."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site; a warning ends a strict build."""
     place = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", place],
@@ -31,26 +35,63 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return {str(own.relative_to(place)): own.read_text() for own in place.glob("**/index.html")}
+    return place
 
 
-def test_the_site_has_every_page(pages: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, str]:
+    """Return the pages of the site by their paths."""
+    return {str(page.relative_to(site)): page.read_text() for page in site.glob("**/index.html")}
+
+
+def test_the_site_has_every_page_and_the_one_of_fields(pages: dict[str, str]) -> None:
     docs = ROOT / "docs"
-    expected = {str(own.relative_to(docs).with_suffix("")) for own in docs.glob("**/*.md")}
-    assert {own.removesuffix("/index.html") for own in pages} == expected - {"index"} | {
-        "index.html"
+    expected = {
+        f"{page.relative_to(docs).with_suffix('')}/index.html" for page in docs.glob("**/*.md")
     }
+    made = {"index.html", "reference/http-api/index.html"}
+    assert set(pages) == expected - {"index/index.html"} | made
+
+
+def test_the_page_of_fields_has_every_route_field_and_status(pages: dict[str, str]) -> None:
+    page = pages["reference/http-api/index.html"]
+    document = create(Settings()).openapi()
+    n_routes = 0
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            n_routes += 1
+            assert re.search(rf"<h3[^>]*>{method.upper()} {re.escape(path)}<", page), (method, path)
+            for status in route["responses"]:
+                assert f"<td>{status}</td>" in page
+    assert n_routes > 12
+    for name, schema in document["components"]["schemas"].items():
+        for field in schema.get("properties", {}):
+            assert f"<td><code>{field}</code></td>" in page, (name, field)
+
+
+def test_the_page_of_commands_has_every_option_in_its_place(pages: dict[str, str]) -> None:
+    page = pages["reference/command-line/index.html"]
+    assert "options of" not in page, "a table was not put in"
+    parts = dict(re.findall(r'(?s)<h[23] id="([\w-]+)">(.*?)(?=<h[23] id=|</article>)', page))
+    for name, command in commands().items():
+        if name == "serve":
+            continue  # the flags of a server have a page of their own
+        shared = parts["options-of-every-command-that-loads-a-model"]
+        section = parts.get(f"juice-{name}") or parts["juice-pull-and-juice-push"]
+        for option in command.params:
+            flag = option.opts[0] if option.opts[0].startswith("--") else option.name.upper()
+            assert f"<code>{flag}</code>" in section + shared, (name, flag)
 
 
 def test_the_site_fetches_nothing_from_elsewhere(pages: dict[str, str]) -> None:
-    found = {own for text in pages.values() for own in FETCHED.findall(text)}
+    found = {place for text in pages.values() for place in FETCHED.findall(text)}
     assert found == set()
 
 
 def test_links_out_of_the_docs_lead_to_files_of_the_repository(pages: dict[str, str]) -> None:
-    linked = {own for text in pages.values() for own in REPOSITORY.findall(text)}
+    linked = {file for text in pages.values() for file in REPOSITORY.findall(text)}
     assert {"README.md", "CONTRIBUTING.md", "juice/models/mini/README.md"} <= linked
-    assert {own for own in linked if not (ROOT / own).exists()} == set()
+    assert {file for file in linked if not (ROOT / file).exists()} == set()
 
 
 def test_the_navigation_has_the_order_of_the_index(pages: dict[str, str]) -> None:
@@ -58,3 +99,16 @@ def test_the_navigation_has_the_order_of_the_index(pages: dict[str, str]) -> Non
     navigation = pages["index.html"].partition('data-md-component="sidebar"')[2]
     shown = re.findall(r'<a href="(?!https?:|\.)([^"#]+)/" class="md-nav__link', navigation)
     assert shown == listed
+
+
+def test_a_report_leads_to_its_page_which_is_made_of_its_results(
+    site: Path, pages: dict[str, str]
+) -> None:
+    for name in ("mini", "inversion"):
+        assert "report.html" in pages[f"results/{name}/report/index.html"]
+    page = (site / "results" / "mini" / "report.html").read_text()
+    (report,) = (ROOT / "docs" / "results" / "mini").glob("report.md")
+    row = next(line for line in report.read_text().splitlines() if line.startswith("| served |"))
+    cells = [cell.strip() for cell in row.strip("| ").split("|")]
+    assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" in page
+    assert page.count("<details") == 120 * (3 + 2)  # a clean prompt is judged toward memory alone

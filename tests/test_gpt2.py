@@ -23,10 +23,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import juice
 from juice.data.example import ConflictExample
 from juice.errors import HeadSetMismatchError
-from juice.head_set import Betas, HeadSet
-from juice.identification import IdentificationOptions, identify_targets
-from juice.methods import Target
-from juice.model.fingerprint import identify_model
+from juice.formula import Target
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Betas
+from juice.identification.find import find
+from juice.identification.options import IdentificationOptions
+from juice.model.identity import identify_model
 from juice.model.layout import resolve
 from juice.steered_model import SteeredModel
 from tests.support import gpt2_files, naive_scores, oracle
@@ -158,12 +160,16 @@ def subject(
         folder = real_weights()
     model = juice.load(folder, head_sets=made)
     options = IdentificationOptions(
-        method="probe", n_examples=len(pool), top_k=3, alphas_plus=(1.0,), alphas_minus=(-1.0,)
+        method="probe",
+        n_examples=len(pool),
+        top_k=3,
+        alphas_plus=(1.0,),
+        alphas_minus=(-1.0,),
+        tune=False,
     )
-    bare = identify_targets(model, pool, TARGETS, options, names={t: t for t in TARGETS})
     found = {
         t: s.with_betas("juice", Betas(plus=BETA_PLUS, minus=BETA_MINUS))
-        for t, (s,) in bare.items()
+        for t, s in find(model, pool, options).head_sets.items()
     }
     head_sets = made / "head_sets"
     for target, head_set in found.items():

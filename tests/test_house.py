@@ -1,4 +1,7 @@
-"""The imports of the packages: no circle of files, and none inside a function except heavy ones."""
+"""The imports of the packages: none inside a function except heavy ones.
+
+That they go down only and in no circle, `make lint` checks (pyproject.toml, import-linter).
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,12 @@ OPTIONAL = (
     "jinja2",
     "markupsafe",
     "pandas",
+    "scipy",
     "transformer_lens",
     "torchao",
     "vllm",
 )
-LATE_OF = {
-    # Read before PyTorch is imported, so that wrong settings are reported immediately.
-    "juice_server.settings": {"juice.engine"},
-}
+LATE_OF: dict[str, set[str]] = {}
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -55,46 +56,6 @@ def imported(tree: ast.AST, module: str) -> Iterator[str]:
                 yield submodule if submodule in FILES else node.module
         else:
             yield from imported(node, module)
-
-
-def graph() -> dict[str, set[str]]:
-    return {
-        module: {
-            name
-            for name in imported(ast.parse(path.read_text()), module)
-            if name in FILES and name != module
-        }
-        for module, path in FILES.items()
-    }
-
-
-def circle_in(arrows: dict[str, set[str]]) -> list[str]:
-    """Return a circle of imports, its first file at both ends; an empty list if there is none."""
-    done: set[str] = set()
-
-    def search(module: str, path: list[str]) -> list[str]:
-        if module in path:
-            return [*path[path.index(module) :], module]
-        if module in done:
-            return []
-        for other in sorted(arrows[module]):
-            if found := search(other, [*path, module]):
-                return found
-        done.add(module)
-        return []
-
-    return next((found for module in sorted(arrows) if (found := search(module, []))), [])
-
-
-def test_the_search_finds_a_circle() -> None:
-    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
-    assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-
-
-def test_no_file_imports_itself_by_way_of_others() -> None:
-    arrows = graph()
-    assert sum(map(len, arrows.values())) > 500
-    assert circle_in(arrows) == []
 
 
 def late_imports(module: str) -> set[str]:

@@ -13,10 +13,10 @@ import pytest
 
 import juice
 from benchmarks.quality import Share, in_form, measure, shares, unseen_subjects
-from juice.engine import Steer
+from juice.engine.steer import Steer
 from juice.files import MINI
-from juice.head_set.lookup import shipped_folder
-from juice.methods import CONFLICTS
+from juice.formula import CONFLICTS
+from juice.head_set.library import shipped_folder
 from lab.examples import Form
 from tests.support.marks import FEW_EXAMPLES
 

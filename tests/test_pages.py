@@ -218,7 +218,7 @@ def test_what_is_left_out_is_run_elsewhere_or_has_a_reason() -> None:
             assert f'"{block.page.name}"' in test, f"{block}: {file} does not read this page"
         else:
             assert len(what.split()) > 2, f"{block}: {what!r} is not a reason"
-            for file in re.findall(r"tests/[\w/]+\.py", what):
+            for file in re.findall(r"(?:tests|integration)/[\w/]+\.py", what):
                 assert (ROOT / file).exists(), f"{block}: no {file}"
     n_run = sum(is_run(own) for page in BLOCKS.values() for own in page)
     assert n_run > 55, "most pages do what they say"

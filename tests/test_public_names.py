@@ -10,11 +10,11 @@ from contextlib import suppress
 import pytest
 
 import juice
-from juice.quiet import uncollected
+from juice import uncollected
 
 
 def test_every_public_name_exists_whatever_was_imported_before() -> None:
-    import juice.identification.run
+    import juice.identification.find
 
     assert juice.__all__ == sorted(juice.__all__)
     for name in juice.__all__:
@@ -26,14 +26,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         juice.generat  # noqa: B018
 
 
-HEAVY = ("torch", "transformers", "numpy", "fastapi", "uvicorn", "datasets", "matplotlib")
+HEAVY = (
+    *("torch", "transformers", "numpy", "fastapi", "uvicorn"),
+    *("datasets", "matplotlib", "pandas", "scipy", "jinja2"),
+)
 # What the evaluation, the analyses and the other engine need, and what comes along with it.
 UNUSED = ("datasets", "matplotlib", "pandas", "pyarrow", "sklearn", "transformer_lens", "vllm")
 
 
 @pytest.mark.parametrize(
     ("imports", "absent"),
-    [("juice, juice.cli.main", HEAVY), ("juice_server.process, juice.loading.load", UNUSED)],
+    [("juice, juice.cli.main", HEAVY), ("juice_server.process, juice.loading", UNUSED)],
 )
 def test_the_help_and_the_server_import_nothing_heavy_that_they_do_not_need(
     imports: str, absent: tuple[str, ...]

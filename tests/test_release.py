@@ -32,7 +32,7 @@ NEEDED = {
     "juice/models/mini/chat_template.jinja",
     "juice/models/mini/examples.jsonl",
     "juice/_head_sets/mini/parametric/head_set.json",
-    "juice/_head_sets/mini/context/scores.safetensors",
+    "juice/_head_sets/mini/context/scores-ec23f2b3c0d6.safetensors",
     "juice/evaluation/data/report.html",
     "juice/look.css",
     "juice/py.typed",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from juice.strict_json import without_twins
+from juice.files import without_twins
 
 
 def test_a_name_that_is_given_twice_is_refused_at_any_depth() -> None:

@@ -23,7 +23,6 @@ PROPERTIES = (property, cached_property)
 MANY = 3  # with more arguments than this, each has a line of its own
 # Those whose options are explained where they are shared.
 ELSEWHERE = {
-    "SteeredModel.request": "generate",
     "SteeredModel.stream": "request",
     "SteeredModel.astream": "stream",
     "SteeredModel.agenerate": "generate",

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from juice.model.hooks import ModelHooks, SteeringPlan
 from juice.model.layout import AttentionLayer, Layout
-from juice.model.steering_hooks import SteeringHooks, SteeringPlan
 
 N_SUBJECTS, N_NOISE, N_POSITIONS = 6, 14, 10
 SUBJECTS = range(N_SUBJECTS)
@@ -66,7 +66,7 @@ class TwoLayers(nn.Module):
             AttentionLayer(i, layer, layer, layer.o_proj, n_heads=1, d_head=WIDTH)
             for i, layer in enumerate(self.layers)
         ]
-        self.steering = SteeringHooks(Layout(tuple(parts), self.output))
+        self.hooks = ModelHooks(Layout(tuple(parts), self.output))
 
     def forward(self, tokens: list[list[int]]) -> torch.Tensor:
         x = self.phi[torch.tensor(tokens)] + self.positions[: len(tokens[0])]
@@ -121,13 +121,9 @@ def test_only_the_dual_run_gives_the_fact_where_induction_dominates() -> None:
     model = TwoLayers(c1=9.0, c2=6.0)
     removed = {layer: torch.tensor([[-1.0], [0.0]]) for layer in (0, 1)}
     for _, _, conflict, parametric, _ in sequences():
-        with model.steering.apply(
-            SteeringPlan(dict.fromkeys(removed, torch.tensor([0, 1])), removed)
-        ):
+        with model.hooks.steer(SteeringPlan(dict.fromkeys(removed, torch.tensor([0, 1])), removed)):
             run_once = model([conflict, conflict])[0]
-        with model.steering.apply(
-            SteeringPlan(dict.fromkeys(removed, torch.tensor([1, 1])), removed)
-        ):
+        with model.hooks.steer(SteeringPlan(dict.fromkeys(removed, torch.tensor([1, 1])), removed)):
             run_twice = model([conflict, conflict])[0]
         assert int(run_twice.argmax()) == parametric
         # One run without both heads has lost everything: what is left of its logits is rounding.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
@@ -15,10 +14,6 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [*ROOT.glob("juice/**/*.py"), *ROOT.glob("server/**/*.py")]
-# What makes objects, or code, of bytes that somebody else wrote.
-UNSAFE_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
-UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "os.system", "os.popen"}
 # The last version of each package with an advisory that concerns JuICE, and the advisory.
 ADVISORIES = [
     ("torch", "2.9.1", "CVE-2026-24747"),
@@ -33,53 +28,11 @@ ADVISORIES = [
 ]
 
 
-def unsafe_in(tree: ast.AST) -> list[str]:
-    """Return what in a file's code could run code of somebody else."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [own.name for own in node.names if own.name in UNSAFE_IMPORTS]
-        elif isinstance(node, ast.ImportFrom) and node.module in UNSAFE_IMPORTS:
-            found.append(node.module)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
-            found.append(ast.unparse(node.func))
-        # Wherever a flag is given: as an argument, or in a dictionary of arguments.
-        given = list[tuple[str, ast.expr]]()
-        if isinstance(node, ast.keyword) and node.arg:
-            given.append((node.arg, node.value))
-        elif isinstance(node, ast.Dict):
-            given += [
-                (str(getattr(k, "value", "")), v)
-                for k, v in zip(node.keys, node.values, strict=True)
-            ]
-        for name, value in given:
-            if name in ("trust_remote_code", "shell") and ast.unparse(value) != "False":
-                found.append(f"{name}={ast.unparse(value)}")
-    return found
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import pickle",
-        "from joblib import load",
-        "torch.load(path)",
-        "eval(text)",
-        "f(trust_remote_code=True)",
-        "f(**{'trust_remote_code': flag})",
-        "subprocess.run(text, shell=True)",
-    ],
-)
-def test_the_search_finds_what_could_run_code(code: str) -> None:
-    assert unsafe_in(ast.parse(code))
-
-
-def test_nothing_is_unpickled_and_no_code_of_a_model_runs() -> None:
-    assert len(SOURCES) > 300
-    found = {
-        str(path.relative_to(ROOT)): unsafe_in(ast.parse(path.read_text())) for path in SOURCES
-    }
-    assert not {path: own for path, own in found.items() if own}
+def test_no_code_of_a_model_runs() -> None:
+    """Ruff finds the rest: what unpickles or evaluates is banned in pyproject.toml."""
+    sources = [*ROOT.glob("juice/**/*.py"), *ROOT.glob("server/**/*.py")]
+    given = re.compile(r"""trust_remote_code["']?\s*[:=](?!\s*False\b)""")
+    assert [str(path) for path in sources if given.search(path.read_text())] == []
 
 
 def requirements() -> dict[str, list[Requirement]]:

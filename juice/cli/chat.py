@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from juice.cli import comparison, console, options
+from juice.cli import console, options
+from juice.engine.options import EngineOptions, LoadOptions, SamplingOptions
 from juice.errors import JuiceError, RequestError, UsageError
-from juice.methods import STEER_TARGETS, SteerTarget
-from juice.options import EngineOptions, LoadOptions, SamplingOptions
+from juice.formula import STEER_TARGETS, SteerTarget
 
 if TYPE_CHECKING:
     from juice.steered_model import SteeredModel
@@ -63,7 +63,7 @@ def run(
 
 
 def _lines(chat: _Chat) -> Iterator[str]:
-    """Yield what is typed, or what stands in standard input, until its end or Ctrl-C."""
+    """Yield the lines that are typed, or those of standard input, until its end or Ctrl-C."""
     is_asked = sys.stdin.isatty()
     while True:
         try:
@@ -89,7 +89,7 @@ class _Chat:
 
     @property
     def prompt(self) -> str:
-        """What stands before the line that is typed: what steers, and how much."""
+        """The text before the line that is typed: the target and the strength."""
         if self._steer == "none":
             return "> "
         return f"{self._steer}{'' if self._strength == 1 else f' x {self._strength:g}'}> "
@@ -114,11 +114,11 @@ class _Chat:
 
     def turn(self, target: str) -> None:
         """Steer toward a target from now on."""
-        found = [own for own in STEER_TARGETS if own == target]
-        if not found:
+        found = next((known for known in STEER_TARGETS if known == target), None)
+        if found is None:
             raise UsageError(f"/steer is {target!r}; expected {', '.join(STEER_TARGETS)}")
-        self._how(found[0], self._strength)  # reports that no head set serves it
-        self._steer = found[0]
+        self._how(found, self._strength)  # reports that no head set serves it
+        self._steer = found
 
     def dial(self, strength: str) -> None:
         """Set the strength."""
@@ -172,21 +172,21 @@ class _Chat:
             [whole] * len(steers),
             steer=steers,
             max_tokens=self._max_tokens,
-            top_logprobs=comparison.N_CANDIDATES,
+            top_logprobs=console.N_CANDIDATES,
             **self._sampling,
         )
         if not console.is_terminal():
-            for own in completions:
-                console.answer(f"{own.steering.target:11}{own.text.strip()}")
+            for answer in completions:
+                console.answer(f"{answer.steering.target:11}{answer.text.strip()}")
             return
         origins = None
         if self._words != turns[-1]["content"]:  # a context went before the last words
             alone = self._ids([*turns[:-1], {"role": "user", "content": self._words}])
-            origins = comparison.origins_in(self._model, completions, whole, alone)
-        comparison.show(completions, origins, self._model.description.tokenizer)
+            origins = console.origins_in(self._model, completions, whole, alone)
+        console.show_three(completions, origins, self._model.description.tokenizer)
 
     def _how(self, target: SteerTarget, strength: float) -> Any:
-        from juice.engine import Steer
+        from juice.engine.steer import Steer
 
         steer = Steer(target=target, strength=strength)
         self._model.resolve(steer)

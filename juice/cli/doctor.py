@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from juice.cli import console, options
+from juice.engine.options import EngineOptions, LoadOptions
 from juice.errors import UsageError
-from juice.options import EngineOptions, LoadOptions
 
 if TYPE_CHECKING:
-    from juice.exactness import Check, Diagnosis
+    from juice.checks.doctor import Check, Diagnosis
 
 
 @options.spelled_out
@@ -36,9 +36,9 @@ def run(
 
     With --engine vllm, what vLLM serves is compared with transformers' own model, on the CPU.
     """
+    from juice.checks.doctor import Diagnosis, diagnose, diagnose_served
+    from juice.checks.heads import require_lens
     from juice.errors import UnsupportedModelError
-    from juice.exactness import Diagnosis, diagnose, diagnose_served
-    from juice.exactness.lens_check import require_lens
 
     if deep:
         if running.engine != "own":
@@ -61,34 +61,24 @@ def run(
             reference = options.load(model, beside, head_sets).loaded
             found = diagnose_served(loaded.engine, reference, loaded.head_sets, console.progress)
         loaded.close()
-    if json:
-        console.answer_json(found.to_dict())
-    else:
-        for line in _lines(found):
-            console.answer(line)
+    console.answer_either("\n".join(_lines(found)), found.to_dict(), as_json=json)
     if not found.exact:
         raise typer.Exit(1)
 
 
 def _lines(found: Diagnosis) -> list[str]:
-    outcome = (
-        "steered exactly"
-        if found.exact
-        else f"not steered exactly: {found.reason}"
-        if found.facts
-        else f"refused: {found.reason}"
-    )
-    verdict = f"{found.model}: {outcome}"
-    rows = (
-        [*(_served if "engine" in found.facts else _facts)(found), ("", "")] if found.facts else []
-    )
-    lines = [verdict, "", *(f"{name:16}{value}" for name, value in rows)]
+    facts = found.facts
+    refusal = f"{'not steered exactly' if facts else 'refused'}: {found.reason}"
+    lines = [f"{found.model}: {'steered exactly' if found.exact else refusal}", ""]
+    if facts:
+        rows = (_served if "engine" in facts else _facts)(found)
+        lines += [*(f"{name:16}{value}" for name, value in rows), ""]
     lines += [
         f"{_outcome(check):8}{check.name}: {check.difference:.1g} {check.unit} "
         f"(bound {check.bound:g})"
         for check in found.checks
     ]
-    if found.facts:
+    if facts:
         lines += ["", *_head_sets(found)]
     return [line.rstrip() for line in lines]
 
@@ -99,50 +89,31 @@ def _outcome(check: Check) -> str:
 
 def _facts(found: Diagnosis) -> list[tuple[str, str]]:
     facts = found.facts
-    shared = (
-        "one latent for all"
-        if facts["latent_cache"]
-        else f"{facts['n_heads'] // facts['n_kv_heads']} a KV head"
-    )
-    attention = (
-        f"sliding window of {facts['sliding_window']}" if facts["sliding_window"] else "full"
-    )
-    if facts["rope_switch"]:
-        attention += (
-            f"; other positions beyond {facts['rope_switch']} tokens, "
-            "where a row is prefilled again"
-        )
+    shared = f"{facts['n_heads'] // facts['n_kv_heads']} a KV head"
+    if facts["latent_cache"]:
+        shared = "one latent for all"
+    window, switch = facts["sliding_window"], facts["rope_switch"]
+    attention = f"sliding window of {window}" if window else "full"
+    if switch:
+        attention += f"; other positions beyond {switch} tokens, where a row is prefilled again"
+    no_print = "none: its weights are not in float32 in memory, nor in safetensors files"
+    widths = ", ".join(map(str, facts["d_head"]))
+    batches = "rows of any lengths"
+    if facts["own_masks"]:
+        batches = "rows of one length only: the model makes its own masks"
+    clean_run = "between the steered layers alone"
+    if facts["full_rows"]:
+        clean_run = "a full row: the layers must all see the same rows"
     return [
         ("model", f"{facts['architecture']}, {facts['dtype']} on {facts['device']}"),
-        (
-            "fingerprint",
-            facts["fingerprint"]
-            or "none: its weights are not in float32 in memory, nor in safetensors files",
-        ),
+        ("fingerprint", facts["fingerprint"] or no_print),
         ("layers", str(facts["n_layers"])),
-        (
-            "heads",
-            f"{facts['n_heads']} a layer, d_head {', '.join(map(str, facts['d_head']))}, {shared}",
-        ),
+        ("heads", f"{facts['n_heads']} a layer, d_head {widths}, {shared}"),
         ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes a token"),
         ("context", f"{facts['context']:,} tokens" if facts["context"] else "no end of its own"),
         ("attention", attention),
-        (
-            "batches",
-            (
-                "rows of one length only: the model makes its own masks"
-                if facts["own_masks"]
-                else "rows of any lengths"
-            ),
-        ),
-        (
-            "clean run",
-            (
-                "a full row: the layers must all see the same rows"
-                if facts["full_rows"]
-                else "between the steered layers alone"
-            ),
-        ),
+        ("batches", batches),
+        ("clean run", clean_run),
     ]
 
 
@@ -164,14 +135,13 @@ def _served(found: Diagnosis) -> list[tuple[str, str]]:
 
 def _head_sets(found: Diagnosis) -> list[str]:
     lines = []
-    for own in found.head_sets:
-        where = (
-            f"layers {own.window[0]}-{own.window[1]}, {own.extra_rows:.0%} of a second row"
-            if own.window
-            else "no second row"
-        )
+    for fit in found.head_sets:
+        cost = "no second row"
+        if fit.window:
+            first, last = fit.window
+            cost = f"layers {first}-{last}, {fit.extra_rows:.0%} of a second row"
         lines.append(
-            f"{'head set':16}{own.name} (toward {own.target}, {own.n_heads} heads): {where}"
+            f"{'head set':16}{fit.name} (toward {fit.target}, {fit.n_heads} heads): {cost}"
         )
     lines += [f"{'unfit':16}{path}: {reason}" for path, reason in found.unfit_head_sets.items()]
     if not lines:

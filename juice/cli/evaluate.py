@@ -3,21 +3,102 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic import Field
 
 from juice.cli import console, options
+from juice.engine.options import LoadOptions, Options
 from juice.errors import UsageError
-from juice.options import LoadOptions
+from juice.evaluation.options import (
+    ANALYSIS_NAMES,
+    METHOD_NAMES,
+    EvaluationOptions,
+    require_extra,
+)
+from juice.formula import CONTRASTS
 
 if TYPE_CHECKING:
     from juice.data.example import ConflictExample
-    from juice.data.readers.source import Split
-    from juice.evaluation.methods import MethodName
-    from juice.evaluation.store import Store
-    from juice.methods import Target
+    from juice.data.readers.sources import Split
+    from juice.evaluation.results import Store
     from juice.steered_model import SteeredModel
+
+# Options that checkpoints are not loaded with.
+WHOLE = (
+    "device_map",
+    "offload_folder",
+    "quantization",
+    "allow_approximate",
+    "allow_unverified",
+    "revision",
+    "attn_implementation",
+)
+
+
+class Asked(Options):
+    """The flags that are files, names in a list, or how often: what Python gives as objects."""
+
+    data: list[str] | None = Field(
+        default=None,
+        description="Examples to test on: a file, a folder, a data set, `mini`. Repeatable.",
+    )
+    target: Literal["parametric", "context", "both"] = Field(
+        default="both", description="Whose answer counts as right."
+    )
+    examples: str | None = Field(
+        default=None, description="Examples to find heads on; else some of the data."
+    )
+    validation: str | None = Field(
+        default=None, description="Examples to tune on; else 15% of the data."
+    )
+    methods: str = Field(
+        default="all",
+        description=(
+            "`all`, or some of: original, prompt, cad, adacad, ph3 (large and small), june, "
+            "juice, served_once, served, learned, question, gated, gated_apart."
+        ),
+    )
+    analyses: str = Field(
+        default="none",
+        description=f"`all`, `none`, or some of: {', '.join(ANALYSIS_NAMES)}.",
+    )
+    seeds: int = Field(
+        default=1,
+        ge=1,
+        description="Repeat with this many seeds, from --seed on: mean, interval and worst.",
+    )
+    text: Path | None = Field(
+        default=None,
+        description="Plain text for perplexity, one text per line; else one that comes with JuICE.",
+    )
+    templates: Path | None = Field(
+        default=None,
+        description="Templates of paraphrased prompts (JSON); else those of six relations.",
+    )
+    checkpoints: list[Path] | None = Field(
+        default=None,
+        description="Measure context reliance over these checkpoints instead of methods. "
+        "Repeatable.",
+    )
+
+    def options(self, wanted: EvaluationOptions) -> EvaluationOptions:
+        """Return all options of the evaluation."""
+        chosen: dict[str, Any] = {
+            "n_seeds": self.seeds,
+            "targets": ("parametric", "context") if self.target == "both" else (self.target,),
+            "methods": _names("--methods", self.methods, METHOD_NAMES),
+            "analyses": ()
+            if self.analyses == "none"
+            else _names("--analyses", self.analyses, ANALYSIS_NAMES),
+        }
+        if self.target == "parametric" and set(chosen["methods"]) <= set(CONTRASTS):
+            raise UsageError(
+                "cad and adacad steer toward the context only; choose --target context, or other "
+                "--methods"
+            )
+        return EvaluationOptions.of(**wanted.model_dump() | chosen)
 
 
 @options.spelled_out
@@ -26,88 +107,10 @@ def run(
         Path,
         typer.Option(help="Folder of the report; an evaluation that is already there is resumed."),
     ],
+    asked: Asked,
+    wanted: EvaluationOptions,
     loading: LoadOptions,
     model: options.Model = "mini",
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="Examples to test on: a file, a folder, a data set, `mini`. Repeatable."),
-    ] = None,
-    target: Annotated[
-        Literal["parametric", "context", "both"], typer.Option(help="Whose answer counts as right.")
-    ] = "both",
-    head_set: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "A head set: its name, folder or scores file; "
-                "else the one named like the target, else found now."
-            )
-        ),
-    ] = None,
-    examples: Annotated[
-        str | None, typer.Option(help="Examples to find heads on; else some of the data.")
-    ] = None,
-    validation: Annotated[
-        str | None, typer.Option(help="Examples to tune on; else 15% of the data.")
-    ] = None,
-    methods: Annotated[
-        str,
-        typer.Option(
-            help=(
-                "`all`, or some of: original, prompt, cad, adacad, ph3 (large and small), june, "
-                "juice, served_once, served, learned, question, gated, gated_apart."
-            )
-        ),
-    ] = "all",
-    analyses: Annotated[
-        str,
-        typer.Option(
-            help=(
-                "`all`, `none`, or some of: heads, reversals, running_once, knock_outs, "
-                "robustness, paraphrases, seeds, seeds_learned, seeds_probe, stability."
-            )
-        ),
-    ] = "none",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Facts to test on, spread over the relations.")
-    ] = None,
-    relation: Annotated[
-        str | None,
-        typer.Option(
-            help="Find heads on examples of this relation only; all relations are tested."
-        ),
-    ] = None,
-    n_examples: Annotated[
-        int, typer.Option(min=1, help="Examples that the paper's heads are found on.")
-    ] = 4,
-    top_k: Annotated[
-        int,
-        typer.Option(min=1, help="Heads of each sign that they choose: 5 up to about 3B."),
-    ] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
-    seeds: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Repeat with this many seeds, from --seed on: mean, interval and worst.",
-        ),
-    ] = 1,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="Plain text for perplexity, one text per line; else one that comes with JuICE."
-        ),
-    ] = None,
-    templates: Annotated[
-        Path | None,
-        typer.Option(help="Templates of paraphrased prompts (JSON); else those of six relations."),
-    ] = None,
-    checkpoints: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Measure context reliance over these checkpoints instead of methods. Repeatable."
-        ),
-    ] = None,
     chat_template: options.ChatTemplate = None,
     force: Annotated[
         bool, typer.Option("--force", help="Start again in a folder that holds another evaluation.")
@@ -116,77 +119,50 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Measure what steering does to a model on your data, against its baselines; write a report."""
-    from juice.evaluation.analyses import ANALYSES
+    require_extra()
+    if asked.checkpoints:
+        if chat_template is not None:
+            raise UsageError("--checkpoints measures plain prompts; leave --chat-template out")
+        _report(_measure_checkpoints(out, asked, wanted, loading, overwrite=force), as_json=json)
+        return
+    from juice.evaluation.run import evaluate_data, read_templates, read_texts
+    from juice.evaluation.splits import Data
+
+    compared = asked.options(wanted)
+    data = Data(
+        _read(asked.data or ["mini"]),
+        _other_split(asked.data, asked.validation, "validation"),
+        _other_split(asked.data, asked.examples, "identification"),
+        read_texts(asked.text, model),
+        read_templates(asked.templates),
+    )
+    loaded = options.in_chat(options.load(model, loading, head_sets), chat_template, data.test)
+    compared = compared.model_copy(update={"head_set": _served(loaded, wanted.head_set)})
+    store = evaluate_data(loaded, data, compared, out, overwrite=force, progress=console.progress)
+    _report(store, as_json=json)
+
+
+def _measure_checkpoints(
+    out: Path, asked: Asked, wanted: EvaluationOptions, loading: LoadOptions, *, overwrite: bool
+) -> Store:
+    if asked.seeds > 1:
+        raise UsageError("--checkpoints measures nothing that a seed finds; leave --seeds out")
+    if ignored := loading.changed(*WHOLE):
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
+        raise UsageError(f"--checkpoints are folders, measured whole on one device; drop {named}")
     from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints
-    from juice.evaluation.evaluate import evaluate
-    from juice.evaluation.methods import METHODS, methods_for
-    from juice.evaluation.report import require_extra
-    from juice.evaluation.sources import read_templates, read_texts
     from juice.evaluation.splits import limited
 
-    require_extra()
-    test = _read(data or ["mini"])
-    if checkpoints and seeds > 1:
-        raise UsageError("--checkpoints measures nothing that a seed finds; leave --seeds out")
-    if checkpoints and chat_template is not None:
-        raise UsageError("--checkpoints measures plain prompts; leave --chat-template out")
-    if checkpoints:
-        _check_whole(loading)
-        options.quiet_libraries()
-        store = measure_checkpoints(
-            find_checkpoints(checkpoints),
-            limited(test, limit, seed),
-            out,
-            device=loading.device,
-            dtype=loading.dtype,
-            overwrite=force,
-            progress=console.progress,
-        )
-        _report(store, as_json=json)
-        return
-    asked = METHODS if methods == "all" else _names("--methods", methods, [*METHODS, "ph3"])
-    chosen: tuple[MethodName, ...] = tuple(
-        name for name in METHODS if name in asked or (name.startswith("ph3") and "ph3" in asked)
-    )
-    wanted = (
-        ()
-        if analyses == "none"
-        else (
-            tuple(ANALYSES) if analyses == "all" else _names("--analyses", analyses, list(ANALYSES))
-        )
-    )
-    targets: tuple[Target, ...] = ("parametric", "context") if target == "both" else (target,)
-    if not any(methods_for(t, chosen) for t in targets):
-        raise UsageError(
-            "cad and adacad steer toward the context only; choose --target context, or other "
-            "--methods"
-        )
-    texts, own_templates = read_texts(text, model), read_templates(templates)
-    to_tune = _other_split(data, validation, "validation")
-    to_find = _other_split(data, examples, "identification")
-    loaded = options.in_chat(options.load(model, loading, head_sets), chat_template, test)
-    store = evaluate(
-        loaded,
-        test,
+    options.quiet_libraries()
+    return measure_checkpoints(
+        find_checkpoints(asked.checkpoints or ()),
+        limited(_read(asked.data or ["mini"]), wanted.limit, wanted.seed),
         out,
-        targets=targets,
-        methods=chosen,
-        analyses=wanted,
-        head_set=_served(loaded, head_set),
-        validation=to_tune,
-        identification=to_find,
-        limit=limit,
-        n_examples=n_examples,
-        top_k=top_k,
-        relation=relation,
-        seed=seed,
-        n_seeds=seeds,
-        texts=texts,
-        templates=own_templates,
-        overwrite=force,
+        device=loading.device,
+        dtype=loading.dtype,
+        overwrite=overwrite,
         progress=console.progress,
     )
-    _report(store, as_json=json)
 
 
 def _served(model: SteeredModel, given: str | None) -> str | None:
@@ -199,7 +175,7 @@ def _served(model: SteeredModel, given: str | None) -> str | None:
 
 
 def _read(sources: list[str], split: Split = "test") -> list[ConflictExample]:
-    from juice.data.readers import read_examples
+    from juice.data.readers.sources import read_examples
 
     return [example for source in sources for example in read_examples(source, split=split)]
 
@@ -211,7 +187,7 @@ def _other_split(
 
     They come from their own option, or from the files of a data set's folder.
     """
-    from juice.data.readers.source import SPLIT_PARTS
+    from juice.data.readers.sources import SPLIT_PARTS
 
     if given is not None:
         return _read([given], split)
@@ -223,34 +199,25 @@ def _other_split(
     return _read(brought, split) if brought else None
 
 
-def _names(option: str, given: str, known: list[str]) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in given.split(",") if name.strip())
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"{option} names {unknown[0]!r}; expected {', '.join(known)}")
+def _names(option: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in a comma-separated list, in the order of those known.
+
+    `all` stands alone; `ph3` is both of its methods.
+    """
+    if given == "all":
+        return known
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    allowed = [*known, *(["ph3"] if "ph3_large" in known else [])]
+    if unknown := [name for name in names if name not in allowed]:
+        raise UsageError(f"{option} names {unknown[0]!r}; expected {', '.join(allowed)}")
     if not names:
-        raise UsageError(f"{option} is empty; expected {', '.join(known)}")
-    return names
-
-
-def _check_whole(loading: LoadOptions) -> None:
-    """Raise UsageError for options that checkpoints are not loaded with."""
-    ignored = loading.changed(
-        "device_map",
-        "offload_folder",
-        "quantization",
-        "allow_approximate",
-        "allow_unverified",
-        "revision",
-        "attn_implementation",
-    )
-    if ignored:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
-        raise UsageError(f"--checkpoints are folders, measured whole on one device; drop {named}")
+        raise UsageError(f"{option} is empty; expected {', '.join(allowed)}")
+    return tuple(n for n in known if n in names or (n.startswith("ph3") and "ph3" in names))
 
 
 def _report(store: Store, *, as_json: bool) -> None:
     from juice.evaluation.report.sections import sections
-    from juice.evaluation.store import FILE
+    from juice.evaluation.results import FILE
 
     console.note(
         f"{store.n_computed} units of work computed, {store.n_cached} were already in "

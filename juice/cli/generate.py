@@ -5,57 +5,68 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
-from juice.cli import comparison, console, options
+from juice.cli import console, options
+from juice.engine.options import EngineOptions, LoadOptions, Options, SamplingOptions
 from juice.errors import HeadSetNotFoundError, UsageError
-from juice.methods import TARGETS, GateMode, Positions, SteerMethod, SteerTarget, scales_heads
-from juice.options import EngineOptions, LoadOptions, SamplingOptions
+from juice.formula import TARGETS, GateMode, Positions, SteerMethod, SteerTarget, scales_heads
 
 if TYPE_CHECKING:
-    from juice.engine import Completion
+    from juice.engine.answer import Completion
+    from juice.engine.steer import Steer
+    from juice.steered_model import SteeredModel
+
+
+class SteerFlags(Options):
+    """How to steer."""
+
+    steer: SteerTarget = Field(default="none", description="What wins a conflict.")
+    strength: float = Field(default=1.0, description="Multiplies both betas; 1 is as tuned.")
+    head_set: str | None = Field(
+        default=None,
+        description="A head set: its name, folder or scores file; else the one named like the "
+        "target.",
+    )
+    method: SteerMethod | None = Field(
+        default=None,
+        description="juice (two runs), june (one run), or cad and adacad (context-aware decoding); "
+        "else the head set's.",
+    )
+    beta_plus: float | None = Field(
+        default=None, description="Replaces the tuned beta of the + heads."
+    )
+    beta_minus: float | None = Field(
+        default=None, description="Replaces the tuned beta of the - heads, as in --beta-minus=-2."
+    )
+    gate: GateMode = Field(
+        default="off",
+        description="Steer always (off), or where the set's gate finds a reason to (auto).",
+    )
+    positions: Positions = Field(
+        default="all",
+        description="Steer all positions, or those after the --context (question).",
+    )
+
+
+class AnswerFlags(SamplingOptions):
+    """What to continue beside the prompt, how far, and how to sample."""
+
+    context: str | None = Field(
+        default=None,
+        description="Text that goes before the prompt; cad and adacad need it separately.",
+    )
+    max_tokens: int = Field(default=64, description="At most this many new tokens.")
 
 
 @options.spelled_out
 def run(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    steering: SteerFlags,
+    answering: AnswerFlags,
     loading: LoadOptions,
-    sampling: SamplingOptions,
     running: EngineOptions,
     model: options.Model = "mini",
-    context: Annotated[
-        str | None,
-        typer.Option(help="Text that goes before the prompt; cad and adacad need it separately."),
-    ] = None,
-    steer: Annotated[SteerTarget, typer.Option(help="What wins a conflict.")] = "none",
-    strength: Annotated[float, typer.Option(help="Multiplies both betas; 1 is as tuned.")] = 1.0,
-    head_set: Annotated[
-        str | None,
-        typer.Option(
-            help="A head set: its name, folder or scores file; else the one named like the target."
-        ),
-    ] = None,
-    method: Annotated[
-        SteerMethod,
-        typer.Option(
-            help="juice (two runs), june (one run), or cad and adacad (context-aware decoding)."
-        ),
-    ] = "juice",
-    beta_plus: Annotated[
-        float | None, typer.Option(help="Replaces the tuned beta of the + heads.")
-    ] = None,
-    beta_minus: Annotated[
-        float | None,
-        typer.Option(help="Replaces the tuned beta of the - heads, as in --beta-minus=-2."),
-    ] = None,
-    gate: Annotated[
-        GateMode,
-        typer.Option(help="Steer always (off), or where the set's gate finds a reason to (auto)."),
-    ] = "off",
-    positions: Annotated[
-        Positions,
-        typer.Option(help="Steer all positions, or those after the --context (question)."),
-    ] = "all",
-    max_tokens: Annotated[int, typer.Option(help="At most this many new tokens.")] = 64,
     chat_template: options.ChatTemplate = None,
     compare: Annotated[
         bool,
@@ -65,74 +76,77 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Continue a prompt; `--compare` shows what context and memory would each answer."""
-    from juice.engine import Steer
-    from juice.steered_model import join_context
+    from juice.engine.steer import Steer
 
     loaded = options.in_chat(options.load(model, loading, head_sets, running), chat_template)
-    how: dict[str, Any] = {"context": context, "max_tokens": max_tokens, **sampling.model_dump()}
     if compare:
-        if (
-            steer != "none"
-            or head_set is not None
-            or beta_plus is not None
-            or beta_minus is not None
-            or gate != "off"
-            or positions != "all"
-            or not scales_heads(method)
-        ):
-            raise UsageError(
-                "--compare shows no steering, context and parametric side by side; "
-                "drop --steer, --head-set, the betas, --gate, --positions and --method cad or "
-                "adacad"
-            )
-        served, named = loaded.head_sets.targets(method), loaded.head_sets.by_name
-        if not served:
-            raise HeadSetNotFoundError(
-                f"nothing to compare: no head set in {loaded.head_sets.folder} fits {loaded.id} "
-                f"and has betas for {method}; see `juice identify` and `juice tune`"
-            )
-        steers: list[SteerTarget | Steer] = [Steer(target="none")]
-        for target in TARGETS:
-            if target in served:
-                steers.append(Steer(target=target, strength=strength, method=method))
-            else:
-                lack = (
-                    f"the head set {target!r} has no betas for {method}"
-                    if target in named
-                    else f"no head set {target!r}"
-                )
-                console.note(f"juice: warning: {lack} in {loaded.head_sets.folder}; it is left out")
-        on_terminal = console.is_terminal() and not json
-        if on_terminal:
-            how["top_logprobs"] = comparison.N_CANDIDATES
-        completions = loaded.generate([prompt] * len(steers), steer=steers, **how)
-        _note_warnings(completions)
-        if on_terminal:
-            origins = None
-            if context is not None:
-                whole = loaded.tokenize(join_context(context, prompt))
-                alone = loaded.tokenize(prompt)
-                origins = comparison.origins_in(loaded, completions, whole, alone)
-            comparison.show(completions, origins, loaded.description.tokenizer)
-        else:
-            _show_all(completions, as_json=json)
+        _compare(loaded, prompt, steering, answering, as_json=json)
         return
-    one = Steer(
-        target=steer,
-        strength=strength,
-        head_set=options.head_set_for(loaded, head_set),
-        beta_plus=beta_plus,
-        beta_minus=beta_minus,
-        method=method,
-        gate=gate,
-        positions=positions,
-    )
-    completion = loaded.generate(prompt, steer=one, **how)[0]
+    given = steering.model_dump(exclude={"steer", "head_set"})
+    head_set = options.head_set_for(loaded, steering.head_set)
+    steer = Steer(target=steering.steer, head_set=head_set, **given)
+    completion = loaded.generate(prompt, steer=steer, **answering.model_dump())[0]
     _note_warnings([completion])
     if json:
         console.answer_json(completion.to_dict())
     else:
         console.answer(completion.text)
+
+
+def _compare(
+    model: SteeredModel, prompt: str, steering: SteerFlags, answering: AnswerFlags, *, as_json: bool
+) -> None:
+    """Show the answers without steering, toward the context and toward memory."""
+    from juice.steered_model import join_context
+
+    steers = _compared(model, steering)
+    fields: dict[str, Any] = answering.model_dump()
+    on_terminal = console.is_terminal() and not as_json
+    if on_terminal:
+        fields["top_logprobs"] = console.N_CANDIDATES
+    completions = model.generate([prompt] * len(steers), steer=steers, **fields)
+    _note_warnings(completions)
+    if not on_terminal:
+        _show_all(completions, as_json=as_json)
+        return
+    origins = None
+    if answering.context is not None:
+        whole = model.tokenize(join_context(answering.context, prompt))
+        origins = console.origins_in(model, completions, whole, model.tokenize(prompt))
+    console.show_three(completions, origins, model.description.tokenizer)
+
+
+def _compared(model: SteeredModel, steering: SteerFlags) -> list[SteerTarget | Steer]:
+    """Return the ways to steer that are compared; notes a target that has no betas."""
+    from juice.engine.steer import Steer
+
+    method, compared = steering.method, {"strength", "method"}
+    given = steering.model_dump(exclude=compared)
+    if given != SteerFlags().model_dump(exclude=compared) or not (
+        method is None or scales_heads(method)
+    ):
+        raise UsageError(
+            "--compare shows no steering, context and parametric side by side; "
+            "drop --steer, --head-set, the betas, --gate, --positions and --method cad or adacad"
+        )
+    assert method is None or scales_heads(method)
+    of_method = f" for {method}" if method else ""
+    served, named = model.head_sets.targets(method), model.head_sets.by_name
+    if not served:
+        raise HeadSetNotFoundError(
+            f"nothing to compare: no head set in {model.head_sets.folder} fits {model.id} "
+            f"and has betas{of_method}; see `juice identify` and `juice tune`"
+        )
+    steers: list[SteerTarget | Steer] = [Steer(target="none")]
+    for target in TARGETS:
+        if target in served:
+            steers.append(Steer(target=target, strength=steering.strength, method=method))
+            continue
+        lack = f"no head set {target!r}"
+        if target in named:
+            lack = f"the head set {target!r} has no betas{of_method}"
+        console.note(f"juice: warning: {lack} in {model.head_sets.folder}; it is left out")
+    return steers
 
 
 def _note_warnings(completions: list[Completion]) -> None:

@@ -1,18 +1,214 @@
-"""`juice inspect`: what is in a head set, and its scores as a picture."""
+"""`juice inspect`: a head set for people.
+
+Its facts are lines; the scores of its heads are a picture, layers by heads with the chosen ones
+marked, in the terminal or a file; all of it can be a page.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from juice.cli import console, heat_map, options
-from juice.cli.head_set_page import check_page, facts, figure_of, write_page
+from juice.cli import console, options
 from juice.errors import UsageError
+from juice.files import check_writable, write_lines
+from juice.formula import METHODS, Target
 
 if TYPE_CHECKING:
-    from juice.head_set import HeadSet
+    import torch
+
+    from juice.head_set.head_set import HeadSet
+    from juice.head_set.schema import HeadLists, HeadScores
+
+SHADES = " ░▒▓█"
+CELL = 3  # a mark, a shade, a mark
+WINNERS: dict[Target, str] = {"context": "the context", "parametric": "memory"}
+COLOURS: dict[Target, str] = {"context": "cyan", "parametric": "yellow"}
+OTHER: dict[Target, Target] = {"context": "parametric", "parametric": "context"}
+BESIDE = "│"  # at the layers in which the clean run goes along
+
+
+def show(scores: HeadScores, head_set: HeadSet) -> None:
+    """Print the scores, the mean over conflict types, with the meaning of signs and colours."""
+    console = Console(highlight=False)
+    plus, minus = scores.plus.mean(0), scores.minus.mean(0)  # (n_layers, n_heads) each
+    signs = (
+        ("+ heads", plus, head_set.heads.plus, "[]"),
+        ("- heads", minus, head_set.heads.minus, "()"),
+    )
+    maps = [
+        (name, table, {(head.layer, head.index): mark for head in chosen})
+        for name, table, chosen, mark in signs
+    ]
+    if bool((plus + minus).abs().max() < 1e-6):  # they say the same of both signs
+        maps = [("all heads", plus, maps[0][2] | maps[1][2])]
+    n_heads = plus.shape[1]
+    if CELL * n_heads + 10 > max(80, console.width):
+        console.print(f"{n_heads} heads a layer are too wide for this terminal; draw them: --plot")
+        return
+    beside = window(head_set)
+    for name, table, marks in maps:
+        console.print(f"\n{name}: layers by heads, from blank to █ {float(table.abs().max()):.3g}")
+        for layer, line in enumerate(_rows(table, marks, head_set.target)):
+            row = Text().append(f"{layer:9}", "dim")
+            row.append(BESIDE if layer in beside else " ", "red").append_text(line)
+            console.print(row, soft_wrap=True)
+        numbers = "".join(f"{head:^{CELL}}" for head in range(n_heads))
+        console.print(Text(f"{'':10}{numbers}", "dim"), soft_wrap=True)
+    console.print(_legend(head_set, beside))
+
+
+def window(head_set: HeadSet) -> Collection[int]:
+    """Return the layers in which the clean run goes along, from the first steered to the last.
+
+    With one steered layer, in a single run or without betas, there are none.
+    """
+    if head_set.betas() is None or head_set.method == "june":
+        return ()
+    layers = head_set.coefficients()
+    return range(min(layers), max(layers) + 1) if len(layers) > 1 else ()
+
+
+def _legend(head_set: HeadSet, beside: Collection[int]) -> Text:
+    more, less = head_set.target, OTHER[head_set.target]
+    legend = Text("[ ] chosen, to be added; ( ) chosen, to be taken away; ")
+    legend.append("█", COLOURS[more]).append(f" above zero, toward {WINNERS[more]}; ")
+    legend.append("█", COLOURS[less]).append(f" and - below zero, toward {WINNERS[less]}")
+    if beside:
+        legend.append("; ").append(BESIDE, "red")
+        legend.append(" the clean run goes along in these layers")
+    return legend
+
+
+def _rows(scores: torch.Tensor, marks: dict[tuple[int, int], str], target: Target) -> list[Text]:
+    """Return one line a layer for scores of shape (n_layers, n_heads)."""
+    most = float(scores.abs().max()) or 1.0
+    rows = []
+    for layer, of_layer in enumerate(scores.tolist()):
+        line = Text()
+        for head, score in enumerate(of_layer):
+            shade = SHADES[round(abs(score) / most * (len(SHADES) - 1))]
+            mark = marks.get((layer, head), "  ")
+            sign = "-" if score < 0 and shade != " " and mark == "  " else mark[0]
+            colour = COLOURS[target if score >= 0 else OTHER[target]]
+            line.append(sign, "bold").append(shade, colour).append(mark[1], "bold")
+        rows.append(line)
+    return rows
+
+
+def check_page(path: Path, *, overwrite: bool) -> None:
+    """Raise an error, before any work is done, if no page can be made or written there."""
+    from juice.evaluation.options import require_extra
+
+    require_extra()
+    check_writable(path, overwrite=overwrite)
+
+
+def write_page(path: Path, head_sets: Sequence[HeadSet], *, overwrite: bool) -> None:
+    """Write one page about head sets of a model; it needs nothing else.
+
+    Raises OutputError where it cannot be written.
+    """
+    from juice.evaluation.report.parts import Section
+    from juice.evaluation.report.render import page
+
+    first = Section(f"Head sets of {head_sets[0].model.id}")
+    write_lines(path, [page([first, *map(_section, head_sets)])], overwrite=overwrite)
+
+
+def _section(head_set: HeadSet) -> Any:
+    from juice.evaluation.report.parts import Picture, Section, Table
+
+    tables = [Table(("", ""), facts(head_set))]
+    if measured := head_set.validation():
+        before, after = measured.accuracy_unsteered, measured.accuracy
+        rows = [(kind, f"{before[kind]:.2f}", f"{value:.2f}") for kind, value in after.items()]
+        rows += [
+            (f"{kind} (should not change)", f"{was:.2f}", f"{now:.2f}")
+            for kind, (was, now) in measured.side_effects.items()
+            if kind not in after
+        ]
+        tables.append(Table((f"{head_set.target} answers", "unsteered", "steered"), rows))
+    pictures = []
+    if head_set.scores is not None:
+        caption = f"Head scores; dots are the chosen heads toward {head_set.target}"
+        pictures.append(Picture(f"scores_{head_set.name}", caption, partial(figure_of, head_set)))
+    return Section(head_set.name, tables=tables, pictures=pictures)
+
+
+def figure_of(head_set: HeadSet) -> Any:
+    """Draw the scores of a head set that has some; raises UsageError without matplotlib."""
+    from juice.evaluation.report import figures
+
+    scores = head_set.scores
+    assert scores is not None
+    tables = {
+        "kind": scores.kind,
+        "conflict_types": scores.conflict_types,
+        "plus": scores.plus.tolist(),
+        "minus": scores.minus.tolist(),
+        "chosen": head_set.heads.model_dump(mode="json"),
+    }
+    try:
+        figure = figures.heads(tables, head_set.target)
+    except ImportError as error:
+        raise UsageError(
+            "plots need matplotlib; install it with: pip install 'juice-steering[eval]'"
+        ) from error
+    figure.suptitle(f"{head_set.model.id}: heads toward {head_set.target} (dots: chosen)")
+    return figure
+
+
+def facts(head_set: HeadSet) -> list[tuple[str, str]]:
+    """Return the facts of a head set, as names and values."""
+    model, heads = head_set.model, head_set.heads
+    shape = f"{model.architecture}, {model.n_layers} layers of {model.n_heads} heads"
+    lines = [
+        ("name", f"{head_set.name}, toward {head_set.target}"),
+        ("model", f"{model.id} ({shape})"),
+        ("fingerprint", model.fingerprint or "none: matched by architecture and shape"),
+        *_heads("", heads),
+    ]
+    for method, given in head_set.methods.given.items():
+        if given.heads != heads:
+            lines += _heads(f"{method} ", given.heads)
+        lines.append((f"{method} betas", str(given.betas or "untuned")))
+    lines.append(("default", f"method {head_set.method}"))
+    if found := head_set.identification:
+        alphas = " ".join(f"{alpha:g}" for alpha in (*found.alphas_plus, *found.alphas_minus))
+        how = f"by {found.method}{f' (alphas {alphas})' if alphas else ''}"
+        types = ", ".join(found.conflict_types)
+        template = found.chat_template_sha256 or "none: identified on plain prompts"
+        lines += [
+            ("identified on", f"{found.n_examples} examples, seed {found.seed}, {how}, {types}"),
+            ("chat template", template),
+        ]
+    if head_set.source:
+        lines.append(("source", head_set.source))
+    for method in METHODS:
+        if measured := head_set.validation(method):
+            changes = ", ".join(
+                f"{t} {measured.accuracy_unsteered[t]:.2f} -> {after:.2f}"
+                for t, after in measured.accuracy.items()
+            )
+            judged = f"{head_set.target} answer, {measured.n_examples} validation facts"
+            lines.append((f"{method} did", f"{changes} ({judged})"))
+        if gate := head_set.gate(method):
+            lines += [(f"{method} gate", str(rule)) for rule in gate.rules]
+    return lines
+
+
+def _heads(method: str, heads: HeadLists) -> list[tuple[str, str]]:
+    return [
+        (f"{method}{sign} heads", " ".join(map(str, chosen)) or "none")
+        for sign, chosen in (("+", heads.plus), ("-", heads.minus))
+    ]
 
 
 def run(
@@ -26,7 +222,7 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Show a head set: its model, heads, betas, provenance and validation results."""
-    from juice.head_set.lookup import find_head_set
+    from juice.head_set.library import find_head_set
 
     folder, chosen = find_head_set(head_set, head_sets)
     if html is not None:
@@ -45,7 +241,7 @@ def run(
         return
     for label, value in facts(chosen):
         console.answer_fact(label, value)
-    if layers := heat_map.window(chosen):
+    if layers := window(chosen):
         first, last = min(layers), max(layers)
         console.answer_fact(
             "clean run",
@@ -53,7 +249,7 @@ def run(
             f"{len(layers)} of {chosen.model.n_layers} layers work twice",
         )
     if chosen.scores is not None:
-        heat_map.show(chosen.scores, chosen)
+        show(chosen.scores, chosen)
 
 
 def _draw(head_set: HeadSet, path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import juice
+from juice import quiet_imports
 from juice.cli import (
     chat,
     console,
@@ -21,17 +22,13 @@ from juice.cli import (
     evaluate,
     examples,
     generate,
+    hub,
     identify,
     inspect,
-    pull,
-    push,
-    select,
     serve,
-    split,
     tune,
 )
 from juice.errors import JuiceError
-from juice.quiet import quiet_imports
 
 P = ParamSpec("P")
 INTERRUPTED = {
@@ -52,11 +49,8 @@ def ends_cleanly(run: Callable[P, None]) -> Callable[P, None]:
             console.error(str(error))
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
-            console.error(
-                INTERRUPTED.get(
-                    run.__module__.rsplit(".", 1)[-1], "interrupted; nothing was written"
-                )
-            )
+            command = run.__module__.rpartition(".")[2]
+            console.error(INTERRUPTED.get(command, "interrupted; nothing was written"))
             raise typer.Exit(130) from interrupt
 
     return ending
@@ -70,31 +64,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (
-    identify,
-    tune,
-    select,
-    evaluate,
-    generate,
-    chat,
-    inspect,
-    doctor,
-    pull,
-    push,
-    examples,
-    split,
-    serve,
-):
+COMMANDS: dict[str, Callable[..., None]] = {
+    "identify": identify.run,
+    "tune": tune.run,
+    "select": tune.select,
+    "evaluate": evaluate.run,
+    "generate": generate.run,
+    "chat": chat.run,
+    "inspect": inspect.run,
+    "doctor": doctor.run,
+    "pull": hub.pull,
+    "push": hub.push,
+    "examples": examples.run,
+    "split": examples.split,
+    "serve": serve.run,
+}
+for name, command in COMMANDS.items():
     app.command(
-        command.__name__.rsplit(".", 1)[-1],
-        no_args_is_help=command not in (chat, identify, doctor, serve),
+        name,
+        no_args_is_help=name not in ("chat", "identify", "doctor", "serve"),
         # Without the server installed, its flags are unknown.
         context_settings=(
             {"ignore_unknown_options": True, "allow_extra_args": True}
-            if command is serve and not serve.FLAGS
+            if name == "serve" and not serve.FLAGS
             else None
         ),
-    )(ends_cleanly(command.run))
+    )(ends_cleanly(command))
 
 
 def _version(asked: bool) -> None:

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 from pydantic import BaseModel
 
+from juice import uncollected
 from juice.cli import console
+from juice.engine.options import EngineOptions, LoadOptions, Options
 from juice.errors import UsageError
-from juice.options import EngineOptions, LoadOptions, Options
-from juice.quiet import uncollected
 
 if TYPE_CHECKING:
     from juice.data.example import ConflictExample
-    from juice.head_set import HeadSet
+    from juice.head_set.head_set import HeadSet
     from juice.steered_model import SteeredModel
 
 SOURCES = (
@@ -38,13 +39,12 @@ HeadSets = Annotated[
 ChatTemplate = Annotated[
     str | None,
     typer.Option(
-        help=(
-            "Make every prompt a user message in a chat: "
-            "`default` for the tokenizer's own template, or a Jinja file; `none` for plain prompts."
-        )
+        help="Make every prompt a user message in a chat: "
+        "`default` for the tokenizer's own template, or a Jinja file; `none` for plain prompts."
     ),
 ]
 NAMED_VALUES = dict[str, Any]
+BY_NAME = inspect.Parameter.KEYWORD_ONLY
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 OutFile = Annotated[Path, typer.Option(help="The JSON lines file to write.")]
 Columns = Annotated[
@@ -65,17 +65,17 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")
 
 def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
     """Give a command one flag per field of its `Options` parameters (`loading: LoadOptions`)."""
-    own = inspect.signature(run, eval_str=True)
+    signature = inspect.signature(run, eval_str=True)
+    given = signature.parameters.values()
     groups = {
         p.name: p.annotation
-        for p in own.parameters.values()
+        for p in given
         if isinstance(p.annotation, type) and issubclass(p.annotation, Options)
     }
-    by_name = inspect.Parameter.KEYWORD_ONLY
-    others = [p.replace(kind=by_name) for p in own.parameters.values() if p.name not in groups]
+    others = [p.replace(kind=BY_NAME) for p in given if p.name not in groups]
     flags = {name: flags_of(kind) for name, kind in groups.items()}
     last = [others.pop()] if others[-1].name == "json" else []
-    shown = [*others, *(flag for own in flags.values() for flag in own), *last]
+    shown = [*others, *chain.from_iterable(flags.values()), *last]
 
     @wraps(run)
     def command(**given: Any) -> None:
@@ -85,7 +85,7 @@ def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
         }
         run(**given, **made)
 
-    command.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
+    command.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in shown}
     return command
 
@@ -97,10 +97,9 @@ def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.P
     have a flag for one, `--vllm-arg name=value`; a field without a description, or another mapping,
     has none.
     """
-    own = [name for name in kind.model_fields if name in kind.__annotations__]
-    inherited = [name for name in kind.model_fields if name not in own]
+    inherited_last = sorted(kind.model_fields, key=lambda name: name not in kind.__annotations__)
     flags = []
-    for name in (*own, *inherited):
+    for name in inherited_last:
         field = kind.model_fields[name]
         is_named = field.annotation == NAMED_VALUES
         if field.description is None or (get_origin(field.annotation) is dict and not is_named):
@@ -112,29 +111,30 @@ def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.P
         default, flag_type = None if optional else field.default, _flag_type(field.annotation)
         if is_named:
             default, flag_type = None, list[str]
-        # Flags are off by default, so they need no --no- form.
-        names = [f"--{name.replace('_', '-')}"] if flag_type is bool else []
+        if isinstance(default, tuple):
+            default = ",".join(format(v, "g" if isinstance(v, float) else "") for v in default)
+        flag = name.replace("_", "-")
+        # A flag that is off by default needs no --no- form.
+        off = f"/--no-{flag}" if default is True else ""
+        names = [f"--{flag}{off}"] if flag_type is bool else []
         if is_named:
             names = [f"--{name.removesuffix('s').replace('_', '-')}"]
         option = typer.Option(*names, help=help_text)
         shown: Any = flag_type | None if default is None else flag_type
-        flags.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=default,
-                annotation=Annotated[shown, option],
-            )
-        )
+        annotation = Annotated[shown, option]
+        flags.append(inspect.Parameter(name, BY_NAME, default=default, annotation=annotation))
     return flags
 
 
 def parsed(kind: type[BaseModel], name: str, given: Any) -> Any:
-    """Return what a flag gives to its field: of name=value, repeated, the values by name.
+    """Return the value that a flag gives to its field: of name=value, repeated, a mapping.
 
     A value is JSON where it can be, else text. Raises a UsageError that names the flag.
     """
-    if kind.model_fields[name].annotation != NAMED_VALUES:
+    annotation = kind.model_fields[name].annotation
+    if annotation == tuple[float, ...]:
+        return numbers(f"--{name.replace('_', '-')}", given)
+    if annotation != NAMED_VALUES:
         return given
     values: dict[str, Any] = {}
     for one in given or ():
@@ -154,7 +154,8 @@ def _flag_type(annotation: Any) -> Any:
         return annotation
     is_union = get_origin(annotation) in (Union, UnionType)
     types = get_args(annotation) if is_union else (annotation,)
-    return next((known for known in (str, bool, int, float, Path) if known in types), str)
+    kinds = (str, bool, int, float, Path, list[str], list[Path])
+    return next((kind for kind in kinds if kind in types), str)
 
 
 def load(
@@ -165,7 +166,7 @@ def load(
 ) -> SteeredModel:
     """Load the model that the common options name."""
     with uncollected():
-        from juice.loading.load import load as load_steered
+        from juice.loading import load as load_steered
 
     quiet_libraries()
     others = engine.model_dump() if engine else {}
@@ -173,13 +174,13 @@ def load(
 
 
 def head_set_for(model: SteeredModel, given: str | None) -> HeadSet | str | None:
-    """Return what `--head-set` names: a set of the model, else the one in a folder or scores file.
+    """Return the set that `--head-set` names: the model's, else that of a folder or scores file.
 
     A name wins over a file or folder that happens to be called the same.
     """
     if given is None or given in model.head_sets.by_name or not Path(given).exists():
         return given
-    from juice.head_set.lookup import find_head_set
+    from juice.head_set.library import find_head_set
 
     _, found = find_head_set(given, model.head_sets.folder)
     model.check_fits(found)
@@ -190,7 +191,7 @@ def in_chat(
     model: SteeredModel, chat_template: str | None, examples: Sequence[ConflictExample] = ()
 ) -> SteeredModel:
     """Return the model with the template of --chat-template; without the option, the examples'."""
-    from juice.identification.form import in_form_of_examples
+    from juice.identification.examples import in_form_of_examples
 
     if chat_template not in (None, "none"):
         model = model.with_chat_template(

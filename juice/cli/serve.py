@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from juice import uncollected
 from juice.cli import console, options
 from juice.errors import UsageError
-from juice.quiet import uncollected
 
 EXAMPLE = (
     "curl -s {url}/generate{key} -H 'content-type: application/json' -d '{{\"prompt\": \"The"
@@ -31,12 +31,8 @@ def _flags() -> list[inspect.Parameter]:
     if any(find_spec(package) is None for package in ("pydantic_settings", "fastapi", "uvicorn")):
         return []
     settings = options.flags_of(import_module("juice_server.settings").Settings, optional=True)
-    return [
-        *settings,
-        inspect.Parameter(
-            "api_key", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ApiKey
-        ),
-    ]
+    key = inspect.Parameter("api_key", options.BY_NAME, default=None, annotation=ApiKey)
+    return [*settings, key]
 
 
 FLAGS = _flags()
@@ -65,10 +61,7 @@ def run(**flags: Any) -> None:
     if chosen.log_format == "json":
         console.log_instead(logs.LOG)
     console.note(f"juice: loading {chosen.model}")
-    process.serve(
-        chosen,
-        on_ready=lambda loaded: console.note(_ready(loaded, chosen)),
-    )
+    process.serve(chosen, on_ready=lambda loaded: console.note(_ready(loaded, chosen)))
 
 
 run.__signature__ = inspect.Signature(FLAGS)  # type: ignore[attr-defined]
@@ -76,26 +69,27 @@ run.__annotations__ = {flag.name: flag.annotation for flag in FLAGS}
 
 
 def _ready(model: Any, settings: Any) -> str:
-    """Return what was chosen, what steers, and an example call."""
+    """Return the lines that name the limits, the head sets and an example call."""
     engine, library = model.engine, model.head_sets
     # Every interface is no address to connect to; the loopback is one of them.
     host = EVERY_INTERFACE.get(settings.host, settings.host)
     url = f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
     also = "" if host == settings.host else f" (it listens on {settings.host}, every interface)"
-    names = [f"{name} ({own.target})" for name, own in sorted(library.by_name.items())]
+    names = [f"{name} ({found.target})" for name, found in sorted(library.by_name.items())]
     served = ", ".join(names) or "none: every request that steers is refused"
     unfit = f"; not for this model: {', '.join(sorted(library.unfit))}" if library.unfit else ""
     by_default = library.named_after("parametric")
-    own = by_default or next(iter(library.by_name.values()), None)
-    asked: Any = (
-        {"target": own.target, "head_set": own.name} if own and not by_default else "parametric"
-    )
-    if own and not own.betas():
-        asked = {"target": own.target, "head_set": own.name, "beta_plus": 1, "beta_minus": -1}
+    shown = by_default or next(iter(library.by_name.values()), None)
+    steer = ""
+    if shown:
+        asked: Any = {"target": shown.target, "head_set": shown.name}
+        if not shown.betas():
+            asked |= {"beta_plus": 1, "beta_minus": -1}
+        elif by_default:
+            asked = "parametric"
+        steer = f', "steer": {json.dumps(asked)}'
     key = " -H 'authorization: Bearer KEY'" if settings.needs_key else ""
-    example = EXAMPLE.format(
-        url=url, key=key, steer=f', "steer": {json.dumps(asked)}' if own else ""
-    )
+    example = EXAMPLE.format(url=url, key=key, steer=steer)
     limits, per_token = engine.limits, engine.n_kv_bytes_per_token
     n_tokens = limits.kv_memory_bytes // per_token
     return (

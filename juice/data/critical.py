@@ -1,4 +1,4 @@
-"""Which fine-tuning rows need their context: those whose answer surprises the model without it.
+"""Fine-tuning rows that need their context: those with an answer that the model cannot guess.
 
     perplexity = exp(-mean log p(answer token | question, the answer's tokens before it)), without
     the context
@@ -21,18 +21,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from juice.data.asked_model import AskedModel
-from juice.data.fields import columns_of, text_of, texts_of
-from juice.data.readers.rows import Row
+from juice.data.make import AskedModel
+from juice.data.readers.rows import Row, columns_of, text_of, texts_of
 from juice.errors import ExampleError, UsageError
 from juice.progress import Progress, silent
 
-FIELDS = {
+CRITICAL_FIELDS = {
     "question": ("question", "instruction"),
     "context": ("context", "input"),
     "answer": ("answer", "answers", "output"),
 }
-REASONS = {
+CRITICAL_REASONS = {
     "without_context": "have no context",
     "malformed": "lack a question or an answer",
     "too_long": "are too long for the model",
@@ -91,7 +90,7 @@ def mark_critical(
     or when no row can be measured.
     """
     check_share(share)
-    column = columns_of(rows, FIELDS, tuple(FIELDS), columns or {})
+    column = columns_of(rows, CRITICAL_FIELDS, tuple(CRITICAL_FIELDS), columns or {})
     unmeasured: Counter[str] = Counter()
     pairs: dict[int, tuple[str, str]] = {}
     for i, row in enumerate(rows):
@@ -109,7 +108,7 @@ def mark_critical(
         else:
             unmeasured["too_long" if logprobs is None else "malformed"] += 1
     if not perplexities:
-        reasons = "; ".join(f"{n} {REASONS[reason]}" for reason, n in unmeasured.items())
+        reasons = "; ".join(f"{n} {CRITICAL_REASONS[reason]}" for reason, n in unmeasured.items())
         raise ExampleError(
             f"none of {len(rows)} rows can be measured: {reasons}; "
             "expected a question, a context and an answer in each"
@@ -124,7 +123,7 @@ def mark_critical(
         }
         for i, row in enumerate(rows)
     ]
-    return Marked(marked, {reason: unmeasured[reason] for reason in REASONS})
+    return Marked(marked, {reason: unmeasured[reason] for reason in CRITICAL_REASONS})
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
@@ -138,7 +137,7 @@ def perplexity(logprobs: Sequence[float]) -> float:
 
 
 def _pair(values: Mapping[str, object]) -> tuple[str, str] | str:
-    """Return a row's question and answer, or why it cannot be measured."""
+    """Return a row's question and answer, or the reason why it cannot be measured."""
     question, answers = text_of(values["question"]), texts_of(values["answer"])
     if question is None or not answers:
         return "malformed"

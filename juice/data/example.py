@@ -9,19 +9,22 @@ The file format is JSON lines (UTF-8), one fact per line:
      "scored"?: "first" | "likeliest", "opening"?: str, "chat_template_sha256"?: str}
 
 `prompts` may hold any subset of the conflict types. p_y scores the first accepted answer, or, with
-`scored` "likeliest", the one that the model finds likeliest (juice.identification.scored_prompt).
+`scored` "likeliest", the one that the model finds likeliest (juice.identification.examples).
 `match` is the rule by which an output is the answer: "contains", when an accepted answer is within
 its first `n_words` words, five unless given (ParaConflict); "begins", when its first n words are an
 accepted answer of n words, final punctuation aside (MemoTrap); "sentence", when its first sentence
-gives an accepted answer and none of the other target's (juice.data.sentence). `opening` begins
+gives an accepted answer and none of the other target's (juice.data.passages). `opening` begins
 every reply, in a chat as the model's own words: the answer comes after it. `chat_template_sha256`
 is the hash of the chat template through which the model was asked when the example was made. Files
 are read by `juice.data.readers`.
+
+Controls are examples that need no steering, made from given ones: what does it break there?
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Annotated, Any, Literal, Self
@@ -29,10 +32,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from juice.data.judging import MAX_TOKENS, N_WORDS, begins_with_answer, contains_answer
-from juice.data.sentence import MAX_SENTENCE_TOKENS, first_sentence, verdict
+from juice.data.passages import MAX_SENTENCE_TOKENS, first_sentence, swapped, verdict
+from juice.engine.options import first_problem
 from juice.errors import ExampleError
-from juice.methods import CONFLICT_TYPES, ConflictType, Target
-from juice.options import first_problem
+from juice.formula import CONFLICT_TYPES, ConflictType, Target
 
 
 def _as_tuple(value: Any) -> Any:
@@ -47,6 +50,7 @@ def _not_blank(text: str) -> str:
 
 Text = Annotated[str, BeforeValidator(lambda v: _not_blank(v) if isinstance(v, str) else v)]
 Answers = Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+QUESTION = re.compile(r"question:", re.IGNORECASE)
 
 
 class ConflictExample(BaseModel):
@@ -91,20 +95,14 @@ class ConflictExample(BaseModel):
             return begins_with_answer(output, self.accepted(target))
         if self.match == "sentence":
             others = self.accepted("context" if target == "parametric" else "parametric")
-            return (
-                verdict(
-                    first_sentence(output),
-                    self.accepted(target),
-                    others=others,
-                    question=self.question or "",
-                )
-                == "given"
-            )
+            sentence, asked = first_sentence(output), self.question or ""
+            found = verdict(sentence, self.accepted(target), others=others, question=asked)
+            return found == "given"
         return contains_answer(output, self.accepted(target), self.n_words)
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens of an answer are generated to judge it."""
+        """The number of tokens of an answer that are generated to judge it."""
         return MAX_SENTENCE_TOKENS if self.match == "sentence" else max(MAX_TOKENS, self.n_words)
 
 
@@ -146,6 +144,44 @@ def question_prompt(question: str) -> str:
     return f"Question: {question.strip().rstrip(' ?')}? Answer:"
 
 
+def without_context(example: ConflictExample, conflict_type: ConflictType) -> str:
+    """Return a conflict prompt without its context.
+
+    That is its last `Question: ...`, or the example's question or clean prompt if the prompt ends
+    with it and it begins before that. Where the prompt has none of these, it is the example's
+    question, else its clean prompt, else the prompt unchanged.
+    """
+    prompt = example.prompts[conflict_type]
+    known = [text for text in (example.question, example.prompts.get("clean")) if text]
+    questions = list(QUESTION.finditer(prompt))
+    start = questions[-1].start() if questions else 0
+    for text in known:
+        if prompt.endswith(text) and (start == 0 or len(text) >= len(prompt) - start):
+            return text
+    return prompt[start:] if start > 0 else next(iter(known), prompt)
+
+
+def prompt_alone(example: ConflictExample, conflict_type: ConflictType) -> str | None:
+    """Return a prompt without its context; None where it cannot be parted from it."""
+    prompt, alone = example.prompts[conflict_type], without_context(example, conflict_type)
+    return None if conflict_type != "clean" and alone == prompt else alone
+
+
+def context_end(example: ConflictExample, conflict_type: ConflictType) -> int | None:
+    """Return the number of characters of a conflict prompt's context; None where unknown."""
+    prompt, rest = example.prompts[conflict_type], without_context(example, conflict_type)
+    return len(prompt) - len(rest) if prompt.endswith(rest) and rest != prompt else None
+
+
+def has_context_apart(example: ConflictExample) -> bool:
+    """Return whether every conflict prompt of an example can be parted from its context."""
+    return all(
+        without_context(example, t) != prompt
+        for t, prompt in example.prompts.items()
+        if t != "clean"
+    )
+
+
 def draw(
     examples: Sequence[ConflictExample], n: int, seed: int
 ) -> tuple[list[ConflictExample], list[ConflictExample]]:
@@ -160,9 +196,8 @@ def draw(
             f"{n} examples were requested, {len(examples)} can be used; give more, or ask for fewer"
         )
     chosen = set(Random(seed).sample(range(len(examples)), n))
-    return [e for i, e in enumerate(examples) if i in chosen], [
-        e for i, e in enumerate(examples) if i not in chosen
-    ]
+    drawn = [example for i, example in enumerate(examples) if i in chosen]
+    return drawn, [example for i, example in enumerate(examples) if i not in chosen]
 
 
 def examples_sha256(examples: Sequence[ConflictExample]) -> str:
@@ -176,3 +211,61 @@ def examples_sha256(examples: Sequence[ConflictExample]) -> str:
 def to_json_line(example: ConflictExample) -> str:
     """Format an example as a line of the file format, without the fields at their defaults."""
     return example.model_dump_json(exclude_defaults=True) + "\n"
+
+
+ONSETS = "b br ch d f g gr h k l m n p qu r s st t tr v w z".split()  # noqa: SIM905
+VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo")
+CODAS = ("", "n", "r", "l", "s", "m", "th", "nd")
+
+
+def true_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
+    """Return true versions of the examples whose conflict prompts can be made true."""
+    made = []
+    for example in filter(_is_about_something, examples):
+        changed = _replaced(
+            example, dict.fromkeys(example.context_answer, example.parametric_answer[0])
+        )
+        if changed is not None:
+            made.append(changed)
+    return made
+
+
+def unknown_subjects(examples: Sequence[ConflictExample], seed: int) -> list[ConflictExample]:
+    """Return the examples whose conflict prompts name their subject, with an invented one.
+
+    Of several words the longest is invented: New Zealand becomes New Quailoth.
+    """
+    rng, made = Random(seed), []
+    for example in filter(_is_about_something, examples):
+        longest = max(example.subject.split(), key=len, default="")
+        name = example.subject.replace(longest, invented_name(rng), 1)
+        changed = _replaced(example, {example.subject: name})
+        if changed is not None:
+            made.append(changed)
+    return made
+
+
+def invented_name(rng: Random) -> str:
+    """Return a word of two or three syllables that is nobody's name."""
+    syllables = (rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(rng.choice((2, 2, 3))))
+    return ("".join(syllables) + rng.choice(CODAS)).capitalize()
+
+
+def _is_about_something(example: ConflictExample) -> bool:
+    asked = (example.question or "").removeprefix("Question:").strip()
+    is_question = example.subject.endswith("?") or asked.startswith(example.subject)
+    return example.match != "begins" and not is_question
+
+
+def _replaced(example: ConflictExample, new: dict[str, str]) -> ConflictExample | None:
+    """Replace whole words in every prompt; None where a conflict prompt has none of them."""
+    prompts = {t: swapped(prompt, new) for t, prompt in example.prompts.items()}
+    conflicts = [t for t in prompts if t != "clean"]
+    if not conflicts or any(prompts[t] == example.prompts[t] for t in conflicts):
+        return None
+    apart = {
+        name: swapped(text, new)
+        for name in ("context", "question", "opening")
+        if (text := getattr(example, name))
+    }
+    return example.model_copy(update={"prompts": prompts, **apart})

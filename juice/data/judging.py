@@ -1,4 +1,4 @@
-"""Whether an output is the answer: the rules of the paper and of MemoTrap.
+"""The rules by which an output is the answer: those of the paper and of MemoTrap.
 
     normalise(text)  lower case, accents and punctuation stripped, white space folded
     contains         an accepted answer is contained in the first words of the output: five
@@ -6,12 +6,21 @@
     begins           the first n words of the output are an accepted answer of n words
 
 Both rules compare normalised texts. An answer that normalises to nothing never matches.
+
+Each answer also has a kind by its form, since it is swapped for another of its kind (`kind_of`):
+
+    date    a year, a decade, a month with a number, or numbers between dashes or slashes
+    number  digits, with a sign, a currency or a unit
+    name    every word capitalised, particles aside
+    other   anything else
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
+from typing import Literal
 
 N_WORDS = 5
 MAX_TOKENS = 15
@@ -48,3 +57,28 @@ def begins_with_answer(output: str, accepted: Iterable[str]) -> bool:
 def is_among(answer: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer is one of those accepted, both normalised."""
     return normalise(answer) in set(map(normalise, accepted))
+
+
+Kind = Literal["date", "number", "name", "other"]
+
+MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
+DATE = re.compile(
+    r"(1\d|20)\d\ds?|\d{1,4}"
+    rf" ?(bc|ad|bce|ce)|\d{{1,4}}[-/]\d{{1,2}}[-/]\d{{1,4}}|(?=.*\d).*\b({MONTHS})\b.*|({MONTHS})",
+    re.IGNORECASE,
+)
+NUMBER = re.compile(r"[-+~]?[$€£¥]? ?\d[\d.,]*( ?%| \w+)?")
+PARTICLES = re.compile(
+    r"a|al|an|and|at|da|de|del|der|des|di|du|el|for|in|la|le|of|on|the|to|van|von|y"
+)
+
+
+def kind_of(answer: str) -> Kind:
+    """Return the kind of an answer."""
+    if DATE.fullmatch(answer):
+        return "date"
+    if NUMBER.fullmatch(answer):
+        return "number"
+    words = [word.lstrip("\"'(“‘") for word in answer.split() if not PARTICLES.fullmatch(word)]
+    is_name = words and all(word[:1].isupper() or word[:1].isdigit() for word in words)
+    return "name" if is_name else "other"

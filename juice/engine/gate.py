@@ -1,99 +1,212 @@
-"""The gate of a request: whether it is steered, decided once, at the end of its prompt."""
+"""Gates at work: a request runs steered, and unsteered instead where its gate says no.
+
+A request is held back until the first new token of the run that decides: its own, or that of a
+request beside it for the prompt without its context. This is above the engines: each starts the
+requests that it is given, one in the place of another that was cancelled where it is told so.
+"""
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from threading import Lock
+from typing import Protocol
 
-from juice.engine.completion import ScoredToken
-from juice.engine.report import GateReport
-from juice.engine.steer import Steer
-from juice.errors import RequestError
-from juice.head_set import HeadSet
-from juice.head_set.gates import GateRule, Signal
-from juice.methods import scales_heads
+from juice.engine.answer import Completion, ScoredToken, Sink, Update
+from juice.engine.request import GenerationOptions, Request, RequestGate, Running
+from juice.engine.steer import GateReport, unsteered
+from juice.errors import CancelledError, JuiceError
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RequestGate:
-    """What decides whether a request is steered; requests that share it share the decision.
+class Starter(Protocol):
+    """An engine, seen as that which starts requests; see `Engine.attempt`."""
 
-    Args:
-        signal: The number that decides.
-        threshold: The least number at which the request is steered.
-        without_context: The prompt without its context, for the signal `memory`.
-    """
+    def attempt(
+        self, request: Request, sink: Sink, *, instead_of: Running | None = None
+    ) -> Running | None: ...
 
-    signal: Signal
-    threshold: float
-    without_context: tuple[int, ...] = ()
 
-    def decide(self, prompt_ids: Sequence[int], token: ScoredToken) -> GateReport:
-        """Decide by the first new token of the run that the signal is about.
+def start_gated(engine: Starter, requests: Sequence[Request], sink: Sink) -> list[Running]:
+    """Start requests, those with a gate after the run that decides; see `Engine.begin`."""
+    decisions: dict[int, _Decision] = {}
+    runs: list[_Run] = []
+    for request in requests:
+        decision = None
+        if request.gate is not None:
+            decision = decisions.setdefault(id(request.gate), _Decision(request, request.gate))
+        runs.append(_Run(engine, request, decision, sink))
+    # What decides goes first, so that nothing runs for long that need not.
+    for decision in decisions.values():
+        decision.ask(engine)
+    for run in runs:
+        run.start()
+    return list(runs)
 
-        Args:
-            prompt_ids: The prompt.
-            token: The token, with at least one alternative: the likeliest.
-        """
-        value = value_of(self.signal, prompt_ids, token)
-        return GateReport(
-            steers=value >= self.threshold,
-            signal=self.signal,
-            value=value,
-            threshold=self.threshold,
+
+class _Decision:
+    """The decision whether the requests of one prompt are steered."""
+
+    def __init__(self, request: Request, gate: RequestGate) -> None:
+        self.gate = gate
+        self.report: GateReport | None = None
+        self.queued_s = 0.0  # when the run that decides started
+        self.runs: list[_Run] = []
+        self._request = request
+
+    @property
+    def is_asked_apart(self) -> bool:
+        """Whether another request than those that wait for the decision answers it."""
+        return self.gate.signal == "memory"
+
+    def ask(self, engine: Starter) -> None:
+        """Start the request for the prompt without its context, where that decides."""
+        if not self.is_asked_apart:
+            return
+        question = replace(
+            self._request,
+            prompt_ids=self.gate.without_context,
+            options=GenerationOptions(max_tokens=1, top_logprobs=1),
+            steering=unsteered(),
+            gate=None,
+        )
+        engine.attempt(question, self._answer)
+
+    def see(self, update: Update) -> None:
+        """Take the update with the first new token of a steered run."""
+        if not self.is_asked_apart:
+            self._decide(update)
+
+    def _answer(self, update: Update) -> None:
+        if update.error is not None:
+            for run in self.runs:
+                run.fail(update.error)
+        elif update.tokens and self.report is None:
+            self._decide(update)
+
+    def _decide(self, update: Update) -> None:
+        self.report = self.gate.decide(self._request.prompt_ids, update.tokens[0])
+        self.queued_s = update.queued_s
+        for run in self.runs:
+            run.go_on(self.report)
+
+
+class _Run:
+    """A request that may have a gate; any thread may call `cancel`, the rest is the engine's."""
+
+    def __init__(
+        self, engine: Starter, request: Request, decision: _Decision | None, sink: Sink
+    ) -> None:
+        self._engine, self._request, self._sink = engine, request, sink
+        self._decision = decision
+        if decision is not None:
+            decision.runs.append(self)
+        self._held: list[Update] = []
+        self._gated_s = 0.0
+        self._is_over = self._is_unsteered = False
+        self._lock = Lock()
+        self._running: Running | None = None
+        self._cancelled: JuiceError | None = None
+
+    def start(self) -> None:
+        """Start the request: steered, if a gate is still to decide."""
+        if self._decision is None:
+            self._begin(self._request, self._sink)
+        elif not self._is_over and not self._is_unsteered:
+            n_top = max(1, self._request.options.top_logprobs)
+            self._begin(
+                replace(self._request.with_options(top_logprobs=n_top), gate=None), self._take
+            )
+
+    def cancel(self, reason: JuiceError | None = None) -> None:
+        """End it soon; its last update is then an error."""
+        with self._lock:
+            self._cancelled = reason or CancelledError("the request was cancelled")
+            running = self._running
+        if running is not None:
+            running.cancel(reason)
+
+    def _begin(self, request: Request, sink: Sink, *, instead_of: Running | None = None) -> None:
+        running = self._engine.attempt(request, sink, instead_of=instead_of)
+        with self._lock:
+            is_late = self._is_unsteered and instead_of is None
+            if not is_late:
+                self._running = running
+            cancelled = self._cancelled
+        if running is not None and (is_late or cancelled is not None):
+            running.cancel(cancelled)
+
+    def _take(self, update: Update) -> None:
+        """Take an update of the steered run."""
+        assert self._decision is not None
+        if self._is_over or self._is_unsteered:
+            return
+        if self._decision.report is not None or update.error is not None:
+            self._send(update)
+            return
+        self._held.append(update)
+        if update.tokens:
+            self._decision.see(update)
+
+    def go_on(self, report: GateReport) -> None:
+        """Send what was held back, or start again without steering."""
+        held, self._held = self._held, []
+        if self._is_over:
+            return
+        self._gated_s = time.monotonic() - self._request.arrived
+        if report.steers:
+            for update in held:
+                self._send(update)
+            return
+        with self._lock:
+            self._is_unsteered = True
+            steered, self._running = self._running, None
+        if steered is not None:
+            steered.cancel()
+        if self._cancelled is not None:
+            self._send(Update(index=self._request.index, error=self._cancelled))
+            return
+        steering = self._request.steering.turned_off(report)
+        self._begin(
+            replace(self._request, gate=None, steering=steering), self._send, instead_of=steered
         )
 
+    def fail(self, error: JuiceError) -> None:
+        """End it with an error."""
+        if self._is_over:
+            return
+        self._send(Update(index=self._request.index, error=error))
+        if self._running is not None:
+            self._running.cancel()
 
-def value_of(signal: Signal, prompt_ids: Sequence[int], token: ScoredToken) -> float:
-    """Return the value of a signal, from the first new token of the run that it is about."""
-    likeliest, logprob = token.top[0]
-    is_new = signal == "copied" and likeliest not in prompt_ids
-    return 0.0 if is_new else math.exp(logprob)
+    def _send(self, update: Update) -> None:
+        """Send an update as the request asked for it."""
+        self._is_over = self._is_over or update.is_last
+        tokens, completion = update.tokens, update.completion
+        if not self._request.options.top_logprobs:
+            tokens = _without_top(tokens)
+        if completion is not None:
+            completion = self._as_asked(completion)
+        self._sink(replace(update, tokens=tokens, completion=completion))
 
-
-def gate_of(
-    steer: Steer,
-    head_set: HeadSet,
-    *,
-    chat_template_sha256: str | None,
-    without_context: tuple[int, ...] | None,
-) -> RequestGate:
-    """Return the gate of a request from the one of its head set.
-
-    Args:
-        steer: What the request asks for.
-        head_set: The head set that it is steered by.
-        chat_template_sha256: The hash of the chat template of the prompt; None for a plain prompt.
-        without_context: The prompt without its context, where that is given apart.
-
-    Raises:
-        RequestError: The set has no gate for what the request asks for.
-    """
-    assert scales_heads(steer.method), "other methods have no gate"
-    found = head_set.gate(steer.method)
-    if found is None:
-        reason = f"has no gate for method {steer.method!r}; `juice tune` measures one"
-    elif steer.positions != "all":
-        reason = "has a gate that was measured with all positions steered; steer all positions"
-    elif (steer.beta_plus, steer.beta_minus) != (None, None) or steer.strength != 1:
-        reason = "has a gate for its own betas at strength 1; drop strength and betas"
-    elif found.chat_template_sha256 != chat_template_sha256:
-        measured = "in a chat" if found.chat_template_sha256 else "on plain prompts"
-        reason = f"has a gate that was measured {measured}, unlike this prompt; tune in this form"
-    elif (rule := _usable(found.rules, without_context)) is None:
-        reason = "has a gate that needs the context apart; give it as `context`"
-    else:
-        return RequestGate(
-            signal=rule.signal,
-            threshold=rule.threshold,
-            without_context=(without_context or ()) if rule.signal == "memory" else (),
+    def _as_asked(self, completion: Completion) -> Completion:
+        """Return a completion with the gate's decision and the times of what was held back."""
+        assert self._decision is not None
+        if not self._request.options.top_logprobs:
+            completion = replace(
+                completion,
+                tokens=_without_top(completion.tokens),
+                prompt_tokens=_without_top(completion.prompt_tokens),
+            )
+        timing = replace(
+            completion.timing,
+            queued_s=self._decision.queued_s,
+            tokens_s=tuple(max(at, self._gated_s) for at in completion.timing.tokens_s),
+            gate_s=(self._decision.queued_s, self._gated_s),
         )
-    raise RequestError(
-        f"the head set {head_set.name!r} {reason}, or turn the gate off (gate=off)",
-        param="steer.gate",
-    )
+        report = replace(completion.steering, gate=self._decision.report)
+        return replace(completion, steering=report, timing=timing)
 
 
-def _usable(rules: Sequence[GateRule], without_context: tuple[int, ...] | None) -> GateRule | None:
-    return next((r for r in rules if r.signal != "memory" or without_context is not None), None)
+def _without_top(tokens: tuple[ScoredToken, ...]) -> tuple[ScoredToken, ...]:
+    return tuple(token._replace(top=()) for token in tokens)

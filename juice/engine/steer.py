@@ -1,28 +1,39 @@
-"""How a request asks to be steered."""
+"""Steering, from what is asked to what was done: `Steer`, `Steering` and `SteeringReport`.
+
+A `Steer` is a request's wish; `Steering` is its meaning for one model, resolved against a head set:
+coefficients by layer and head. The report of what was applied is part of every answer. A request
+whose coefficients are all zero takes the unsteered path. Context-aware decoding (`cad`, `adacad`)
+uses no heads: its strength is the weight of the contrast between the prompt with and without its
+context. The hooks that change z are in `juice.model.hooks`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
+import torch
 from pydantic import ConfigDict, Field, GetPydanticSchema
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core.core_schema import is_instance_schema
 
 from juice.errors import RequestError
-from juice.head_set import HeadSet
-from juice.head_set.coefficients import RANGES, check_scale
-from juice.methods import (
+from juice.formula import (
     CONTRASTS,
     GATE_MODES,
     POSITIONS,
     STEER_METHODS,
     STEER_TARGETS,
     GateMode,
+    Method,
     Positions,
     SteerMethod,
     SteerTarget,
+    scales_heads,
 )
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import RANGES, Signal, Spread, check_scale
 
 # A head set as an object, which only Python can give; JSON names one.
 GivenHeadSet = Annotated[
@@ -34,14 +45,14 @@ UNUSED = (None, "off", "all")
 
 
 def _within(name: str) -> Any:
-    """Return what shows a field's range in the JSON schema; `Steer` itself checks it."""
+    """Return the field that shows a range in the JSON schema; `Steer` itself checks it."""
     low, high = RANGES[name]
     return Field(json_schema_extra={"minimum": low, "maximum": high})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steer:
-    """What a request asks for.
+    """The steering that a request asks for.
 
     Args:
         target: What wins a conflict: `context`, `parametric`, or `none` for no steering.
@@ -51,7 +62,8 @@ class Steer:
         beta_plus: Scale of the + heads instead of the tuned one, 0 to 100.
         beta_minus: Scale of the - heads instead of the tuned one, -100 to 0.
         method: `juice` (the dual run), `june` (the single run), `cad` (context-aware decoding) or
-            `adacad` (the same, its weight set by how far the context changes each token).
+            `adacad` (the same, its weight set by how far the context changes each token); without
+            it, the head set's own.
         gate: `auto` steers only where the head set's gate finds a reason to, `off` always; without
             it, as the server is set, else always.
         positions: `all`, or `question` to steer only what comes after the context, which is then
@@ -68,14 +80,14 @@ class Steer:
     head_set: str | SkipJsonSchema[GivenHeadSet] | None = None
     beta_plus: Annotated[float | None, _within("beta_plus")] = None
     beta_minus: Annotated[float | None, _within("beta_minus")] = None
-    method: SteerMethod = "juice"
+    method: SteerMethod | None = None
     gate: GateMode | None = None
     positions: Positions = "all"
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("steer", self.target, STEER_TARGETS),
-            ("method", self.method, STEER_METHODS),
+            ("method", self.method, (*STEER_METHODS, None)),
             ("gate", self.gate, (*GATE_MODES, None)),
             ("positions", self.positions, POSITIONS),
         ):
@@ -103,3 +115,218 @@ class Steer:
             )
         for name in RANGES:
             check_scale(name, getattr(self, name))
+
+    @classmethod
+    def of(cls, steer: SteerTarget | Steer, **others: Any) -> Steer:
+        """Return a target, or a steer, with other options; raises RequestError."""
+        return replace(steer, **others) if isinstance(steer, Steer) else cls(target=steer, **others)
+
+    @property
+    def uses_heads(self) -> bool:
+        """Whether heads are scaled, and a head set is needed."""
+        return self.target != "none" and self.method not in CONTRASTS
+
+    def method_with(self, head_set: HeadSet) -> Method:
+        """Return the method that scales the heads of a set: the one asked for, else the set's."""
+        asked = self.method or head_set.method
+        assert scales_heads(asked), "cad and adacad use no head set"
+        return asked
+
+
+# An answer has every field, so clients made from the schema need not ask whether it is there.
+COMPLETE = ConfigDict(json_schema_serialization_defaults_required=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateReport:
+    """The decision of a gate, and the number behind it.
+
+    Args:
+        steers: Whether the request is steered.
+        signal: The name of the number that decided: `memory`, `steered` or `copied`.
+        value: The number, a probability.
+        threshold: The least number at which a request is steered.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = COMPLETE
+
+    steers: bool
+    signal: Signal
+    value: float
+    threshold: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteeringReport:
+    """The steering that was applied to a request; part of every answer.
+
+    Args:
+        applied: Whether the request was steered at all.
+        target: The target that it was steered toward.
+        head_set: The name of the head set.
+        beta_plus: The scale of the + heads before the strength; the smallest and the largest where
+            each head has its own.
+        beta_minus: The same of the - heads.
+        strength: The factor of all betas; for `cad` and `adacad`, the
+            weight of the contrast.
+        method: `juice`, `june`, `cad` or `adacad`.
+        n_heads: The number of heads that were steered.
+        positions: `all`, or `question` where what comes before it is not steered.
+        gate: The decision of the gate; None without one.
+        exact: Whether steering is exact; false where the model's activations are quantised.
+        warnings: The circumstances that may weaken the steering.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = COMPLETE
+
+    applied: bool
+    target: SteerTarget
+    head_set: str | None = None
+    beta_plus: Spread = 0.0
+    beta_minus: Spread = 0.0
+    strength: float = 0.0
+    method: SteerMethod = "juice"
+    n_heads: int = 0
+    positions: Positions = "all"
+    gate: GateReport | None = None
+    exact: bool = True
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Steering:
+    """The steering of a request's rows, resolved against a head set.
+
+    `coefficients` holds float32 [n_heads] by layer, only for layers where one is not zero. They are
+    added at the positions `[first_position, last_position)`, counted in tokens from the prompt's
+    first; None: to the end. At a generated token they are multiplied by its factor in `schedule`,
+    whose last factor holds for all that follow; without any it is 1.
+    """
+
+    coefficients: Mapping[int, torch.Tensor]
+    report: SteeringReport
+    first_position: int = 0
+    last_position: int | None = None
+    schedule: tuple[float, ...] = ()
+
+    def factors(self, positions: torch.Tensor, n_prompt: int) -> torch.Tensor:
+        """Return the factor of the coefficients at each position.
+
+        Args:
+            positions: int64 [pos].
+            n_prompt: The tokens of the prompt.
+
+        Returns:
+            float32 [pos]; 0 where nothing is added.
+        """
+        steered = positions >= self.first_position
+        if self.last_position is not None:
+            steered &= positions < self.last_position
+        if not self.schedule:
+            return steered.float()
+        factors = torch.tensor((1.0, *self.schedule), device=positions.device)  # 1 for the prompt
+        return steered * factors[(positions - n_prompt + 1).clamp(0, len(self.schedule))]
+
+    @property
+    def window(self) -> range:
+        """The layers with a companion; empty where none is needed.
+
+        Below the lowest steered layer the clean and the steered row are the same; above the highest
+        nothing reads the companion. With one steered layer the clean z is the steered row's own,
+        and the single run (JuNe) never reads a clean row.
+        """
+        if self.report.method != "juice" or len(self.coefficients) < 2:
+            return range(0)
+        return range(min(self.coefficients), max(self.coefficients) + 1)
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """The steered heads, as (layer, head)."""
+        return [
+            (layer, head)
+            for layer, by_head in sorted(self.coefficients.items())
+            for head in torch.nonzero(by_head).flatten().tolist()
+        ]
+
+    def without(self, layer: int, head: int) -> Steering:
+        """Return the same without one head."""
+        by_head = self.coefficients[layer].clone()
+        by_head[head] = 0.0
+        others = {at: values for at, values in self.coefficients.items() if at != layer}
+        kept = {**others, layer: by_head} if by_head.any() else others
+        report = replace(self.report, applied=bool(kept), n_heads=max(0, self.report.n_heads - 1))
+        return replace(self, coefficients=dict(sorted(kept.items())), report=report)
+
+    def turned_off(self, gate: GateReport) -> Steering:
+        """Return the steering that does nothing, because a gate decided so."""
+        report = replace(self.report, applied=False, n_heads=0, gate=gate)
+        return Steering(coefficients={}, report=report)
+
+
+def unsteered(steer: Steer | None = None, *, exact: bool = True) -> Steering:
+    """Return the steering that does nothing."""
+    target, method = (steer.target, steer.method) if steer else ("none", None)
+    report = SteeringReport(applied=False, target=target, method=method or "juice", exact=exact)
+    return Steering(coefficients={}, report=report)
+
+
+def resolve(
+    steer: Steer,
+    head_set: HeadSet | None,
+    *,
+    chat_template_sha256: str | None = None,
+    first_position: int = 0,
+    exact: bool = True,
+) -> Steering:
+    """Turn what a request asks for into coefficients.
+
+    Args:
+        steer: The steering that the request asks for.
+        head_set: The head set to use; None for `none`, `cad` and `adacad`, which use none.
+        chat_template_sha256: The hash of the chat template of the prompt; None for a plain prompt.
+        first_position: The first token that is steered.
+        exact: Whether the model is steered exactly; goes into the report.
+
+    Raises:
+        RequestError: Neither request nor set has the betas, or the set is for another target.
+    """
+    if steer.target == "none":
+        return unsteered(steer, exact=exact)
+    if steer.method is not None and not scales_heads(steer.method):
+        report = SteeringReport(
+            applied=steer.strength > 0,
+            target=steer.target,
+            strength=steer.strength,
+            method=steer.method,
+            exact=exact,
+        )
+        return Steering(coefficients={}, report=report)
+    assert head_set is not None, "a method that scales heads has a head set"
+    if head_set.target != steer.target:
+        raise RequestError(
+            f"head set {head_set.name!r} steers toward {head_set.target}; the request asks for "
+            f"{steer.target}: name a set of that target",
+            param="steer.head_set",
+        )
+    method = steer.method_with(head_set)
+    betas = head_set.applied_betas(method, beta_plus=steer.beta_plus, beta_minus=steer.beta_minus)
+    coefficients = head_set.coefficients(method, betas, steer.strength)
+    warning = head_set.form_warning(chat_template_sha256) if coefficients else None
+    report = SteeringReport(
+        applied=bool(coefficients),
+        target=steer.target,
+        head_set=head_set.name,
+        beta_plus=betas.spread("plus"),
+        beta_minus=betas.spread("minus"),
+        strength=steer.strength,
+        method=method,
+        n_heads=sum(int(values.count_nonzero()) for values in coefficients.values()),
+        positions=steer.positions,
+        exact=exact,
+        warnings=() if warning is None else (warning,),
+    )
+    return Steering(coefficients=coefficients, report=report, first_position=first_position)

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask  # that for PyTorch loads its compiler
+from llguidance.numpy import fill_next_token_bitmask
 
-from juice.engine.grammar import compiled, problem_of
-from juice.engine.trial import Trial
+from juice.engine.structure_sandbox import StructureSandbox, compiled, problem_of
 from juice.errors import RequestError
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ MAX_CHARACTERS: Mapping[Form, int] = {
     "json_schema": 1 << 20,
     "choice": 1 << 20,
 }
-# How many compiled structures are kept, and their bytes; those of one that was tried elsewhere.
+# How many compiled structures are kept, and their bytes; those of one that was checked elsewhere.
 N_COMPILED, COMPILED_BYTES, UNKNOWN_BYTES = 64, 512 << 20, 32 << 20
 WORD_BITS = 32
 CANNOT_FOLLOW = "the structure cannot be followed to the end of the answer"
@@ -46,7 +45,7 @@ class Structure:
     """The form of an answer.
 
     Args:
-        form: How the text says it.
+        form: The notation of the text.
         text: A JSON schema, a regular expression (that of Rust, of the whole answer), a JSON list
             of texts, or a grammar in Lark's or GBNF's notation.
     """
@@ -75,9 +74,9 @@ class Structures:
 
     Args:
         tokenizer: The model's.
-        vocabulary_size: How many logits it has.
+        vocabulary_size: The number of its logits.
         stop_token_ids: Any of these ends an answer that is complete.
-        are_tried: Whether they were tried out already, in another process.
+        are_checked: Whether the sandbox of another process has passed them.
     """
 
     def __init__(
@@ -86,11 +85,11 @@ class Structures:
         vocabulary_size: int,
         stop_token_ids: frozenset[int],
         *,
-        are_tried: bool = False,
+        are_checked: bool = False,
     ) -> None:
         self._tokenizer, self._n_tokens = tokenizer, vocabulary_size
         self._stop_token_ids = sorted(stop_token_ids)
-        self._are_tried = are_tried
+        self._are_checked = are_checked
         self._lock = Lock()
         # What was compiled, or why it could not be, and its bytes; the last used is the last.
         self._kept: OrderedDict[Structure, tuple[LLMatcher | str, int]] = OrderedDict()
@@ -100,7 +99,7 @@ class Structures:
         self._compiled(structure)
 
     def start(self, structure: Structure) -> Constraint:
-        """Return what rules tokens out in a new answer; raises RequestError."""
+        """Return the constraint of a new answer, which rules tokens out; raises RequestError."""
         return Constraint(self._compiled(structure).deep_copy(), self._stop_token_ids)
 
     def are_whole(self, structure: Structure, token_ids: Sequence[int]) -> bool:
@@ -120,20 +119,20 @@ class Structures:
         with self._lock:
             if structure in self._kept:
                 self._kept.move_to_end(structure)
-                found, n_bytes = self._kept[structure]
+                outcome, n_bytes = self._kept[structure]
             else:
-                found = None
-        if found is None:
-            found, n_bytes = self._compile(structure)
+                outcome = None
+        if outcome is None:
+            outcome, n_bytes = self._compile(structure)
             with self._lock:
-                self._kept[structure] = found, n_bytes
+                self._kept[structure] = outcome, n_bytes
                 while len(self._kept) > N_COMPILED or (
                     len(self._kept) > 1 and sum(n for _, n in self._kept.values()) > COMPILED_BYTES
                 ):
                     self._kept.popitem(last=False)
-        if isinstance(found, str):
-            raise RequestError(f"the {structure.form} {found}", param="structure")
-        return found
+        if isinstance(outcome, str):
+            raise RequestError(f"the {structure.form} {outcome}", param="structure")
+        return outcome
 
     def _compile(self, structure: Structure) -> tuple[LLMatcher | str, int]:
         """Return a matcher before its first token, or why there is none, and its bytes."""
@@ -141,15 +140,18 @@ class Structures:
         most, n_bytes = MAX_CHARACTERS[form], UNKNOWN_BYTES
         if len(text) > most:
             return f"has {len(text):,} characters; expected at most {most:,}", 0
-        if not self._are_tried:
-            problem, n_bytes = self._try(form, text)
+        if not self._are_checked:
+            problem, n_bytes = self.sandbox(form, text)
             if problem:
                 return problem, 0
         return compiled(self._vocabulary, form, text), n_bytes
 
     @cached_property
-    def _try(self) -> Trial:
-        return Trial(tokenizer_json(self._tokenizer), self._n_tokens, self._stop_token_ids)
+    def sandbox(self) -> StructureSandbox:
+        """The process in which forms are checked."""
+        return StructureSandbox(
+            tokenizer_json(self._tokenizer), self._n_tokens, self._stop_token_ids
+        )
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -172,7 +174,7 @@ class Constraint:
 
     Args:
         matcher: Follows it; None: nothing can.
-        stop_token_ids: What ends it.
+        stop_token_ids: The tokens that end it.
     """
 
     def __init__(self, matcher: LLMatcher | None, stop_token_ids: Iterable[int]) -> None:
@@ -211,10 +213,10 @@ def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
         raise RequestError(
             "answers cannot have a form: the model has no fast tokenizer", param="structure"
         )
-    own = copy(backend)  # as a request's tokens may be padded or truncated
-    own.no_padding()
-    own.no_truncation()
-    return str(own.to_str())
+    unpadded = copy(backend)  # as a request's tokens may be padded or truncated
+    unpadded.no_padding()
+    unpadded.no_truncation()
+    return str(unpadded.to_str())
 
 
 def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> None:

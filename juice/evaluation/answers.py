@@ -1,21 +1,111 @@
-"""Asking every prompt of every example in large batches, and judging by the paper's rule."""
+"""The answers of a model: asked in large batches, judged by the paper's rule.
+
+Answers are greedy, so what a method says to a prompt does not change with the seed where its
+steering does not: a request with the same tokens, steering, gate and contrast is asked once.
+
+Their numbers, from verdicts and probabilities alone:
+
+    accuracy            share of right answers, by the paper's rule (juice.data.judging)
+    context reliance    M_C = p_context / (p_context + p_parametric) at a prompt's last position
+    repetition          share of a text's n-grams that occurred earlier in it
+
+Source of M_C: Goyal et al., "Context-Parametric Inversion" (2024), equation 14.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from juice.data.example import ConflictExample
-from juice.engine import GenerationRequest
+from juice.engine.request import Request
+from juice.engine.steer import Steering
 from juice.evaluation.methods import Treatment
-from juice.evaluation.metrics import context_reliance
-from juice.evaluation.remembered import Remembered, Said
 from juice.evaluation.splits import domain_of
-from juice.methods import ConflictType, Target
+from juice.formula import ConflictType, Target
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
+
+N_GRAM = 3
+
+
+class Remembered:
+    """The answers that were given so far."""
+
+    def __init__(self) -> None:
+        self._said: dict[bytes, tuple[str, tuple[float, ...]]] = {}
+
+    def ask(
+        self,
+        model: SteeredModel,
+        requests: Sequence[Request],
+        *,
+        progress: Progress = silent,
+        description: str = "asking",
+    ) -> list[tuple[str, tuple[float, ...]]]:
+        """Return texts and log-probabilities of watched tokens, in the order of the requests.
+
+        Only new requests are run.
+
+        Args:
+            model: The model, the same in every call.
+            requests: Greedy requests.
+            progress: Reports how many new requests are answered.
+            description: What the progress is called.
+        """
+        keys = [_key(request) for request in requests]
+        new = {k: r for k, r in zip(keys, requests, strict=True) if k not in self._said}
+        done = model.engine.generate(list(new.values()), progress=progress, description=description)
+        for key, completion in zip(new, done, strict=True):
+            self._said[key] = completion.text, completion.watched
+        return [self._said[key] for key in keys]
+
+
+def _key(request: Request) -> bytes:
+    gate, contrast = request.gate, request.contrast
+    what = (
+        request.prompt_ids,
+        request.options.max_tokens,
+        request.options.watch,
+        signature(request.steering),
+        gate and (gate.signal, gate.threshold, gate.without_context),
+        contrast and (contrast.prompt_ids, contrast.weight, contrast.is_adaptive),
+    )
+    return hashlib.sha256(repr(what).encode()).digest()
+
+
+def signature(steering: Steering | None) -> str:
+    """Return a text that two ways of steering share when they do the same; empty for none."""
+    if steering is None or not steering.coefficients:
+        return ""
+    betas = {layer: of_heads.tolist() for layer, of_heads in sorted(steering.coefficients.items())}
+    return f"{steering.report.method} {steering.first_position} {betas}"
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN without values, which no table shows as a number."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def context_reliance(p_context: float, p_parametric: float) -> float | None:
+    """Return M_C of one prompt; None where both probabilities are 0."""
+    total = p_context + p_parametric
+    return p_context / total if total > 0 else None
+
+
+def repetition(tokens: Sequence[int]) -> float:
+    """Return the share of n-grams that occurred earlier; 0 for a text with fewer than two."""
+    grams = list(zip(*(tokens[i:] for i in range(N_GRAM)), strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def overlap(one: Iterable[object], other: Iterable[object]) -> float | None:
+    """Return the Jaccard index of two sets, |A and B| / |A or B|; None where both are empty."""
+    a, b = set(one), set(other)
+    return len(a & b) / len(a | b) if a | b else None
 
 
 @dataclass(frozen=True)
@@ -45,6 +135,25 @@ class Answer:
         return [self.output, self.is_correct, *p_values]
 
 
+def request_for(
+    model: SteeredModel,
+    example: ConflictExample,
+    conflict_type: ConflictType,
+    treatments: Mapping[str, Treatment],
+    *,
+    max_tokens: int,
+) -> Request | None:
+    """Return the request for one prompt under its domain's treatment.
+
+    None where the example has no such prompt, the method cannot be used on it, or it is too long.
+    """
+    treatment = treatments[domain_of(example)]
+    if conflict_type not in example.prompts or not treatment.applies(example):
+        return None
+    request = treatment.request(model, example, conflict_type, max_tokens=max_tokens)
+    return request if model.engine.fits(request) else None
+
+
 def ask(
     model: SteeredModel,
     examples: Sequence[ConflictExample],
@@ -72,30 +181,20 @@ def ask(
         By conflict type, an answer for each example; None where an example has no such prompt, the
         method cannot be used on it, or the prompt is too long.
     """
-    requests: dict[tuple[ConflictType, int], GenerationRequest] = {}
-    for conflict_type in conflict_types:
-        for i, example in enumerate(examples):
-            treatment = treatments[domain_of(example)]
-            if conflict_type in example.prompts and treatment.applies(example):
-                request = treatment.request(
-                    model, example, conflict_type, max_tokens=example.max_tokens
-                )
-                if model.engine.fits(request):
-                    requests[conflict_type, i] = request
+    requests = {
+        (t, i): request
+        for t in conflict_types
+        for i, e in enumerate(examples)
+        if (request := request_for(model, e, t, treatments, max_tokens=e.max_tokens)) is not None
+    }
     answers: dict[ConflictType, list[Answer | None]] = {
         t: [None] * len(examples) for t in conflict_types
     }
-    asked = list(requests.values())
     said = (remembered or Remembered()).ask(
-        model, asked, progress=progress, description=description
+        model, list(requests.values()), progress=progress, description=description
     )
-    for (conflict_type, i), own in zip(requests, said, strict=True):
-        answers[conflict_type][i] = verdict(own, examples[i], judged_by)
+    for (conflict_type, i), (text, watched) in zip(requests, said, strict=True):
+        p_parametric, p_context = map(math.exp, watched) if watched else (None, None)
+        is_right = examples[i].is_right(text, judged_by)
+        answers[conflict_type][i] = Answer(text, is_right, p_parametric, p_context)
     return answers
-
-
-def verdict(said: Said, example: ConflictExample, judged_by: Target) -> Answer:
-    """Judge the answer to a request that `Treatment.request` made."""
-    p_parametric, p_context = map(math.exp, said.watched) if said.watched else (None, None)
-    is_right = example.is_right(said.text, judged_by)
-    return Answer(said.text, is_right, p_parametric, p_context)

@@ -25,19 +25,16 @@ from typing import Any
 
 import torch
 
-from juice.data.contexts import context_end
-from juice.data.example import ConflictExample, conflict_types, examples_sha256
+from juice.data.example import ConflictExample, conflict_types, context_end, examples_sha256
 from juice.errors import ExampleError, ModelNotFoundError, UnsupportedModelError
-from juice.evaluation.answers import Answer, ask
-from juice.evaluation.frames import write_tables
+from juice.evaluation.answers import Answer, ask, mean
 from juice.evaluation.methods import Treatment
-from juice.evaluation.metrics import mean
-from juice.evaluation.report import require_extra, write_report
-from juice.evaluation.report.sections import sections
+from juice.evaluation.options import require_extra
+from juice.evaluation.report.sections import write
+from juice.evaluation.results import Store
 from juice.evaluation.splits import domain_of, limited
-from juice.evaluation.store import Store
-from juice.loading.load import load
-from juice.methods import ConflictType, Target
+from juice.formula import ConflictType, Target
+from juice.loading import load
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
@@ -54,11 +51,9 @@ def find_checkpoints(given: Sequence[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for folder in given:
-        inside = (
-            [folder]
-            if (folder / "config.json").exists()
-            else sorted((p.parent for p in folder.glob("*/config.json")), key=_in_order)
-        )
+        inside = [folder]
+        if not (folder / "config.json").exists():
+            inside = sorted((p.parent for p in folder.glob("*/config.json")), key=_in_order)
         if not inside:
             raise ModelNotFoundError(
                 f"{folder} holds no checkpoint; expected config.json in it or in the folders within"
@@ -104,11 +99,7 @@ def measure_checkpoints(
     if not any(t != "clean" for e in examples for t in e.prompts):
         raise ExampleError("no example has a conflict prompt; give substitution or coherent ones")
     weights = {name: _weights_sha256(path) for name, path in zip(names, checkpoints, strict=True)}
-    identity = {
-        "data_sha256": examples_sha256(examples),
-        "checkpoints": weights,
-        "dtype": dtype,
-    }
+    identity = {"data_sha256": examples_sha256(examples), "checkpoints": weights, "dtype": dtype}
     store = Store.open(out, identity, overwrite=overwrite)
     with progress("checkpoints", len(names)) as advance:
         for name, path in zip(names, checkpoints, strict=True):
@@ -119,8 +110,7 @@ def measure_checkpoints(
     ]
     store.results["is_complete"] = True
     store.save()
-    write_report(store.folder, sections(store.results))
-    write_tables(store.folder, store.results)
+    write(store)
     return store
 
 
@@ -141,21 +131,13 @@ def attention_mass(
             f"{type(loaded.model).__name__} does not return its attention; "
             "load it with --attn-implementation eager"
         )
-    last = torch.stack([layer[0, :, -1].float().mean(0) for layer in layers]).mean(0)  # [pos]
-    within = [
-        [start + len(prompt[start:end]) - len(prompt[start:end].lstrip()), end]
-        for start, end in encoded["offset_mapping"]
-    ]
-    return [
-        float(
-            sum(
-                w
-                for w, (a, b) in zip(last.tolist(), within, strict=True)
-                if a >= start and b <= end and b > a
-            )
-        )
-        for start, end in spans
-    ]
+    last = torch.stack([layer[0, :, -1].float().mean(0) for layer in layers]).mean(0)  # [position]
+    within = []
+    for start, end in encoded["offset_mapping"]:
+        text = prompt[start:end]
+        within.append((start + len(text) - len(text.lstrip()), end))
+    weighed = list(zip(last.tolist(), within, strict=True))
+    return [float(sum(w for w, (a, b) in weighed if start <= a < b <= end)) for start, end in spans]
 
 
 def _measure(
@@ -167,16 +149,20 @@ def _measure(
         known = _answers(model, examples, conflicts, "parametric")
         clean = _answers(model, examples, ("clean",), "parametric")
         context, subject = _attention(model.loaded, examples, conflicts)
-    right = [float(a.is_correct) for a in answers]
+    reliances = [r for answer in answers if (r := answer.context_reliance) is not None]
     return {
         "n": len(answers),
-        "clean_accuracy": mean([float(a.is_correct) for a in clean]),
-        "counterfactual_accuracy": mean(right),
-        "parametric_accuracy": mean([float(a.is_correct) for a in known]),
-        "context_reliance": mean([r for a in answers if (r := a.context_reliance) is not None]),
+        "clean_accuracy": _accuracy(clean),
+        "counterfactual_accuracy": _accuracy(answers),
+        "parametric_accuracy": _accuracy(known),
+        "context_reliance": mean(reliances),
         "attention_context": context,
         "attention_subject": subject,
     }
+
+
+def _accuracy(answers: Sequence[Answer]) -> float:
+    return mean([float(answer.is_correct) for answer in answers])
 
 
 def _answers(
@@ -187,7 +173,7 @@ def _answers(
 ) -> list[Answer]:
     treatments = {domain_of(e): Treatment(target=judged_by) for e in examples}
     answers = ask(model, examples, types, treatments, judged_by)
-    return [a for own in answers.values() for a in own if a is not None]
+    return [answer for given in answers.values() for answer in given if answer is not None]
 
 
 def _attention(
@@ -195,22 +181,20 @@ def _attention(
 ) -> tuple[float, float]:
     on_context, on_subject = [], []
     for example in limited(examples, N_ATTENDED, 0):
-        for conflict_type in types:
-            prompt = example.prompts.get(conflict_type)
-            if prompt is None:
-                continue
+        for conflict_type in (t for t in types if t in example.prompts):
+            prompt = example.prompts[conflict_type]
             boundary = context_end(example, conflict_type)
             if boundary is None:
                 continue
+            question, subject = prompt[boundary:], re.escape(example.subject)
             named = [
-                (boundary + m.start(), boundary + m.end())
-                for m in re.finditer(re.escape(example.subject), prompt[boundary:])
+                (boundary + found.start(), boundary + found.end())
+                for found in re.finditer(subject, question)
             ]
             text = f"{prompt} {example.opening}" if example.opening else prompt
-            masses = attention_mass(loaded, text, [(0, boundary), *named])
-            on_context.append(masses[0])
-            if named:
-                on_subject.append(sum(masses[1:]))
+            of_context, *of_subject = attention_mass(loaded, text, [(0, boundary), *named])
+            on_context.append(of_context)
+            on_subject += [sum(of_subject)] if named else []
     return mean(on_context), mean(on_subject)
 
 

@@ -1,4 +1,4 @@
-"""What validation chooses for a method in each domain, and the treatment that follows from it.
+"""The choices of validation: what a method gets in each domain, and the treatment that follows.
 
 A choice is plain data:
 
@@ -17,17 +17,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from juice.data.example import ConflictExample, judged_types
-from juice.engine import Steer
+from juice.engine.steer import Steer
 from juice.errors import JuiceError
 from juice.evaluation import path_patching
-from juice.evaluation.head_sets import PART_OF, HeadSets, finders
-from juice.evaluation.methods import CAD_WEIGHT, MethodName, Treatment
+from juice.evaluation.head_sets import HeadSets, finders
+from juice.evaluation.methods import CAD_WEIGHT, RECIPES, Recipe, Treatment
+from juice.evaluation.options import MethodName
 from juice.evaluation.splits import Splits, domain_of
-from juice.head_set import Head, HeadSet
-from juice.identification import IdentificationOptions
-from juice.identification.grid import best_betas, grid_of, try_betas
-from juice.identification.trials import Trials
-from juice.methods import CONFLICTS, ConflictType, Method, Target
+from juice.formula import CONFLICTS, ConflictType, Target
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Head
+from juice.identification.options import IdentificationOptions
+from juice.identification.outcomes import Trials
+from juice.identification.tune import best_betas, grid_of, try_betas
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
@@ -53,17 +55,18 @@ class Preparer:
     progress: Progress = silent
 
     def choose(self, name: MethodName, target: Target) -> dict[str, Choice]:
-        """Return what validation chooses for every domain.
+        """Return the choice of validation for every domain.
 
         Raises MethodUnavailableError with the reason.
         """
-        if name in ("juice", "june"):
-            return self._betas(name, target)
-        if name in ("ph3_large", "ph3_small"):
+        recipe = RECIPES[name]
+        if recipe.tunes:
+            return self._betas(recipe, target)
+        if recipe.prunes:
             return self._pruned(self._patched(name, target), target)
-        if name in PART_OF:
-            self._check_offers(name, target)
-        treatment = self._treatment(name, target, {})
+        if recipe.part is not None:
+            self._check_offers(recipe, target)
+        treatment = self._treatment(recipe, target, {})
         if not any(map(treatment.applies, self.splits.test)):
             raise MethodUnavailableError(
                 "it needs the context apart from the question; give `question` in the examples"
@@ -83,77 +86,73 @@ class Preparer:
         self, name: MethodName, target: Target, choices: Mapping[str, Choice]
     ) -> dict[str, Treatment]:
         """Return the treatments that follow from what was chosen."""
-        return {domain: self._treatment(name, target, choice) for domain, choice in choices.items()}
+        recipe = RECIPES[name]
+        return {
+            domain: self._treatment(recipe, target, choice) for domain, choice in choices.items()
+        }
 
-    def _treatment(self, name: MethodName, target: Target, choice: Choice) -> Treatment:
-        if name in PART_OF:
+    def _treatment(self, recipe: Recipe, target: Target, choice: Choice) -> Treatment:
+        steer = None
+        if recipe.part is not None:
             steer = Steer(
                 target=target,
-                head_set=self._head_set(name, target),
+                head_set=self._head_set(recipe, target),
                 beta_plus=choice.get("beta_plus"),
                 beta_minus=choice.get("beta_minus"),
-                method="june" if name in ("june", "served_once") else "juice",
-                gate="auto" if name in ("gated", "gated_apart") else None,
-                positions="question" if name == "question" else "all",
+                method=recipe.method,
+                gate="auto" if recipe.is_gated else None,
+                positions=recipe.positions,
             )
-            return Treatment(target=target, steer=steer, apart=name in ("question", "gated_apart"))
-        if name in ("ph3_large", "ph3_small"):
-            heads = [Head(*head) for head in choice["heads"]]
-            return Treatment(target=target, steer=pruning(self.model, heads, target))
-        if name in ("cad", "adacad"):
-            steer = Steer(target=target, method=name, strength=CAD_WEIGHT)
-            return Treatment(target=target, steer=steer, apart=True)
-        return Treatment(target=target, instructs=name == "prompt")
+        elif recipe.prunes:
+            steer = pruning(self.model, [Head(*head) for head in choice["heads"]], target)
+        elif recipe.contrast is not None:
+            steer = Steer(target=target, method=recipe.contrast, strength=CAD_WEIGHT)
+        return Treatment(target=target, steer=steer, instructs=recipe.instructs, apart=recipe.apart)
 
-    def _head_set(self, name: MethodName, target: Target) -> HeadSet:
-        head_set = self.head_sets[PART_OF[name]].get(target)
+    def _head_set(self, recipe: Recipe, target: Target) -> HeadSet:
+        assert recipe.part is not None, "the method scales the heads of a set"
+        head_set = self.head_sets[recipe.part].get(target)
         if head_set is None:
             raise MethodUnavailableError(f"no heads toward the {target} answer; see the notes")
         return head_set
 
-    def _check_offers(self, name: MethodName, target: Target) -> None:
+    def _check_offers(self, recipe: Recipe, target: Target) -> None:
         """Raise MethodUnavailableError where a head set lacks what a method needs of it."""
-        head_set = self._head_set(name, target)
-        method: Method = "june" if name == "served_once" else "juice"
-        gate, is_gated = head_set.gate(), name in ("gated", "gated_apart")
-        signals = {rule.signal for rule in gate.rules} if gate else set()
+        head_set = self._head_set(recipe, target)
+        method, named = recipe.method or head_set.method, f"the gate of {head_set.name!r}"
         if head_set.betas(method) is None:
             raise MethodUnavailableError(f"{head_set.name!r} has no betas for {method}")
-        if is_gated and gate is None:
+        if not recipe.is_gated:
+            return
+        gate = head_set.gate()
+        if gate is None:
             raise MethodUnavailableError(f"{head_set.name!r} has no gate")
-        if is_gated and gate and gate.chat_template_sha256 != self.model.prompts.sha256:
-            raise MethodUnavailableError(
-                f"the gate of {head_set.name!r} was measured on prompts of another form"
-            )
-        if name == "gated" and signals == {"memory"}:
-            raise MethodUnavailableError(f"the gate of {head_set.name!r} needs the context apart")
-        if name == "gated_apart" and "memory" not in signals:
-            raise MethodUnavailableError(
-                f"the gate of {head_set.name!r} decides alike with the context apart"
-            )
+        if gate.chat_template_sha256 != self.model.prompts.sha256:
+            raise MethodUnavailableError(f"{named} was measured on prompts of another form")
+        signals = {rule.signal for rule in gate.rules}
+        if recipe.apart and "memory" not in signals:
+            raise MethodUnavailableError(f"{named} decides alike with the context apart")
+        if not recipe.apart and signals == {"memory"}:
+            raise MethodUnavailableError(f"{named} needs the context apart")
 
     def _in_each_domain(
         self, choose: Callable[[Sequence[int]], Choice], target: Target
     ) -> dict[str, Choice]:
-        """Choose on the indices of each domain's own validation examples, else on all of them."""
+        """Choose on the indices of each domain's validation examples, else on all of them."""
         every, chosen = self.splits.validation, dict[str, Choice]()
+        fallback = [*range(len(every))] if every and judged_types(target, every) else []
         for domain in self.splits.domains:
-            own = [i for i, e in enumerate(every) if domain_of(e) == domain]
-            if len(own) >= N_OWN and judged_types(target, [every[i] for i in own]):
-                chosen[domain] = {**choose(own), "tuned_on": domain, "n_validation": len(own)}
-            else:
-                on_all = bool(every) and bool(judged_types(target, every))
-                own = list(range(len(every))) if on_all else []
-                chosen[domain] = {
-                    **choose(own),
-                    "tuned_on": "all domains" if own else None,
-                    "n_validation": len(own),
-                }
+            places = [i for i, e in enumerate(every) if domain_of(e) == domain]
+            tuned_on: str | None = domain
+            if len(places) < N_OWN or not judged_types(target, [every[i] for i in places]):
+                places, tuned_on = fallback, "all domains" if fallback else None
+            found = {"tuned_on": tuned_on, "n_validation": len(places)}
+            chosen[domain] = {**choose(places), **found}
         return chosen
 
-    def _betas(self, method: Method, target: Target) -> dict[str, Choice]:
-        head_set = self._head_set(method, target)
-        pairs = grid_of(head_set)
+    def _betas(self, recipe: Recipe, target: Target) -> dict[str, Choice]:
+        head_set = self._head_set(recipe, target)
+        method, pairs = recipe.method or head_set.method, grid_of(head_set)
         trials = try_betas(
             self.model, head_set, self.splits.validation, method, self.progress, pairs
         )
@@ -173,18 +172,14 @@ class Preparer:
         return self._in_each_domain(choose, target)
 
     def _pruned(self, examples: Sequence[ConflictExample], target: Target) -> dict[str, Choice]:
-        conflict_type = patched_type(examples)
+        conflict_type, made = patched_type(examples), []
         try:
-            made = (
-                path_patching.patches(self.model, examples, conflict_type, self.seed)
-                if conflict_type
-                else []
-            )
-            ranked = path_patching.ranked(
-                path_patching.patching_scores(self.model, made, self.progress)
-            )
+            if conflict_type:
+                made = path_patching.patches(self.model, examples, conflict_type, self.seed)
+            scores = path_patching.patching_scores(self.model, made, self.progress)
         except JuiceError as error:
             raise MethodUnavailableError(str(error)) from error
+        ranked = path_patching.ranked(scores)
         # Context heads come first, memory heads last; those that pull the other way are pruned.
         opposing = ranked if target == "parametric" else ranked[::-1]
 
@@ -201,11 +196,9 @@ class Preparer:
         )
 
         def choose(among: Sequence[int]) -> Choice:
-            n = (
-                max(N_PRUNED, key=lambda n: (trials.outcome(n, among).rank, -n))
-                if among
-                else N_PRUNED_UNTUNED
-            )
+            n = N_PRUNED_UNTUNED
+            if among:
+                n = max(N_PRUNED, key=lambda n: (trials.outcome(n, among).rank, -n))
             return {"heads": [list(head) for head in opposing[:n]], "n_patched": len(made)}
 
         return self._in_each_domain(choose, target)
@@ -222,7 +215,7 @@ def patched_type(examples: Sequence[ConflictExample]) -> ConflictType | None:
 
 
 def pruning(model: SteeredModel, heads: Sequence[Head], target: Target) -> Steer:
-    """Return what removes heads in a single run: z_h <- z_h - z_h."""
+    """Return the steering that removes heads in a single run: z_h <- z_h - z_h."""
     head_set = model.make_head_set(
         name="ph3", target=target, minus=heads, beta_minus=-1.0, method="june"
     )

@@ -4,7 +4,7 @@
     paper     found by probes, the paper's way
     learned   what `juice identify --method learned` finds
 
-A served set that was found in a part's own way stands for that part.
+A served set that was found in the way of a part stands for that part.
 """
 
 from __future__ import annotations
@@ -12,41 +12,42 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from juice.data.example import ConflictExample
 from juice.errors import HeadSetError, JuiceError
-from juice.evaluation.methods import MethodName
+from juice.evaluation.methods import RECIPES, Part
 from juice.evaluation.options import EvaluationOptions
+from juice.evaluation.results import Store, sha256
 from juice.evaluation.splits import Splits
-from juice.evaluation.store import Store, sha256
-from juice.head_set import HeadSet
-from juice.head_set.scores import ScoreKind
-from juice.identification import IdentificationOptions, identify_targets
-from juice.identification.drawing import usable_examples
-from juice.identification.recipe import find_head_sets
-from juice.identification.validation import N_TUNED_ON, validation_share
-from juice.methods import METHODS, Target
+from juice.formula import Target
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import ScoreKind
+from juice.identification.examples import N_TUNED_ON, usable_examples, validation_share
+from juice.identification.find import find
+from juice.identification.options import ALPHAS_MINUS, ALPHAS_PLUS, IdentificationOptions
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
-Part = Literal["served", "paper", "learned"]
+
+def probing(options: EvaluationOptions) -> IdentificationOptions:
+    """Return the options by which the paper's heads are found."""
+    return IdentificationOptions(
+        method="probe",
+        n_examples=options.n_examples,
+        top_k=options.top_k,
+        seed=options.seed,
+        alphas_plus=options.alphas_plus or ALPHAS_PLUS,
+        alphas_minus=options.alphas_minus or ALPHAS_MINUS,
+        relation=options.relation,
+    )
+
+
 FOUND_BY: dict[Part, ScoreKind] = {
     "served": "attribution",
     "paper": "probe",
     "learned": "learned",
-}
-PART_OF: dict[MethodName, Part] = {
-    "june": "paper",
-    "juice": "paper",
-    "served_once": "served",
-    "served": "served",
-    "learned": "learned",
-    "question": "served",
-    "gated": "served",
-    "gated_apart": "served",
 }
 HeadSets = Mapping[Part, Mapping[Target, HeadSet]]
 
@@ -81,21 +82,21 @@ def head_sets_of(
     progress: Progress,
 ) -> HeadSets:
     """Return the head sets that the methods need, by part and target; none where none is found."""
-    parts = {PART_OF[name] for name in options.methods if name in PART_OF}
+    parts = {RECIPES[name].part for name in options.methods}
     if options.analyses:
         parts.add("served")
     chosen: dict[Part, dict[Target, HeadSet]] = {part: {} for part in FOUND_BY}
     for part in (part for part in FOUND_BY if part in parts):
         for target in options.targets:
-            own = served.get(target)
-            if own is None or (part != "served" and _kind(own) != FOUND_BY[part]):
+            head_set = served.get(target)
+            if head_set is None or (part != "served" and _kind(head_set) != FOUND_BY[part]):
                 make = partial(_find, model, part, target, splits, options, progress)
                 found = store.unit("targets", target, "found", part, make=make)
-                own = HeadSet.parse(found, f"{store.folder}") if found is not None else None
-            if own is None:
+                head_set = HeadSet.parse(found, f"{store.folder}") if found is not None else None
+            if head_set is None:
                 continue
-            chosen[part][target] = own
-            content = own.model_dump(mode="json", exclude={"metrics"})
+            chosen[part][target] = head_set
+            content = head_set.model_dump(mode="json", exclude={"metrics"})
             kept = store.results.setdefault("targets", {}).setdefault(target, {})
             kept.setdefault("head_sets", {})[part] = content
             store.check(f"{target}_{part}_head_set", sha256(json.dumps(content, sort_keys=True)))
@@ -105,22 +106,27 @@ def head_sets_of(
 def finders(
     model: SteeredModel, splits: Splits, target: Target, options: IdentificationOptions
 ) -> list[ConflictExample]:
-    """Return the examples on which heads are found now, none of which is tested on.
+    """Return the examples on which heads are found now, none of which is tested on."""
+    return usable_examples(model, *_to_draw_from(splits, target, options))[0]
 
-    They come from those that were set aside for the target; if these are too few, the large set
-    joins them.
+
+def _to_draw_from(
+    splits: Splits, target: Target, options: IdentificationOptions
+) -> tuple[list[ConflictExample], IdentificationOptions]:
+    """Return the examples that heads may be found on, and the options that fit their number.
+
+    They are those that were set aside for the target; if these are too few, the large set joins
+    them.
     """
     # Heads are found on examples with the same conflict types.
     types = splits.identification[target][0].prompts.keys()
-    own, large = (
+    aside, large = (
         [e for e in group if e.prompts.keys() == types and options.relation in (None, e.relation)]
         for group in (splits.identification[target], splits.large)
     )
-    n_examples = options.n_wanted(len(own) + len(large))
-    if n_examples > len(own):
-        own = [*own, *large]
-    wanted = replace(options, n_examples=max(1, min(n_examples, len(own))))
-    return usable_examples(model, own, wanted)[0]
+    n_examples = options.n_wanted(len(aside) + len(large))
+    pool = [*aside, *large] if n_examples > len(aside) else aside
+    return pool, options.but(n_examples=max(1, min(n_examples, len(pool))))
 
 
 def _kind(head_set: HeadSet) -> ScoreKind | None:
@@ -135,25 +141,22 @@ def _find(
     options: EvaluationOptions,
     progress: Progress,
 ) -> Any:
-    own, names = options.identification, {target: str(target)}
-    if part != "paper":
-        own = IdentificationOptions(method=FOUND_BY[part], seed=own.seed, relation=own.relation)
-    try:
-        drawn = finders(model, splits, target, own)
-        if part == "paper":  # its betas are tuned by relation
-            sets = identify_targets(model, drawn, [target], own, names=names, progress=progress)
-            return sets[target][0].model_dump(mode="json")
-        found = find_head_sets(
-            model,
-            drawn,
-            [target],
-            own,
-            names=names,
-            validation=validation_share(splits.validation, own.seed, n=N_TUNED_ON),
-            methods=METHODS if part == "served" else ("juice",),
-            progress=progress,
+    how = probing(options)
+    if part == "paper":
+        how = how.but(target=target, tune=False)  # its betas are tuned by relation
+    else:
+        how = IdentificationOptions(
+            target=target,
+            method=FOUND_BY[part],
+            seed=how.seed,
+            relation=how.relation,
+            june=part == "served",
         )
+    try:
+        pool, how = _to_draw_from(splits, target, how)
+        validation = validation_share(splits.validation, how.seed, n=N_TUNED_ON)
+        found = find(model, pool, how, validation=validation, progress=progress)
     except JuiceError as error:
         warnings.warn(f"no {FOUND_BY[part]} head set toward {target}: {error}", stacklevel=2)
         return None
-    return found[target].model_dump(mode="json")
+    return found.head_sets[target].model_dump(mode="json")

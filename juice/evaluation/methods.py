@@ -1,7 +1,7 @@
-"""What each method does to a prompt: an instruction, a contrast, scaled heads, or nothing.
+"""The methods: an instruction, a contrast, scaled heads, or nothing.
 
     original      nothing
-    prompt        an instruction before the prompt (juice.evaluation.instructions)
+    prompt        an instruction before the prompt
     cad           (1 + a) * logits - a * logits without the context, a = 1; toward the context only
     adacad        the same, a the Jensen-Shannon divergence of the two at each token
     ph3_large     heads found by path patching on up to 200 examples are pruned, z_h <- 0
@@ -17,44 +17,118 @@
     gated         `served`, where its gate finds a reason to
     gated_apart   the same, with the context given apart
 
-All go through the engine; pruning is a coefficient of -1 on a single run.
+All go through the engine; pruning is a coefficient of -1 on a single run. `RECIPES` says how each
+steers; what validation chooses for it is in juice.evaluation.choices.
+
+The instruction is one of four; clean prompts have none. The paper's appendix D has a wording for
+the parametric target (substitution, coherent) and for the context target (sentence completion,
+question answering); these are other wordings of the same.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from juice.data.contexts import context_end, has_context_apart, without_context
-from juice.data.example import ConflictExample
-from juice.engine import GenerationRequest, Steer, Steering
-from juice.evaluation.instructions import instructed
-from juice.methods import CONTRASTS, ConflictType, Target
+from juice.data.example import ConflictExample, context_end, has_context_apart, without_context
+from juice.engine.request import Request
+from juice.engine.steer import Steer, Steering
+from juice.evaluation.options import METHOD_NAMES, MethodName
+from juice.formula import CONTRASTS, ConflictType, Method, Positions, SteerMethod, Target
 from juice.steered_model import SteeredModel
 
-MethodName = Literal[
-    "original",
-    "prompt",
-    "cad",
-    "adacad",
-    "ph3_large",
-    "ph3_small",
-    "june",
-    "juice",
-    "served_once",
-    "served",
-    "learned",
-    "question",
-    "gated",
-    "gated_apart",
-]
-METHODS: tuple[MethodName, ...] = get_args(MethodName)
+MEMORY_AFTER_STATEMENT = (
+    "The statement that comes first may be false. Do not rely on it: "
+    "finish the sentence with what you have learned about the world."
+)
+MEMORY_AFTER_PASSAGE = (
+    "The passage that comes first is misleading. Do not use anything it says: "
+    "answer the question from your own knowledge alone."
+)
+CONTEXT_FOR_COMPLETION = (
+    "Finish the sentence below as the statement that is given demands, "
+    "whatever you remember yourself."
+)
+CONTEXT_FOR_QUESTION = (
+    "Answer the question below from the context that is given, whatever you remember yourself."
+)
 CAD_WEIGHT = 1.0
+QUESTION = re.compile(r"\?\s|question:|answer:\s*$", re.IGNORECASE)
+
+
+def instruction(prompt: str, conflict_type: ConflictType, target: Target) -> str:
+    """Return the instruction that goes before a prompt; empty for a clean one."""
+    if conflict_type == "clean":
+        return ""
+    if target == "parametric":
+        return MEMORY_AFTER_STATEMENT if conflict_type == "substitution" else MEMORY_AFTER_PASSAGE
+    return CONTEXT_FOR_QUESTION if QUESTION.search(prompt) else CONTEXT_FOR_COMPLETION
+
+
+def instructed(prompt: str, conflict_type: ConflictType, target: Target) -> str:
+    """Return the prompt with its instruction before it."""
+    text = instruction(prompt, conflict_type, target)
+    return f"{text} {prompt}" if text else prompt
+
+
+# The head sets of an evaluation: served, found in the paper's way, or learned.
+Part = Literal["served", "paper", "learned"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One method, whatever the target and the domain.
+
+    Args:
+        part: The head set that it scales the heads of; None: of none.
+        method: One run or two; None: as its head set has it.
+        contrast: How it contrasts the answers with and without the context; None: not at all.
+        tunes: Validation chooses betas by relation.
+        prunes: Validation chooses how many heads of path patching are removed.
+        instructs: An instruction comes before the prompt.
+        is_gated: The head set's gate decides where it steers.
+        positions: Which positions it steers.
+        apart: The context is given apart.
+    """
+
+    part: Part | None = None
+    method: Method | None = None
+    contrast: SteerMethod | None = None
+    tunes: bool = False
+    prunes: bool = False
+    instructs: bool = False
+    is_gated: bool = False
+    positions: Positions = "all"
+    apart: bool = False
+
+    @property
+    def is_of_prompts(self) -> bool:
+        """Whether it needs an instruction, a context or a gate, which plain text does not have."""
+        return self.instructs or self.is_gated or self.apart
+
+
+RECIPES: dict[MethodName, Recipe] = {
+    "original": Recipe(),
+    "prompt": Recipe(instructs=True),
+    "cad": Recipe(contrast="cad", apart=True),
+    "adacad": Recipe(contrast="adacad", apart=True),
+    "ph3_large": Recipe(prunes=True),
+    "ph3_small": Recipe(prunes=True),
+    "june": Recipe(part="paper", method="june", tunes=True),
+    "juice": Recipe(part="paper", method="juice", tunes=True),
+    "served_once": Recipe(part="served", method="june"),
+    "served": Recipe(part="served"),
+    "learned": Recipe(part="learned"),
+    "question": Recipe(part="served", positions="question", apart=True),
+    "gated": Recipe(part="served", is_gated=True),
+    "gated_apart": Recipe(part="served", is_gated=True, apart=True),
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Treatment:
-    """One method toward one target on one domain.
+    """A method toward one target on one domain.
 
     Args:
         target: Whose answer counts as right.
@@ -69,13 +143,13 @@ class Treatment:
     apart: bool = False
 
     def applies(self, example: ConflictExample) -> bool:
-        """Return whether the method can be used: some need the example's context apart."""
+        """Return True where the method can be used: some need the example's context apart."""
         if self.steer is not None and self.steer.positions == "question":
             return all(context_end(example, t) for t in example.prompts if t != "clean")
         return not self.apart or has_context_apart(example)
 
     def steering(self, model: SteeredModel) -> Steering | None:
-        """Return how plain text is steered; None: it is not."""
+        """Return the steering of plain text; None where it is not steered."""
         return None if self.steer is None else model.resolve(self.steer)
 
     def request(
@@ -85,7 +159,7 @@ class Treatment:
         conflict_type: ConflictType,
         *,
         max_tokens: int,
-    ) -> GenerationRequest:
+    ) -> Request:
         """Return the request for one prompt of an example.
 
         It watches the first tokens of the parametric and the context answer.
@@ -126,10 +200,12 @@ class Treatment:
 
 
 def methods_for(target: Target, asked: tuple[MethodName, ...]) -> tuple[MethodName, ...]:
-    """Return the methods in `asked` that a target has, in the order of METHODS.
+    """Return the methods in `asked` that a target has, in the order of METHOD_NAMES.
 
     Context-aware decoding steers toward the context only.
     """
     return tuple(
-        name for name in METHODS if name in asked and (name not in CONTRASTS or target == "context")
+        name
+        for name in METHOD_NAMES
+        if name in asked and (RECIPES[name].contrast is None or target == "context")
     )

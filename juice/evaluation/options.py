@@ -1,43 +1,130 @@
-"""What is evaluated and how."""
+"""What is evaluated and how, for Python and the command line alike.
+
+The fields with a description are flags of `juice evaluate`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Literal, TypedDict, get_args
 
-from juice.evaluation.methods import METHODS, MethodName
-from juice.identification import IdentificationOptions
-from juice.methods import Target
+from pydantic import Field
 
+from juice.engine.options import Options
+from juice.errors import UsageError
+from juice.formula import Target
+
+MethodName = Literal[
+    "original",
+    "prompt",
+    "cad",
+    "adacad",
+    "ph3_large",
+    "ph3_small",
+    "june",
+    "juice",
+    "served_once",
+    "served",
+    "learned",
+    "question",
+    "gated",
+    "gated_apart",
+]
+METHOD_NAMES: tuple[MethodName, ...] = get_args(MethodName)
+AnalysisName = Literal[
+    "heads",
+    "reversals",
+    "running_once",
+    "knock_outs",
+    "robustness",
+    "paraphrases",
+    "seeds",
+    "seeds_learned",
+    "seeds_probe",
+    "stability",
+]
+ANALYSIS_NAMES: tuple[AnalysisName, ...] = get_args(AnalysisName)
+EXTRA = ("matplotlib", "jinja2", "pandas", "scipy")
 N_LARGE = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
+class EvaluationOptions(Options):
     """What is evaluated and how.
 
-    `head_set` names the set to use for its target. A target without one uses the set named after
-    it; if there is none, heads are found as `juice identify` does. `identification` is how the
-    paper's heads are found. Without `measures_text`, plain text and longer answers are left out.
+    Args:
+        targets: Whose answer counts as right.
+        methods: What to compare; docs/evaluation.md, "Methods", has the names.
+        analyses: What else to measure.
+        head_set: The name of a head set for its target; None: the one named after the target. A
+            target without one gets what `juice identify` finds.
+        limit: Most examples to test on, spread over the relations; None: all.
+        relation: Find heads on examples of this relation only.
+        n_examples: How many examples the paper's heads are found on.
+        top_k: Heads of each sign that the paper's probes choose.
+        seed: Seed of everything that is drawn.
+        n_seeds: With how many seeds, from `seed` on; with several, results also have the mean over
+            them, its interval and the worst.
+        alphas_plus: Probing scales of the paper's + heads; None: those of its authors.
+        alphas_minus: The same of the - heads.
+        n_large: Most examples that PH3 finds its many-example heads on.
+        measures_text: Whether plain text and longer answers are measured.
     """
 
     targets: tuple[Target, ...] = ("parametric", "context")
-    methods: tuple[MethodName, ...] = METHODS
-    analyses: tuple[str, ...] = ()
-    head_set: str | None = None
-    limit: int | None = None
-    seed: int = 0
+    methods: tuple[MethodName, ...] = METHOD_NAMES
+    analyses: tuple[AnalysisName, ...] = ()
+    head_set: str | None = Field(
+        default=None,
+        description=(
+            "A head set: its name, folder or scores file; "
+            "else the one named like the target, else found now."
+        ),
+    )
+    limit: int | None = Field(
+        default=None, ge=1, description="Facts to test on, spread over the relations."
+    )
+    relation: str | None = Field(
+        default=None,
+        description="Find heads on examples of this relation only; all relations are tested.",
+    )
+    n_examples: int = Field(
+        default=4, ge=1, description="Examples that the paper's heads are found on."
+    )
+    top_k: int = Field(
+        default=5, ge=1, description="Heads of each sign that they choose: 5 up to about 3B."
+    )
+    seed: int = Field(default=0, description="Seed of everything that is drawn.")
+    n_seeds: int = Field(default=1, ge=1)
+    alphas_plus: tuple[float, ...] | None = None
+    alphas_minus: tuple[float, ...] | None = None
     n_large: int = N_LARGE
     measures_text: bool = True
-    identification: IdentificationOptions = field(
-        default_factory=lambda: IdentificationOptions(method="probe")
-    )
 
     def with_seed(self, seed: int) -> EvaluationOptions:
         """Return these options for another seed: what is compared between seeds, and no more."""
-        return replace(
-            self,
-            seed=seed,
-            identification=replace(self.identification, seed=seed),
-            analyses=(),
-            measures_text=False,
+        return self.model_copy(update={"seed": seed, "analyses": (), "measures_text": False})
+
+
+class EvaluationFields(TypedDict, total=False):
+    """The fields of EvaluationOptions, as keywords of `juice.evaluate`."""
+
+    targets: Sequence[Target]
+    methods: Sequence[MethodName]
+    analyses: Sequence[AnalysisName]
+    head_set: str | None
+    limit: int | None
+    relation: str | None
+    n_examples: int
+    top_k: int
+    seed: int
+    n_seeds: int
+
+
+def require_extra() -> None:
+    """Raise UsageError where the extra `eval` is not installed."""
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise UsageError(
+            f"evaluation needs {', '.join(missing)}; "
+            "install it with: pip install 'juice-steering[eval]'"
         )

@@ -21,25 +21,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import torch
-from torch import nn
 
+from juice.checks.two_runs import bound_of
 from juice.data.example import ConflictExample
-from juice.data.passage import swapped
+from juice.data.passages import swapped
 from juice.errors import JuiceError
-from juice.head_set import Head
-from juice.identification.scored_prompt import scored_prompt
-from juice.methods import ConflictType
-from juice.model.hooks import hooked
+from juice.formula import ConflictType
+from juice.head_set.schema import Head
+from juice.identification.examples import scored_prompt
+from juice.model.definition import PaddedPrompts
+from juice.model.hooks import at_z
+from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
 N_ROWS = 512
-# How far the log odds of one position run alone may differ from those of the whole prompt.
-TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
 @dataclass(frozen=True)
@@ -133,9 +132,8 @@ def patching_scores(
                 [patch.context_token, patch.parametric_token], device=loaded.device
             )
             unpatched = _log_odds(_forward_one(loaded, patch.ids, z, {}, 1), wanted)
-            if (unpatched - _log_odds(logits[None], wanted)).abs().max() > TOLERANCES.get(
-                loaded.dtype, 0.3
-            ):
+            difference = (unpatched - _log_odds(logits[None], wanted)).abs().max()
+            if difference > bound_of(loaded.describe()):
                 raise JuiceError(
                     f"{type(loaded.model).__name__} cannot be patched: a prompt's last "
                     "position gives another result when it is run alone"
@@ -178,18 +176,12 @@ def _last_position(
     z is [n_heads, d_head] in each layer, the logits are [vocabulary].
     """
     kept: list[torch.Tensor] = []
-    layers = loaded.layout.layers
 
-    def keep(_module: Any, args: tuple[Any, ...]) -> None:
-        kept.append(args[0][0, -1].view(layers[len(kept)].n_heads, -1))
+    def keep(layer: AttentionLayer, z: torch.Tensor) -> None:
+        kept.append(z[0, -1].view(layer.n_heads, -1))
 
-    tokens = torch.tensor([ids], device=loaded.device)
-    rows, last = torch.tensor([[0], [len(ids) - 1]], device=loaded.device)
-    with (
-        hooked(layer.projection.register_forward_pre_hook(keep) for layer in layers),
-        loaded.logits.keep(rows, last, len(ids)),
-    ):
-        logits = loaded.run(input_ids=tokens, use_cache=False).logits[0, 0].float()
+    with at_z(loaded.layout.layers, keep):
+        logits = PaddedPrompts(loaded, [ids]).logits()[0]
     return kept, logits
 
 
@@ -205,19 +197,14 @@ def _forward_one(
     In row i, `patched[i]` names the head whose z is taken from another run, and that run's z.
     """
     given = []
-    for layer, own in enumerate(z):
-        rows = own.expand(n_rows, *own.shape).clone()  # [row, head, d_head]
+    for layer, of_heads in enumerate(z):
+        rows = of_heads.expand(n_rows, *of_heads.shape).clone()  # [row, head, d_head]
         for row, (head, other) in patched.items():
             if head.layer == layer:
                 rows[row, head.index] = other[layer][head.index]
         given.append(rows.flatten(1)[:, None])
     tokens = torch.full((n_rows, 1), ids[-1], device=loaded.device)
-    z_of = {layer.projection: own for layer, own in zip(loaded.layout.layers, given, strict=True)}
-
-    def put(projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (z_of[projection], *args[1:])
-
-    with hooked(projection.register_forward_pre_hook(put) for projection in z_of):
+    with at_z(loaded.layout.layers, lambda layer, _z: given[layer.index]):
         logits: torch.Tensor = loaded.run(
             input_ids=tokens, position_ids=torch.full_like(tokens, len(ids) - 1), use_cache=False
         ).logits

@@ -1,12 +1,22 @@
-"""One evaluation, a unit of work at a time; what the report folder holds is not computed again.
+"""The evaluation, one unit of work at a time, and `juice.evaluate`, which writes its report.
 
+results.json                 as juice.evaluation.results keeps it
 targets/<target>/found/<part>              a head set that was found now
 targets/<target>/head_sets/<part>          those in use
 targets/<target>/methods/<method>/choice   what validation chose, by domain
                                   answers  {conflict type: [answer or null]}, an answer being
                                            [output, is_correct, p_parametric, p_context]
                                   collateral, continuations, perplexity
+                                  table, by_popularity: what follows from the answers
 targets/<target>/analyses/<analysis>
+seeds                                      every number over several seeds
+
+seeds/<seed>/results.json    the evaluation under every seed but the first, without analyses and
+                             longer texts
+
+A seed draws the examples that find heads and those that tune, what is tested on (the rest, or
+`limit` of it), and the names of invented subjects. It changes neither the model nor a head set that
+is served, so an answer that was given under one seed is not asked for again under another.
 """
 
 from __future__ import annotations
@@ -14,33 +24,135 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from juice.data.example import judged_types
+from juice.data.example import ConflictExample, examples_sha256, judged_types
+from juice.data.readers.sources import Examples, read_examples
 from juice.errors import ExampleError
 from juice.evaluation import analyses, side_effects
 from juice.evaluation.analyses.inputs import AnalysisInputs
-from juice.evaluation.answers import Answer, ask
+from juice.evaluation.analyses.robustness import check_templates
+from juice.evaluation.answers import Answer, Remembered, ask
 from juice.evaluation.choices import MethodUnavailableError, Preparer
-from juice.evaluation.head_sets import head_sets_of, served_head_sets
-from juice.evaluation.identity import described, identity_of
-from juice.evaluation.methods import MethodName, Treatment, methods_for
-from juice.evaluation.options import EvaluationOptions
-from juice.evaluation.remembered import Remembered
+from juice.evaluation.head_sets import head_sets_of, probing, served_head_sets
+from juice.evaluation.methods import RECIPES, Treatment, methods_for
+from juice.evaluation.options import (
+    EvaluationFields,
+    EvaluationOptions,
+    MethodName,
+    require_extra,
+)
+from juice.evaluation.report.sections import write
+from juice.evaluation.results import Store, by_popularity, over_seeds, sha256, table
 from juice.evaluation.splits import Data, Splits, split
-from juice.evaluation.store import Store, sha256
-from juice.evaluation.tables import by_popularity, table
-from juice.head_set import HeadSet
-from juice.identification.scored_prompt import with_scored_answers
-from juice.identification.validation import N_FEW
-from juice.methods import CONTRASTS, TARGETS, Target
-from juice.progress import Progress, silent
+from juice.files import MINI
+from juice.formula import TARGETS, ConflictType, Target
+from juice.head_set.head_set import HeadSet
+from juice.identification.examples import N_FEW, with_scored_answers
+from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
+from juice.version import versions
 
 N_TESTED_LEAST = 30
+FOLDER = "seeds"
+DATA = Path(__file__).parent / "data"
+
+# What of identification the numbers depend on.
+OF_PROBING = {"method", "n_examples", "top_k", "seed", "relation", "penalty"} | {
+    "alphas_plus",
+    "alphas_minus",
+}
+
+
+def evaluate(
+    model: SteeredModel,
+    examples: Examples,
+    out: str | Path,
+    *,
+    validation: Examples | None = None,
+    identification: Examples | None = None,
+    texts: Sequence[str] | None = None,
+    templates: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+    **options: Unpack[EvaluationFields],
+) -> Store:
+    """Measure what steering does to a model, against its baselines, and write a report.
+
+    docs/evaluation.md describes it. What the folder already holds is not computed again, so an
+    interrupted evaluation continues where it stopped.
+
+    Args:
+        model: The model; heads are found for a target for which it has no head set.
+        examples: The examples to test on: examples, rows, a data set of `datasets`, or what
+            `juice.read_examples` takes.
+        out: The folder of the report: `report.html`, `report.md`, `results.json`, tables as CSV.
+        validation: Examples to tune on, as `examples`; None: 15 % of those.
+        identification: Examples to find heads on, as `examples`; None: some of those.
+        texts: Plain texts for perplexity; None: those that come with JuICE.
+        templates: Templates of paraphrased prompts, by relation; None: those that come with JuICE.
+        overwrite: Start anew, whatever the folder holds.
+        progress: Reports the progress of each piece of work.
+        options: `targets`, `methods`, `analyses`, `head_set`, `limit`, `relation`, `n_examples`,
+            `top_k`, `seed` and `n_seeds`, as `juice.evaluation.options.EvaluationOptions` has them.
+
+    Returns:
+        The report's store: `results` is the content of `results.json`, `folder` its folder, and
+        `to_frame` gives its tables as pandas frames.
+
+    Raises:
+        ExampleError: Nothing is left to test on, or a file cannot be used.
+        HeadSetError: The named head set cannot be used.
+        OutputError: The folder cannot be written, or holds another evaluation.
+        UsageError: An option is out of range, or the extra `eval` is not installed.
+    """
+    require_extra()
+    data = Data(
+        read_examples(examples),
+        None if validation is None else read_examples(validation, split="validation"),
+        None if identification is None else read_examples(identification, split="identification"),
+        read_texts(None, model.id) if texts is None else texts,
+        read_templates(None) if templates is None else templates,
+    )
+    asked = EvaluationOptions.of(**options)
+    return evaluate_data(model, data, asked, Path(out), overwrite=overwrite, progress=progress)
+
+
+def evaluate_data(
+    model: SteeredModel,
+    data: Data,
+    options: EvaluationOptions,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Store:
+    """Evaluate a model on data with every seed, and write the report.
+
+    Raises as `run`.
+    """
+    run_one = partial(run, model, data, overwrite=overwrite, remembered=Remembered())
+    store = run_one(options, out, progress=progress)
+    every = {options.seed: store.results}
+    for seed in range(options.seed + 1, options.seed + options.n_seeds):
+        with warnings.catch_warnings():
+            # They are kept as notes; those of the first seed need not be repeated.
+            warnings.simplefilter("ignore", UserWarning)
+            folder = store.folder / FOLDER / str(seed)
+            other = run_one(options.with_seed(seed), folder, progress=_named(progress, seed))
+        every[seed] = other.results
+        store.n_computed += other.n_computed
+        store.n_cached += other.n_cached
+    if len(every) > 1:
+        store.results["seeds"] = over_seeds(every)
+        _note_others(store, every)
+        store.save()
+    write(store)
+    return store
 
 
 def run(
@@ -49,21 +161,17 @@ def run(
     options: EvaluationOptions,
     out: Path,
     *,
-    texts: Sequence[str] = (),
-    templates: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     remembered: Remembered | None = None,
     progress: Progress = silent,
 ) -> Store:
-    """Evaluate a model on data and keep everything in the folder `out`.
+    """Evaluate a model on data with one seed and keep everything in the folder `out`.
 
     Args:
         model: The model, with the head sets that it serves.
-        data: The examples to test on, to tune on and to find heads on.
+        data: The examples, texts and templates.
         options: What is evaluated and how.
         out: The folder of the report.
-        texts: Plain texts for perplexity.
-        templates: Templates of paraphrased prompts, by relation.
         overwrite: Start anew, whatever the folder holds.
         remembered: Answers of this model that need not be asked for again.
         progress: Reports the progress of each piece of work.
@@ -77,51 +185,182 @@ def run(
         OutputError: The folder cannot be written, or holds another evaluation.
     """
     # Opened before anything is computed, so that an unusable folder fails early.
-    store = Store.open(out, identity_of(model, data, options, texts), overwrite=overwrite)
+    store = Store.open(out, _identity(model, data, options), overwrite=overwrite)
     with _noting(store):
-        examples = Data(
-            with_scored_answers(model, data.test),
-            None if data.validation is None else with_scored_answers(model, data.validation),
-            (
-                None
-                if data.identification is None
-                else with_scored_answers(model, data.identification)
-            ),
-        )
-        served = served_head_sets(model, options)
-        others = {t: s for t in TARGETS if (s := model.head_sets.named_after(t)) is not None}
-        splits = split(
-            model,
-            examples,
-            {**others, **served},
-            options.identification,
-            n_large=options.n_large,
-            limit=options.limit,
-        )
-        store.check("examples", splits.sha256)
-        if "paraphrases" in options.analyses:
-            store.check("templates", sha256(json.dumps(templates, sort_keys=True)))
-        _warn(model, splits, served)
-        head_sets = head_sets_of(model, served, splits, options, store, progress)
-    store.results["data"] = described(splits, head_sets["served"])
-    preparer = Preparer(
-        model=model,
-        splits=splits,
-        head_sets=head_sets,
-        options=options.identification,
-        seed=options.seed,
-        progress=progress,
-    )
+        preparer = _prepared(model, data, options, store, progress)
+    store.results["data"] = _described(preparer.splits, preparer.head_sets["served"])
+    evaluation = Evaluation(preparer, data, options, store, remembered or Remembered())
     for target in options.targets:
-        if not judged_types(target, splits.test, any):
+        if not judged_types(target, preparer.splits.test, any):
             raise ExampleError(
                 f"no test example has a conflict prompt that the {target} target is judged on; "
                 "give substitution or coherent ones"
             )
-        _evaluate(target, preparer, options, store, texts, templates, remembered or Remembered())
+        for name in methods_for(target, options.methods):
+            evaluation.measure(name, target)
+        evaluation.analyse(target)
     store.results["is_complete"] = True
     store.save()
     return store
+
+
+def _prepared(
+    model: SteeredModel, data: Data, options: EvaluationOptions, store: Store, progress: Progress
+) -> Preparer:
+    """Split the data, find the head sets that are missing, and check both against the store."""
+
+    def scored(examples: Sequence[ConflictExample] | None) -> list[ConflictExample] | None:
+        return None if examples is None else with_scored_answers(model, examples)
+
+    served = served_head_sets(model, options)
+    named = {t: s for t in TARGETS if (s := model.head_sets.named_after(t)) is not None}
+    splits = split(
+        model,
+        replace(
+            data,
+            test=with_scored_answers(model, data.test),
+            validation=scored(data.validation),
+            identification=scored(data.identification),
+        ),
+        {**named, **served},
+        probing(options),
+        n_large=options.n_large,
+        limit=options.limit,
+    )
+    store.check("examples", splits.sha256)
+    if "paraphrases" in options.analyses:
+        store.check("templates", sha256(json.dumps(data.templates, sort_keys=True)))
+    _warn(model, splits, served)
+    return Preparer(
+        model=model,
+        splits=splits,
+        head_sets=head_sets_of(model, served, splits, options, store, progress),
+        options=probing(options),
+        seed=options.seed,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The work of one evaluation; each unit of it is kept in the store."""
+
+    preparer: Preparer
+    data: Data
+    options: EvaluationOptions
+    store: Store
+    remembered: Remembered
+
+    def measure(self, name: MethodName, target: Target) -> None:
+        """Measure one method; where it cannot be used, warn with the reason."""
+        model, test = self.preparer.model, self.preparer.splits.test
+        unit = partial(self.store.unit, "targets", target, "methods", name)
+        with _noting(self.store):
+            try:
+                choice = unit("choice", make=lambda: self.preparer.choose(name, target))
+            except MethodUnavailableError as error:
+                warnings.warn(
+                    f"{name} toward the {target} answer is left out: {error}", stacklevel=2
+                )
+                return
+            treatments = self.preparer.treatments(name, target, choice)
+            asked = model, test, treatments, self.preparer.seed, self.preparer.progress
+            answers = unit("answers", make=partial(self._answers, name, target, treatments))
+            unit(
+                "collateral",
+                make=lambda: side_effects.collateral(*asked, remembered=self.remembered),
+            )
+            if self.options.measures_text:
+                unit("continuations", make=lambda: side_effects.continuations(*asked))
+                if not RECIPES[name].is_of_prompts:
+                    perplexity = side_effects.plain_text_perplexity
+                    unit("perplexity", make=partial(perplexity, model, self.data.texts, treatments))
+        given = {t: [row and Answer(*row) for row in rows] for t, rows in answers.items()}
+        method = self.store.results["targets"][target]["methods"][name]
+        method["table"] = table(test, given)
+        method["by_popularity"] = by_popularity(test, given)
+
+    def _answers(
+        self, name: MethodName, target: Target, treatments: Mapping[str, Treatment]
+    ) -> dict[ConflictType, list[list[Any] | None]]:
+        test = self.preparer.splits.test
+        answers = ask(
+            self.preparer.model,
+            test,
+            judged_types(target, test, any),
+            treatments,
+            target,
+            remembered=self.remembered,
+            progress=self.preparer.progress,
+            description=f"{name.replace('_', ' ')}, {target}",
+        )
+        return {
+            t: [None if answer is None else answer.to_list() for answer in given]
+            for t, given in answers.items()
+        }
+
+    def analyse(self, target: Target) -> None:
+        """Run the analyses of a target."""
+        methods = self.store.results.get("targets", {}).get(target, {}).get("methods", {})
+        inputs = AnalysisInputs(
+            **vars(self.preparer),
+            target=target,
+            choices={name: found["choice"] for name, found in methods.items()},
+            templates=self.data.templates,
+        )
+        for analysis in self.options.analyses:
+            if analysis in analyses.OF_THE_MODEL and target != self.options.targets[0]:
+                continue
+            with _noting(self.store):
+                make = partial(analyses.run, analysis, inputs)
+                self.store.unit("targets", target, "analyses", analysis, make=make)
+
+
+def _identity(model: SteeredModel, data: Data, options: EvaluationOptions) -> dict[str, Any]:
+    """Return all that the numbers depend on.
+
+    Methods, targets and analyses are not part of it: they may be added to a report later.
+    """
+
+    def hashed(examples: Sequence[ConflictExample] | None) -> str | None:
+        return None if examples is None else examples_sha256(examples)
+
+    described = model.description
+    return {
+        "model": described.identity.model_dump(mode="json"),
+        "dtype": described.dtype,
+        "chat_template_sha256": model.prompts.sha256,
+        "quantization": described.quantization,
+        "exact": described.exact,
+        "data_sha256": hashed(data.test),
+        "validation_sha256": hashed(data.validation),
+        "identification_sha256": hashed(data.identification),
+        "texts_sha256": sha256("\n".join(data.texts)),
+        "head_set": options.head_set,
+        "limit": options.limit,
+        "seed": options.seed,
+        "n_large": options.n_large,
+        "identification": probing(options).model_dump(mode="json", include=OF_PROBING),
+        "versions": versions(),
+    }
+
+
+def _described(splits: Splits, head_sets: Mapping[Target, HeadSet]) -> dict[str, Any]:
+    """Return the test examples, the subjects that heads are found on, and how many others."""
+    return {
+        "test": [
+            e.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for e in splits.test
+        ],
+        "identification": {
+            target: [e.subject for e in drawn] for target, drawn in splits.identification.items()
+        },
+        "finders_are_known": {
+            target: splits.holds_finders_of(head_set) for target, head_set in head_sets.items()
+        },
+        "n_large": len(splits.large),
+        "n_validation": len(splits.validation),
+        "left_out": splits.left_out,
+    }
 
 
 def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSet]) -> None:
@@ -131,125 +370,29 @@ def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSe
         warnings.warn(
             "no validation example can be used: head sets keep their own betas, "
             "and PH3 prunes five heads",
-            stacklevel=3,
+            stacklevel=4,
         )
     elif n < N_FEW:
         warnings.warn(
             f"only {n} validation examples choose betas and pruned heads; "
             f"{N_FEW} or more are better (--validation)",
-            stacklevel=3,
+            stacklevel=4,
         )
     if len(splits.test) < N_TESTED_LEAST:
         warnings.warn(
             f"only {len(splits.test)} facts are tested on: read the intervals, not the shares; "
             f"{N_TESTED_LEAST} or more are better",
-            stacklevel=3,
+            stacklevel=4,
         )
     for head_set in head_sets.values():
         if warning := head_set.form_warning(model.prompts.sha256):
-            warnings.warn(warning, stacklevel=3)
+            warnings.warn(warning, stacklevel=4)
         if not splits.holds_finders_of(head_set):
             warnings.warn(
                 f"head set {head_set.name!r} was found on examples that are not recognised in this "
                 "data: if some of them are tested on, its results are optimistic",
-                stacklevel=3,
+                stacklevel=4,
             )
-
-
-def _evaluate(
-    target: Target,
-    preparer: Preparer,
-    options: EvaluationOptions,
-    store: Store,
-    texts: Sequence[str],
-    templates: Mapping[str, Any] | None,
-    remembered: Remembered,
-) -> None:
-    """Do the work of one target."""
-    for name in methods_for(target, options.methods):
-        _measure(
-            name, target, preparer, store, remembered, texts if options.measures_text else None
-        )
-    methods = store.results.get("targets", {}).get(target, {}).get("methods", {})
-    inputs = AnalysisInputs(
-        model=preparer.model,
-        splits=preparer.splits,
-        target=target,
-        head_set=preparer.head_sets["served"].get(target),
-        preparer=preparer,
-        seed=options.seed,
-        options=options.identification,
-        choices={name: own["choice"] for name, own in methods.items()},
-        templates=templates,
-        progress=preparer.progress,
-    )
-    for analysis in options.analyses:
-        if analysis in analyses.OF_THE_MODEL and target != options.targets[0]:
-            continue
-        with _noting(store):
-            make = partial(analyses.run, analysis, inputs)
-            store.unit("targets", target, "analyses", analysis, make=make)
-
-
-def _measure(
-    name: MethodName,
-    target: Target,
-    preparer: Preparer,
-    store: Store,
-    remembered: Remembered,
-    texts: Sequence[str] | None,
-) -> None:
-    """Measure one method; without texts, neither plain text nor longer answers."""
-    model, test, seed = preparer.model, preparer.splits.test, preparer.seed
-    unit = partial(store.unit, "targets", target, "methods", name)
-    with _noting(store):
-        try:
-            choice = unit("choice", make=lambda: preparer.choose(name, target))
-        except MethodUnavailableError as error:
-            warnings.warn(f"{name} toward the {target} answer is left out: {error}", stacklevel=2)
-            return
-        treatments = preparer.treatments(name, target, choice)
-        asked = model, test, treatments, seed, preparer.progress
-        answers = unit(
-            "answers", make=lambda: _answers(name, target, preparer, treatments, remembered)
-        )
-        unit("collateral", make=lambda: side_effects.collateral(*asked, remembered=remembered))
-        if texts is not None:
-            unit("continuations", make=lambda: side_effects.continuations(*asked))
-        # Plain text has neither an instruction nor a context, and no gate.
-        if texts is not None and name not in (
-            *("prompt", "question", "gated", "gated_apart"),
-            *CONTRASTS,
-        ):
-            unit(
-                "perplexity",
-                make=lambda: side_effects.plain_text_perplexity(model, texts, treatments),
-            )
-    own = {t: [row and Answer(*row) for row in rows] for t, rows in answers.items()}
-    method = store.results["targets"][target]["methods"][name]
-    method["table"] = table(test, own)
-    method["by_popularity"] = by_popularity(test, own)
-
-
-def _answers(
-    name: MethodName,
-    target: Target,
-    preparer: Preparer,
-    treatments: Mapping[str, Treatment],
-    remembered: Remembered,
-) -> dict[str, list[list[Any] | None]]:
-    test = preparer.splits.test
-    answers = ask(
-        preparer.model,
-        test,
-        judged_types(target, test, any),
-        treatments,
-        target,
-        remembered=remembered,
-        progress=preparer.progress,
-        description=f"{name.replace('_', ' ')}, {target}",
-    )
-    return {t: [None if a is None else a.to_list() for a in own] for t, own in answers.items()}
 
 
 @contextmanager
@@ -258,8 +401,56 @@ def _noting(store: Store) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    notes: list[str] = store.results.setdefault("notes", [])
+    store.results.setdefault("notes", [])
     for warning in caught:
-        if issubclass(warning.category, UserWarning) and str(warning.message) not in notes:
-            notes.append(str(warning.message))
-            warnings.warn(str(warning.message), stacklevel=2)
+        if issubclass(warning.category, UserWarning):
+            _note(store, str(warning.message))
+
+
+def _note(store: Store, text: str) -> None:
+    if text not in store.results["notes"]:
+        store.results["notes"].append(text)
+        warnings.warn(text, stacklevel=3)
+
+
+def _note_others(store: Store, every: Mapping[int, Mapping[str, Any]]) -> None:
+    """Keep what only other seeds warned of as notes, and warn."""
+    known = set(store.results["notes"])
+    for seed, results in every.items():
+        for note in results.get("notes", []):
+            if note not in known:
+                _note(store, f"seed {seed}: {note}")
+
+
+def _named(progress: Progress, seed: int) -> Progress:
+    def named(description: str, total: int) -> AbstractContextManager[Advance]:
+        return progress(f"seed {seed}: {description}", total)
+
+    return named
+
+
+def read_texts(given: Path | None, model_id: str) -> list[str]:
+    """Read plain texts, one per line; None: those that come with JuICE. Raises ExampleError."""
+    path = given or (MINI if model_id == "mini" else DATA) / "plain_text.txt"
+    try:
+        texts = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExampleError(
+            f"cannot read the text {path}: {error}; give a UTF-8 file with one text per line"
+        ) from error
+    if not texts:
+        raise ExampleError(f"the text {path} is empty; give a file with one text per line")
+    return texts
+
+
+def read_templates(given: Path | None) -> dict[str, Any]:
+    """Read templates by relation; None: those that come with JuICE. Raises ExampleError."""
+    path = given or DATA / "templates.json"
+    try:
+        templates: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ExampleError(
+            f"cannot read the templates {path}: {error}; expected a JSON object"
+        ) from error
+    check_templates(templates, str(path))
+    return templates

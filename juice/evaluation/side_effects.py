@@ -1,4 +1,4 @@
-"""What else a method changes: prompts that need no steering, plain text, longer answers.
+"""The side effects of a method: on prompts that need no steering, plain text, longer answers.
 
 clean                accuracy of the parametric answer on clean prompts
 true_context         the same where the context tells the truth
@@ -13,16 +13,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from juice.data.controls import true_contexts, unknown_subjects
 from juice.data.critical import perplexity
-from juice.data.example import ConflictExample
-from juice.evaluation.answers import Answer, ask
+from juice.data.example import ConflictExample, true_contexts, unknown_subjects
+from juice.evaluation.answers import (
+    Answer,
+    Remembered,
+    ask,
+    mean,
+    repetition,
+    request_for,
+    signature,
+)
 from juice.evaluation.methods import Treatment
-from juice.evaluation.metrics import mean, repetition
-from juice.evaluation.remembered import Remembered
-from juice.evaluation.splits import domain_of, limited
-from juice.identification.intervals import share_interval
-from juice.methods import CONFLICTS, ConflictType, Target
+from juice.evaluation.splits import limited
+from juice.formula import CONFLICTS, ConflictType, Target
+from juice.identification.outcomes import share_interval
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
@@ -49,18 +54,16 @@ def collateral(
         progress: Reports how many prompts are answered.
         remembered: Answers that need not be asked for again.
     """
-    controls: tuple[
-        tuple[str, Sequence[ConflictExample], tuple[ConflictType, ...], Target], ...
-    ] = (
+    controls: Sequence[tuple[str, Sequence[ConflictExample], Sequence[ConflictType], Target]] = (
         ("clean", examples, ("clean",), "parametric"),
         ("true_context", true_contexts(examples), CONFLICTS, "parametric"),
         ("unknown_subject", unknown_subjects(examples, seed), CONFLICTS, "context"),
     )
     measured = {}
-    for name, own, conflict_types, judged_by in controls:
+    for name, facts, conflict_types, judged_by in controls:
         answers = ask(
             model,
-            own,
+            facts,
             conflict_types,
             treatments,
             judged_by,
@@ -88,22 +91,15 @@ def plain_text_perplexity(
     fitting = [ids for text in texts if 1 < len(ids := plain.tokenize(text)) <= limit]
     if not fitting:
         return None
-    by_domain, seen = [], dict[str, float]()
+    seen: dict[str, float] = {}
+    by_domain = []
     for treatment in treatments.values():
         steering = treatment.steering(model)
-        key = (
-            f"{steering.report.method} "
-            f"{ {layer: own.tolist() for layer, own in steering.coefficients.items()} }"
-            if steering
-            else ""
-        )
-        if key not in seen:
+        if (key := signature(steering)) not in seen:
             requests = [model.request(ids, max_tokens=0, prompt_logprobs=True) for ids in fitting]
             requests = [r.with_steering(steering) for r in requests] if steering else requests
-            completions = model.engine.generate(requests)
-            seen[key] = perplexity(
-                [t.logprob for c in completions for t in c.prompt_tokens if t.logprob is not None]
-            )
+            tokens = [t for c in model.engine.generate(requests) for t in c.prompt_tokens]
+            seen[key] = perplexity([t.logprob for t in tokens if t.logprob is not None])
         by_domain.append(seen[key])
     return mean(by_domain)
 
@@ -115,7 +111,7 @@ def continuations(
     seed: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Return how long answers to conflict prompts are, how many end, and how much they repeat.
+    """Return the length, the share that end, and the repetition of answers to conflict prompts.
 
     Answers have up to 64 tokens; the result is {n, mean_tokens, ended, repetition}.
 
@@ -126,13 +122,12 @@ def continuations(
         seed: Seed of the choice of examples.
         progress: Reports how many prompts are answered.
     """
-    requests = []
-    for example in limited(examples, N_CONTINUED, seed):
-        for conflict_type in CONFLICTS:
-            treatment = treatments[domain_of(example)]
-            if conflict_type in example.prompts and treatment.applies(example):
-                request = treatment.request(model, example, conflict_type, max_tokens=N_NEW_TOKENS)
-                requests += [request] if model.engine.fits(request) else []
+    requests = [
+        request
+        for e in limited(examples, N_CONTINUED, seed)
+        for t in CONFLICTS
+        if (request := request_for(model, e, t, treatments, max_tokens=N_NEW_TOKENS)) is not None
+    ]
     completions = model.engine.generate(
         requests, progress=progress, description="continuing answers"
     )

@@ -1,4 +1,4 @@
-"""Which examples find the heads, which tune and which test: disjoint and seeded.
+"""The splits: examples that find the heads, that tune, and that test; disjoint and seeded.
 
     identification   the few on which JuICE, JuNe and `ph3_small` find their heads; each target has
                      its own where head sets differ
@@ -17,19 +17,24 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from juice.data.example import ConflictExample, examples_sha256
 from juice.data.judging import normalise
 from juice.errors import ExampleError
-from juice.evaluation.instructions import instructed
-from juice.head_set import HeadSet
-from juice.identification import IdentificationOptions
-from juice.identification.drawing import usable_examples
-from juice.identification.scored_prompt import scored_prompt
-from juice.identification.validation import N_TUNED_ON, known_examples, validation_share
-from juice.methods import TARGETS, ConflictType, Target
+from juice.evaluation.methods import instructed
+from juice.formula import TARGETS, ConflictType, Target
+from juice.head_set.head_set import HeadSet
+from juice.identification.examples import (
+    N_TUNED_ON,
+    known_examples,
+    scored_prompt,
+    usable_examples,
+    validation_share,
+)
+from juice.identification.options import IdentificationOptions
 from juice.steered_model import SteeredModel
 
 LARGE_SHARE = 0.4
@@ -37,11 +42,16 @@ LARGE_SHARE = 0.4
 
 @dataclass(frozen=True)
 class Data:
-    """The examples to test on and, optionally, others to tune on and to find heads on."""
+    """The given data: examples to test on and, optionally, others to tune and to find heads on.
+
+    `texts` are plain texts for perplexity, `templates` those of paraphrased prompts by relation.
+    """
 
     test: Sequence[ConflictExample]
     validation: Sequence[ConflictExample] | None = None
     identification: Sequence[ConflictExample] | None = None
+    texts: Sequence[str] = ()
+    templates: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Splits:
     left_out: dict[str, int] = field(default_factory=dict)
 
     def holds_finders_of(self, head_set: HeadSet) -> bool:
-        """Return whether the examples a head set was found on are here, so not tested on."""
+        """Return True where the examples a head set was found on are here, so not tested on."""
         found = head_set.identification
         return (
             found is not None
@@ -104,24 +114,11 @@ def split(
     Raises:
         ExampleError: Nothing is left to test on, or no example has the options' relation.
     """
-    relations = {
-        e.relation for own in (data.test, data.identification or ()) for e in own if e.relation
-    }
-    if options.relation is not None and options.relation not in relations:
-        raise ExampleError(
-            f"no example has the relation {options.relation!r}; "
-            f"the data has {', '.join(sorted(relations)) or 'none'}"
-        )
     left_out: Counter[str] = Counter()
     pool = _usable(model, data.test, left_out)
     finders = pool if data.identification is None else _usable(model, data.identification, left_out)
-    given_finders = data.test if data.identification is None else data.identification
-    drawn, tuned_on = dict[Target, list[ConflictExample]](), list[ConflictExample]()
-    for target in TARGETS:
-        again = _drawn_again(model, given_finders, head_sets.get(target), options)
-        drawn[target], more = again or (_drawn(model, finders, options), [])
-        tuned_on += _without(more, tuned_on)
-    every_drawn = [e for own in drawn.values() for e in own]
+    drawn, tuned_on = _finders_of(model, data, finders, head_sets, options)
+    every_drawn = [e for examples in drawn.values() for e in examples]
     tuned_on = _without(_among(finders, tuned_on), every_drawn)
     rest = _without(pool, [*every_drawn, *tuned_on])
     given = (
@@ -131,16 +128,16 @@ def split(
     )
     rest = _without(rest, given)
     validation = _complete(known_examples(model, given))
-    left_out["validation examples that the model does not know, or that lack a prompt"] += len(
-        given
-    ) - len(validation)
+    unknown = "validation examples that the model does not know, or that lack a prompt"
+    left_out[unknown] += len(given) - len(validation)
     unused = [] if data.identification is None else _without(finders, [*every_drawn, *given, *rest])
     large = _large(unused, rest, n_large, options.seed)
     test = limited(_without(rest, large), limit, options.seed)
     if not test:
+        counted = ", ".join(f"{n} {reason}" for reason, n in left_out.items() if n)
         raise ExampleError(
             f"none of {len(data.test)} examples is left to test on: "
-            f"{_counted(left_out) or 'all of them find heads or tune'}; "
+            f"{counted or 'all of them find heads or tune'}; "
             f"give more, at least {4 * options.n_wanted(len(pool))}"
         )
     return Splits(
@@ -148,22 +145,44 @@ def split(
     )
 
 
+def _finders_of(
+    model: SteeredModel,
+    data: Data,
+    finders: list[ConflictExample],
+    head_sets: Mapping[Target, HeadSet],
+    options: IdentificationOptions,
+) -> tuple[dict[Target, list[ConflictExample]], list[ConflictExample]]:
+    """Return each target's examples that find heads, and those that head sets were tuned on."""
+    given = data.test if data.identification is None else data.identification
+    relations = {e.relation for e in (*data.test, *(data.identification or ())) if e.relation}
+    if options.relation is not None and options.relation not in relations:
+        raise ExampleError(
+            f"no example has the relation {options.relation!r}; "
+            f"the data has {', '.join(sorted(relations)) or 'none'}"
+        )
+    drawn, tuned_on = dict[Target, list[ConflictExample]](), list[ConflictExample]()
+    for target in TARGETS:
+        again = _drawn_again(model, given, head_sets.get(target), options)
+        drawn[target], tuned = again or (_drawn(model, finders, options), [])
+        tuned_on += _without(tuned, tuned_on)
+    return drawn, tuned_on
+
+
 def _usable(
     model: SteeredModel, examples: Sequence[ConflictExample], left_out: Counter[str]
 ) -> list[ConflictExample]:
+    """Return the examples that can be asked and scored; count the others by reason."""
     kept = []
     for example in examples:
-        longest = [
-            instructed(prompt, t, target)
+        asked = [
+            model.tokenize(instructed(prompt, t, target), opening=example.opening)
             for t, prompt in example.prompts.items()
-            for target in ("parametric", "context")
+            for target in TARGETS
         ]
-        asked = [model.tokenize(prompt, opening=example.opening) for prompt in longest]
+        right = set(map(normalise, example.parametric_answer))
         if not all(model.fits(ids, max_tokens=example.max_tokens) for ids in asked):
             left_out["prompts that are too long for the model"] += 1
-        elif set(map(normalise, example.parametric_answer)) & set(
-            map(normalise, example.context_answer)
-        ):
+        elif not right.isdisjoint(map(normalise, example.context_answer)):
             left_out["context answers that are a right answer"] += 1
         else:
             try:
@@ -205,8 +224,7 @@ def _drawn_again(
     for relation in (options.relation, None, *relations):
         if sum(relation in (None, e.relation) for e in examples) < found.n_examples:
             continue
-        again = replace(
-            options,
+        again = options.but(
             method=found.method,
             n_examples=found.n_examples,
             seed=found.seed,
@@ -225,14 +243,14 @@ def _drawn_again(
 def _drawn(
     model: SteeredModel, pool: list[ConflictExample], options: IdentificationOptions
 ) -> list[ConflictExample]:
-    own = [e for e in pool if options.relation in (None, e.relation)]
-    types = Counter(frozenset(e.prompts) for e in own)
-    if own:
+    related = [e for e in pool if options.relation in (None, e.relation)]
+    types = Counter(frozenset(e.prompts) for e in related)
+    if related:
         # Heads are found on examples with the same conflict types: the most common combination.
         commonest = max(types, key=lambda names: (types[names], len(names), sorted(names)))
-        own = [e for e in own if e.prompts.keys() == commonest]
-    n_examples = max(1, min(options.n_wanted(len(own)), len(own)))
-    return usable_examples(model, own, replace(options, n_examples=n_examples))[0]
+        related = [e for e in related if e.prompts.keys() == commonest]
+    n_examples = max(1, min(options.n_wanted(len(related)), len(related)))
+    return usable_examples(model, related, options.but(n_examples=n_examples))[0]
 
 
 def _large(
@@ -257,35 +275,30 @@ def limited(
     rng, by_domain = Random(seed), dict[str, list[int]]()
     for i, example in enumerate(examples):
         by_domain.setdefault(domain_of(example), []).append(i)
-    for own in by_domain.values():
-        rng.shuffle(own)
+    for places in by_domain.values():
+        rng.shuffle(places)
     # Take one of each domain in turn, so that small domains run out first.
     order = sorted(
-        (turn, domain, i) for domain, own in by_domain.items() for turn, i in enumerate(own)
+        (turn, domain, i) for domain, places in by_domain.items() for turn, i in enumerate(places)
     )
     kept = {i for _, _, i in order[:limit]}
     return [e for i, e in enumerate(examples) if i in kept]
 
 
 def _key(example: ConflictExample) -> tuple[str, str]:
+    """Return the key by which a fact in two files is one fact."""
     return domain_of(example), example.subject
 
 
 def _without(
     examples: Sequence[ConflictExample], taken: Sequence[ConflictExample]
 ) -> list[ConflictExample]:
-    """Leave out what is taken, by domain and subject: a fact in two files is one fact."""
-    keys = {_key(e) for e in taken}
+    keys = set(map(_key, taken))
     return [e for e in examples if _key(e) not in keys]
 
 
 def _among(
     examples: Sequence[ConflictExample], wanted: Sequence[ConflictExample]
 ) -> list[ConflictExample]:
-    """Keep the examples that are wanted, by domain and subject."""
-    keys = {_key(e) for e in wanted}
+    keys = set(map(_key, wanted))
     return [e for e in examples if _key(e) in keys]
-
-
-def _counted(left_out: Counter[str]) -> str:
-    return ", ".join(f"{n} {reason}" for reason, n in left_out.items() if n)

@@ -12,16 +12,14 @@ architectures, flat as [batch, pos, head * d_head]. Only torch is needed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from juice.errors import RequestError, UsageError
-from juice.head_set.coefficients import betas_of, check_scale, coefficients_of
-from juice.head_set.schema import HeadSetContent
-from juice.methods import METHODS, Method
+from juice.errors import UsageError
+from juice.formula import Method, add_scaled
 
 Hook = Callable[..., torch.Tensor | None]
 HOOK_NAME = "blocks.{}.attn.hook_z"
@@ -39,69 +37,44 @@ class LensHooks:
     steer: list[tuple[str, Hook]]
 
 
-class LensHeadSet(HeadSetContent):
-    """A head set that steers in TransformerLens."""
+def lens_hooks(coefficients: Mapping[int, torch.Tensor], method: Method) -> LensHooks:
+    """Return the hooks that steer by coefficients.
 
-    def to_lens_hooks(
-        self,
-        *,
-        beta_plus: float | None = None,
-        beta_minus: float | None = None,
-        strength: float = 1.0,
-        method: Method = "juice",
-    ) -> LensHooks:
-        """Return TransformerLens hooks: `record` for the clean run, `steer` for the steered run.
+    Args:
+        coefficients: float32 [n_heads] by layer.
+        method: `juice` for two runs, `june` for the single run, which records nothing.
+    """
+    recorded: dict[int, torch.Tensor] = {}
 
-        Args:
-            beta_plus: Scale of the + heads; None: the tuned one.
-            beta_minus: Scale of the - heads; None: the tuned one.
-            strength: Multiplies both betas.
-            method: `juice`, or `june` for the single run, which records nothing.
+    def recording(layer: int) -> Hook:
+        def record(z: torch.Tensor, hook: Any = None) -> None:  # noqa: ARG001 -- passed by name
+            # A copy: hooks that run after this one may change z in place.
+            recorded[layer] = z.detach().clone()
 
-        Raises:
-            RequestError: There are no betas, or a value is out of range.
-            UsageError: Raised by a steered run without a clean run of the same shape.
-        """
-        if method not in METHODS:
-            raise RequestError(
-                f"method is {method!r}; expected juice or june", param="steer.method"
-            )
-        check_scale("strength", strength)
-        check_scale("beta_plus", beta_plus)
-        check_scale("beta_minus", beta_minus)
-        coefficients = coefficients_of(
-            self, betas_of(self, method, beta_plus, beta_minus), strength
-        )
-        recorded: dict[int, torch.Tensor] = {}
+        return record
 
-        def recording(layer: int) -> Hook:
-            def record(z: torch.Tensor, hook: Any = None) -> None:  # noqa: ARG001 -- passed by name
-                # A copy: hooks that run after this one may change z in place.
-                recorded[layer] = z.detach().clone()
+    def steering(layer: int, coefficient: torch.Tensor) -> Hook:
+        def steer(z: torch.Tensor, hook: Any = None) -> torch.Tensor:  # noqa: ARG001
+            clean = z if method == "june" else _record_of(recorded.get(layer), z, layer)
+            return _steered(z, clean, coefficient, layer)
 
-            return record
+        return steer
 
-        def steering(layer: int, coefficient: torch.Tensor) -> Hook:
-            def steer(z: torch.Tensor, hook: Any = None) -> torch.Tensor:  # noqa: ARG001
-                clean = z if method == "june" else _record_of(recorded.get(layer), z, layer)
-                return _add_scaled(z, clean, coefficient, layer)
-
-            return steer
-
-        return LensHooks(
-            record=(
-                [(HOOK_NAME.format(layer), recording(layer)) for layer in coefficients]
-                if method == "juice"
-                else []
-            ),
-            steer=[
-                (HOOK_NAME.format(layer), steering(layer, values))
-                for layer, values in coefficients.items()
-            ],
-        )
+    return LensHooks(
+        record=(
+            [(HOOK_NAME.format(layer), recording(layer)) for layer in coefficients]
+            if method == "juice"
+            else []
+        ),
+        steer=[
+            (HOOK_NAME.format(layer), steering(layer, values))
+            for layer, values in coefficients.items()
+        ],
+    )
 
 
 def _record_of(clean: torch.Tensor | None, z: torch.Tensor, layer: int) -> torch.Tensor:
+    """Return z of the clean run, of the same shape as z, [batch, pos, n_heads, d_head] or flat."""
     if clean is None:
         raise UsageError(
             f"the steered run has no clean run at layer {layer}; "
@@ -115,15 +88,19 @@ def _record_of(clean: torch.Tensor | None, z: torch.Tensor, layer: int) -> torch
     return clean
 
 
-def _add_scaled(
+def _steered(
     z: torch.Tensor, clean: torch.Tensor, coefficient: torch.Tensor, layer: int
 ) -> torch.Tensor:
+    """Return z with the clean run's added, both [batch, pos, n_heads, d_head] or flat.
+
+    `coefficient` is float32 [n_heads].
+    """
     n_heads = len(coefficient)
     if z.shape[2] % n_heads if z.dim() == 3 else z.shape[2] != n_heads:
         raise UsageError(
             f"layer {layer} has z of shape {list(z.shape)}; "
             f"the head set's model has {n_heads} heads"
         )
-    by_head = (*z.shape[:2], n_heads, -1)  # [batch, pos, head, d_head]
-    scaled = coefficient.to(z)[:, None] * clean.to(z.device).reshape(by_head)
-    return (z.reshape(by_head) + scaled).reshape(z.shape)
+    flat = (*z.shape[:2], -1)  # [batch, pos, n_heads * d_head]
+    source = clean.to(z.device).reshape(flat)
+    return add_scaled(z.reshape(flat), source, coefficient).reshape(z.shape)

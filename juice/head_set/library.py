@@ -1,21 +1,192 @@
 """The head sets of a folder that fit a loaded model, by name, and the others with the reason.
 
-A folder is read once, and again when it has changed: a set that cannot be read then is served as it
-was before.
+The first of these folders that is given or exists is searched: the `head_sets` argument, the
+environment variable JUICE_HEAD_SETS, `./head_sets`, the sets shipped with the package. It is read
+once, and again when it has changed: a set that cannot be read then is served as it was before.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError, WindowError
-from juice.head_set.coefficients import layers_of
+from juice.formula import TARGETS, Method, Target
 from juice.head_set.head_set import HeadSet
-from juice.head_set.lookup import find_folder, key_of, printable, sets_in
-from juice.head_set.naming import public_id
-from juice.head_set.schema import ModelIdentity
-from juice.methods import TARGETS, Method, Target
+from juice.head_set.schema import HeadScores, ModelIdentity, public_id
+from juice.head_set.storage import JSON_FILE, is_scores_name, read_scores
+
+PACKAGED = Path(__file__).parents[1] / "_head_sets"
+CHECKOUT = Path(__file__).parents[2] / "head_sets"
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the sets shipped with JuICE: in the wheel's package or the checkout."""
+    return PACKAGED if PACKAGED.is_dir() else CHECKOUT
+
+
+def find_folder(given: str | Path | None) -> Path:
+    """Return the folder to search.
+
+    Raises HeadSetNotFoundError for a named folder that does not exist or is not one of head sets.
+    """
+    named = given or os.environ.get("JUICE_HEAD_SETS")
+    if named:
+        folder = Path(named)
+        if not folder.is_dir():
+            raise HeadSetNotFoundError(
+                f"the head sets folder {named} does not exist; "
+                f"make it with `juice identify --out {named}`"
+            )
+        if any(os.path.lexists(path / JSON_FILE) for path in (folder, *_models_in(folder))):
+            raise HeadSetNotFoundError(
+                f"{named} is the folder of a head set or of one model; "
+                f"give the folder above, which holds <model>/<name>/{JSON_FILE}"
+            )
+        return folder
+    local = Path("head_sets")
+    return local if local.is_dir() else shipped_folder()
+
+
+def sets_in(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the folders of the head sets in a folder, by `<model>/<name>`.
+
+    In addition, what cannot be looked into, with the reason.
+    """
+    folders, unreadable = dict[str, Path](), dict[str, str]()
+    for of_model in _models_in(folder):
+        try:
+            paths = [path for path in _folders_in(of_model) if _may_be_there(path / JSON_FILE)]
+        except OSError as error:
+            model = printable(of_model.name)
+            unreadable[f"{model}/*"] = f"cannot look into {model}: {error.strerror}"
+        else:
+            folders |= {key_of(path): path for path in paths}
+    return folders, unreadable
+
+
+def key_of(path: Path) -> str:
+    """Return the name of a head set's folder for others to see: `<model>/<name>`."""
+    return printable(f"{path.parent.name}/{path.name}")
+
+
+def stamp_of(folder: Path) -> Hashable:
+    """Return a value that changes with the sets of a folder: their files' inodes, sizes and times.
+
+    Raises HeadSetNotFoundError for a folder that cannot be looked into.
+    """
+    paths, unreadable = sets_in(folder)
+    files = [
+        file
+        for path in paths.values()
+        for file in (path / JSON_FILE, *sorted(path.glob("scores*.safetensors")))
+    ]
+    return (*unreadable.items(), *((str(file), _stamp_of(file)) for file in files))
+
+
+def _stamp_of(file: Path) -> Hashable:
+    try:
+        status = file.stat()
+    except OSError as error:
+        return error.errno
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Return the folders of models in a folder of head sets.
+
+    Raises HeadSetNotFoundError for one that cannot be looked into.
+    """
+    try:
+        return _folders_in(folder)
+    except OSError as error:
+        raise HeadSetNotFoundError(
+            f"cannot look into the head sets folder {folder}: {error.strerror}"
+        ) from error
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder that are not hidden, in order."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            Path(entry) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)
+        )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link that leads nowhere, or in a circle
+
+
+def _may_be_there(path: Path) -> bool:
+    """Return whether there is a file, or something keeps us from seeing whether there is one."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def printable(text: str) -> str:
+    """Return text as valid Unicode: a file's name may have any bytes, JSON lone surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tuple[Path, HeadSet]:
+    """Return a head set and its folder, given in one of three ways.
+
+    Args:
+        given: The folder of a head set, its scores file, or its name (or `<model>/<name>`) in the
+            folder of head sets.
+        head_sets: The folder of head sets; None: the one that is searched for a model.
+
+    Raises:
+        HeadSetNotFoundError: There is none, or several models have one of that name.
+        HeadSetError: The set is damaged.
+    """
+    path = Path(given)
+    if is_scores_name(path.name):
+        path = path.parent
+    if os.path.lexists(path / JSON_FILE):
+        return path, HeadSet.load(path)
+    folder, name = find_folder(head_sets), str(given)
+    folders, _ = sets_in(folder)
+    named = [key for key in folders if name in (folders[key].name, key)]
+    if len(named) == 1:
+        return folders[named[0]], HeadSet.load(folders[named[0]])
+    if named:
+        raise HeadSetNotFoundError(
+            f"several models have a head set {name!r} in {folder}: give {' or '.join(named)}"
+        )
+    if path.is_dir():
+        raise HeadSetNotFoundError(
+            f"the folder {path} has no {JSON_FILE}; "
+            "give the folder of one head set, such as head_sets/mini/context"
+        )
+    raise HeadSetNotFoundError(
+        f"there is no head set {name!r}: give the folder of one, such as head_sets/mini/context, "
+        f"its scores file, or a name in {folder} ({', '.join(folders) or 'none'})"
+    )
+
+
+def find_scores(given: str | Path, head_sets: str | Path | None = None) -> HeadScores:
+    """Return the scores of a head set, given as for `find_head_set`, or of a lone scores file.
+
+    Raises HeadSetError.
+    """
+    path = Path(given)
+    if path.is_file() and not (path.parent / JSON_FILE).exists():
+        return HeadScores.parse(read_scores(path), path)
+    folder, head_set = find_head_set(given, head_sets)
+    if head_set.scores is None:
+        raise HeadSetError(f"{folder} has no scores; only sets made by `juice identify` have")
+    return head_set.scores
 
 
 @dataclass(frozen=True)
@@ -78,37 +249,37 @@ class HeadSetLibrary:
         A set that is the same stays the same object. Raises what `scan` raises.
         """
         paths, unreadable = sets_in(find_folder(self.folder))
-        own = replace(self, by_name={}, paths={}, unfit=unreadable, foreign=set())
+        fresh = replace(self, by_name={}, paths={}, unfit=unreadable, foreign=set())
         before = {key_of(path): (path, self.by_name[name]) for name, path in self.paths.items()}
-        found: dict[str, tuple[Path, HeadSet]] = {}
+        readable: dict[str, tuple[Path, HeadSet]] = {}
         for key, path in paths.items():
             old = before.get(key)
             try:
                 new = HeadSet.load(path)
-                found[key] = old if old and old[1].seal == new.seal else (path, new)
+                readable[key] = old if old and old[1].seal == new.seal else (path, new)
             except HeadSetError as error:
                 # Whoever asks the server need not know where its files are.
-                own.unfit[key] = printable(str(error).replace(str(path), key))
+                fresh.unfit[key] = printable(str(error).replace(str(path), key))
                 if old is not None:
-                    found[key] = old
-                    own.unfit[key] += "; the set that was read before is still served"
+                    readable[key] = old
+                    fresh.unfit[key] += "; the set that was read before is still served"
         # Those whose folder, too, cannot be looked into.
-        found |= {
+        readable |= {
             key: old for key, old in before.items() if f"{old[0].parent.name}/*" in unreadable
         }
         for key, (path, head_set) in sorted(
-            found.items(), key=lambda one: not one[1][1].model.is_certain(self.model)
+            readable.items(), key=lambda item: not item[1][1].model.is_certain(self.model)
         ):
-            own._add(key, path, head_set)
-        return replace(own, gone=(self.gone | set(self.by_name)) - set(own.by_name))
+            fresh._add(key, path, head_set)
+        return replace(fresh, gone=(self.gone | set(self.by_name)) - set(fresh.by_name))
 
     def _add(self, key: str, path: Path, head_set: HeadSet) -> None:
-        rival, own = self.by_name.get(head_set.name), head_set.model
+        rival, model = self.by_name.get(head_set.name), head_set.model
         if (
             rival
             and rival.model.is_certain(self.model)
-            and not own.is_certain(self.model)
-            and not own.difference(self.model)
+            and not model.is_certain(self.model)
+            and not model.difference(self.model)
         ):
             self.unfit[key] = (
                 "it has no fingerprint, "
@@ -119,7 +290,7 @@ class HeadSetLibrary:
             self.check_fits(head_set)
         except HeadSetError as error:
             self.unfit[key] = str(error)
-            if public_id(own.id) != public_id(self.model.id):
+            if public_id(model.id) != public_id(self.model.id):
                 self.foreign.add(key)
             return
         if rival:
@@ -136,7 +307,7 @@ class HeadSetLibrary:
         Raises WindowError for heads in layers in which the engine cannot steer.
         """
         head_set.check_fits(self.model, allow_unverified=self.allow_unverified)
-        needed = layers_of(head_set)
+        needed = head_set.layers
         if self.layers is not None and any(layer not in self.layers for layer in needed):
             all_of_them = (*needed, *self.layers)
             raise WindowError(
@@ -146,18 +317,19 @@ class HeadSetLibrary:
                 "its folder"
             )
 
-    def targets(self, method: Method = "juice") -> list[Target]:
+    def targets(self, method: Method | None = None) -> list[Target]:
         """Return the targets that `steer` alone reaches.
 
-        Those are the targets with a set of the same name that has betas for the method.
+        Those are the targets with a set of the same name that has betas for the method, or for its
+        default one where none is named.
         """
-        own = {target: self.named_after(target) for target in TARGETS}
-        return [target for target, found in own.items() if found and found.betas(method)]
+        named = {target: self.named_after(target) for target in TARGETS}
+        return [target for target, head_set in named.items() if head_set and head_set.betas(method)]
 
     def named_after(self, target: Target) -> HeadSet | None:
         """Return the set that is named after its own target, if there is one."""
-        found = self.by_name.get(target)
-        return found if found and found.target == target else None
+        head_set = self.by_name.get(target)
+        return head_set if head_set and head_set.target == target else None
 
     def get(self, name: str) -> HeadSet:
         """Return the set of that name.

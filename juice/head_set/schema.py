@@ -1,34 +1,91 @@
-"""The content of a head set: the heads of each sign, their betas, their model and their origin.
+"""The parts of a head set: heads, betas and gates of each method, model, origin, effect, scores.
 
-A head set is immutable and valid once it exists: its heads are within the model it names, each sign
-lists a head once, betas are finite and of the right sign. `HeadSet.parse` raises HeadSetError for
-anything else.
+All are immutable, finite and without unknown fields. A **method** scales its heads: `juice` in two
+runs, `june` in one. Its **betas** scale the recorded z, one for all heads of a sign or one for each
+head. Its **gate** tells, by a number at a prompt's end, whether a request should be steered:
+
+    memory   the largest probability of the next token without the context and without steering
+    steered  the same of the steered run
+    copied   the same of the steered run if the token occurs in the prompt, else 0
+
+Where the number reaches the threshold, the request is steered. Betas and a request's strength
+become the coefficients of z:
+
+    coefficient[layer][head] = strength * (beta_plus if head in plus)
+                             + strength * (beta_minus if head in minus)
+
+**Scores** are the numbers by which heads were chosen, for each sign, conflict type, layer and
+head. Their kind:
+
+    probe        the mean change of p_y when the head is scaled (method.md, stage 1, step 1)
+    attribution  how fast the lead of the target's answer grows with the head's coefficient
+    learned      the coefficient that the head was given, once for all conflict types
+
+Content of the older formats is turned into that of this one here; `HeadSet` holds all of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import warnings
+import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
-from juice.errors import HeadSetError, HeadSetMismatchError
-from juice.head_set.betas import Betas, BetaTable
-from juice.head_set.gates import Gate, GateTable
-from juice.head_set.parts import Part
-from juice.head_set.scores import HeadScores, ScoreKind
-from juice.head_set.validation import Validation, checked_metrics
-from juice.methods import METHODS, Method, Target
-from juice.options import first_problem
+from juice.errors import HeadSetError, RequestError
+from juice.formula import CONFLICT_TYPES, METHODS, TARGETS, Method
 
-FORMAT: Final = "juice.head_set/2"
-FIRST_FORMAT: Final = "juice.head_set/1"
-# The seals of the sets that come with JuICE for weights that nobody recorded.
-PUBLISHED = frozenset({"sha256:b7ba66f17752d764479d1fd0883196050d662ce42a410b67573bbc783d9513c4"})
+FORMAT: Final = "juice.head_set/3"
+# Without methods: one list of heads for both. The first had no seal, and one beta a sign.
+SECOND_FORMAT, FIRST_FORMAT = "juice.head_set/2", "juice.head_set/1"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+SHA256_PATTERN = r"^sha256:[0-9a-f]{64}$"
+MAX_BETA = 100.0
+RANGES = {"strength": (0.0, MAX_BETA), "beta_plus": (0.0, MAX_BETA), "beta_minus": (-MAX_BETA, 0.0)}
+
+
+def check_scale(name: str, value: float | None) -> None:
+    """Raise RequestError for a strength or beta out of its range; None is in range."""
+    low, high = RANGES[name]
+    if value is not None and not (
+        isinstance(value, int | float) and math.isfinite(value) and low <= value <= high
+    ):
+        raise RequestError(
+            f"{name} is {value!r}; expected a number from {low:g} to {high:g}",
+            param=f"steer.{name}",
+        )
+
+
+def slug(model_id: str) -> str:
+    """Return the folder name of a model's head sets: its public id with `/` as `--`."""
+    return public_id(model_id).replace("/", "--")
+
+
+def public_id(model_id: str) -> str:
+    """Return a model's id as others know it: for a path, its last part."""
+    is_path = model_id.startswith((".", "/", "~")) or Path(model_id).is_dir()
+    return Path(model_id).resolve().name if is_path else model_id
+
+
+def short(sha256: str) -> str:
+    """Return the beginning of a hash, enough to tell two apart."""
+    kind, colon, digits = sha256.rpartition(":")
+    return f"{kind}{colon}{digits[:12]}…"
+
+
+class Part(BaseModel):
+    """A part of a head set."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class Head(NamedTuple):
@@ -41,10 +98,209 @@ class Head(NamedTuple):
         return f"L{self.layer}H{self.index}"
 
 
-class ModelIdentity(Part):
-    """Which model a head set is for.
+class HeadLists(Part):
+    """The heads of each sign.
 
-    Id and revision are for people; the fingerprint, or architecture and shape, decides.
+    Args:
+        plus: The + heads, best first, each its layer and its number there.
+        minus: The - heads, likewise.
+    """
+
+    plus: tuple[Head, ...] = ()
+    minus: tuple[Head, ...] = ()
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        for sign, heads in (("plus", self.plus), ("minus", self.minus)):
+            if len(set(heads)) < len(heads):
+                raise ValueError(f"the {sign} heads list a head twice")
+        if not self.plus and not self.minus:
+            raise ValueError("no heads of either sign")
+        return self
+
+    @property
+    def all(self) -> tuple[Head, ...]:
+        """The heads of both signs, each once, in order."""
+        return tuple(sorted({*self.plus, *self.minus}))
+
+
+Sign = Literal["plus", "minus"]
+Plus = Annotated[float, Field(ge=0, le=MAX_BETA)]
+Minus = Annotated[float, Field(le=0, ge=-MAX_BETA)]
+# A beta, or the smallest and the largest of several.
+Spread = float | tuple[float, float]
+
+
+class Betas(Part):
+    """Scales of the recorded z; a list has one for each head, in the order of the method's heads.
+
+    Args:
+        plus: The scales of the + heads, 0 or more.
+        minus: The scales of the - heads, 0 or less.
+    """
+
+    plus: Plus | tuple[Plus, ...]
+    minus: Minus | tuple[Minus, ...]
+
+    @model_validator(mode="after")
+    def _alike(self) -> Self:
+        if isinstance(self.plus, tuple) != isinstance(self.minus, tuple):
+            raise ValueError("one of plus and minus lists a beta for each head, the other does not")
+        return self
+
+    @property
+    def is_per_head(self) -> bool:
+        """Whether each head has a beta of its own."""
+        return isinstance(self.plus, tuple)
+
+    def each(self, sign: Sign, n_heads: int) -> tuple[float, ...]:
+        """Return the beta of each of the `n_heads` heads of a sign."""
+        given: float | tuple[float, ...] = getattr(self, sign)
+        return given if isinstance(given, tuple) else (given,) * n_heads
+
+    def spread(self, sign: Sign) -> Spread:
+        """Return the beta of a sign, or the smallest and largest of its heads; 0 without heads."""
+        given: float | tuple[float, ...] = getattr(self, sign)
+        if isinstance(given, tuple):
+            return (min(given), max(given)) if given else 0.0
+        return given
+
+    def __str__(self) -> str:
+        return f"{spelled(self.spread('plus'))} {spelled(self.spread('minus'))}"
+
+
+def spelled(spread: Spread) -> str:
+    """Return a beta, or the range of several, as text."""
+    if isinstance(spread, tuple):
+        return f"{spread[0]:+.3g}..{spread[1]:+.3g}"
+    return f"{spread:+g}"
+
+
+Signal = Literal["memory", "steered", "copied"]
+
+
+class GateRule(Part):
+    """A signal and its threshold, with what they did on validation examples.
+
+    Args:
+        signal: The number that decides; `memory` needs the context apart from the prompt.
+        threshold: The least number at which a request is steered.
+        n_prompts: The number of prompts with a conflict that were measured.
+        kept: The share of these that stay steered.
+        side_effects: The shares of right answers to prompts that steering should leave alone,
+            without steering and with the gate.
+    """
+
+    signal: Signal
+    threshold: float
+    n_prompts: int = Field(ge=1)
+    kept: float = Field(ge=0, le=1)
+    side_effects: dict[str, tuple[float, float]]
+
+    @property
+    def lost(self) -> float:
+        """The largest share of right answers that any kind of these prompts loses."""
+        return max((before - after for before, after in self.side_effects.values()), default=0.0)
+
+    def __str__(self) -> str:
+        others = "".join(
+            f", {kind} {without:.2f} -> {gated:.2f}"
+            for kind, (without, gated) in self.side_effects.items()
+        )
+        return (
+            f"{self.signal} >= {self.threshold:.3g} steers {self.kept:.2f} of {self.n_prompts}"
+            f" conflicts{others}"
+        )
+
+
+class Gate(Part):
+    """The rules for the betas of one method at strength 1; the first one that can be used decides.
+
+    They hold for prompts in one form.
+
+    Args:
+        chat_template_sha256: The hash of the chat template of the prompts; None: plain ones.
+        rules: The rules, in the order in which they are tried.
+    """
+
+    chat_template_sha256: str | None
+    rules: tuple[GateRule, ...] = Field(min_length=1)
+
+
+class Intervention(Part):
+    """The heads that one method scales, by which betas, and when.
+
+    Args:
+        heads: The heads of each sign.
+        betas: The best betas; None where untuned.
+        gate: When to steer with these betas; None where none was measured, or was good enough.
+    """
+
+    heads: HeadLists
+    betas: Betas | None = None
+    gate: Gate | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for sign in get_args(Sign):
+            n_heads, betas = len(getattr(self.heads, sign)), getattr(self.betas, sign, None)
+            if isinstance(betas, tuple) and len(betas) != n_heads:
+                raise ValueError(f"betas.{sign} lists {len(betas)} betas for {n_heads} heads")
+        if self.gate is not None and self.betas is None:
+            raise ValueError("a gate is given, but the betas that it is for are not")
+        return self
+
+    def coefficients(self, betas: Betas, strength: float, n_heads: int) -> dict[int, torch.Tensor]:
+        """Return the coefficients of each layer where one is not zero, float32 [n_heads].
+
+        A head in both lists gets the sum.
+        """
+        coefficients: dict[int, torch.Tensor] = {}
+        for heads, scales in (
+            (self.heads.plus, betas.each("plus", len(self.heads.plus))),
+            (self.heads.minus, betas.each("minus", len(self.heads.minus))),
+        ):
+            for head, beta in zip(heads, scales, strict=True):
+                layer = coefficients.setdefault(head.layer, torch.zeros(n_heads))
+                layer[head.index] += strength * beta
+        return {layer: values for layer, values in coefficients.items() if values.any()}
+
+
+class Methods(Part):
+    """The intervention of each method; None for a method that the head set does not have."""
+
+    juice: Intervention | None = None
+    june: Intervention | None = None
+
+    @classmethod
+    def sharing(cls, heads: HeadLists, **betas: Betas) -> Self:
+        """Return the same heads for both methods, with the betas given by method."""
+        return cls(**{m: Intervention(heads=heads, betas=betas.get(m)) for m in METHODS})
+
+    @property
+    def given(self) -> dict[Method, Intervention]:
+        """The interventions that there are, by method."""
+        return {m: given for m in METHODS if (given := getattr(self, m)) is not None}
+
+
+class Weights(Part):
+    """The file that a model's weights came from.
+
+    Args:
+        sha256: The hash of the file.
+        quantisation: How it stores them, in its own words, such as `Q4_K_M`; None: unquantised.
+        fingerprint: The fingerprint of the dequantised weights.
+    """
+
+    sha256: str = Field(pattern=SHA256_PATTERN)
+    quantisation: str | None = None
+    fingerprint: str
+
+
+class ModelIdentity(Part):
+    """The model that a head set is for.
+
+    Id, revision and weights are for people; the fingerprint, or architecture and shape, decides.
     """
 
     id: str = Field(pattern=r"^[^\x00-\x1f\x7f]+$")
@@ -53,9 +309,10 @@ class ModelIdentity(Part):
     n_layers: int = Field(ge=1)
     n_heads: int = Field(ge=1)
     fingerprint: str | None = None
+    weights: Weights | None = None
 
     def difference(self, other: ModelIdentity) -> str | None:
-        """Return how another model differs from this one, or None if it does not.
+        """Return the difference of another model from this one, or None if there is none.
 
         Compares the fingerprints, where both have one, then architecture and shape.
         """
@@ -74,25 +331,27 @@ class ModelIdentity(Part):
         """Return whether both models have a fingerprint, so that `difference` is not a guess."""
         return bool(self.fingerprint and other.fingerprint)
 
+    def check_holds(self, heads: HeadLists) -> None:
+        """Raise ValueError for a head that the model does not have."""
+        for head in heads.all:
+            if not (0 <= head.layer < self.n_layers and 0 <= head.index < self.n_heads):
+                raise ValueError(
+                    f"head {head} is out of range: {self.id} has {self.n_layers} layers "
+                    f"(0-{self.n_layers - 1}) of {self.n_heads} heads (0-{self.n_heads - 1}); "
+                    "identify heads on this model first"
+                )
 
-class HeadLists(Part):
-    """The heads of each sign, best first."""
 
-    plus: tuple[Head, ...] = ()
-    minus: tuple[Head, ...] = ()
-
-    @model_validator(mode="after")
-    def _unique(self) -> Self:
-        for sign, heads in (("plus", self.plus), ("minus", self.minus)):
-            if len(set(heads)) < len(heads):
-                raise ValueError(f"the {sign} heads list a head twice")
-        if not self.plus and not self.minus:
-            raise ValueError("no heads of either sign")
-        return self
+ScoreKind = Literal["attribution", "probe", "learned"]
+MEANINGS: dict[ScoreKind, str] = {
+    "attribution": "growth of the answer's lead in nats",
+    "probe": "mean change of p_y",
+    "learned": "coefficient",
+}
 
 
 class Identification(Part):
-    """How the heads were found, in enough detail to find them again.
+    """The way in which heads were found, in enough detail to find them again.
 
     The alphas are the probes' scales; other methods have none. Without a `top_k`, the heads are all
     that the method kept.
@@ -110,166 +369,119 @@ class Identification(Part):
     versions: dict[str, str]
 
 
-class HeadSetContent(Part):
-    """The content of a head set; its heads were chosen from `scores`.
+class Validation(Part):
+    """The effect of betas on the examples that tuned them: shares of target answers by type.
 
-    `HeadSet` adds how to load, save and share it.
+    `gain` is the mean change over the conflicts, with its 95 % interval. `side_effects` are the
+    shares of right answers to prompts that steering should leave alone, without and with it. Older
+    sets have neither.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    format: Literal["juice.head_set/2"] = FORMAT
-    name: str = Field(pattern=NAME_PATTERN)
-    target: Target
-    source: str | None = None
-    model: ModelIdentity
-    heads: HeadLists
-    beta: BetaTable | None = None
-    gates: GateTable | None = None
-    identification: Identification | None = None
-    metrics: Annotated[dict[str, Any], AfterValidator(checked_metrics)] = Field(
-        default_factory=dict
-    )
-    scores_sha256: str | None = None
-    scores: HeadScores | None = Field(default=None, exclude=True)
+    n_examples: int = Field(ge=1)
+    accuracy: dict[str, float]
+    accuracy_unsteered: dict[str, float]
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
+    side_effects: dict[str, tuple[float, float]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _heads_in_range(self) -> Self:
-        for head in (*self.heads.plus, *self.heads.minus):
-            if not (0 <= head.layer < self.model.n_layers and 0 <= head.index < self.model.n_heads):
-                raise ValueError(
-                    f"head {head} is out of range: {self.model.id} has {self.model.n_layers} "
-                    f"layers (0-{self.model.n_layers - 1}) of {self.model.n_heads} heads "
-                    f"(0-{self.model.n_heads - 1}); identify heads on this model first"
-                )
+    def _same_types(self) -> Self:
+        if self.accuracy.keys() != self.accuracy_unsteered.keys():
+            raise ValueError("accuracy and accuracy_unsteered have different conflict types")
         return self
 
-    @model_validator(mode="after")
-    def _a_beta_for_each_head(self) -> Self:
-        for method in METHODS:
-            betas = self.betas(method)
-            for sign, heads in (("plus", self.heads.plus), ("minus", self.heads.minus)):
-                own = getattr(betas, sign, None)
-                if isinstance(own, tuple) and len(own) != len(heads):
-                    raise ValueError(
-                        f"beta.{method}.{sign} lists {len(own)} betas for {len(heads)} heads"
-                    )
-        return self
+    @property
+    def is_weak(self) -> bool:
+        """Whether the gain is not certainly above zero."""
+        return self.gain_interval is not None and self.gain_interval[0] <= 0
 
-    @model_validator(mode="after")
-    def _a_gate_for_betas(self) -> Self:
-        for method in METHODS:
-            if self.gate(method) is not None and self.betas(method) is None:
-                raise ValueError(f"gates.{method} is given, but beta.{method} is not")
-        return self
+
+def checked_metrics(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a set's metrics; raises ValueError for a wrong validation, or infinite numbers."""
+    for method in METHODS:
+        if f"validation_{method}" in value:
+            Validation.model_validate(value[f"validation_{method}"])
+    return _finite(value)  # type: ignore[no-any-return]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"holds {value}; expected finite numbers")
+    if isinstance(value, Mapping):
+        for item in value.values():
+            _finite(item)
+    return value
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeadScores:
+    """The scores of every head: `plus`, `minus` float32 [n_conflict_types, n_layers, n_heads]."""
+
+    target: str
+    conflict_types: tuple[str, ...]
+    plus: torch.Tensor
+    minus: torch.Tensor
+    kind: ScoreKind = "probe"
+
+    def to_bytes(self) -> bytes:
+        """Serialise to the safetensors format."""
+        metadata = json.dumps(
+            {"target": self.target, "conflict_types": self.conflict_types, "kind": self.kind}
+        )
+        return save(
+            {"plus": self.plus.contiguous(), "minus": self.minus.contiguous()}, {"juice": metadata}
+        )
+
+    def sha256(self) -> str:
+        """Hash the serialised scores."""
+        return "sha256:" + hashlib.sha256(self.to_bytes()).hexdigest()
 
     @classmethod
-    def parse(cls, content: Mapping[str, Any], where: str) -> Self:
-        """Validate a head set's JSON content, of this format or the first.
-
-        Raises HeadSetError, which names `where` and the field.
-        """
-        given = content.get("format")
-        if given not in (FORMAT, FIRST_FORMAT):
-            raise HeadSetError(
-                f"{where}: format is {given!r}, expected {FORMAT!r} or {FIRST_FORMAT!r}; "
-                "this version of JuICE reads no other"
-            )
-        own = _upgraded(content) if given == FIRST_FORMAT else content
+    def parse(cls, data: bytes, path: str | Path) -> HeadScores:
+        """Return the scores in the bytes of a file, which errors name; raises HeadSetError."""
         try:
-            return cls.model_validate_json(json.dumps(own, default=_plain), strict=True)
-        except TypeError as error:
-            raise HeadSetError(f"{where}: {error}") from error
-        except ValidationError as error:
-            field, problem = first_problem(error)
-            raise HeadSetError(f"{where}: {field + ': ' if field else ''}{problem}") from error
-
-    @property
-    def chat_template_sha256(self) -> str | None:
-        """The hash of the chat template through which the heads were found.
-
-        None for plain prompts, and where it is not known.
-        """
-        return self.identification.chat_template_sha256 if self.identification else None
-
-    @property
-    def seal(self) -> str:
-        """The hash of the whole set, that of its scores included."""
-        return sealed(self.model_dump(mode="json"))
-
-    def form_warning(self, used_sha256: str | None) -> str | None:
-        """Return a warning if a prompt's form is not the one the heads were found in, else None.
-
-        The form is the hash of the chat template that a prompt went through, None for a plain one.
-        A set without an identification (made by hand) gives no warning.
-        """
-        found_sha256 = self.chat_template_sha256
-        if self.identification is None or found_sha256 == used_sha256:
-            return None
-        if found_sha256 is None:
-            found, used = "on plain prompts", "went through a chat template"
-        else:
-            found = f"through the chat template {short(found_sha256)}"
-            used = f"went through {short(used_sha256)}" if used_sha256 else "did not go through one"
-        return (
-            f"head set {self.name!r} was found {found}, but this prompt {used}: "
-            "it may steer less well"
-        )
-
-    def betas(self, method: Method = "juice") -> Betas | None:
-        """Return the tuned betas of a method, or None."""
-        return getattr(self.beta, method) if self.beta else None
-
-    def gate(self, method: Method = "juice") -> Gate | None:
-        """Return what tells when the tuned betas of a method should steer, or None."""
-        return getattr(self.gates, method) if self.gates else None
-
-    def validation(self, method: Method = "juice") -> Validation | None:
-        """Return what the tuned betas of a method did on their validation examples, or None."""
-        measured = self.metrics.get(f"validation_{method}")
-        return Validation.model_validate(measured) if measured else None
-
-    def with_betas(self, method: Method, betas: Betas) -> Self:
-        """Return this set with the betas of one method, and without what others of it did."""
-        table = (self.beta or BetaTable()).model_copy(update={method: betas})
-        kept = {k: v for k, v in self.metrics.items() if k != f"validation_{method}"}
-        return self.model_copy(update={"beta": table, "metrics": kept}).with_gate(method, None)
-
-    def with_gate(self, method: Method, gate: Gate | None) -> Self:
-        """Return this set with another gate for the betas of a method, or without one."""
-        table = (self.gates or GateTable()).model_copy(update={method: gate})
-        return self.model_copy(update={"gates": None if table == GateTable() else table})
-
-    def with_metrics(self, metrics: Mapping[str, Any]) -> Self:
-        """Return this set with metrics added."""
-        return self.model_copy(update={"metrics": {**self.metrics, **metrics}})
-
-    def check_fits(self, model: ModelIdentity, *, allow_unverified: bool = False) -> None:
-        """Raise HeadSetMismatchError unless this set was made for the given model.
-
-        Where one of them has no fingerprint, only architecture and shape can be compared. That is
-        enough, with a warning, for a set that comes with JuICE as its authors published it, and
-        for any set with `allow_unverified`.
-        """
-        difference = self.model.difference(model)
-        if difference:
-            raise HeadSetMismatchError(
-                f"head set {self.name!r} was made for {self.model.id} and does not fit the loaded "
-                f"{model.id}: {difference}; identify heads on this model (`juice identify`)"
+            tensors = load(data)
+            # The parser gives no metadata: they are in the header, behind its length.
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            metadata = json.loads(header["__metadata__"]["juice"])
+            scores = cls(
+                target=metadata["target"],
+                conflict_types=tuple(metadata["conflict_types"]),
+                plus=tensors["plus"],
+                minus=tensors["minus"],
+                kind=metadata.get("kind", "probe"),
             )
-        if self.model.is_certain(model):
-            return
-        guess = (
-            f"head set {self.name!r} fits {model.id} by architecture and shape alone: "
-            f"the {'set' if model.fingerprint else 'model'} has no fingerprint to compare"
-        )
-        if not allow_unverified and self.seal not in PUBLISHED:
-            other = "identify heads on this model (`juice identify`), or " * bool(model.fingerprint)
-            raise HeadSetMismatchError(
-                f"{guess}; {other}take it on trust with --allow-unverified "
-                "(allow_unverified=True, JUICE_ALLOW_UNVERIFIED=true)"
+            problem = scores._problem()
+        except (LookupError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            raise HeadSetError(
+                f"cannot read the scores {path}: {error}; "
+                "expected the scores file of a head set, such as scores-<hash>.safetensors"
+            ) from error
+        if problem:
+            raise HeadSetError(f"scores {path} {problem}")
+        return scores
+
+    def _problem(self) -> str | None:
+        """Return the problem of the scores, as words after their name; None without one."""
+        for name, known in (("kind", get_args(ScoreKind)), ("target", TARGETS)):
+            if (value := getattr(self, name)) not in known:
+                return f"have the {name} {value!r}; expected one of {', '.join(known)}"
+        types, plus, minus = self.conflict_types, self.plus, self.minus
+        if not set(types) <= {*CONFLICT_TYPES} or len(set(types)) < len(types) or not types:
+            return (
+                f"are of the conflict types {list(types)}; expected some of "
+                f"{', '.join(CONFLICT_TYPES)}"
             )
-        warnings.warn(guess, stacklevel=3)
+        if {plus.dtype, minus.dtype} != {torch.float32}:
+            return f"are {plus.dtype} and {minus.dtype}; expected float32"
+        if plus.dim() != 3 or plus.shape != minus.shape or len(plus) != len(types):
+            return (
+                f"have plus {list(plus.shape)}, minus {list(minus.shape)} for {len(types)} "
+                "conflict types; expected [n_conflict_types, n_layers, n_heads] twice"
+            )
+        if not (plus.isfinite().all() and minus.isfinite().all()):
+            return "hold values that are not finite; identify the heads again"
+        return None
 
 
 def sealed(content: Mapping[str, Any]) -> str:
@@ -278,22 +490,36 @@ def sealed(content: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plain(number: Any) -> Any:
-    """Return a number of NumPy or PyTorch as one of Python."""
-    if not hasattr(number, "item"):
-        raise TypeError(f"{number!r} is a {type(number).__name__}; expected plain data")
-    return number.item()
+def upgraded(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a head set's JSON content in the current format.
+
+    Sets of older formats have one list of heads, which both methods share; those of the first
+    format were all found by probes. Raises HeadSetError, which names `where`, for another format.
+    """
+    given, rest = content.get("format"), dict(content)
+    if given == FORMAT:
+        return rest
+    if given not in (SECOND_FORMAT, FIRST_FORMAT):
+        raise HeadSetError(
+            f"{where}: format is {given!r}, expected {FORMAT!r}, {SECOND_FORMAT!r} or "
+            f"{FIRST_FORMAT!r}; this version of JuICE reads no other"
+        )
+    if newer := sorted({"method", "methods"} & rest.keys()):
+        raise HeadSetError(f"{where}: {newer[0]} is given, but the format is {given!r}")
+    heads = rest.pop("heads", None)
+    betas, gates = (_by_method(rest.pop(field, None), field, where) for field in ("beta", "gates"))
+    rest["methods"] = {
+        m: {"heads": heads, "betas": betas.get(m), "gate": gates.get(m)} for m in METHODS
+    }
+    identification = rest.get("identification")
+    if given == FIRST_FORMAT and isinstance(identification, Mapping):
+        rest["identification"] = {"method": "probe", **identification}
+    return {**rest, "format": FORMAT}
 
 
-def _upgraded(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return content of the first format, whose heads all came from probes, in this one."""
-    found = content.get("identification")
-    if isinstance(found, Mapping):
-        found = {"method": "probe", **found}
-    return {**content, "format": FORMAT, "identification": found}
-
-
-def short(sha256: str) -> str:
-    """Return the beginning of a hash, enough to tell two apart."""
-    kind, colon, digits = sha256.rpartition(":")
-    return f"{kind}{colon}{digits[:12]}…"
+def _by_method(table: Any, field: str, where: str) -> Mapping[str, Any]:
+    if table is None:
+        return {}
+    if not isinstance(table, Mapping) or not table.keys() <= {*METHODS}:
+        raise HeadSetError(f"{where}: {field} is {table!r}; expected an object with juice and june")
+    return table

@@ -1,4 +1,4 @@
-"""Head scores by attribution: how fast the lead of the target's answer grows with each head.
+"""Head scores by attribution: derivatives of the lead of the target's answer by each head.
 
     S+[j][l, h] = mean over examples of  d/dc ( log p(target's answer) - log p(other answer) )
     S-[j][l, h] = -S+[j][l, h]
@@ -7,22 +7,250 @@ for every conflict type j, layer l and head h, where c is the head's coefficient
 c = 0, and p the probability of an answer's first token at the prompt's end. One forward and one
 backward of each prompt give all heads, for both targets: the context's scores are memory's with the
 other sign (docs/method.md, "Attribution").
+
+`DualRun` is the dual run of prompts outside the engine, read or differentiated at their ends. A
+clean run keeps z of every layer; a steered run adds to z of each head its coefficient times the
+clean run's z, so one clean run serves any number of steered ones. The single run (JuNe) scales its
+own z instead. Prompts go in micro-batches, padded on the right: a causal model never looks at what
+follows a prompt.
+
+`gradients` differentiates any objective by all heads' coefficients at once; at zero coefficients
+the clean run and the steered run are one. Only the coefficients need gradients, so what is kept for
+the backward pass are activations; of a large model only the layers' inputs, and the rest is
+computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from juice.data.example import ConflictExample, conflict_types
-from juice.head_set import HeadScores
-from juice.identification.gradients import gradients
-from juice.identification.scored_prompt import ScoredPrompt, scored_prompt
-from juice.identification.unfinished import Unfinished
-from juice.methods import ConflictType, Target
+from juice.errors import JuiceError, UnsupportedModelError
+from juice.formula import ConflictType, Method, Target, add_scaled
+from juice.head_set.schema import HeadScores
+from juice.identification.examples import ScoredPrompt, scored_prompt
+from juice.identification.task import Unfinished
+from juice.model.definition import PaddedPrompts
+from juice.model.hooks import at_z
+from juice.model.layout import AttentionLayer
+from juice.model.loaded import LoadedModel
 from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
+
+MAX_TOKENS = 2048
+N_LARGE = 1_000_000_000
+# Half precision has no room for small derivatives: they are scaled on the way.
+FP16_SCALE = 1024.0
+
+
+def micro_batches(lengths: Sequence[int], switch: int | None) -> list[list[int]]:
+    """Group prompts of similar lengths, each group at most MAX_TOKENS with its padding.
+
+    Prompts on both sides of `switch`, the length beyond which a model's positions change, stay
+    apart: padding would put the shorter ones on the wrong side.
+    """
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        longest = lengths[groups[-1][0]] if groups else 0
+        is_alike = switch is None or (longest > switch) == (lengths[i] > switch)
+        if groups and is_alike and (len(groups[-1]) + 1) * longest <= MAX_TOKENS:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+class DualRun:
+    """The runs of one micro-batch.
+
+    Args:
+        loaded: The model.
+        prompts: The tokens of each prompt.
+        method: `juice` for two runs, `june` for one.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], method: Method
+    ) -> None:
+        self._loaded = loaded
+        self._method = method
+        self._clean: dict[int, torch.Tensor] | None = None
+        self._prompts = PaddedPrompts(loaded, prompts)
+
+    def record(self) -> None:
+        """Run clean and keep z, unless it is kept already.
+
+        Until then a run's own z, held constant, is the clean one: the two are equal where all
+        coefficients are zero.
+        """
+        if self._clean is not None:
+            return
+        kept: dict[int, torch.Tensor] = {}
+
+        def keep(layer: AttentionLayer, z: torch.Tensor) -> None:
+            kept[layer.index] = z  # [prompts, pos, n_heads * d_head]
+
+        if self._method == "juice":
+            with torch.no_grad(), at_z(self._loaded.layout.layers, keep):
+                self.logits()
+            self._clean = kept
+
+    def forget(self) -> None:
+        """Drop what was recorded."""
+        self._clean = None
+
+    def steered(self, coefficients: torch.Tensor) -> AbstractContextManager[None]:
+        """Steer every forward within.
+
+        `coefficients` is float32 [n_layers, n_heads], or [prompts, n_layers, n_heads].
+        """
+
+        def add(layer: AttentionLayer, z: torch.Tensor) -> torch.Tensor:
+            clean = z.detach() if self._clean is None else self._clean[layer.index]
+            source = clean if self._method == "juice" else z  # [prompts, pos, n_heads * d_head]
+            return add_scaled(z, source, coefficients[..., layer.index, None, : layer.n_heads])
+
+        return at_z(self._loaded.layout.layers, add)
+
+    def logits(self) -> torch.Tensor:
+        """Return the logits at the end of each prompt, float32 [prompts, vocabulary]."""
+        return self._prompts.logits()
+
+
+# From logits, float32 [prompts, vocabulary], and which prompts they are of, to a value for each.
+Objective = Callable[[torch.Tensor, list[int]], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """An objective and its derivatives by the coefficient of each head, prompt by prompt.
+
+    `values` are float32 [prompts], `by_head` float32 [prompts, n_layers, n_heads], on the CPU;
+    heads that a layer does not have get zero.
+    """
+
+    values: torch.Tensor
+    by_head: torch.Tensor
+
+
+def gradients(
+    loaded: LoadedModel,
+    prompts: Sequence[tuple[int, ...]],
+    objective: Objective,
+    coefficients: torch.Tensor | None = None,
+    *,
+    method: Method = "juice",
+    advance: Callable[[int], None] = lambda _: None,
+) -> Gradients:
+    """Differentiate an objective of the steered logits at the end of each prompt.
+
+    Args:
+        loaded: The model.
+        prompts: The tokens of each prompt.
+        objective: Gives a value for each prompt from its logits.
+        coefficients: Where to differentiate, float32 [n_layers, n_heads]; None: at zero.
+        method: `juice` for two runs, `june` for one.
+        advance: Told how many prompts are done.
+
+    Raises:
+        UnsupportedModelError: Gradients do not pass through this model.
+    """
+    shape = (loaded.layout.n_layers, loaded.layout.n_heads)
+    at = torch.zeros(shape) if coefficients is None else coefficients.detach().cpu()
+    scale = FP16_SCALE if loaded.dtype == torch.float16 else 1.0
+    with differentiable(loaded):
+        values, by_head = torch.zeros(len(prompts)), torch.zeros(len(prompts), *shape)
+        for batch in micro_batches([len(prompt) for prompt in prompts], loaded.rope_switch):
+            run = DualRun(loaded, [prompts[i] for i in batch], method)
+            # A row for each prompt, so that each has derivatives of its own.
+            rows = at.repeat(len(batch), 1, 1).to(loaded.device).requires_grad_()
+            with loaded.turn:
+                if at.any():
+                    run.record()
+                with run.steered(rows):  # also while layers are computed again
+                    objectives = objective(run.logits(), batch)
+                    _backward(loaded, objectives.sum() * scale)
+            assert rows.grad is not None
+            values[batch] = objectives.detach().float().cpu()
+            by_head[batch] = rows.grad.cpu() / scale
+            advance(len(batch))
+    return Gradients(values, by_head)
+
+
+def _backward(loaded: LoadedModel, value: torch.Tensor) -> None:
+    try:
+        value.backward()  # type: ignore[no-untyped-call]
+    except torch.OutOfMemoryError as error:
+        raise JuiceError(
+            "there is not enough memory for the gradients; load the model with --dtype bfloat16, "
+            "or find heads without gradients, with --method probe"
+        ) from error
+    except RuntimeError as error:
+        name = type(loaded.model).__name__
+        quantized = f" ({loaded.quantization})" if loaded.quantization else ""
+        raise UnsupportedModelError(
+            f"gradients do not pass through {name}{quantized}: {error}; "
+            "find heads without them, with --method probe"
+        ) from error
+
+
+@contextmanager
+def differentiable(loaded: LoadedModel) -> Iterator[None]:
+    """Let gradients pass through a model, but not to its weights."""
+    model = loaded.model
+    if any(p.device.type == "meta" for p in model.parameters()):
+        raise UnsupportedModelError(
+            "parts of the model are fetched for each forward, and gradients need all of it at "
+            "once; use a larger device, or --method probe"
+        )
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.enable_grad())
+        for parameter in wanted:
+            parameter.requires_grad_(requires_grad=False)
+            stack.callback(parameter.requires_grad_)
+        # What a generation computed lazily, such as rotary frequencies, cannot be differentiated.
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_inference():
+                    module._buffers[name] = buffer.clone()
+        if sum(p.numel() for p in model.parameters()) > N_LARGE:
+            stack.enter_context(checkpointed(loaded))
+        yield
+
+
+@contextmanager
+def checkpointed(loaded: LoadedModel) -> Iterator[None]:
+    """Keep only the layers' inputs for the backward pass, where the layers can do so."""
+    layers = [s.layer for s in loaded.layout.layers]
+    flags: dict[str, Any] = {
+        "gradient_checkpointing": True,
+        "_gradient_checkpointing_func": partial(checkpoint, use_reentrant=False),
+        # The layer's own flag, not its children's: nothing is dropped out.
+        "training": True,
+    }
+    able = [layer for layer in layers if isinstance(layer, GradientCheckpointingLayer)]
+    before = [{name: vars(layer).get(name) for name in flags} for layer in able]
+    try:
+        for layer in able:
+            vars(layer).update(flags)
+        yield
+    finally:
+        for layer, flags_before in zip(able, before, strict=True):
+            for name, value in flags_before.items():
+                if value is None:
+                    vars(layer).pop(name, None)
+                else:
+                    vars(layer)[name] = value
 
 
 def attribute_heads(
@@ -45,7 +273,7 @@ def attribute_heads(
     Raises:
         UnsupportedModelError: Gradients do not pass through the model.
     """
-    wanted = [t for t in conflict_types(examples) if any(t in own for own in targets.values())]
+    wanted = [t for t in conflict_types(examples) if any(t in types for types in targets.values())]
     unfinished = unfinished or Unfinished()
     by_type = torch.zeros(len(wanted), model.loaded.layout.n_layers, model.loaded.layout.n_heads)
     with progress("scoring heads", len(wanted) * len(examples)) as advance:
@@ -59,8 +287,8 @@ def attribute_heads(
             unfinished.put(key, by_type[j].tolist())
     scores: dict[Target, HeadScores] = {}
     for target, types in targets.items():
-        own = by_type[[wanted.index(t) for t in types]]
-        plus = own if target == "parametric" else -own
+        of_memory = by_type[[wanted.index(t) for t in types]]
+        plus = of_memory if target == "parametric" else -of_memory
         scores[target] = HeadScores(
             target=target, conflict_types=types, plus=plus, minus=-plus, kind="attribution"
         )
@@ -73,7 +301,7 @@ def _mean_slope(
     conflict_type: ConflictType,
     advance: Advance,
 ) -> torch.Tensor:
-    """Return how fast memory's lead grows with each head, float32 [n_layers, n_heads]."""
+    """Return the derivatives of memory's lead by each head, float32 [n_layers, n_heads]."""
     prompts = [scored_prompt(model, e, conflict_type) for e in examples]
     found = gradients(
         model.loaded,

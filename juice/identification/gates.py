@@ -1,9 +1,9 @@
 """The gate of a tuned head set, measured on validation examples (docs/method.md, "Gates").
 
 Where the signals of prompts with a conflict lie above those of the prompts that steering endangers
-most, the threshold is half way between them. Elsewhere it is the lowest of some low quantiles over
-the conflicts, which should stay steered, that does little harm. A rule that shuts out too many of
-them, or does harm all the same, is dropped.
+most, the threshold is half way between them. Otherwise it is the lowest of four low quantiles of
+the conflicts' signal that breaks at most 5 % of the other answers. A rule that shuts out too many
+conflicts, or does harm all the same, is dropped.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from random import Random
 from statistics import fmean
 
-from juice.data.contexts import prompt_alone
-from juice.data.example import ConflictExample, judged_types
-from juice.engine import Completion, GenerationRequest, Steer
-from juice.engine.gate import value_of
-from juice.head_set import Gate, GateRule, HeadSet
-from juice.head_set.gates import Signal
-from juice.identification.protection import Endangered, Protection, endangered_prompts
-from juice.methods import Method, Target
+from juice.data.example import ConflictExample, judged_types, prompt_alone
+from juice.engine.answer import Completion
+from juice.engine.request import Request, value_of
+from juice.engine.steer import Steer
+from juice.formula import Method, Target
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Gate, GateRule, Signal
+from juice.identification.first_tokens import Endangered, endangered_prompts
+from juice.identification.options import Protected
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
@@ -39,7 +40,7 @@ def measured_gate(
     head_set: HeadSet,
     method: Method,
     examples: Sequence[ConflictExample],
-    protection: Protection,
+    protect: Sequence[Protected],
     progress: Progress,
 ) -> tuple[Gate | None, dict[str, tuple[float, float]]]:
     """Return the gate of a method's betas, and what these do without one.
@@ -52,7 +53,7 @@ def measured_gate(
         head_set: The head set.
         method: Whose betas.
         examples: Examples that the model knows.
-        protection: Which prompts steering should leave alone.
+        protect: Which prompts steering should leave alone.
         progress: Reports how many prompts are read.
     """
     target = head_set.target
@@ -69,15 +70,8 @@ def measured_gate(
     rules = [_rule(signal, seen) for signal in SIGNALS[target]]
     good = tuple(rule for rule in rules if rule is not None and _is_good(rule))
     gate = Gate(chat_template_sha256=model.prompts.sha256, rules=good) if good else None
-    side_effects: dict[str, tuple[float, float]] = {
-        kind: (
-            fmean(one.is_right(steers=False) for one in own),
-            fmean(one.is_right(steers=True) for one in own),
-        )
-        for kind, own in seen.items()
-        if kind in protection.kinds
-    }
-    return gate, side_effects
+    protected = {kind: group for kind, group in seen.items() if kind in protect}
+    return gate, {kind: _right(group, [True] * len(group)) for kind, group in protected.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +90,7 @@ class _Seen:
         return None if run is None else value_of(signal, self.prompt_ids, run.tokens[0])
 
     def is_right(self, *, steers: bool) -> bool:
-        """Return whether the answer is right, with steering or without."""
+        """Return True where the answer is right, with steering or without."""
         run = self.steered if steers else self.unsteered
         return run is not None and self.prompt.example.is_right(run.text, self.prompt.answer)
 
@@ -110,35 +104,45 @@ def _seen(
 ) -> dict[str, list[_Seen]]:
     """Run all prompts that fit: steered, and as the signals and what they are to save need it."""
 
-    def ask(ids: tuple[int, ...], steer: Steer, max_tokens: int) -> GenerationRequest:
+    def ask(ids: tuple[int, ...], steer: Steer, max_tokens: int) -> Request:
         return model.request(ids, steer=steer, max_tokens=max_tokens, top_logprobs=1)
 
     none, wanted = Steer(target="none"), []
     for kind, prompts in groups.items():
-        for own in prompts:
-            n, opening = own.example.max_tokens, own.example.opening
-            ids = model.tokenize(own.prompt, opening=opening)
+        for asked in prompts:
+            n, opening = asked.example.max_tokens, asked.example.opening
+            ids = model.tokenize(asked.prompt, opening=opening)
             if not model.fits(ids, max_tokens=n):
                 continue
             runs = {"steered": ask(ids, steer, 1 if kind == "conflicts" else n)}
             if kind != "conflicts":
                 runs["unsteered"] = ask(ids, none, n)
-            if steer.target == "parametric" and own.alone is not None:
-                runs["alone"] = ask(model.tokenize(own.alone, opening=opening), none, 1)
-            wanted.append((kind, own, runs))
+            if steer.target == "parametric" and asked.alone is not None:
+                runs["alone"] = ask(model.tokenize(asked.alone, opening=opening), none, 1)
+            wanted.append((kind, asked, runs))
     requests = [request for _, _, runs in wanted for request in runs.values()]
     done = iter(model.engine.generate(requests, progress=progress, description=description))
     seen: dict[str, list[_Seen]] = {kind: [] for kind, _, _ in wanted}
-    for kind, own, runs in wanted:
+    for kind, asked, runs in wanted:
         ids = runs["steered"].prompt_ids
-        seen[kind].append(_Seen(prompt=own, prompt_ids=ids, **{name: next(done) for name in runs}))
+        seen[kind].append(
+            _Seen(prompt=asked, prompt_ids=ids, **{name: next(done) for name in runs})
+        )
     return seen
+
+
+def _right(group: Sequence[_Seen], steered: Sequence[bool]) -> tuple[float, float]:
+    """Return the shares of right answers: unsteered, and each steered or not as `steered` says."""
+    return (
+        fmean(one.is_right(steers=False) for one in group),
+        fmean(one.is_right(steers=steers) for one, steers in zip(group, steered, strict=True)),
+    )
 
 
 def _rule(signal: Signal, seen: dict[str, list[_Seen]]) -> GateRule | None:
     """Return the rule of a signal; None where a prompt lacks it, or it cannot tell anything."""
-    values = {kind: [one.value(signal) for one in own] for kind, own in seen.items()}
-    known = {k: [v for v in own if v is not None] for k, own in values.items()}
+    values = {kind: [one.value(signal) for one in group] for kind, group in seen.items()}
+    known = {kind: [v for v in found if v is not None] for kind, found in values.items()}
     endangered = [kind for kind in seen if kind != "conflicts"]
     if (
         not endangered
@@ -154,13 +158,7 @@ def _rule(signal: Signal, seen: dict[str, list[_Seen]]) -> GateRule | None:
             n_prompts=len(known["conflicts"]),
             kept=fmean(value >= threshold for value in known["conflicts"]),
             side_effects={
-                kind: (
-                    fmean(one.is_right(steers=False) for one in seen[kind]),
-                    fmean(
-                        one.is_right(steers=value >= threshold)
-                        for one, value in zip(seen[kind], known[kind], strict=True)
-                    ),
-                )
+                kind: _right(seen[kind], [value >= threshold for value in known[kind]])
                 for kind in endangered
             },
         )

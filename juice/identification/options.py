@@ -1,12 +1,15 @@
-"""How heads are looked for."""
+"""How heads are looked for: the options, without PyTorch, so that `--help` need not wait for it."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any, Literal, Self, TypedDict
 
+from pydantic import Field, field_validator, model_validator
+
+from juice.engine.options import Options
 from juice.errors import UsageError
-from juice.head_set.scores import ScoreKind
+from juice.formula import METHODS, Method, Target
 
 ALPHAS_PLUS = (1.0, 3.0, 5.0, 10.0, 30.0)
 ALPHAS_MINUS = (-1.0, -2.0, -5.0)
@@ -14,65 +17,128 @@ N_PROBED = 4
 N_DIFFERENTIATED = 16
 # The numbers of heads of each sign that compete where none is asked for.
 TOP_KS = (3, 5, 10)
+Way = Literal["attribution", "learned", "probe"]
+Protected = Literal["unknown", "clean"]
+PROTECTED: tuple[Protected, ...] = ("unknown", "clean")
+TOP_K = "expected at least 1 (5 up to about 3B parameters, 10 above)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class IdentificationOptions:
-    """How heads are looked for.
+class IdentificationFields(TypedDict, total=False):
+    """The fields of `IdentificationOptions` but for the target, for editors and type checkers."""
 
-    Args:
-        method: `attribution`; `probe` for the paper's probes, or `learned`.
-        n_examples: How many examples are drawn; None: 16, at most half of what there is, or the
-            paper's 4 for probes.
-        top_k: Heads of each sign; None: several numbers compete, or the paper's 5 for probes.
-        seed: Seed of what is drawn.
-        alphas_plus: Probing scales of the + heads; the grid of the paper's authors.
-        alphas_minus: Probing scales of the - heads.
-        relation: Draw examples of this relation only.
-        penalty: What a learned coefficient of 1 costs, in nats; None: the target's own.
+    name: str | None
+    method: Way
+    n_examples: int | None
+    relation: str | None
+    seed: int
+    top_k: int | None
+    alphas_plus: Sequence[float]
+    alphas_minus: Sequence[float]
+    penalty: float | None
+    protect: Sequence[Protected]
+    accepted_loss: float
+    tune: bool
+    june: bool
+
+
+class IdentificationOptions(Options):
+    """How heads are looked for, chosen and tuned.
+
+    The options of `juice identify`, `juice.identify` and the evaluation, each defined here only.
 
     Raises:
-        UsageError: A value is out of range.
+        UsageError: A value is out of range, or a name is given for two targets.
     """
 
-    method: ScoreKind = "attribution"
-    n_examples: int | None = None
-    top_k: int | None = None
-    seed: int = 0
-    alphas_plus: tuple[float, ...] = ALPHAS_PLUS
-    alphas_minus: tuple[float, ...] = ALPHAS_MINUS
-    relation: str | None = None
-    penalty: float | None = None
+    target: Literal["parametric", "context", "both"] = Field(
+        default="both", description="What the heads push toward."
+    )
+    name: str | None = Field(
+        default=None, description="Name of the head set, of one target; else the target."
+    )
+    method: Way = Field(
+        default="attribution",
+        description="attribution (by gradients), learned (a beta for each head), or probe (the "
+        "paper's way, with its alphas and its grid).",
+    )
+    n_examples: int | None = Field(
+        default=None,
+        description="Examples drawn to find heads on; else 16, at most half of them; 4 for probes.",
+    )
+    relation: str | None = Field(default=None, description="Draw examples of this relation only.")
+    seed: int = Field(default=0, description="Seed of what is drawn.")
+    top_k: int | None = Field(
+        default=None,
+        description="Heads of each sign; else 3, 5 and 10 compete; 5 for probes.",
+    )
+    alphas_plus: tuple[float, ...] = Field(
+        default=ALPHAS_PLUS, description="Probing scales of the + heads."
+    )
+    alphas_minus: tuple[float, ...] = Field(
+        default=ALPHAS_MINUS, description="The same of the - heads; write it with `=`."
+    )
+    penalty: float | None = Field(
+        default=None,
+        ge=0,
+        description="What a learned beta of 1 costs, in nats; else 0.02. Fewer heads above.",
+    )
+    protect: tuple[Protected, ...] = Field(
+        default=PROTECTED,
+        description="What tuning keeps steering from breaking: unknown (prompts whose context is "
+        "all there is), clean (prompts without one), or none.",
+    )
+    accepted_loss: float = Field(
+        default=0.1, ge=0, le=1, description="The share of these that may break at no cost."
+    )
+    tune: bool = Field(default=True, description="Tune the betas.")
+    june: bool = Field(default=False, description="Also tune the betas of the single run (JuNe).")
 
-    def __post_init__(self) -> None:
+    @field_validator("protect", mode="before")
+    @classmethod
+    def _kinds(cls, given: Any) -> Any:
+        kinds = given.split(",") if isinstance(given, str) else given
+        kinds = () if list(kinds) == ["none"] else tuple(kinds)
+        for kind in kinds:
+            if kind not in PROTECTED:
+                raise UsageError(f"protect names {kind!r}; expected {' or '.join(PROTECTED)}")
+        return kinds
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
         if self.top_k is not None and self.top_k < 1:
-            raise UsageError(
-                f"top_k is {self.top_k}; expected at least 1 "
-                "(5 up to about 3B parameters, 10 above)"
-            )
-        if not all(math.isfinite(alpha) for alpha in (*self.alphas_plus, *self.alphas_minus)):
-            raise UsageError(
-                f"the alphas are {[*self.alphas_plus, *self.alphas_minus]}; expected finite numbers"
-            )
-        if not self.alphas_plus or not all(alpha > 0 for alpha in self.alphas_plus):
+            raise UsageError(f"top_k is {self.top_k}; {TOP_K}")
+        if not self.alphas_plus or min(self.alphas_plus) <= 0:
             raise UsageError(
                 f"alphas_plus is {list(self.alphas_plus)}; "
                 "expected numbers above 0, such as 1,3,5,10,30"
             )
-        if not self.alphas_minus or not all(alpha < 0 for alpha in self.alphas_minus):
+        if not self.alphas_minus or max(self.alphas_minus) >= 0:
             raise UsageError(
                 f"alphas_minus is {list(self.alphas_minus)}; "
                 "expected numbers below 0, such as -1,-2,-5"
             )
+        if self.name is not None and self.target == "both":
+            raise UsageError(
+                "--name names one head set; give --target parametric or --target context with it"
+            )
+        return self
 
-        if self.penalty is not None and not 0 <= self.penalty < math.inf:
-            raise UsageError(f"the penalty is {self.penalty}; expected a number of at least 0")
+    def but(self, **changes: Any) -> Self:
+        """Return these options with some changed."""
+        return self.of(**{**dict(self), **changes})
 
-    def n_wanted(self, n_usable: int) -> int:
-        """Return how many of the usable examples to draw."""
-        if self.n_examples is not None:
-            return self.n_examples
-        return N_PROBED if self.method == "probe" else min(N_DIFFERENTIATED, max(1, n_usable // 2))
+    @property
+    def names(self) -> dict[Target, str]:
+        """The name of the head set of each target that is asked for."""
+        targets: tuple[Target, ...] = (
+            ("parametric", "context") if self.target == "both" else (self.target,)
+        )
+        return {target: self.name or target for target in targets}
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods whose betas are tuned; the first chooses the heads."""
+        return METHODS if self.june else ("juice",)
 
     @property
     def top_ks(self) -> tuple[int, ...]:
@@ -80,3 +146,9 @@ class IdentificationOptions:
         if self.top_k is not None:
             return (self.top_k,)
         return (5,) if self.method == "probe" else TOP_KS
+
+    def n_wanted(self, n_usable: int) -> int:
+        """Return the number of examples to draw from the usable ones."""
+        if self.n_examples is not None:
+            return self.n_examples
+        return N_PROBED if self.method == "probe" else min(N_DIFFERENTIATED, max(1, n_usable // 2))

@@ -3,9 +3,6 @@
 Importing this registers the model for `lm_eval.simple_evaluate(model="juice", ...)`. The harness
 finds no models of other packages by itself, so `python -m juice.lm_eval` is its command line with
 this model added.
-
-model     loglikelihood, loglikelihood_rolling, generate_until
-steered   which requests of a task are steered, and how
 """
 
 try:

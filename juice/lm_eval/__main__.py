@@ -6,8 +6,8 @@ import sys
 
 from lm_eval.__main__ import cli_evaluate
 
+from juice import quiet_imports
 from juice.errors import JuiceError
-from juice.quiet import quiet_imports
 
 
 def main() -> None:

@@ -4,6 +4,9 @@ It tokenizes and cuts as the harness's own class `hf` does, so with `steer=none`
 numbers, up to rounding. One difference: a window of a long text has one token less, since the
 engine counts the last token that is scored, too.
 
+Every token is steered, those of a choice too, as if the model had written it. A gate decides once
+for each context, at its end, so all choices of a question share the decision.
+
 Source: `lm_eval.models.huggingface.HFLM`, lm-eval 0.4.13.
 """
 
@@ -22,13 +25,67 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from juice.engine import Completion, GenerationRequest, SamplingOptions, Steer
-from juice.engine.request import MAX_STOPS
+from juice.engine.answer import Completion
+from juice.engine.options import SamplingOptions
+from juice.engine.request import MAX_STOPS, Request
+from juice.engine.steer import Steer
 from juice.errors import ContextLengthError, RequestError, UsageError
-from juice.lm_eval.steered import Ids, TaskSteering
-from juice.loading.load import load
+from juice.loading import load
 from juice.steered_model import SteeredModel
 from juice.version import __version__
+
+Ids = tuple[int, ...]
+
+
+class TaskSteering:
+    """The steering of one task's requests.
+
+    Args:
+        model: The model.
+        steer: The steering that `--model_args` asks for.
+
+    Raises:
+        HeadSetError: No head set serves it.
+        RequestError: It cannot be done.
+    """
+
+    def __init__(self, model: SteeredModel, steer: Steer) -> None:
+        if steer.positions != "all":
+            raise UsageError(
+                "positions is question, but a task's prompts do not say where the question begins; "
+                "leave positions out"
+            )
+        self.model, self.steer = model, steer
+        model.resolve(steer)  # reports what is wrong before a task is built
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether a gate decides which prompts are steered."""
+        return self.steer.gate == "auto"
+
+    def in_chat(self) -> TaskSteering:
+        """Return the same for prompts that went through the tokenizer's chat template."""
+        return TaskSteering(self.model.with_chat_template(), self.steer)
+
+    def for_contexts(self, contexts: Sequence[Ids]) -> list[Steer]:
+        """Return the steering of each context's continuation, which a gate may leave alone."""
+        if not self.is_gated:
+            return [self.steer] * len(contexts)
+        unique = list(dict.fromkeys(contexts))
+        asked = [self.model.request(ids, steer=self.steer, max_tokens=1) for ids in unique]
+        done = self.model.engine.generate(asked)
+        is_on = {ids: c.steering.applied for ids, c in zip(unique, done, strict=True)}
+        always, never = self._without_gate(), Steer(target="none")
+        return [always if is_on[ids] else never for ids in contexts]
+
+    def described(self) -> dict[str, Any]:
+        """Return the steering that is applied where no gate decides otherwise, as plain data."""
+        report = self.model.resolve(self.steer).report.to_dict()
+        return {**report, "gate": self.steer.gate}
+
+    def _without_gate(self) -> Steer:
+        return Steer(**{name: v for name, v in vars(self.steer).items() if name != "gate"})
+
 
 N_NEW_TOKENS = 256
 UNBOUNDED = 2048
@@ -149,13 +206,13 @@ class JuiceLM(TemplateLM):
         return text
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return what the results record: versions, the model's weights, and how it is steered."""
-        own = self.model.description
+        """Return the record in the results: versions, the model's weights, and its steering."""
+        description = self.model.description
         return {
             "juice_version": __version__,
-            "model_fingerprint": own.identity.fingerprint,
-            "model_revision": own.identity.revision,
-            "model_dtype": own.dtype,
+            "model_fingerprint": description.identity.fingerprint,
+            "model_revision": description.identity.revision,
+            "model_dtype": description.dtype,
             "steering": self._steering.described(),
         }
 
@@ -203,9 +260,9 @@ class JuiceLM(TemplateLM):
                 max_seq_len=self.max_length,
                 context_len=1,
             )
-            own = [make_disjoint_window(window) for window in rolling]
-            windows += [(None, context, new) for context, new in own]
-            counts.append(len(own))
+            of_text = [make_disjoint_window(window) for window in rolling]
+            windows += [(None, context, new) for context, new in of_text]
+            counts.append(len(of_text))
         scored = iter(self._loglikelihood_tokens(windows, disable_tqdm))
         totals = [sum(next(scored)[0] for _ in range(count)) for count in counts]
         for request, total in zip(requests, totals, strict=True):
@@ -229,9 +286,7 @@ class JuiceLM(TemplateLM):
             self.cache_hook.add_partial("generate_until", requests[i].args, text)
         return [texts[i] for i in range(len(asked))]
 
-    def _generating(
-        self, prompt: str, stops: list[str], given: dict[str, Any]
-    ) -> GenerationRequest:
+    def _generating(self, prompt: str, stops: list[str], given: dict[str, Any]) -> Request:
         n_new, do_sample = given.pop("max_gen_toks"), given.pop("do_sample")
         if not do_sample:  # nothing is drawn, whatever a task says
             given = {name: v for name, v in given.items() if name not in ("top_p", "top_k")}
@@ -254,7 +309,7 @@ class JuiceLM(TemplateLM):
             **given,
         )
 
-    def _scoring(self, ids: Ids, steer: Steer) -> GenerationRequest:
+    def _scoring(self, ids: Ids, steer: Steer) -> Request:
         return self._steering.model.request(
             ids[-(self.max_length + 1) :],
             steer=steer,
@@ -267,7 +322,7 @@ class JuiceLM(TemplateLM):
         return ids[-self.max_length :]
 
     def _done(
-        self, asked: list[GenerationRequest], description: str, disable_tqdm: bool
+        self, asked: list[Request], description: str, disable_tqdm: bool
     ) -> Iterator[tuple[int, Completion]]:
         """Run requests; yield each one's number and completion as it is done."""
         with tqdm(total=len(asked), desc=description, disable=disable_tqdm) as bar:

@@ -1,4 +1,4 @@
-"""Where z is: finds the attention output projection of every decoder layer by structure.
+"""The layout: the attention output projection of every decoder layer, found by structure.
 
 z[l], the input of layer l's output projection, is [batch, pos, n_heads * d_head]: head h owns the
 columns h * d_head ... (h + 1) * d_head. The resolver finds the decoder's ModuleList of
@@ -100,13 +100,13 @@ def _decoder_layers(model: PreTrainedModel, config: PretrainedConfig) -> nn.Modu
 
 def _attentions(layer: nn.Module) -> list[nn.Module]:
     """Return the outermost attention modules of a layer."""
-    found: list[nn.Module] = []
+    attentions: list[nn.Module] = []
     for child in layer.children():
         if "attention" in type(child).__name__.lower() and _projections(child):
-            found.append(child)
+            attentions.append(child)
         else:
-            found.extend(_attentions(child))
-    return found
+            attentions.extend(_attentions(child))
+    return attentions
 
 
 def _projections(attention: nn.Module) -> dict[str, nn.Module]:
@@ -148,7 +148,7 @@ def _attention_layer(
             f"{index}"
         )
     projection = to_width[named[-1] if named else list(to_width)[-1]]
-    n_heads = _n_heads(attention, config)
+    n_heads = count_heads(attention, config)
     n_in = (features(projection) or (0, 0))[0]
     if n_heads is None or n_in % n_heads:
         raise UnsupportedModelError(
@@ -158,7 +158,7 @@ def _attention_layer(
     return AttentionLayer(index, layer, attention, projection, n_heads, n_in // n_heads)
 
 
-def _n_heads(attention: nn.Module, config: PretrainedConfig) -> int | None:
+def count_heads(attention: nn.Module, config: PretrainedConfig) -> int | None:
     """Return the number of query heads: the attention's own, else the configuration's."""
     for holder in (attention, config):
         for field in ("num_heads", "num_attention_heads", "n_heads", "n_head"):

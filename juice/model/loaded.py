@@ -1,7 +1,15 @@
-"""A model ready to be steered; how it was loaded is not known here."""
+"""A model ready to be steered; how it was loaded is not known here.
+
+A compiled model is run uncompiled. `torch.compile` traces the hooks that exist at its first call
+and silently ignores later ones; and every new set of rows that join and leave would be compiled
+again. So our forwards run the modules themselves, whether they were compiled before the model was
+loaded or after, and restore the compiled code afterwards.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
@@ -10,15 +18,31 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from juice.engine import ModelDescription
-from juice.head_set import ModelIdentity
-from juice.model.description import describe, max_positions, vocabulary_size
+from juice.engine.contract import ModelDescription
+from juice.head_set.schema import ModelIdentity
+from juice.model.hooks import ModelHooks
+from juice.model.identity import describe, max_positions, vocabulary_size
 from juice.model.layout import Layout
-from juice.model.logits import LogitPositions
 from juice.model.masks import AttentionPattern
-from juice.model.row_routing import RowRouting
-from juice.model.steering_hooks import SteeringHooks
-from juice.model.uncompiled import uncompiled
+
+
+@contextmanager
+def uncompiled(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Replace every compiled call or forward of these modules by the original, while within."""
+    compiled = [
+        (module.__dict__, name, module.__dict__[name], plain)
+        for module in modules
+        for name in ("_compiled_call_impl", "forward")
+        if (plain := getattr(module.__dict__.get(name), "_torchdynamo_orig_callable", None))
+        is not None
+    ]
+    for attributes, name, _, plain in compiled:
+        attributes[name] = plain
+    try:
+        yield
+    finally:
+        for attributes, name, before, _ in compiled:
+            attributes[name] = before
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +58,7 @@ class LoadedModel:
     layout: Layout
     mask_pattern: AttentionPattern | None
     rope_switch: int | None
-    routing: RowRouting
-    steering_hooks: SteeringHooks
-    logits: LogitPositions
+    hooks: ModelHooks
     identity: ModelIdentity
     modules: tuple[nn.Module, ...]
     # False where the projections are not linear row by row: then steering is approximate, and
@@ -47,8 +69,7 @@ class LoadedModel:
 
     def release(self) -> None:
         """Remove the hooks, so that the model can be loaded again."""
-        for handle in (*self.routing.handles, *self.steering_hooks.handles, *self.logits.handles):
-            handle.remove()
+        self.hooks.remove()
         self.model._juice_hooked = False
 
     def run(self, **inputs: Any) -> Any:
@@ -69,7 +90,7 @@ class LoadedModel:
 
     @property
     def quantization(self) -> str | None:
-        """How the weights are quantised, such as bitsandbytes-4bit or torchao.
+        """The quantisation of the weights, such as bitsandbytes-4bit or torchao.
 
         None where transformers knows of no quantisation.
         """

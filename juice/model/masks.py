@@ -1,10 +1,16 @@
-"""Which keys a query may see: the causal rule and each layer's sliding window, as additive masks.
+"""The masks of attention, additive, and the length at which rotary frequencies switch.
 
 Rows of a batch have different lengths and start at position 0 of their slot, so the key at slot
 position j is visible to the query at position p when j <= p, and p - j < sliding window in a layer
 with a sliding window. A ready-made 4D mask replaces the one a model would build, so the sliding
 window must be folded in, one mask for each kind of layer. A model whose attention does more than
 that (ALiBi from a 2D mask, chunks, a causal mask by the number of keys) keeps its own masks.
+
+Longrope (Phi-3) rotates every key by its short factors up to the original context and by its long
+ones beyond it, earlier keys included. A row that crosses over is prefilled again, and no forward
+mixes rows from both sides: transformers chooses the factors by the largest position of the call.
+Dynamic scaling changes the frequencies only beyond `max_position_embeddings`, where no request may
+go.
 """
 
 from __future__ import annotations
@@ -49,8 +55,8 @@ class AttentionPattern:
         return replace(
             self,
             sliding_windows={
-                kind: None if own is None else sliding_window
-                for kind, own in self.sliding_windows.items()
+                kind: None if width is None else sliding_window
+                for kind, width in self.sliding_windows.items()
             },
         )
 
@@ -127,13 +133,30 @@ def narrow_sliding_windows(model: PreTrainedModel, sliding_window: int | None) -
 
     None keeps its own; a model without one is left alone.
     """
+    if sliding_window is None:
+        yield
+        return
     config = text_config(model)
-    own = getattr(config, "sliding_window", None)
-    if sliding_window is None or not own:
+    before = getattr(config, "sliding_window", None)
+    if not before:
         yield
         return
     config.sliding_window = sliding_window
     try:
         yield
     finally:
-        config.sliding_window = own
+        config.sliding_window = before
+
+
+def rope_switch(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens beyond which a model uses its long factors; None if never."""
+    config = text_config(model)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for rope in (parameters, *(kind for kind in parameters.values() if isinstance(kind, dict))):
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            if original is not None and original < config.max_position_embeddings:
+                return int(original)
+    return None

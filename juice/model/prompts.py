@@ -1,4 +1,4 @@
-"""How a prompt becomes tokens, and where in them an answer begins.
+"""The form of a prompt: its tokens, and where in them an answer begins.
 
 plain            tokenizer(prompt); an answer follows after a space
 through a chat   the prompt is one user message, rendered by a chat template up to where the
@@ -109,10 +109,10 @@ class PromptForm:
 
         Raises RequestError where the template refuses it.
         """
-        own = {"add_generation_prompt": True, **options}
-        own |= {"chat_template": self.chat_template, "tokenize": False}
+        given = {"add_generation_prompt": True, **options}
+        given |= {"chat_template": self.chat_template, "tokenize": False}
         try:
-            return str(self.tokenizer.apply_chat_template(messages, **own))
+            return str(self.tokenizer.apply_chat_template(messages, **given))
         except Exception as error:  # whatever a template raises
             raise RequestError(
                 f"the chat template refuses these messages: {error}", param="messages"
@@ -156,8 +156,8 @@ class PromptForm:
             )
         except RequestError:
             turn = ""
-        before, found, _ = turn.removeprefix(text).partition(answer)
-        if turn.startswith(text) and found and not before.strip():
+        before, written, _ = turn.removeprefix(text).partition(answer)
+        if turn.startswith(text) and written and not before.strip():
             return before
         # Its finished turns begin differently from an open one, for example with thoughts.
         return (

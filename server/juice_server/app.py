@@ -1,61 +1,153 @@
-"""The FastAPI app: its routes and middleware."""
+"""The FastAPI app: the protocols' routers, middleware, the OpenAPI document, the playground at /.
+
+The playground is a page of plain files that asks nobody but this server. The page itself needs no
+key: it has nothing to hide, and asks for the key that its requests need.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from asyncio import create_task, to_thread
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from fastapi import FastAPI, Security
+import docstring_parser
+from fastapi import APIRouter, FastAPI, Security
+from fastapi.responses import FileResponse
 from fastapi.security import APIKeyHeader, HTTPBearer
 from fastapi_offline import FastAPIOffline
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import juice
-from juice import SteeredModel, load
 from juice.errors import JuiceError
+from juice.files import LOOK
+from juice.loading import load
+from juice.steered_model import SteeredModel
 from juice_server import errors
-from juice_server.document import describe_fields
-from juice_server.head_sets import check_setting
-from juice_server.intake import BodyIntake
+from juice_server.errors import ErrorAnswer, MessagesErrorAnswer, documented
+from juice_server.fields import STEERING_HEADER
+from juice_server.http import BodyIntake, KeyCheck, Observer
 from juice_server.keys import Keys
-from juice_server.routes import (
-    chat,
-    compare,
-    completions,
-    explain,
-    generate,
-    head_sets,
-    messages,
-    models,
-    origins,
-    playground,
-    probes,
-    responses,
-    sweep,
-    tokens,
-)
-from juice_server.schemas.failures import (
-    CHANGES,
-    STATUSES,
-    ErrorAnswer,
-    MessagesErrorAnswer,
-    documented,
-)
-from juice_server.schemas.streams import STEERING_HEADER
-from juice_server.security import KeyCheck
+from juice_server.protocols import about, anthropic, compare, explain, native, openai, responses
 from juice_server.service import Service
 from juice_server.settings import Settings
 from juice_server.telemetry.metrics import Metrics
-from juice_server.telemetry.observe import Observer
+
+
+def describe_fields(app: FastAPI) -> None:
+    """Describe the fields that have no text of their own, and the headers of answers.
+
+    The library's dataclasses list their fields in their docstrings; a constant is its value.
+    """
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = make()
+            for schema in document["components"]["schemas"].values():
+                _describe(schema)
+            for methods in document["paths"].values():
+                for operation in methods.values():
+                    _add_headers(operation["responses"])
+        return make()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_headers(responses: dict[str, Any]) -> None:
+    for status, response in responses.items():
+        headers = response.setdefault("headers", {})
+        headers["x-request-id"] = _header("The id of the request: the client's own, or a new one.")
+        if status in ("429", "503"):
+            headers["retry-after"] = _header("After how many seconds there may be room.")
+
+
+def _header(text: str) -> dict[str, Any]:
+    return {"description": text, "schema": {"type": "string"}}
+
+
+def _describe(schema: dict[str, Any]) -> None:
+    for field in schema.get("properties", {}).values():
+        if "const" in field:
+            constant = json.dumps(field["const"]).strip('"')
+            field.setdefault("description", f"Always `{constant}`.")
+        elif field.get("type") == "null":
+            field.setdefault("description", "Always null.")
+    text = docstring_parser.parse(schema.get("description", ""))
+    for argument in text.params:
+        if argument.arg_name in schema.get("properties", {}):
+            field = schema["properties"][argument.arg_name]
+            field.setdefault("description", " ".join((argument.description or "").split()))
+    if text.params:
+        schema["description"] = text.short_description or ""
+
+
+FOLDER = Path(__file__).parent / "playground"
+FILES = {path.name: path for path in (*sorted(FOLDER.iterdir()), LOOK) if path.is_file()}
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+        " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",  # the files of another version have the same names
+}
+
+pages = APIRouter(include_in_schema=False)
+
+
+@pages.get("/")
+async def page() -> FileResponse:
+    """Return the page."""
+    return _file("index.html")
+
+
+@pages.get("/playground/{name}")
+async def file(name: str) -> FileResponse:
+    """Return one of its files."""
+    return _file(name)
+
+
+def _file(name: str) -> FileResponse:
+    if name not in FILES:
+        raise HTTPException(404)
+    path = FILES[name]
+    return FileResponse(path, headers=HEADERS, media_type=TYPES[path.suffix])
+
 
 LOG = logging.getLogger("juice_server")
 BEARER = HTTPBearer(auto_error=False, description="The key, as OpenAI's clients send it.")
 X_API_KEY = APIKeyHeader(
     name="x-api-key", auto_error=False, description="The key, as Anthropic's clients send it."
 )
+
+
+def load_model(settings: Settings) -> SteeredModel:
+    """Load the model that the settings name, with their head sets and chat template."""
+    model = load(
+        settings.model,
+        head_sets=settings.head_sets,
+        limits=settings.limits(),
+        **settings.load_options(),
+    )
+    if settings.chat_template is not None:
+        prompts = model.with_chat_template(settings.chat_template).prompts
+        model.description.tokenizer.chat_template = prompts.chat_template
+    return model
 
 
 def create(
@@ -69,31 +161,15 @@ def create(
 
     `on_ready` is called with the loaded model; `on_failure` with the reason when it cannot be
     loaded, or when the engine loses a process. Without `keys`, nobody needs one. Raises UsageError
-    for traces that cannot be sent, and where nobody may make the changes that the settings allow.
+    for traces that cannot be sent.
     """
-    check_setting(settings, keys)
-
-    def load_model() -> SteeredModel:
-        model = load(
-            settings.model,
-            head_sets=settings.head_sets,
-            limits=settings.limits(),
-            **settings.load_options(),
-        )
-        if settings.chat_template is not None:
-            tokenizer = model.description.tokenizer
-            tokenizer.chat_template = model.with_chat_template(
-                settings.chat_template
-            ).prompts.chat_template
-        return model
-
     model_name = settings.served_model_name or settings.model
     metrics, spans = Metrics(model_name), None
     if settings.otlp_traces_endpoint is not None:
         spans = import_module("juice_server.telemetry.spans").Spans(
             settings.otlp_traces_endpoint, model_name
         )
-    service = Service(load_model, settings, metrics)
+    service = Service(lambda: load_model(settings), settings, metrics)
 
     async def start() -> None:
         try:
@@ -125,22 +201,24 @@ def create(
     app.state.service = service
     errors.install(app)
     # Only for the document: the middleware below checks the key.
-    key = [] if keys is None else [Security(own) for own in (BEARER, X_API_KEY)]
-    looking_inside = (compare, origins, sweep, explain)
-    generating = (generate, *looking_inside, completions, chat, responses)
-    for room in (*generating, models, head_sets, tokens):
-        app.include_router(room.router, dependencies=key, responses=documented(ErrorAnswer))
-    if settings.allow_head_set_changes:
-        app.include_router(
-            head_sets.changes,
-            dependencies=key,
-            responses=documented(ErrorAnswer, *STATUSES, *CHANGES),
-        )
+    key = [] if keys is None else [Security(scheme) for scheme in (BEARER, X_API_KEY)]
+    for protocol in (native, compare, explain, openai, responses, about):
+        app.include_router(protocol.router, dependencies=key, responses=documented(ErrorAnswer))
     seen = documented(ErrorAnswer, *(() if keys is None else (401, 403)), 500)
-    app.include_router(probes.keyed, dependencies=key, responses=seen)
-    app.include_router(messages.router, dependencies=key, responses=documented(MessagesErrorAnswer))
-    app.include_router(probes.router)
-    app.include_router(playground.router)
+    app.include_router(about.keyed_router, dependencies=key, responses=seen)
+    app.include_router(
+        anthropic.router, dependencies=key, responses=documented(MessagesErrorAnswer)
+    )
+    app.include_router(about.open_router)
+    app.include_router(pages)
+    guard(app, settings, keys)
+    describe_fields(app)
+    app.add_middleware(Observer, metrics=metrics, spans=spans)
+    return app
+
+
+def guard(app: Starlette, settings: Settings, keys: Keys | None) -> None:
+    """Put what every request passes before an app: CORS, then keys, then the bounds of bodies."""
     # The last one added runs first.
     app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)
     if keys is not None:
@@ -153,9 +231,6 @@ def create(
             allow_headers=["*"],
             expose_headers=["x-request-id", STEERING_HEADER, "retry-after"],
         )
-    describe_fields(app)
-    app.add_middleware(Observer, metrics=metrics, spans=spans)
-    return app
 
 
 def create_admin(service: Service) -> FastAPI:
@@ -163,6 +238,6 @@ def create_admin(service: Service) -> FastAPI:
     app = FastAPI(title="JuICE", openapi_url=None, redirect_slashes=False)
     app.state.service = service
     errors.install(app)
-    app.include_router(probes.router)
-    app.include_router(probes.keyed)
+    app.include_router(about.open_router)
+    app.include_router(about.keyed_router)
     return app

@@ -1,59 +1,221 @@
-"""Generations wait here for their turn, and start in the engine when they can run at once.
+"""Where requests wait: the order in which texts are tokenised and requests start in the engine.
 
-The engine gets only what there are rows and bytes for, so its own queue stays short, and whose turn
-it is (`juice_server.fair_queue`) is decided as late as possible. A generation that ends makes room
-in the engine's thread, so that the next one joins in its next step.
+Both wait in fair queues (`juice.engine.queue`). Texts are tokenised in threads, few at a time: a
+large one takes seconds, so these have a thread apart from the small ones, and the bytes that wait
+are bounded. The engine gets only requests for which it has rows and bytes, so that the order is
+decided as late as possible; a request that ends makes room in the engine's thread, so that the next
+one joins in its next step. `RateLimits` holds the allowance of each key for a minute, `Throughput`
+estimates when there will be room in a queue.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from threading import Lock
+from typing import TypeVar
 
-from juice.engine import Completion, Engine, GenerationRequest, Running, Sink, Update
-from juice.errors import CancelledError, GenerationError, JuiceError
-from juice_server.clients import Client
-from juice_server.errors import BusyError
-from juice_server.fair_queue import FairQueue, Work, part_of, with_room
-from juice_server.rates import RateLimits, Throughput
+from juice.engine.answer import Sink, Update
+from juice.engine.contract import Engine
+from juice.engine.queue import FairQueue, Work, part_of, with_room
+from juice.engine.request import Request, Running
+from juice.errors import CancelledError, JuiceError, RequestError
+from juice_server.errors import BusyError, RateLimitedError
+from juice_server.keys import Client
+
+T = TypeVar("T")
+SMALL_BYTES = 32_768
+N_SMALL, N_LARGE = with_room(2), 1
+# Bodies of the largest size that may wait.
+N_WAITING_BODIES = 16
+
+
+class Tokenizing:
+    """The queues of both sizes; everything in the event loop.
+
+    Args:
+        max_body: The size of the largest body, in bytes.
+    """
+
+    def __init__(self, max_body: int) -> None:
+        most = N_WAITING_BODIES * max_body
+        self._small = FairQueue[Work](n_rows=N_SMALL, max_waiting=most)
+        self._large = FairQueue[Work](n_rows=N_LARGE, max_waiting=most)
+        self._turns: dict[Work, asyncio.Future[None]] = {}
+
+    @property
+    def n_waiting(self) -> int:
+        """The number of texts that wait."""
+        return len(self._turns)
+
+    async def run(self, client: Hashable, n_bytes: int, work: Callable[[], T]) -> T:
+        """Return the result of work on a body of this size, done when it is its turn.
+
+        Raises BusyError where too many bytes wait, and what the work raises.
+        """
+        queue = self._small if n_bytes <= SMALL_BYTES else self._large
+        if excess := queue.excess(client, n_bytes):
+            raise BusyError(
+                f"{queue.n_waiting:,} bytes wait to be tokenized, and {excess:,} of this request "
+                "are too many: try again later"
+            )
+        one = Work(client=client, cost=n_bytes, size=n_bytes)
+        self._turns[one] = asyncio.get_running_loop().create_future()
+        queue.put([one])
+        self._call_up(queue)
+        try:
+            await self._turns[one]
+        except asyncio.CancelledError:
+            # It still waits, or has been called up, or `_call_up` saw it leave.
+            if not queue.drop(one) and not self._turns[one].cancelled():
+                self._end(queue, one)
+            raise
+        finally:
+            del self._turns[one]
+        # A thread that has begun cannot be stopped; until it ends it has its turn.
+        thread = asyncio.ensure_future(asyncio.to_thread(work))
+        thread.add_done_callback(lambda _: self._end(queue, one))
+        return await asyncio.shield(thread)
+
+    def _call_up(self, queue: FairQueue[Work]) -> None:
+        while (one := queue.take()) is not None:
+            if self._turns[one].done():
+                queue.free(one, n_rows=1, n_bytes=0)  # its client left a moment ago
+            else:
+                self._turns[one].set_result(None)
+
+    def _end(self, queue: FairQueue[Work], one: Work) -> None:
+        queue.free(one, n_rows=1, n_bytes=0)
+        self._call_up(queue)
+
+
+MINUTE_S = 60.0
+N_SEEN = 64
+# Without any measurement, and at most.
+DEFAULT_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+
+
+class Throughput:
+    """The pace at which generations ended lately, and so the time for a place in the queue."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=N_SEEN)
+
+    def note(self) -> None:
+        """Note that one has ended."""
+        self._ends.append(time.monotonic())
+
+    def wait_s(self, n: int) -> float:
+        """Return the seconds until n more generations will have ended."""
+        now = time.monotonic()
+        while self._ends and self._ends[0] < now - MAX_WAIT_S:
+            self._ends.popleft()
+        if len(self._ends) < 2:
+            return DEFAULT_WAIT_S
+        each_s = (now - self._ends[0]) / len(self._ends)
+        return min(MAX_WAIT_S, n * each_s)
+
+
+class _Bucket:
+    """A minute's allowance, which refills steadily."""
+
+    def __init__(self, per_minute: int) -> None:
+        self.per_minute, self._level, self._at = per_minute, float(per_minute), time.monotonic()
+
+    def wait_s(self, n: int) -> float:
+        """Return the seconds until the level reaches n."""
+        now = time.monotonic()
+        self.add((now - self._at) * self.per_minute / MINUTE_S)
+        self._at = now
+        return max(0.0, (n - self._level) * MINUTE_S / self.per_minute)
+
+    def add(self, n: float) -> None:
+        """Raise the level by n, up to a minute's allowance; a negative n lowers it."""
+        self._level = min(float(self.per_minute), self._level + n)
+
+
+class RateLimits:
+    """The rest of each key's allowance; for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[Hashable, str, int], _Bucket] = {}
+
+    def take(self, client: Client, n_tokens: int) -> None:
+        """Take one request and its tokens.
+
+        Raises:
+            RateLimitedError: The allowance of this minute is used up.
+            RequestError: The request has more tokens than a minute's allowance.
+        """
+        wanted = {"requests": 1, "tokens": n_tokens}
+        buckets = self._buckets_of(client)
+        for kind, bucket in buckets.items():
+            if wanted[kind] > bucket.per_minute:
+                raise RequestError(
+                    f"the request may use {wanted[kind]} {kind}, prompt and max_tokens; this key "
+                    f"has {bucket.per_minute} a minute: ask for less"
+                )
+        waits = {kind: bucket.wait_s(wanted[kind]) for kind, bucket in buckets.items()}
+        kind = max(waits, key=waits.__getitem__, default="")
+        if kind and waits[kind]:
+            raise RateLimitedError(
+                f"this key may use {buckets[kind].per_minute} {kind} a minute; try again later",
+                retry_after_s=waits[kind],
+            )
+        for kind, bucket in buckets.items():
+            bucket.add(-wanted[kind])
+
+    def give_back(self, client: Client, n_tokens: int) -> None:
+        """Give back tokens that were not used."""
+        if bucket := self._buckets_of(client).get("tokens"):
+            bucket.add(n_tokens)
+
+    def _buckets_of(self, client: Client) -> dict[str, _Bucket]:
+        bounds = {"requests": client.requests_per_minute, "tokens": client.tokens_per_minute}
+        return {
+            kind: self._buckets.setdefault((client.name, kind, bound), _Bucket(bound))
+            for kind, bound in bounds.items()
+            if bound is not None
+        }
 
 
 class Dispatcher:
-    """The generations of all clients; any thread may cancel.
+    """The requests of all clients; any thread may cancel.
 
     Args:
-        engine: Where they run.
-        max_waiting: How many of one client may wait.
+        engine: Runs them.
+        max_waiting: The most requests of one client that may wait.
     """
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
         self.engine = engine
-        self._queue = FairQueue(
+        self._queue = FairQueue[Turn](
             n_rows=engine.limits.max_batch,
             max_bytes=engine.status.max_kv_bytes,
             max_waiting=with_room(max_waiting),
         )
-        self._groups: dict[Work, Group] = {}
         self._limits, self._throughput = RateLimits(), Throughput()
         self._lock = Lock()
 
     @property
     def n_waiting(self) -> int:
-        """How many generations wait for their turn."""
+        """The number of requests that wait for their turn."""
         return self._queue.n_waiting
 
-    def submit(
-        self, client: Client, requests: Sequence[GenerationRequest], sink: Sink, *, priority: int
-    ) -> list[Running]:
-        """Queue all requests or none.
+    @property
+    def n_running(self) -> int:
+        """The rows that are held by requests that have their turn."""
+        return self._queue.n_running
+
+    def submit(self, client: Client, requests: Sequence[Request], sink: Sink) -> list[Turn]:
+        """Queue all requests or none; return their turns.
 
         Args:
-            client: Whose they are.
-            requests: What to generate.
-            sink: Takes their updates, numbered as here, in the engine's thread.
-            priority: Lower ones go first.
+            client: Their client.
+            requests: The requests; updates carry their `index`.
+            sink: Takes their updates, in the engine's thread.
 
         Raises:
             RequestError: One of them cannot run.
@@ -62,10 +224,7 @@ class Dispatcher:
         """
         for request in requests:
             self.engine.check(request)
-        groups = [
-            Group(self, client, [(i, requests[i]) for i in own], sink, priority)
-            for own in _together(requests)
-        ]
+        turns = [Turn(self, client, together, sink) for together in _together(requests)]
         with self._lock:
             excess = self._queue.excess(
                 client.name,
@@ -75,154 +234,114 @@ class Dispatcher:
             )
             if excess:
                 raise BusyError(
-                    f"{self._queue.n_waiting} generations are waiting, and {excess} of these "
-                    f"{len(requests)} are too many: try again later",
+                    f"the queue has room for {max(0, len(requests) - excess)} more answers, and "
+                    f"this request needs {len(requests)}: try again later",
                     retry_after_s=self._throughput.wait_s(excess),
                 )
-            self._limits.take(client, sum(_n_tokens(request) for request in requests))
-            self._groups |= {group.work: group for group in groups}
-            self._queue.put([group.work for group in groups])
+            self._limits.take(client, sum(request.n_tokens for request in requests))
+            self._queue.put(turns)
         self.call_up()
-        turns = {i: turn for group in groups for i, turn in group.turns.items()}
-        return [turns[i] for i in range(len(requests))]
+        return turns
 
     def call_up(self) -> None:
-        """Start all whose turn it is."""
+        """Start every turn for which there is room."""
         while True:
             with self._lock:
-                work = self._queue.take()
-                group = None if work is None else self._groups.pop(work)
-            if group is None:
+                turn = self._queue.take()
+            if turn is None:
                 return
-            group.start()
+            turn.start()
 
-    def drop(self, group: Group) -> bool:
-        """Take a group out that still waits; return whether it did."""
+    def drop(self, turn: Turn) -> bool:
+        """Take out a turn; return whether it still waited."""
         with self._lock:
-            self._groups.pop(group.work, None)
-            if is_dropped := self._queue.drop(group.work):
-                self._limits.give_back(group.client, int(group.work.cost))
+            if is_dropped := self._queue.drop(turn):
+                self._limits.give_back(turn.whose, int(turn.cost))
         if is_dropped:
             self.call_up()  # what waited behind it may fit
         return is_dropped
 
-    def free(self, group: Group, *, n_rows: int, n_bytes: int, n_unused: int) -> None:
-        """Note that one of a group has ended, and what it leaves: rows, bytes, tokens."""
+    def free(self, turn: Turn, *, n_rows: int, n_bytes: int, n_unused: int) -> None:
+        """Take back the rows, bytes and tokens of a turn's request that has ended."""
         with self._lock:
             self._throughput.note()
-            self._limits.give_back(group.client, n_unused)
-            self._queue.free(group.work, n_rows=n_rows, n_bytes=n_bytes, unused=n_unused)
+            self._limits.give_back(turn.whose, n_unused)
+            self._queue.free(turn, n_rows=n_rows, n_bytes=n_bytes, unused=n_unused)
 
 
-class Group:
-    """Generations that start together: those of one prompt where one gate decides for all."""
+class Turn(Work):
+    """Requests that start together: those of one prompt where one gate decides for all."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        client: Client,
-        requests: Sequence[tuple[int, GenerationRequest]],
-        sink: Sink,
-        priority: int,
+        self, dispatcher: Dispatcher, whose: Client, requests: Sequence[Request], sink: Sink
     ) -> None:
         engine, n = dispatcher.engine, len(requests)
-        self.client = client
         # No more than one client may hold: what is beyond that waits in the engine.
-        n_bytes = n * max(engine.n_kv_bytes(own) for _, own in requests)
-        self.work = Work(
-            client=client.name,
-            cost=sum(_n_tokens(own) for _, own in requests),
+        n_bytes = n * max(engine.n_kv_bytes(request) for request in requests)
+        super().__init__(
+            client=whose.name,
+            cost=sum(request.n_tokens for request in requests),
             n_rows=min(n, part_of(engine.limits.max_batch)),
             n_bytes=min(n_bytes, part_of(engine.status.max_kv_bytes)) if n > 1 else n_bytes,
             size=n,
-            priority=priority,
-            max_running=client.max_running,
+            priority=requests[0].priority,
+            max_running=whose.max_running,
         )
-        self.turns = {i: Turn(self, k) for k, (i, _) in enumerate(requests)}
+        self.whose = whose
         self._dispatcher, self._requests, self._sink = dispatcher, requests, sink
-        self._arrived, self._waited_s = time.monotonic(), 0.0
-        self._lock = Lock()
+        self._unused = {request.index: request.options.max_tokens for request in requests}
+        self._cancelling = Lock()
         self._running: Sequence[Running] | None = None
-        self._cancelled: dict[int, JuiceError] = {}
+        self._cancelled: JuiceError | None = None
         self._n_open = n
-        self._n_new = [0] * n  # tokens so far, of each
 
     def start(self) -> None:
-        """Start in the engine; what fails there ends with its error."""
-        self._waited_s = time.monotonic() - self._arrived
-        try:
-            running = self._dispatcher.engine.submit([own for _, own in self._requests], self._take)
-        except Exception as error:
-            own = error if isinstance(error, JuiceError) else GenerationError(repr(error))
-            for k in range(len(self._requests)):
-                self._pass_on(Update(index=k, error=own), has_run=False)
-            return
-        with self._lock:
-            self._running, cancelled = running, dict(self._cancelled)
-        for k, reason in cancelled.items():
-            running[k].cancel(reason)
-
-    def cancel(self, k: int, reason: JuiceError | None) -> None:
-        """End one of them soon, whether it waits or runs."""
-        with self._lock:
-            self._cancelled[k] = reason or CancelledError("the request was cancelled")
-            running, is_all = self._running, len(self._cancelled) == len(self._requests)
-        if running is not None:
-            running[k].cancel(reason)
-        elif is_all and self._dispatcher.drop(self):
-            for other, error in self._cancelled.items():
-                self._sink(Update(index=self._requests[other][0], error=error))
-
-    def _take(self, update: Update) -> None:
-        """Pass on an update of the engine, and make room at the last one."""
-        try:
-            self._pass_on(update, has_run=True)
-        finally:
-            if update.is_last:
-                self._dispatcher.call_up()
-
-    def _pass_on(self, update: Update, *, has_run: bool) -> None:
-        i, request = self._requests[update.index]
-        self._n_new[update.index] += len(update.tokens)
-        if update.is_last:
-            self._free(request.max_tokens - self._n_new[update.index], request, has_run=has_run)
-        completion = update.completion and self._since_arrival(update.completion)
-        self._sink(replace(update, index=i, completion=completion))
-
-    def _free(self, n_not_generated: int, request: GenerationRequest, *, has_run: bool) -> None:
-        """Free what one of them held; those that are left keep what they need of it."""
-        own, left = self.work, self._n_open - 1
-        n = len(self._requests)
-        self._dispatcher.free(
-            self,
-            n_rows=min(own.n_rows, self._n_open) - min(own.n_rows, left),
-            n_bytes=own.n_bytes * self._n_open // n - own.n_bytes * left // n,
-            n_unused=n_not_generated if has_run else _n_tokens(request),
-        )
-        self._n_open = left
-
-    def _since_arrival(self, completion: Completion) -> Completion:
-        return replace(completion, timing=completion.timing.later(self._waited_s))
-
-
-class Turn:
-    """One generation that waits or runs."""
-
-    def __init__(self, group: Group, k: int) -> None:
-        self._group, self._k = group, k
+        """Start the requests in the engine."""
+        running = self._dispatcher.engine.begin(self._requests, self._take)
+        with self._cancelling:
+            self._running, reason = running, self._cancelled
+        if reason is not None:
+            for one in running:
+                one.cancel(reason)
 
     def cancel(self, reason: JuiceError | None = None) -> None:
-        """End it soon; its last update is then an error."""
-        self._group.cancel(self._k, reason)
+        """End the requests soon, whether they wait or run; their last updates are then errors."""
+        with self._cancelling:
+            self._cancelled = reason or CancelledError("the request was cancelled")
+            running = self._running
+        for one in running or ():
+            one.cancel(reason)
+        if running is None and self._dispatcher.drop(self):
+            for request in self._requests:
+                self._sink(Update(index=request.index, error=self._cancelled))
+
+    def _take(self, update: Update) -> None:
+        """Pass on an update of the engine; the last one of a request makes room."""
+        self._unused[update.index] -= len(update.tokens)
+        if not update.is_last:
+            self._sink(update)
+            return
+        n, n_open = len(self._requests), self._n_open
+        self._n_open -= 1
+        # Those that are left keep what they need.
+        self._dispatcher.free(
+            self,
+            n_rows=min(self.n_rows, n_open) - min(self.n_rows, n_open - 1),
+            n_bytes=self.n_bytes * n_open // n - self.n_bytes * (n_open - 1) // n,
+            n_unused=self._unused[update.index],
+        )
+        try:
+            self._sink(update)
+        finally:
+            with self._cancelling:
+                is_starting = self._running is None
+            if not is_starting:  # else whoever starts it calls up others next
+                self._dispatcher.call_up()
 
 
-def _together(requests: Sequence[GenerationRequest]) -> list[list[int]]:
-    """Return which requests start together: each alone, those of one gate together."""
-    groups: dict[int, list[int]] = {}
+def _together(requests: Sequence[Request]) -> list[list[Request]]:
+    """Return groups of requests that start together: those of one gate, each other one alone."""
+    groups: dict[int, list[Request]] = {}
     for i, request in enumerate(requests):
-        groups.setdefault(-i - 1 if request.gate is None else id(request.gate), []).append(i)
+        groups.setdefault(-i - 1 if request.gate is None else id(request.gate), []).append(request)
     return list(groups.values())
-
-
-def _n_tokens(request: GenerationRequest) -> int:
-    return len(request.prompt_ids) + request.max_tokens

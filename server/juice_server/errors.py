@@ -1,4 +1,7 @@
-"""Every failure leaves in OpenAI's envelope: {"error": {"message", "type", "param", "code"}}."""
+"""Errors and how they are answered: in OpenAI's envelope, or in Anthropic's on its routes.
+
+OpenAI's is {"error": {"message", "type", "param", "code"}}.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -27,8 +30,8 @@ from juice.errors import (
     NonFiniteError,
     OverloadedError,
     RequestError,
-    WindowError,
 )
+from juice_server.fields import Answer
 from juice_server.trace import trace_of
 
 LOG = logging.getLogger("juice_server")
@@ -65,27 +68,11 @@ class NotAllowedError(JuiceError):
     """The client's key may not do this."""
 
 
-class ConflictError(JuiceError):
-    """What is asked for does not go with how the server runs, or with what is in its folder."""
-
-
-class PreconditionError(JuiceError):
-    """What is there is not what the request expects."""
-
-
-class StorageError(JuiceError):
-    """A file cannot be written."""
-
-
-class StorageFullError(StorageError):
-    """There is no room for it."""
-
-
 class UnknownModelError(RequestError):
     """The request names a model that is not served."""
 
 
-# The status and the code of each error; a class without its own has those of its nearest base.
+# The status and the code of each error; a class that is not listed has those of its nearest base.
 ANSWERS: dict[type, tuple[int, str]] = {
     ContextLengthError: (400, "context_length_exceeded"),
     UnknownModelError: (404, "model_not_found"),
@@ -96,11 +83,6 @@ ANSWERS: dict[type, tuple[int, str]] = {
     OverloadedError: (429, "queue_full"),
     RateLimitedError: (429, "rate_limit_exceeded"),
     NotAllowedError: (403, "permission_denied"),
-    ConflictError: (409, "conflict"),
-    WindowError: (409, "window_mismatch"),
-    PreconditionError: (412, "precondition_failed"),
-    StorageError: (500, "not_saved"),
-    StorageFullError: (507, "storage_full"),
     NotReadyError: (503, "not_ready"),
     EngineStoppedError: (503, "not_ready"),
     ClientGoneError: (CLIENT_GONE, "client_gone"),
@@ -111,7 +93,7 @@ ANSWERS: dict[type, tuple[int, str]] = {
     Exception: (500, "internal_error"),
 }
 TYPES = {
-    **dict.fromkeys((400, 403, 404, 409, 412, 422), INVALID),
+    **dict.fromkeys((400, 403, 404, 422), INVALID),
     429: "overloaded_error",
 }
 # The routes whose clients expect another envelope, and its types by status.
@@ -129,6 +111,43 @@ ANTHROPICS_TYPES = {
 RETRY_AFTER_S = {"queue_full": 1.0, "not_ready": 5.0}  # where nothing was measured
 
 
+class ErrorContent(Answer):
+    """What went wrong."""
+
+    message: str
+    """What was received, what was expected, and what to do."""
+    type: str
+    """What clients may act on, such as `invalid_request_error` or `overloaded_error`."""
+    param: str | None
+    """The field that is wrong; null where none is."""
+    code: str | None
+    """The name of the error; see the table of errors."""
+
+
+class ErrorAnswer(Answer):
+    """The answer to a request that fails."""
+
+    error: ErrorContent
+    """What went wrong, where, and what to do."""
+
+
+class MessagesErrorContent(Answer):
+    """What went wrong, as Anthropic's clients expect it."""
+
+    type: str
+    """What clients may act on, such as `invalid_request_error` or `overloaded_error`."""
+    message: str
+    """What was received, what was expected, and what to do."""
+
+
+class MessagesErrorAnswer(Answer):
+    """The answer to a request that fails, as Anthropic's clients expect it."""
+
+    type: Literal["error"] = "error"
+    error: MessagesErrorContent
+    """What went wrong, and what to do."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """The content of an error answer."""
@@ -142,15 +161,13 @@ class Failure:
 
     def body(self) -> dict[str, Any]:
         """Return the envelope, with lone surrogates from the client escaped for UTF-8."""
-        param = _encodable(self.param) if self.param else None
-        return {
-            "error": {
-                "message": _encodable(self.message),
-                "type": self.type,
-                "param": param,
-                "code": self.code,
-            }
-        }
+        error = ErrorContent(
+            message=_encodable(self.message),
+            type=self.type,
+            param=_encodable(self.param) if self.param else None,
+            code=self.code,
+        )
+        return ErrorAnswer(error=error).model_dump()
 
     def response(self, scope: Scope) -> JSONResponse:
         """Return the answer, and record its code for the log and the metrics."""
@@ -162,8 +179,11 @@ class Failure:
 
 def in_anthropics_words(failure: Failure) -> dict[str, Any]:
     """Return the envelope that Anthropic's clients expect."""
-    kind = ANTHROPICS_TYPES.get(failure.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": _encodable(failure.message)}}
+    error = MessagesErrorContent(
+        type=ANTHROPICS_TYPES.get(failure.status, "api_error"),
+        message=_encodable(failure.message),
+    )
+    return MessagesErrorAnswer(error=error).model_dump()
 
 
 def _encodable(text: str) -> str:
@@ -221,7 +241,7 @@ REMEDIES = {
 
 def _invalid(error: RequestValidationError) -> Failure:
     # Of a union's branches, the one that got furthest is what the client meant.
-    first = max(error.errors(), key=lambda own: len(own["loc"]))
+    first = max(error.errors(), key=lambda problem: len(problem["loc"]))
     if first["type"] == "json_invalid":
         message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
         return Failure(status=400, message=message, code="invalid_json")
@@ -261,3 +281,23 @@ def _got(error: dict[str, Any]) -> str:
         if isinstance(value, str | int | float) and len(repr(value)) < 100
         else ""
     )
+
+
+STATUSES = {
+    400: "Something in the request is wrong; the error names the field.",
+    401: "No key, or an unknown one.",
+    403: "The key may not do this.",
+    404: "No such model or head set.",
+    413: "The body is too large.",
+    422: "The head set was made for another model.",
+    429: "Too much waits, or the key has used up its minute; see Retry-After.",
+    500: "A fault of the server; its log has the details.",
+    503: "Loading, shutting down, or out of time.",
+}
+
+
+def documented(model: type[Answer], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what FastAPI takes to document these statuses, or all STATUSES, with this answer."""
+    return {
+        status: {"model": model, "description": STATUSES[status]} for status in statuses or STATUSES
+    }

@@ -1,19 +1,20 @@
-"""API keys, from the settings and from a file, which may say what each may do.
+"""Clients: who sends a request, and what they may do.
 
-A file that ends in `.toml` has a table for each key:
+Those with an API key are known by it, others by their address. Keys come from the settings and from
+a file. A file that ends in `.toml` has a table for each key:
 
     [[keys]]
     name = "search"
     sha256 = "..."                 # of the key: printf %s "$KEY" | sha256sum
-    scopes = ["generate", "read"]  # or metrics; these three where none are named; or admin
+    scopes = ["generate", "read"]  # or metrics; all three where none are named
     priority = 0                   # the most urgent one that it may use
     requests_per_minute = 600
     tokens_per_minute = 100_000
     max_running = 8
     max_waiting = 64
 
-Any other file has a key on each line, and lines of comments that begin with `#`. Only keys that
-name the scope `admin` may change what is served.
+Any other file has a key on each line, and lines of comments that begin with `#`. A client without a
+key is known by its address.
 """
 
 from __future__ import annotations
@@ -22,15 +23,44 @@ import hmac
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from juice.engine.options import first_problem
 from juice.errors import UsageError
-from juice.options import first_problem
-from juice_server.clients import PERMISSIONS, Client, Permission
+
+Permission = Literal["generate", "read", "metrics"]
+PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A client, the same one however many connections it has.
+
+    Args:
+        name: The name of its key, or its address.
+        has_key: Whether it has a key.
+        scopes: Its permissions.
+        priority: The lowest number, so the most urgent priority, that it may use.
+        requests_per_minute: The most requests that it may send.
+        tokens_per_minute: The most tokens that they may have, prompts and answers.
+        max_running: The most of its generations that run at the same time.
+        max_waiting: The most of its generations that wait.
+    """
+
+    name: str
+    has_key: bool = False
+    scopes: tuple[Permission, ...] = PERMISSIONS
+    priority: int = 0
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_running: int | None = None
+    max_waiting: int | None = None
+
 
 MAX_PRIORITY = 100
 AtLeastOne = Annotated[int | None, Field(ge=1)]
@@ -59,7 +89,7 @@ class Keys:
     """The keys that are known; only digests are kept.
 
     Args:
-        given: Keys that may do everything but change what is served.
+        given: Keys that may do everything.
         path: The file; None: there is none.
 
     Raises UsageError for a file that cannot be read, holds no key or has one twice.
@@ -78,19 +108,13 @@ class Keys:
 
         Raises UsageError.
         """
-        clients = dict(_plain(key) for key in self._given)
-        if self._path is not None:
-            clients |= _read(self._path)
-        self._clients = clients
-
-    def may_any(self, needed: Permission) -> bool:
-        """Return whether one of them has a scope."""
-        return any(needed in client.scopes for client in self._clients.values())
+        read = {} if self._path is None else _read(self._path)
+        self._clients = {**dict(map(_plain, self._given)), **read}
 
     def find(self, key: bytes) -> Client | None:
-        """Return whose key it is, None if it is unknown; all are compared, in constant time."""
-        sent = sha256(key).digest()
-        found = [own for digest, own in self._clients.items() if hmac.compare_digest(sent, digest)]
+        """Return the client of a key, None if it is unknown; all are compared in constant time."""
+        sent, known = sha256(key).digest(), self._clients
+        found = [known[digest] for digest in known if hmac.compare_digest(sent, digest)]
         return found[0] if key and found else None
 
 
@@ -107,10 +131,10 @@ def _read(path: Path) -> dict[bytes, Client]:
     if path.suffix == ".toml":
         return _from_toml(text, path)
     lines = [line.strip() for line in text.splitlines()]
-    own = [line for line in lines if line and not line.startswith("#")]
-    if not own:
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
         raise UsageError(f"{path} holds no key; expected one per line")
-    return dict(_plain(line) for line in own)
+    return dict(map(_plain, keys))
 
 
 def _from_toml(text: str, path: Path) -> dict[bytes, Client]:
@@ -123,14 +147,14 @@ def _from_toml(text: str, path: Path) -> dict[bytes, Client]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
     for field in ("name", "sha256"):
-        value, n = Counter(getattr(own, field) for own in tables).most_common(1)[0]
+        value, n = Counter(getattr(table, field) for table in tables).most_common(1)[0]
         if n > 1:
             raise UsageError(f"{path}: {n} keys have the {field} {value}; give each its own")
     return {
-        bytes.fromhex(own.sha256): Client(
-            **own.model_dump(exclude={"sha256", "scopes"}),
-            scopes=tuple(own.scopes),
+        bytes.fromhex(table.sha256): Client(
+            **table.model_dump(exclude={"sha256", "scopes"}),
+            scopes=tuple(table.scopes),
             has_key=True,
         )
-        for own in tables
+        for table in tables
     }

@@ -17,14 +17,13 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from juice import SteeredModel
 from juice.errors import JuiceError, UsageError
+from juice.steered_model import SteeredModel
 from juice_server.app import create, create_admin
-from juice_server.connection import guarded
-from juice_server.environment import injected_names
+from juice_server.http import guarded
 from juice_server.keys import Keys
 from juice_server.service import Service
-from juice_server.settings import Settings
+from juice_server.settings import Settings, injected_names
 
 KEEP_ALIVE_S = 75
 # Time to report the cut at the drain limit to clients.
@@ -130,48 +129,19 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
         failures.append(error)
         server.lose_engine()
 
-    _check_port(settings.host, settings.port, "port")
-    if settings.admin_port is not None:
-        if settings.admin_port == settings.port != 0:
-            raise UsageError(f"port and admin-port are both {settings.port}; choose another")
-        _check_port(settings.host, settings.admin_port, "admin-port")
+    _check_ports(settings)
     keys = settings.read_keys()
     app = create(settings, keys, on_ready=on_ready, on_failure=fail)
-    n_most = _max_connections(
-        settings.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    )
-
-    def configured(app: FastAPI, port: int, n_connections: int, **options: Any) -> uvicorn.Config:
-        return uvicorn.Config(
-            app,
-            host=settings.host,
-            port=port,
-            http=guarded(
-                header_timeout_s=settings.header_timeout,
-                write_stall_s=settings.write_stall,
-                max_connections=n_connections,
-                max_per_address=settings.max_connections_per_address,
-            ),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(settings.drain + LAST_WORDS_S),
-            **options,
-        )
-
     service: Service = app.state.service
-    server = Server(
-        configured(app, settings.port, n_most),
-        service,
-        keys,
-        None
-        if settings.admin_port is None
-        else configured(
-            create_admin(service), settings.admin_port, ADMIN_CONNECTIONS, lifespan="off"
-        ),
+    n_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    config = _config(
+        settings, app, settings.port, connection_bound(settings.max_connections, n_files)
     )
+    admin = None
+    if settings.admin_port is not None:
+        probes = create_admin(service)
+        admin = _config(settings, probes, settings.admin_port, ADMIN_CONNECTIONS, lifespan="off")
+    server = Server(config, service, keys, admin)
     LOG.info("settings", extra={"fields": settings.public()})
     if ignored := injected_names():
         LOG.info(
@@ -188,8 +158,31 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
         raise failures[0]
 
 
+def _config(
+    settings: Settings, app: FastAPI, port: int, max_connections: int, **options: Any
+) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=port,
+        http=guarded(
+            header_timeout_s=settings.header_timeout,
+            write_stall_s=settings.write_stall,
+            max_connections=max_connections,
+            max_per_address=settings.max_connections_per_address,
+        ),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(settings.drain + LAST_WORDS_S),
+        **options,
+    )
+
+
 def _end_within(seconds: float) -> None:
-    """End the process with status 1 unless it has ended by itself after so many seconds."""
+    """End the process with status 1 unless it ends by itself within this time."""
 
     def end() -> None:
         LOG.critical("the process does not end by itself: something hangs")
@@ -200,20 +193,26 @@ def _end_within(seconds: float) -> None:
     timer.start()
 
 
-def _max_connections(asked: int, n_files: int) -> int:
-    """Return how many connections may be open when the system allows `n_files` open files."""
-    return (
-        asked if n_files == resource.RLIM_INFINITY else max(1, min(asked, n_files - RESERVED_FILES))
-    )
+def connection_bound(asked: int, n_files: int) -> int:
+    """Return the most open connections when the system allows `n_files` open files."""
+    if n_files == resource.RLIM_INFINITY:
+        return asked
+    return max(1, min(asked, n_files - RESERVED_FILES))
 
 
-def _check_port(host: str, port: int, option: str) -> None:
-    """Raise UsageError, before the model is loaded, when the address cannot be listened on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.create_server((host, port), family=family):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --{option} or --host"
-        ) from error
+def _check_ports(settings: Settings) -> None:
+    """Raise UsageError, before the model is loaded, when an address cannot be listened on."""
+    host = settings.host
+    if settings.admin_port == settings.port != 0:
+        raise UsageError(f"port and admin-port are both {settings.port}; choose another")
+    for option, port in (("port", settings.port), ("admin-port", settings.admin_port)):
+        if port is None:
+            continue
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            socket.create_server((host, port), family=family).close()
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {error.strerror}; "
+                f"choose another --{option} or --host"
+            ) from error

@@ -1,38 +1,42 @@
-"""The service between HTTP and the engine: one model, loaded at start, its jobs and its state."""
+"""The service between HTTP and the engine: one model, loaded at start, and its state."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import replace
 from threading import Thread
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends
-from starlette.requests import Request
+from fastapi import Request as HttpRequest
 
-from juice import SteeredModel
-from juice.engine import Completion, GenerationRequest, Status
-from juice.errors import EngineStoppedError, JuiceError
-from juice.head_set import HeadSetLibrary
+from juice.engine.answer import Completion, Update
+from juice.engine.contract import Status
+from juice.engine.request import Request, numbered
+from juice.errors import CancelledError, EngineStoppedError, JuiceError
+from juice.head_set.library import HeadSetLibrary
+from juice.steered_model import SteeredModel
 from juice_server.dispatcher import Dispatcher
 from juice_server.errors import NotReadyError
 from juice_server.head_sets import HeadSetFolder, check_start
-from juice_server.jobs import Job
+from juice_server.http import left_s, timed_out, while_present
+from juice_server.requests import Translator
 from juice_server.settings import Settings
 from juice_server.telemetry.metrics import Metrics
-from juice_server.trace import Trace, trace_of
-from juice_server.translation import Translator
+from juice_server.trace import Submission, trace_of
 
 # States from which only another process helps.
 LOST = ("engine failed", "engine stuck")
 WATCH_S = 1.0
-LOADING = "the model is still loading; ask /readyz"
+SHUTTING_DOWN = "the server is shutting down"
+T = TypeVar("T")
 
 
 class Service:
-    """Owns the model; every route that generates goes through `submit`."""
+    """Owns the model; every route that generates goes through `updates`."""
 
     def __init__(
         self, load: Callable[[], SteeredModel], settings: Settings, metrics: Metrics
@@ -49,7 +53,7 @@ class Service:
         self._head_sets: HeadSetFolder | None = None
         self._following: asyncio.Task[None] | None = None
         self._fingerprint: str | None = None
-        self._jobs: set[Job] = set()
+        self._open: set[asyncio.Queue[Update]] = set()  # where running HTTP requests wait
 
     async def start(self) -> None:
         """Load the model and its head sets in a daemon thread, which does not delay the exit.
@@ -89,10 +93,10 @@ class Service:
 
     def close(self) -> None:
         """Stop the engine and everything that runs."""
-        if self._watch is not None:
-            self._watch.cancel()  # an engine that is closed is not one that is lost
-        if self._following is not None:
-            self._following.cancel()
+        # An engine that is closed is not one that is lost: nobody watches it any more.
+        for task in (self._watch, self._following):
+            if task is not None:
+                task.cancel()
         if self._translator is not None:
             self.model.close()
 
@@ -122,26 +126,20 @@ class Service:
         There is another one when the head sets change, so a request that steers several times takes
         it once. Raises NotReadyError while there is no model.
         """
-        if self._translator is None:
-            raise NotReadyError(LOADING)
-        return self._translator
+        return _loaded(self._translator)
 
     @property
     def head_sets(self) -> HeadSetFolder:
         """The folder of head sets; raises NotReadyError while there is no model."""
-        if self._head_sets is None:
-            raise NotReadyError(LOADING)
-        return self._head_sets
+        return _loaded(self._head_sets)
 
     def _serve_head_sets(self, library: HeadSetLibrary) -> None:
         self._translator = self.translator.with_head_sets(library)
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """Where generations wait for their turn; raises NotReadyError while there is no model."""
-        if self._dispatcher is None:
-            raise NotReadyError(LOADING)
-        return self._dispatcher
+        """The queue in which generations wait; raises NotReadyError while there is no model."""
+        return _loaded(self._dispatcher)
 
     @property
     def model(self) -> SteeredModel:
@@ -150,20 +148,20 @@ class Service:
 
     @property
     def system_fingerprint(self) -> str:
-        """A name for all that decides an answer's bits beside the request; see the engine's."""
+        """The name of all that decides an answer's bits beside the request; see the engine's."""
         if self._fingerprint is None:
             self._fingerprint = self.model.engine.system_fingerprint
         return self._fingerprint
 
     @property
     def status(self) -> Status:
-        """The engine's state; what waits for its turn in the server waits, too."""
-        own = self.model.engine.status
-        return replace(own, n_waiting=own.n_waiting + self.dispatcher.n_waiting)
+        """The engine's state, with the generations that wait in the server."""
+        status = self.model.engine.status
+        return replace(status, n_waiting=status.n_waiting + self.dispatcher.n_waiting)
 
     @property
     def state(self) -> str:
-        """Whether requests can be answered (`ready`), and if not, why."""
+        """The state: `ready` where requests can be answered, else the reason why not."""
         if self._translator is None:
             return "loading"
         status = self.model.engine.status
@@ -173,52 +171,86 @@ class Service:
             return "engine stuck"
         return "draining" if self.is_leaving or self.is_draining else "ready"
 
-    def submit(
-        self, requests: Sequence[GenerationRequest], trace: Trace, *, only_last: bool
-    ) -> Job:
-        """Start generating and return the job; `only_last` drops all updates but the last.
+    async def updates(
+        self, request: HttpRequest, requests: Sequence[Request], *, only_last: bool = False
+    ) -> AsyncGenerator[Update]:
+        """Generate, and yield updates until every request has ended; leaving it cancels the rest.
 
-        Raises RequestError, BusyError, NotReadyError and EngineStoppedError.
+        Args:
+            request: The HTTP request, whose trace records the requests and their completions.
+            requests: The requests; updates number them in this order.
+            only_last: Whether to drop all updates but the last of each.
+
+        Raises:
+            NotReadyError: The server takes nothing new.
+            JuiceError: A request cannot be queued, one fails, or the time is up; all end then.
         """
         if self.is_draining:
-            raise NotReadyError("the server is shutting down")
-        job = Job(
-            self.dispatcher,
-            requests,
-            trace,
-            self.metrics,
-            timeout_s=self.settings.request_timeout,
-            only_last=only_last,
-        )
-        self.metrics.read_prompts(job.run, trace)
-        self._jobs.add(job)
-        return job
+            raise NotReadyError(SHUTTING_DOWN)
+        trace, loop = trace_of(request.scope), asyncio.get_running_loop()
+        queue: asyncio.Queue[Update] = asyncio.Queue()
 
-    def forget(self, job: Job) -> None:
-        """Cancel what is left of a job, and forget it."""
-        self._jobs.discard(job)
-        job.cancel()
+        def sink(update: Update) -> None:
+            if update.is_last or not only_last:
+                loop.call_soon_threadsafe(queue.put_nowait, update)
+
+        submission = Submission(numbered(requests))
+        turns = self.dispatcher.submit(trace.client, submission.requests, sink)
+        trace.submissions.append(submission)
+        self.metrics.read_prompts(submission, trace)
+        self._open.add(queue)
+        n_open, timeout_s = len(requests), self.settings.request_timeout
+        try:
+            while n_open:
+                async with asyncio.timeout(left_s(trace, timeout_s)):
+                    update = await queue.get()
+                n_open -= update.is_last
+                if update.completion is not None:
+                    submission.ended[update.index] = update.completion
+                    ended = submission.requests[update.index]
+                    self.metrics.completed(update.completion, ended, trace)
+                if update.error is not None:
+                    self.metrics.failed(update.error)
+                    raise update.error
+                yield update
+        except TimeoutError:
+            raise timed_out(timeout_s) from None
+        finally:
+            self._open.discard(queue)
+            for _ in range(n_open):
+                self.metrics.failed(CancelledError("the request ended early"))
+            for turn in turns:
+                turn.cancel()
 
     def cut(self) -> None:
         """End everything that runs: the drain limit is reached, or the engine lost."""
-        for job in list(self._jobs):
-            job.end(EngineStoppedError("the server is shutting down"))
+        for queue in self._open:
+            queue.put_nowait(Update(index=0, error=EngineStoppedError(SHUTTING_DOWN)))
 
-    async def complete(
-        self, request: Request, requests: Sequence[GenerationRequest]
-    ) -> list[Completion]:
-        """Generate and wait for all completions.
+    async def complete(self, request: HttpRequest, requests: Sequence[Request]) -> list[Completion]:
+        """Generate and wait for all completions; a client that leaves cancels them.
 
-        Raises what `submit` raises, and JuiceError when one fails.
+        Raises what `updates` raises.
         """
-        job = self.submit(requests, trace_of(request.scope), only_last=True)
-        try:
-            return await job.completions(request)
-        finally:
-            self.forget(job)
+        done: dict[int, Completion] = {}
+
+        async def ended() -> None:
+            async with aclosing(self.updates(request, requests, only_last=True)) as updates:
+                async for update in updates:
+                    if update.completion is not None:
+                        done[update.index] = update.completion
+
+        await while_present(request, self.settings.request_timeout, ended())
+        return [done[i] for i in range(len(requests))]
 
 
-async def service_of(request: Request) -> Service:
+def _loaded(part: T | None) -> T:
+    if part is None:
+        raise NotReadyError("the model is still loading; ask /readyz")
+    return part
+
+
+async def service_of(request: HttpRequest) -> Service:
     """Return the service of a request's app; async, as FastAPI runs plain functions in threads."""
     service: Service = request.app.state.service
     return service

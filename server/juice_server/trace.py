@@ -1,4 +1,4 @@
-"""What is recorded of one HTTP request, for its log line and the metrics."""
+"""The record of one HTTP request, for its log line, its metrics and its spans."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address, ip_network
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from juice.engine import Completion, GateReport, GenerationRequest
-from juice_server.clients import Client, address_of
+from juice.engine.answer import Completion
+from juice.engine.request import Request
+from juice.engine.steer import GateReport
+from juice_server.keys import Client
 
 # What is safe to repeat in a log line and a header.
 ACCEPTED_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
 
 @dataclass
-class Run:
-    """What the engine is asked for at once.
+class Submission:
+    """Requests that an HTTP request submits at once, and their completions.
 
     Args:
-        requests: The requests.
-        n_prompt_tokens: The tokens of their prompts, those of several choices once.
-        submitted: When they were submitted, on the monotonic clock, in seconds.
-        ended: The completions so far, by index.
+        requests: The requests, numbered in this order.
+        ended: The completions so far, by number.
     """
 
-    requests: Sequence[GenerationRequest]
-    n_prompt_tokens: int
-    submitted: float = field(default_factory=time.monotonic)
+    requests: Sequence[Request]
     ended: dict[int, Completion] = field(default_factory=dict)
 
     @property
@@ -39,63 +38,91 @@ class Run:
         """The completions so far, in the order of the requests."""
         return [self.ended[i] for i in sorted(self.ended)]
 
+    @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        """The tokens of the prompts, those of several choices once.
+
+        Choices share their steering; a sweep steers one prompt in several ways, each counted.
+        """
+        by_source = {
+            (id(one.prompt_ids), id(one.steering)): one.prompt_ids for one in self.requests
+        }
+        return list(by_source.values())
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """The tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
 
 @dataclass
 class Trace:
-    """One HTTP request: its id, who sent it, its options, its outcome; `code` is that of an error.
+    """The record of one HTTP request: its id, who sent it, its outcome; `code` is that of an error.
 
     `begun` is a time of the monotonic clock, in seconds. What `is_dull` comes every few seconds
-    and is worth no line.
+    and is worth no line. `prompts` are kept where the settings say so.
     """
 
     id: str
     client: Client
-    priority: int = 0
     n_body_bytes: int = 0
     begun: float = field(default_factory=time.monotonic)
     code: str = ""
-    steer: str = ""
     is_stream: bool = False
     is_dull: bool = False
-    n_choices: int = 1
     prompts: Sequence[str] = ()
-    runs: list[Run] = field(default_factory=list)
+    submissions: list[Submission] = field(default_factory=list)
 
     @property
     def age_s(self) -> float:
         """Seconds since the request arrived."""
         return time.monotonic() - self.begun
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> Run:
-        """Record that the engine is asked now; `n_choices` requests in a row have one prompt."""
-        run = Run(requests, sum(len(own.prompt_ids) for own in requests[:: self.n_choices]))
-        self.runs.append(run)
-        return run
+    @property
+    def requests(self) -> list[Request]:
+        """All requests that were submitted."""
+        return [one for submission in self.submissions for one in submission.requests]
+
+    @property
+    def steer(self) -> str:
+        """The target of all requests; empty for none, or for several."""
+        targets = {one.steering.report.target for one in self.requests}
+        return targets.pop() if len(targets) == 1 else ""
+
+    @property
+    def n_choices(self) -> int:
+        """The number of answers that each prompt gets."""
+        n_prompts = sum(len(submission.prompts) for submission in self.submissions)
+        return len(self.requests) // max(1, n_prompts)
 
     @property
     def completions(self) -> list[Completion]:
-        """What has ended so far, in the order in which it was asked for."""
-        return [own for run in self.runs for own in run.completions]
+        """The completions so far, in the order of the requests."""
+        return [one for submission in self.submissions for one in submission.completions]
 
     @property
     def n_prompt_tokens(self) -> int:
         """The tokens of all prompts."""
-        return sum(run.n_prompt_tokens for run in self.runs)
+        return sum(submission.n_prompt_tokens for submission in self.submissions)
 
     @property
     def n_generated_tokens(self) -> int:
         """The tokens of all choices that are complete."""
-        return sum(len(own.tokens) for own in self.completions)
+        return sum(len(completion.tokens) for completion in self.completions)
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Why each choice ended."""
-        return [own.finish_reason for own in self.completions]
+        """The reason why each choice ended."""
+        return [completion.finish_reason for completion in self.completions]
 
     @property
     def gates(self) -> list[GateReport]:
-        """What gates decided."""
-        return [own.steering.gate for own in self.completions if own.steering.gate is not None]
+        """The decisions of gates."""
+        return [
+            gate
+            for completion in self.completions
+            if (gate := completion.steering.gate) is not None
+        ]
 
 
 def trace_of(scope: Scope) -> Trace:
@@ -109,3 +136,26 @@ def trace_of(scope: Scope) -> Trace:
         )
     trace: Trace = state["trace"]
     return trace
+
+
+# A household or a machine has this many bits of an IPv6 address to itself, at least.
+IPV6_PREFIX = 64
+
+
+def address_of(scope: Scope) -> str:
+    """Return the address that a request comes from, an IPv6 address as its network."""
+    peer = scope.get("client")
+    return network_of(peer[0]) if peer else ""
+
+
+def network_of(host: str) -> str:
+    """Return the network of an IPv6 address, an IPv4 address as it is, "unknown" for the rest."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return "unknown"  # a proxy's header may have anything
+    if not isinstance(address, IPv6Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ip_network((address, IPV6_PREFIX), strict=False))

@@ -64,7 +64,7 @@ def test_exactness_and_speed_are_written(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     (own,) = distributions(path=[str(brought)])
     (plugin,) = own.entry_points.select(group="vllm.general_plugins")
-    assert plugin.value == "juice.loading.vllm_plugin:register"
+    assert plugin.value == "juice.engine.vllm.plugin:register"
     result = json.loads(out.read_text())
     assert {(own["model"], own["dtype"], own["exact"]) for own in result["exactness"]} == {
         (model, dtype, True) for model in ("mini", "GPT-2") for dtype in ("float32", "bfloat16")

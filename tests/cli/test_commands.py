@@ -13,10 +13,11 @@ import typer.main
 
 from juice.cli.main import app
 from juice.files import LOOK
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.commands import interruptible, juice
+from tests.support.head_sets import scores_in
 from tests.support.serving import CONFLICT, within
 
 STATEMENT = "The name of the capital city of France is"
@@ -134,17 +135,18 @@ def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> N
     assert "no head set 'context'" in compared.stderr
     page = (tmp_path / "page.html").read_text()
     found = json.loads((folder / "head_set.json").read_text())
-    assert f"L{found['heads']['plus'][0][0]}H{found['heads']['plus'][0][1]}" in page
+    layer, index = found["methods"]["juice"]["heads"]["plus"][0]
+    assert f"L{layer}H{index}" in page
     assert "data:image/png;base64," in page
     assert LOOK.read_text() in page, "the look of the playground"
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page), "it needs nothing else"
     shown = juice("inspect", str(folder), "--plot", str(tmp_path / "scores.png"))
     assert "- heads" in shown.stdout
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
-    chosen = juice("select", str(folder / "scores.safetensors"), "--top-k", "3", "--json")
+    chosen = juice("select", str(scores_in(folder)), "--top-k", "3", "--json")
     assert (
         json.loads(chosen.stdout)["heads"]
-        == json.loads((folder / "head_set.json").read_text())["heads"]
+        == json.loads((folder / "head_set.json").read_text())["methods"]["juice"]["heads"]
     )
     again = juice(
         "identify", "--examples", file, "--target", "parametric", "--out", str(tmp_path / "sets")

@@ -29,7 +29,9 @@ ROOT = Path(__file__).parents[2]
         (("--templates", "/nowhere.json"), "/nowhere.json"),
         (("--checkpoints", "/nowhere"), "no checkpoint"),
         (("--target", "context", "--head-set", "parametric"), "--target parametric"),
-        (("--seeds", "0"), "--seeds"),
+        (("--seeds", "0"), "seeds is 0"),
+        (("--methods", "cad", "--target", "parametric"), "toward the context only"),
+        (("--limit", "0"), "limit is 0"),
         (("--seeds", "2", "--checkpoints", "/nowhere"), "leave --seeds out"),
     ],
 )

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from juice.errors import HeadSetError, HeadSetNotFoundError
-from juice.head_set import HeadSet
-from juice.head_set.lookup import find_head_set, find_scores
+from juice.head_set.head_set import HeadSet
+from juice.head_set.library import find_head_set, find_scores
 from tests.support.commands import juice
-from tests.support.head_sets import change
+from tests.support.head_sets import change, scores_in
 from tests.support.serving import CONFLICT
 
 SHIPPED = Path("head_sets")
 WAYS = (
     "head_sets/mini/context",
-    "head_sets/mini/context/scores.safetensors",
+    str(scores_in(Path("head_sets/mini/context"))),
     "context",
     "mini/context",
 )
@@ -72,7 +72,9 @@ def test_a_name_wins_over_a_file_or_folder_called_the_same(
     own = tmp_path / "sets" / "mini" / "context"
     shutil.copytree(SHIPPED / "mini" / "context", own)
     heads = HeadSet.load(own).heads.model_dump()
-    change(own, heads={"plus": heads["plus"][:1], "minus": []})
+    betas = {"plus": 1.0, "minus": 0.0}
+    one = {"heads": {"plus": heads["plus"][:1], "minus": []}, "betas": betas}
+    change(own, methods={"juice": one})
     make(tmp_path / "context")
     steer = ("--steer", "context", "--head-set", "context", "--head-sets", str(tmp_path / "sets"))
     done = juice("generate", "Peru", *steer, "--max-tokens", "1", "--json", cwd=tmp_path)
@@ -81,7 +83,7 @@ def test_a_name_wins_over_a_file_or_folder_called_the_same(
 
 def test_a_file_of_scores_alone_can_be_chosen_from(tmp_path: Path) -> None:
     alone = tmp_path / "some.safetensors"
-    shutil.copy(SHIPPED / "mini" / "context" / "scores.safetensors", alone)
+    shutil.copy(scores_in(SHIPPED / "mini" / "context"), alone)
     assert find_scores(alone).target == "context"
     assert juice("select", str(alone), "--top-k", "1").returncode == 0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from juice.data.conflicts import REASONS, REMEDIES, make_conflicts
+from juice.data.make import REASONS, REMEDIES, make_conflicts
 from juice.errors import ExampleError, UsageError
 from tests.support.scripted import ScriptedModel
 from tests.support.sentences import capitals

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from juice.data.conflicts import make_conflicts
 from juice.data.judging import contains_answer, normalise
+from juice.data.make import make_conflicts
 from juice.errors import ExampleError
-from juice.identification import IdentificationOptions
-from juice.identification.drawing import usable_examples
+from juice.identification.examples import usable_examples
+from juice.identification.options import IdentificationOptions
 from juice.steered_model import SteeredModel
 from tests.support.user_data import languages, rows
 

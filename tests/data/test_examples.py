@@ -9,7 +9,7 @@ import pytest
 
 from juice.data.example import draw, examples_sha256
 from juice.data.judging import normalise
-from juice.data.readers import read_examples
+from juice.data.readers.sources import read_examples
 from juice.errors import ExampleError
 
 ROW = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from juice.data.fields import columns_of, texts_of
+from juice.data.readers.rows import columns_of, texts_of
 from juice.errors import ExampleError, UsageError
 from tests.support.user_data import rows
 

@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 from juice.data.example import ConflictExample
-from juice.data.readers import read_examples
+from juice.data.readers.sources import read_examples
 from juice.errors import ExampleError
 from tests.data import NQSWAP
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from juice.data.answer_kinds import kind_of
-from juice.data.passage import find, replace, sentences_with
+from juice.data.judging import kind_of
+from juice.data.passages import find, replace, sentences_with
 
 
 @pytest.mark.parametrize(

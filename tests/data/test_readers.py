@@ -16,9 +16,8 @@ import datasets
 import pytest
 
 from juice.data.example import question_prompt, to_json_line
-from juice.data.readers import read_examples
-from juice.data.readers.nqswap import without_tags
-from juice.data.readers.source import read_rows
+from juice.data.readers.formats import without_tags
+from juice.data.readers.sources import read_examples, read_rows
 from juice.errors import ExampleError
 from tests.data import NQSWAP
 

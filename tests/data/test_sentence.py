@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from juice.data.example import ConflictExample
-from juice.data.sentence import first_sentence, lead_to, verdict
+from juice.data.passages import first_sentence, lead_to, verdict
 
 PERU = "What is the capital of Peru?"
 LUXEMBOURG = "What is the capital of Luxembourg?"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -13,12 +12,12 @@ import pytest
 from transformers import PreTrainedModel
 
 import juice
-from juice.engine import Engine
+from juice.engine.contract import Engine
 from tests.support import tiny
 from tests.support.on_vllm import ON_CPU, ONE_PROCESS, SMALL, wide
 
 ENGINES = ("own", *(["vllm"] if find_spec("vllm") else []))
-LIMITS = replace(SMALL, max_waiting=20)
+LIMITS = SMALL
 
 
 @pytest.fixture(scope="session")

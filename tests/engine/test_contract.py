@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Timer
 from typing import Any
@@ -13,16 +13,11 @@ import torch
 from starlette.testclient import TestClient
 
 import juice
-from juice.batching import BatchingEngine
-from juice.engine import (
-    Capability,
-    Contrast,
-    Engine,
-    GenerationRequest,
-    SamplingOptions,
-    Sink,
-    Update,
-)
+from juice.checks.doctor import diagnose
+from juice.engine.answer import Sink, Update
+from juice.engine.contract import Capability, Engine
+from juice.engine.own.thread import BatchingEngine
+from juice.engine.request import Contrast, Request
 from juice.errors import (
     ContextLengthError,
     EngineStoppedError,
@@ -31,8 +26,7 @@ from juice.errors import (
     MissingCapabilityError,
     RequestError,
 )
-from juice.exactness import diagnose
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from juice.steered_model import SteeredModel
 from juice_server import app as server
 from juice_server.settings import Settings
@@ -53,10 +47,8 @@ def test_a_model_generates_on_any_engine(model: SteeredModel) -> None:
     assert [c.text for c in completions] == [TEXT, TEXT]
     first, second = (one.request for one in model.engine.submitted)
     assert (first.prompt_ids, second.prompt_ids) == (model.tokenize("bc"), model.tokenize("a"))
-    assert (first.sampling, second.sampling) == (
-        SamplingOptions(temperature=0.7, seed=3),
-        SamplingOptions(),
-    )
+    assert (first.options.temperature, first.options.seed) == (0.7, 3)
+    assert (second.options.temperature, second.options.seed) == (0.0, None)
     assert list(model.stream("a")) == list(WORDS)
 
 
@@ -118,9 +110,9 @@ def test_length_and_tokens_are_checked_against_the_description(model: SteeredMod
     assert model.fits("a" * 76, max_tokens=4)
     assert not model.fits("a" * 77, max_tokens=4)
     with pytest.raises(ContextLengthError, match="the context has 80"):
-        engine.check(GenerationRequest(prompt_ids=(1,) * 77, max_tokens=4))
+        engine.check(Request.of(prompt_ids=(1,) * 77, max_tokens=4))
     with pytest.raises(RequestError, match="the model has tokens 0 to 299"):
-        engine.check(GenerationRequest(prompt_ids=(300,)))
+        engine.check(Request.of(prompt_ids=(300,)))
 
 
 def test_agenerate_and_astream_give_what_generate_and_stream_give() -> None:
@@ -203,10 +195,10 @@ def test_updates_after_the_end_of_a_loop_raise_nothing_in_the_engine() -> None:
     model = SteeredModel(CannedEngine())
     sinks: list[Sink] = []
 
-    def start(requests: Sequence[GenerationRequest], sink: Sink, **_options: Any) -> list[Any]:
+    def start(request: Request, sink: Sink, **_options: Any) -> CannedRequest:
         sinks.append(sink)
         sink(Update(index=0, text="a"))
-        return [CannedRequest(0, requests[0], sink)]
+        return CannedRequest(request, sink)
 
     model.engine.start = start
 
@@ -217,9 +209,11 @@ def test_updates_after_the_end_of_a_loop_raise_nothing_in_the_engine() -> None:
     sinks[0](Update(index=0, text="b"))
 
 
-def test_steer_written_as_in_json_says_how_python_writes_it(model: SteeredModel) -> None:
-    with pytest.raises(RequestError, match=r"juice\.Steer\(target"):
-        model.generate("a", steer={"target": "context"})
+def test_steer_may_be_written_as_in_json(model: SteeredModel) -> None:
+    (done,) = model.generate("a", steer={"target": "none"})
+    assert not done.steering.applied
+    with pytest.raises(RequestError, match="steer"):
+        model.generate("a", steer={"target": "none", "strenght": 2})
 
 
 def test_an_empty_name_is_no_head_set(model: SteeredModel) -> None:
@@ -270,7 +264,7 @@ def test_the_server_refuses_what_its_engine_cannot_do(client: TestClient) -> Non
 
 
 def test_a_contrast_is_a_capability_of_the_request() -> None:
-    request = GenerationRequest(prompt_ids=(1, 2), contrast=Contrast(prompt_ids=(3,)))
+    request = Request.of(prompt_ids=(1, 2), contrast=Contrast(prompt_ids=(3,)))
     with pytest.raises(MissingCapabilityError, match="method cad"):
         CannedEngine().submit([request], lambda _update: None)
 

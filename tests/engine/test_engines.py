@@ -6,23 +6,24 @@ The oracle is transformers' own model, uncached, in two runs.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 import juice
-from juice.engine import Capability, Completion, Engine, GenerationRequest, SamplingOptions, Steer
-from juice.engine.steering import resolve
+from juice.engine.answer import Completion
+from juice.engine.contract import Capability, Engine
+from juice.engine.options import SamplingOptions
+from juice.engine.request import Request
+from juice.engine.steer import Steer, resolve
 from juice.errors import (
     CancelledError,
     ContextLengthError,
     MissingCapabilityError,
-    OverloadedError,
     RequestError,
 )
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from tests.support import head_sets, oracle, tiny
 from tests.support.mixed import mixed_requests, steering
 from tests.support.running import Collector, assert_completes
@@ -34,12 +35,12 @@ TOLERANCE = 1e-4
 
 def run(engine: Engine, **options: object) -> Completion:
     asked = {"prompt_ids": PROMPT, "max_tokens": 12, "ignore_eos": True, **options}
-    return engine.generate([GenerationRequest(**asked)])[0]
+    return engine.generate([Request.of(**asked)])[0]
 
 
 def sampled(engine: Engine, n: int = 12, **options: object) -> tuple[int, ...]:
     sampling = SamplingOptions(**{"temperature": 1.0, "seed": 1, **options})
-    return run(engine, max_tokens=n, sampling=sampling).token_ids
+    return run(engine, max_tokens=n, **dict(sampling)).token_ids
 
 
 def greedy(network: PreTrainedModel, heads: dict | None = None, n: int = 12) -> list[int]:
@@ -52,7 +53,7 @@ def test_mixed_requests_are_those_of_the_two_runs(engine: Engine, network: PreTr
         engine.generate([request for request, _, _ in mixed]), mixed, strict=True
     ):
         expected = oracle.generate(
-            network, list(request.prompt_ids), heads, request.max_tokens, method=method
+            network, list(request.prompt_ids), heads, request.options.max_tokens, method=method
         )
         assert_completes(completion, expected, TOLERANCE)
 
@@ -82,7 +83,7 @@ def test_the_cuts_leave_the_likeliest(engine: Engine, network: PreTrainedModel) 
 def test_a_bias_forces_and_forbids_a_token(engine: Engine, network: PreTrainedModel) -> None:
     first = greedy(network, n=1)[0]
     forced, forbidden = (
-        run(engine, max_tokens=3, sampling=SamplingOptions(logit_bias=bias)).token_ids
+        run(engine, max_tokens=3, logit_bias=bias).token_ids
         for bias in ({7: 100.0}, {first: -100.0})
     )
     assert forced == (7, 7, 7)
@@ -107,7 +108,7 @@ def test_penalties_are_those_of_the_formulas(
             logits[token] -= options.presence_penalty
             logits[token] -= options.frequency_penalty * tokens.count(token)
         tokens.append(int(logits.argmax()))
-    assert list(run(engine, sampling=options).token_ids) == tokens
+    assert list(run(engine, **dict(options)).token_ids) == tokens
 
 
 def test_it_stops_at_a_string_a_token_or_the_length(
@@ -130,7 +131,7 @@ def test_it_stops_at_a_string_a_token_or_the_length(
 def test_the_models_own_end_stops_it_unless_ignored(
     engine: Engine, network: PreTrainedModel
 ) -> None:
-    ends = {"sampling": SamplingOptions(logit_bias={0: 100.0}), "max_tokens": 4}
+    ends = {"logit_bias": {0: 100.0}, "max_tokens": 4}
     assert run(engine, **ends, ignore_eos=False).token_ids == (0,)
     assert run(engine, **ends).token_ids == (0, 0, 0, 0)
 
@@ -140,7 +141,7 @@ def test_log_probabilities_are_those_of_the_steered_run(
 ) -> None:
     """They do not depend on temperature, penalties or cuts."""
     sampling = SamplingOptions(temperature=1.7, seed=4, top_k=20, presence_penalty=1.0)
-    done = run(engine, steering=steering(HEADS), sampling=sampling, top_logprobs=5)
+    done = run(engine, steering=steering(HEADS), **dict(sampling), top_logprobs=5)
     for i, token in enumerate(done.tokens):
         logits = oracle.steered_logits(network, [*PROMPT, *done.token_ids[:i]], HEADS)[-1]
         scores = logits.log_softmax(-1)
@@ -180,14 +181,12 @@ def test_requests_that_watch_and_others_each_get_their_scores(engine: Engine) ->
     """They share steps: the others run while one after another begins to watch."""
     every = tuple(range(0, tiny.VOCAB_SIZE, 40))
     long = [
-        GenerationRequest(
-            prompt_ids=PROMPT, max_tokens=40, ignore_eos=True, top_logprobs=n, sampling=sampling
-        )
+        Request.of(prompt_ids=PROMPT, max_tokens=40, ignore_eos=True, top_logprobs=n, **sampling)
         for n in (0, 1, 3, 20)
-        for sampling in (SamplingOptions(), SamplingOptions(temperature=1.0, seed=1))
+        for sampling in ({}, {"temperature": 1.0, "seed": 1})
     ]
     alone = [engine.generate([one])[0] for one in long]
-    watching = GenerationRequest(prompt_ids=PROMPT, max_tokens=1, watch=every)
+    watching = Request.of(prompt_ids=PROMPT, max_tokens=1, watch=every)
     watched = engine.generate([watching])[0].watched
     collector, second = Collector(), Collector()
     engine.submit(long, collector)
@@ -225,10 +224,10 @@ def test_a_completion_counts_and_times_its_tokens(engine: Engine) -> None:
 def test_what_is_cancelled_ends_and_the_others_go_on(
     engine: Engine, network: PreTrainedModel
 ) -> None:
-    long = GenerationRequest(prompt_ids=PROMPT, max_tokens=100, ignore_eos=True)
+    long = Request.of(prompt_ids=PROMPT, max_tokens=100, ignore_eos=True)
     cancelled, other = Collector(), Collector()
     (running,) = engine.submit([long], cancelled)
-    engine.submit([replace(long, max_tokens=12)], other)
+    engine.submit([long.with_options(max_tokens=12)], other)
     while not cancelled.updates:
         time.sleep(0.001)
     running.cancel()
@@ -261,21 +260,11 @@ def test_what_an_engine_cannot_do_is_refused_by_name(
             model.generate("a", context="b", steer=steer)
 
 
-def test_more_than_may_wait_is_refused_and_nothing_of_it_runs(engine: Engine) -> None:
-    request = GenerationRequest(prompt_ids=PROMPT, max_tokens=2)
-    taken, refused = Collector(), Collector()
-    engine.submit([request] * 20, taken)
-    with pytest.raises(OverloadedError):
-        engine.submit([request] * 20, refused)
-    taken.wait(20)
-    assert not refused.updates
-
-
 def test_requests_far_beyond_the_batch_all_complete(
     engine: Engine, network: PreTrainedModel
 ) -> None:
     expected = greedy(network, n=4)
-    request = GenerationRequest(prompt_ids=PROMPT, max_tokens=4, ignore_eos=True)
+    request = Request.of(prompt_ids=PROMPT, max_tokens=4, ignore_eos=True)
     assert [list(c.token_ids) for c in engine.generate([request] * 30)] == [expected] * 30
 
 

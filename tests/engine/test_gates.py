@@ -12,13 +12,10 @@ from random import Random
 import pytest
 from transformers import PreTrainedModel
 
-from juice.engine import (
-    Engine,
-    GenerationRequest,
-    RequestGate,
-    SamplingOptions,
-)
-from juice.errors import CancelledError, ContextLengthError, OverloadedError, RequestError
+from juice.engine.contract import Engine
+from juice.engine.options import SamplingOptions
+from juice.engine.request import Request, RequestGate
+from juice.errors import CancelledError, ContextLengthError, RequestError
 from tests.engine.conftest import LIMITS
 from tests.support import oracle, tiny
 from tests.support.mixed import mixed_requests, steering
@@ -53,7 +50,7 @@ def test_gated_requests_are_those_of_the_two_runs_or_of_one(
     for i, (request, heads, method) in enumerate(mixed_requests(seed=6, n=32)):
         ids = list(request.prompt_ids)
         steered, plain = (
-            oracle.generate(network, ids, own, request.max_tokens, method=method)
+            oracle.generate(network, ids, own, request.options.max_tokens, method=method)
             for own in (heads, {})
         )
         if not heads:
@@ -65,7 +62,7 @@ def test_gated_requests_are_those_of_the_two_runs_or_of_one(
             ids = [*ids[:-1], steered[0][0], ids[-1]]
             request = replace(request, prompt_ids=tuple(ids))
             steered, plain = (
-                oracle.generate(network, ids, own, request.max_tokens, method=method)
+                oracle.generate(network, ids, own, request.options.max_tokens, method=method)
                 for own in (heads, {})
             )
         alone = [rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 4, 20]))]
@@ -77,7 +74,7 @@ def test_gated_requests_are_those_of_the_two_runs_or_of_one(
             threshold=threshold,
             without_context=tuple(alone) if signal == "memory" else (),
         )
-        requests.append(replace(request, gate=gate, top_logprobs=rng.choice([0, 3])))
+        requests.append(replace(request.with_options(top_logprobs=rng.choice([0, 3])), gate=gate))
         expected.append((steered if steers else plain, steers, value))
     decisions = {
         (r.gate.signal, own[1]) for r, own in zip(requests, expected, strict=True) if r.gate
@@ -87,7 +84,7 @@ def test_gated_requests_are_those_of_the_two_runs_or_of_one(
         requests, engine.generate(requests), expected, strict=True
     ):
         assert_completes(done, own, TOLERANCE)
-        assert {len(token.top) for token in done.tokens} == {request.top_logprobs}
+        assert {len(token.top) for token in done.tokens} == {request.options.top_logprobs}
         if steers is None:
             assert done.steering.gate is None
             continue
@@ -113,20 +110,20 @@ def test_choices_of_a_prompt_share_a_decision_and_keep_their_seeds(
     engine: Engine, signal: str, threshold: float
 ) -> None:
     sampling = SamplingOptions(temperature=1.0, seed=1)
-    request = GenerationRequest(
+    request = Request.of(
         prompt_ids=PROMPT,
         max_tokens=12,
         ignore_eos=True,
-        sampling=sampling,
+        **dict(sampling),
         steering=steering(HEADS),
         gate=RequestGate(signal=signal, threshold=threshold, without_context=PROMPT[5:]),
     )
-    choices = [request.with_seed(seed) for seed in range(5)]
+    choices = [request.with_options(seed=seed) for seed in range(5)]
     done = engine.generate(choices)
     assert len({id(one.steering.gate) for one in done}) == 1
     ungated = [replace(one, gate=None) for one in choices]
     if threshold == NEVER:
-        none = GenerationRequest(prompt_ids=PROMPT)
+        none = Request.of(prompt_ids=PROMPT)
         ungated = [replace(one, steering=none.steering) for one in ungated]
     assert [one.token_ids for one in done] == [one.token_ids for one in engine.generate(ungated)]
     assert len({one.token_ids for one in done}) == 5
@@ -136,7 +133,7 @@ def test_choices_of_a_prompt_share_a_decision_and_keep_their_seeds(
 def test_a_stream_is_held_until_the_decision_and_says_everything_once(
     engine: Engine, network: PreTrainedModel, signal: str
 ) -> None:
-    request = GenerationRequest(
+    request = Request.of(
         prompt_ids=PROMPT, max_tokens=10, ignore_eos=True, steering=steering(HEADS)
     )
     for threshold, heads in ((ALWAYS, HEADS), (NEVER, {})):
@@ -150,7 +147,7 @@ def test_a_stream_is_held_until_the_decision_and_says_everything_once(
 
 def test_what_is_not_steered_runs_once(engine: Engine) -> None:
     gate = RequestGate(signal="steered", threshold=NEVER)
-    request = GenerationRequest(
+    request = Request.of(
         prompt_ids=PROMPT, max_tokens=100, ignore_eos=True, steering=steering(HEADS), gate=gate
     )
     for n, _ in enumerate(engine.stream([request])):
@@ -163,10 +160,10 @@ def test_what_is_not_steered_runs_once(engine: Engine) -> None:
 def test_what_is_not_steered_keeps_its_place(engine: Engine) -> None:
     """It has waited already: nothing that came later starts before it."""
     gate = RequestGate(signal="steered", threshold=NEVER)
-    gated = GenerationRequest(
+    gated = Request.of(
         prompt_ids=PROMPT, max_tokens=3, ignore_eos=True, steering=steering(HEADS), gate=gate
     )
-    long = GenerationRequest(prompt_ids=PROMPT, max_tokens=60, ignore_eos=True)
+    long = Request.of(prompt_ids=PROMPT, max_tokens=60, ignore_eos=True)
     n_running = LIMITS.max_batch
     collector = Collector()
     engine.submit([gated, *[long] * (n_running - 1), *[long] * 10], collector)
@@ -182,7 +179,7 @@ def test_what_is_not_steered_keeps_its_place(engine: Engine) -> None:
 def test_what_is_cancelled_ends_whenever_that_is(
     engine: Engine, signal: str, threshold: float
 ) -> None:
-    request = GenerationRequest(
+    request = Request.of(
         prompt_ids=PROMPT, max_tokens=100, ignore_eos=True, steering=steering(HEADS)
     )
     for delay_s in (0.0, 0.002, 0.01):
@@ -207,7 +204,7 @@ def test_one_choice_can_be_cancelled_and_the_other_goes_on(
     engine: Engine, network: PreTrainedModel
 ) -> None:
     gate = RequestGate(signal="memory", threshold=NEVER, without_context=(5,))
-    request = GenerationRequest(
+    request = Request.of(
         prompt_ids=PROMPT, max_tokens=12, ignore_eos=True, steering=steering(HEADS), gate=gate
     )
     collector = Collector()
@@ -220,16 +217,12 @@ def test_one_choice_can_be_cancelled_and_the_other_goes_on(
 
 
 def test_what_cannot_run_is_refused_with_all_that_came_with_it(engine: Engine) -> None:
-    request = GenerationRequest(prompt_ids=PROMPT, max_tokens=2, steering=steering(HEADS))
+    request = Request.of(prompt_ids=PROMPT, max_tokens=2, steering=steering(HEADS))
     collector = Collector()
     for alone, error in (((1,) * 500, ContextLengthError), ((tiny.VOCAB_SIZE,), RequestError)):
         gate = RequestGate(signal="memory", threshold=NEVER, without_context=alone)
         with pytest.raises(error):
             engine.submit([request, replace(request, gate=gate)], collector)
     gate = RequestGate(signal="steered", threshold=NEVER)
-    engine.submit([replace(request, gate=gate)] * 20, collector)
-    with pytest.raises(OverloadedError):
-        engine.submit([replace(request, gate=gate)] * 20, Collector())
-    collector.wait(20)
     with pytest.raises(RequestError, match="gate decides by the first new token"):
-        replace(request, gate=gate, max_tokens=0, prompt_logprobs=True)
+        replace(request.with_options(max_tokens=0, prompt_logprobs=True), gate=gate)

@@ -13,7 +13,12 @@ import torch
 from llguidance.hf import from_tokenizer
 from transformers import PreTrainedModel
 
-from juice.engine import Completion, Engine, GenerationRequest, SamplingOptions, Steering, Structure
+from juice.engine.answer import Completion
+from juice.engine.contract import Engine
+from juice.engine.options import SamplingOptions
+from juice.engine.request import Request
+from juice.engine.steer import Steering
+from juice.engine.structure import Structure
 from juice.errors import RequestError
 from tests.support import oracle
 from tests.support.mixed import steering
@@ -34,8 +39,8 @@ PERSON = {
 GRAMMAR = 'start: "yes" | "no" [" because " /[a-z]{1,5}/]'
 
 
-def asked(structure: Structure, **options: object) -> GenerationRequest:
-    return GenerationRequest(prompt_ids=PROMPT, max_tokens=100, structure=structure, **options)
+def asked(structure: Structure, **options: object) -> Request:
+    return Request.of(prompt_ids=PROMPT, max_tokens=100, structure=structure, **options)
 
 
 def sampled(seed: int) -> SamplingOptions:
@@ -91,11 +96,11 @@ def test_requests_with_and_without_a_structure_share_batches(engine: Engine) -> 
         Structure.json_object(),
     ]
     requests = [
-        GenerationRequest(
+        Request.of(
             prompt_ids=PROMPT[: 3 + i % 9],
             max_tokens=100 if i % 5 else 4,
             structure=structures[i % len(structures)],
-            sampling=sampled(i),
+            **dict(sampled(i)),
             **plain(i % 3 == 0),
         )
         for i in range(28)
@@ -103,8 +108,8 @@ def test_requests_with_and_without_a_structure_share_batches(engine: Engine) -> 
     together = engine.generate(requests)
     for i, (request, got) in enumerate(zip(requests, together, strict=True)):
         assert got.token_ids == engine.generate([request])[0].token_ids, i
-        if got.finish_reason == "stop" and request.structure is not None:
-            check(request.structure, got)
+        if got.finish_reason == "stop" and request.options.structure is not None:
+            check(request.options.structure, got)
 
 
 def check(structure: Structure, got: Completion) -> None:
@@ -127,7 +132,7 @@ def test_answers_are_valid_under_random_schemas(engine: Engine, n: int) -> None:
     schemas = [random_schema(rng) for _ in range(n)]
     answers = engine.generate(
         [
-            asked(Structure.json_schema(schema), sampling=sampled(i), **plain(i % 2 == 0))
+            asked(Structure.json_schema(schema), **dict(sampled(i)), **plain(i % 2 == 0))
             for i, schema in enumerate(schemas)
         ]
     )
@@ -140,9 +145,7 @@ def test_answers_are_valid_under_random_schemas(engine: Engine, n: int) -> None:
 
 
 def test_an_answer_that_is_cut_says_so(engine: Engine) -> None:
-    request = GenerationRequest(
-        prompt_ids=PROMPT, max_tokens=3, structure=Structure.json_schema(PERSON)
-    )
+    request = Request.of(prompt_ids=PROMPT, max_tokens=3, structure=Structure.json_schema(PERSON))
     assert engine.generate([request])[0].finish_reason == "length"
 
 
@@ -203,13 +206,13 @@ def test_an_answer_whose_structure_fails_late_fails_alone(engine: Engine) -> Non
 def test_ten_thousand_texts_are_a_choice(engine: Engine) -> None:
     texts = [f'option {i} \u00fc"\\ {i * 7919 % 10007}' for i in range(10_000)]
     for seed in range(3):
-        request = asked(Structure.choice(texts), sampling=sampled(seed))
+        request = asked(Structure.choice(texts), **dict(sampled(seed)))
         assert engine.generate([request])[0].text in texts
 
 
 def test_a_bias_cannot_break_the_form(engine: Engine) -> None:
     forced = SamplingOptions(logit_bias={7: 100.0})
-    got = engine.generate([asked(Structure.choice(["red", "green"]), sampling=forced)])[0]
+    got = engine.generate([asked(Structure.choice(["red", "green"]), **dict(forced))])[0]
     assert got.text in ("red", "green")
     assert torch.tensor(got.logprobs).isfinite().all()
 
@@ -220,7 +223,7 @@ def test_objects_have_the_properties_that_are_named_unless_the_schema_says_other
     inner = {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "required": ["a"]}
     closed = Structure.json_schema({**schema, "$defs": {"x": inner}})
-    texts = [engine.generate([asked(closed, sampling=sampled(seed))])[0].text for seed in range(8)]
+    texts = [engine.generate([asked(closed, **dict(sampled(seed)))])[0].text for seed in range(8)]
     assert {*texts} <= {'{"a": {"b": true}}', '{"a": {"b": false}}'}
     together = Structure.json_schema(
         {"allOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}, inner]}

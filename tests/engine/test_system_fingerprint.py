@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import juice
-from juice.engine import Limits
+from juice.engine.options import Limits
 from tests.support import tiny
 
 
@@ -35,7 +35,7 @@ def test_the_same_server_has_the_same_one_wherever_its_model_lies(
     assert fingerprint(folder) == usual
     elsewhere = tiny.save(tmp_path / "elsewhere", tiny.tiny_model("llama"))
     assert fingerprint(elsewhere) == usual
-    more = Limits(max_batch=3, kv_memory_bytes=1 << 24, max_waiting=5)
+    more = Limits(max_batch=3, kv_memory_bytes=1 << 24)
     assert fingerprint(folder, limits=more) == usual, "how much fits changes no number"
 
 
@@ -66,7 +66,7 @@ def test_other_weights_versions_and_threads_change_it(
         assert fingerprint(folder) != usual
     finally:
         torch.set_num_threads(n_threads)
-    monkeypatch.setattr("juice.engine.system_fingerprint.versions", lambda: {"torch": "0"})
+    monkeypatch.setattr("juice.engine.contract.versions", lambda: {"torch": "0"})
     assert fingerprint(folder) != usual
 
 

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from juice.engine import Completion, GenerationRequest
-from juice.engine.completion import ScoredToken
-from juice.engine.text import TextStream
-from juice.engine.transcript import Transcript
+from juice.engine.answer import Completion, ScoredToken
+from juice.engine.request import Request
+from juice.engine.text import TextStream, Transcript
 from tests.support import tiny
 
 TOKENIZER = tiny.tiny_tokenizer()
@@ -48,8 +47,7 @@ def test_each_token_has_its_share_of_the_text() -> None:
     assert [tokenizer.decode([own]) for own in ids[:2]] == ["Charles", "Dickens"]
     done: list[Completion] = []
     transcript = Transcript(
-        0,
-        GenerationRequest(prompt_ids=(2,)),
+        Request.of(prompt_ids=(2,)),
         TextStream(tokenizer, (2,)),
         frozenset({1}),
         lambda update: done.extend([update.completion] if update.completion else []),

@@ -14,17 +14,18 @@ import juice
 from juice.data.example import ConflictExample
 from juice.data.judging import contains_answer
 from juice.evaluation import analyses
-from juice.evaluation.analyses import robustness, seeds, stability
-from juice.evaluation.analyses.inputs import AnalysisInputs
-from juice.evaluation.analyses.paraphrases import check_templates, paraphrased
-from juice.evaluation.analyses.scored_pool import pool_of, score_each, scores_of
+from juice.evaluation.analyses import draws as seeds
+from juice.evaluation.analyses import draws as stability
+from juice.evaluation.analyses import robustness
+from juice.evaluation.analyses.inputs import AnalysisInputs, pool_of, score_each, scores_of
+from juice.evaluation.analyses.robustness import check_templates, paraphrased
 from juice.evaluation.checkpoints import attention_mass, find_checkpoints, measure_checkpoints
 from juice.evaluation.choices import Preparer
 from juice.evaluation.splits import Splits
-from juice.identification import IdentificationOptions
-from juice.identification.probing import score_heads
-from juice.identification.recipe import find_head_sets
-from juice.methods import Target
+from juice.formula import Target
+from juice.identification.find import find
+from juice.identification.options import IdentificationOptions
+from juice.identification.probes import score_heads
 from tests.support import naive_scores, oracle
 from tests.support.marks import FEW_EXAMPLES
 
@@ -57,15 +58,7 @@ def context(
     how = IdentificationOptions(method="probe", alphas_plus=ALPHAS_PLUS, alphas_minus=ALPHAS_MINUS)
     head_sets = {"paper": {target: head_set}, "served": {target: head_set}}
     preparer = Preparer(model=model, splits=splits, head_sets=head_sets, options=how)
-    return AnalysisInputs(
-        model=model,
-        splits=splits,
-        target=target,
-        head_set=head_set,
-        preparer=preparer,
-        options=how,
-        **options,
-    )
+    return AnalysisInputs(**vars(preparer), target=target, **options)
 
 
 def p_after(
@@ -170,9 +163,9 @@ def test_a_knocked_out_component_adds_nothing(
             )
             for handle in handles:
                 handle.remove()
-        own = result["changes"]["substitution"][removed]
-        assert own["mean"][2] == pytest.approx(sum(changes) / N_TESTED, abs=TOLERANCE)
-        assert own["std"][2] == pytest.approx(
+        removal = result["changes"]["substitution"][removed]
+        assert removal["mean"][2] == pytest.approx(sum(changes) / N_TESTED, abs=TOLERANCE)
+        assert removal["std"][2] == pytest.approx(
             float(torch.tensor(changes).std(correction=0)), abs=TOLERANCE
         )
 
@@ -185,9 +178,9 @@ def test_robustness_is_accuracy_with_other_heads_and_betas(
     monkeypatch.setattr(robustness, "TOP_KS", (1, 5))
     monkeypatch.setattr(robustness, "BETAS_PLUS", (0.0, 5.0))
     monkeypatch.setattr(robustness, "BETAS_MINUS", (0.0, -1.5, -5.0))
-    own = context(model, capitals, "parametric")
-    result = analyses.run("robustness", own)
-    betas, minus = result["betas"], own.head_set.heads.minus
+    inputs = context(model, capitals, "parametric")
+    result = analyses.run("robustness", inputs)
+    betas, minus = result["betas"], inputs.head_set.heads.minus
     i = betas["minus"].index(-1.5)
 
     def accuracy(**heads: Any) -> float:
@@ -206,14 +199,12 @@ def test_robustness_is_accuracy_with_other_heads_and_betas(
         model,
         capitals[:4],
         targets={"parametric": ("clean", "substitution", "coherent")},
-        alphas_plus=own.options.alphas_plus,
-        alphas_minus=own.options.alphas_minus,
+        alphas_plus=inputs.options.alphas_plus,
+        alphas_minus=inputs.options.alphas_minus,
     )["parametric"]
     plus, strongest = juice.select_heads(scores.plus, scores.minus, top_k=1)
-    own_betas = own.head_set.betas()
-    expected = accuracy(
-        plus=plus, minus=strongest, beta_plus=own_betas.plus, beta_minus=own_betas.minus
-    )
+    tuned = inputs.head_set.betas()
+    expected = accuracy(plus=plus, minus=strongest, beta_plus=tuned.plus, beta_minus=tuned.minus)
     assert {row["k"]: row["accuracy"] for row in result["heads"]}[1] == pytest.approx(expected)
     assert {row["n"] for row in result["examples"]} == {1, 2, 3, 4, 5}
     assert betas["accuracy"][0][0] == pytest.approx(result["unsteered"])
@@ -223,8 +214,8 @@ def test_robustness_is_accuracy_with_other_heads_and_betas(
 def test_the_scores_of_a_set_are_the_mean_of_its_examples_scores(
     model: juice.SteeredModel, capitals: list[ConflictExample]
 ) -> None:
-    own = context(model, capitals, "parametric")
-    pool = pool_of(own, 3)
+    inputs = context(model, capitals, "parametric")
+    pool = pool_of(inputs, 3)
     together = score_heads(
         model,
         pool,
@@ -232,10 +223,10 @@ def test_the_scores_of_a_set_are_the_mean_of_its_examples_scores(
         alphas_plus=ALPHAS_PLUS,
         alphas_minus=ALPHAS_MINUS,
     )["parametric"]
-    apart = scores_of(score_each(own, pool))
+    apart = scores_of(score_each(inputs, pool))
     torch.testing.assert_close(apart.plus, together.plus, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(apart.minus, together.minus, rtol=0, atol=TOLERANCE)
-    assert {e.subject for e in pool} & {e.subject for e in own.splits.test} == set()
+    assert {e.subject for e in pool} & {e.subject for e in inputs.splits.test} == set()
 
 
 def test_stability_is_the_mean_overlap_of_all_pairs(
@@ -260,7 +251,7 @@ def test_stability_is_the_mean_overlap_of_all_pairs(
     assert result["sizes"]["4"]["overlap"]["minus"] > result["sizes"]["4"]["by_chance"]
     top = result["sizes"]["1"]["frequency"][0]
     assert top["share"] == pytest.approx(
-        sum((top["sign"], tuple(top["head"])) in own for own in first) / stability.N_DRAWS
+        sum((top["sign"], tuple(top["head"])) in heads for heads in first) / stability.N_DRAWS
     )
 
 
@@ -273,14 +264,15 @@ def test_each_seed_finds_a_set_that_is_tested_on_the_same_facts(
     found = []
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        found.append(find_head_sets(*arguments, **options))
-        return found[-1]
+        made = find(*arguments, **options)
+        found.append(made.head_sets)
+        return made
 
     monkeypatch.setattr(seeds, "N_SEEDS", 2)
-    monkeypatch.setattr(seeds, "find_head_sets", watched)
-    own = context(model, capitals, "context")
-    own = replace(own, splits=replace(own.splits, large=capitals[20:]))
-    result = analyses.run("seeds", own)
+    monkeypatch.setattr(seeds, "find", watched)
+    inputs = context(model, capitals, "context")
+    inputs = replace(inputs, splits=replace(inputs.splits, large=capitals[20:]))
+    result = analyses.run("seeds", inputs)
     assert [sets["context"].name for sets in found] == ["attribution-0", "attribution-1"]
     assert len({sets["context"].scores_sha256 for sets in found}) == 2
     expected = []
@@ -290,7 +282,7 @@ def test_each_seed_finds_a_set_that_is_tested_on_the_same_facts(
             contains_answer(
                 model.generate(e.prompts[t], steer=steer, max_tokens=15)[0].text, e.context_answer
             )
-            for e in own.splits.test
+            for e in inputs.splits.test
             for t in ("substitution", "coherent")
         ]
         expected.append(sum(right) / len(right))

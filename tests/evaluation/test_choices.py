@@ -15,8 +15,8 @@ from juice.evaluation.head_sets import finders
 from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.run import run as run_evaluation
 from juice.evaluation.splits import Data, Splits
-from juice.identification import IdentificationOptions
-from juice.identification.recipe import find_head_sets
+from juice.identification.find import find
+from juice.identification.options import IdentificationOptions
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
@@ -28,21 +28,21 @@ def test_a_domain_without_validation_examples_uses_those_of_all_domains(
     splits = Splits({"parametric": pool[:4]}, [], pool[64:70], [pool[10], pool[75]])
     head_set = model.head_sets.get("parametric")
     how = IdentificationOptions(method="probe")
-    own = Preparer(
+    preparer = Preparer(
         model=model, splits=splits, head_sets={"paper": {"parametric": head_set}}, options=how
     )
-    choice = own.choose("june", "parametric")
+    choice = preparer.choose("june", "parametric")
     assert choice["book_author"]["tuned_on"] == "book_author"
     assert choice["world_capital"]["tuned_on"] == "all domains"
     none = Preparer(
         model=model,
         splits=Splits({"parametric": pool[:4]}, [], [], [pool[10]]),
-        head_sets=own.head_sets,
+        head_sets=preparer.head_sets,
         options=how,
     )
     untuned = none.choose("juice", "parametric")["world_capital"]
     assert (untuned["tuned_on"], untuned["n_validation"]) == (None, 0)
-    betas = head_set.beta.juice
+    betas = head_set.betas("juice")
     assert (untuned["beta_plus"], untuned["beta_minus"]) == (betas.plus, betas.minus)
 
 
@@ -55,9 +55,8 @@ def test_a_model_without_consistent_heads_is_reported_with_the_reason(
         methods=("original", "juice"),
         limit=4,
         n_large=0,
-        identification=IdentificationOptions(
-            method="probe", alphas_plus=(1e6,), alphas_minus=(-1e6,)
-        ),
+        alphas_plus=(1e6,),
+        alphas_minus=(-1e6,),
     )
     store = run_evaluation(model, Data(pool), options, tmp_path / "out")
     assert list(store.results["targets"]["parametric"]["methods"]) == ["original"]
@@ -73,24 +72,24 @@ def test_heads_are_found_where_no_set_is_served_on_facts_that_are_not_tested(
 ) -> None:
     used: list[ConflictExample] = []
 
-    def watched(model: Any, drawn: Any, *rest: Any, validation: Any, **options: Any) -> Any:
-        used.extend([*drawn, *validation])
-        return find_head_sets(model, drawn, *rest, validation=validation, **options)
+    def watched(model: Any, examples: Any, options: Any, *, validation: Any, **more: Any) -> Any:
+        used.extend([*examples, *validation])
+        return find(model, examples, options, validation=validation, **more)
 
-    monkeypatch.setattr(head_sets, "find_head_sets", watched)
+    monkeypatch.setattr(head_sets, "find", watched)
     model = juice.load("mini", head_sets=tmp_path)
     methods = ("served", "served_once", "learned", "gated", "gated_apart")
     options = EvaluationOptions(targets=("parametric",), methods=methods, limit=8)
     data = Data([*pool[:18], *pool[60:76]])
     store = run_evaluation(model, data, options, tmp_path / "out")
-    own = store.results["targets"]["parametric"]
-    found = own["head_sets"]["served"]["identification"]
+    results = store.results["targets"]["parametric"]
+    found = results["head_sets"]["served"]["identification"]
     assert (found["method"], found["n_examples"]) == ("attribution", 7)
-    learned = own["head_sets"]["learned"]
+    learned = results["head_sets"]["learned"]
     assert learned["identification"]["method"] == "learned"
-    assert isinstance(learned["beta"]["juice"]["plus"], list)
-    assert set(own["methods"]) == {"served", "served_once", "learned", "gated", "gated_apart"}
-    right = {name: method["table"]["average"] for name, method in own["methods"].items()}
+    assert isinstance(learned["methods"]["juice"]["betas"]["plus"], list)
+    assert set(results["methods"]) == {"served", "served_once", "learned", "gated", "gated_apart"}
+    right = {name: method["table"]["average"] for name, method in results["methods"].items()}
     assert all(right[name]["coherent"]["accuracy"] > 0.8 for name in ("served", "learned"))
     tested = {(e["relation"], e["subject"]) for e in store.results["data"]["test"]}
     assert len(used) > 2 * 10
@@ -103,7 +102,7 @@ def test_a_gate_of_another_form_of_prompt_is_left_out_with_the_reason(
     model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
     served = {"served": {"parametric": model.head_sets.get("parametric")}}
-    own = Preparer(
+    preparer = Preparer(
         model=model.with_chat_template(),
         splits=Splits({"parametric": pool[:4]}, [], [], pool[10:12]),
         head_sets=served,
@@ -111,8 +110,8 @@ def test_a_gate_of_another_form_of_prompt_is_left_out_with_the_reason(
     )
     for name in ("gated", "gated_apart"):
         with pytest.raises(MethodUnavailableError, match="another form"):
-            own.choose(name, "parametric")
-    assert own.choose("served", "parametric")
+            preparer.choose(name, "parametric")
+    assert preparer.choose("served", "parametric")
 
 
 def test_heads_of_one_relation_are_found_on_its_examples_alone(
@@ -127,9 +126,9 @@ def test_heads_of_one_relation_are_found_on_its_examples_alone(
     assert len(found) == 4
     assert {e.relation for e in found} == {"world_capital"}
     nothing = IdentificationOptions(method="probe", relation="official_language")
-    own = Preparer(model=model, splits=splits, head_sets={}, options=nothing)
+    preparer = Preparer(model=model, splits=splits, head_sets={}, options=nothing)
     with pytest.raises(MethodUnavailableError, match="official_language"):
-        own.choose("ph3_small", "parametric")
+        preparer.choose("ph3_small", "parametric")
 
 
 def test_gates_and_positions_reach_the_requests(
@@ -137,7 +136,7 @@ def test_gates_and_positions_reach_the_requests(
 ) -> None:
     """Kills: a gate that is asked for and dropped, a context that is not given apart."""
     served = {"served": {"parametric": model.head_sets.get("parametric")}}
-    own = Preparer(
+    preparer = Preparer(
         model=model,
         splits=Splits({"parametric": pool[:4]}, [], [], pool[10:12]),
         head_sets=served,
@@ -145,7 +144,8 @@ def test_gates_and_positions_reach_the_requests(
     )
     e, requests = pool[10], {}
     for name in ("served", "gated", "gated_apart", "question"):
-        made = own.treatments(name, "parametric", own.choose(name, "parametric"))["world_capital"]
+        choices = preparer.choose(name, "parametric")
+        made = preparer.treatments(name, "parametric", choices)["world_capital"]
         requests[name] = made.request(model, e, "coherent", max_tokens=1)
     gates = {name: request.gate for name, request in requests.items()}
     assert gates["served"] is gates["question"] is None

@@ -20,12 +20,11 @@ from juice.evaluation import path_patching, side_effects
 from juice.evaluation import run as evaluation
 from juice.evaluation.methods import Treatment
 from juice.evaluation.options import EvaluationOptions
-from juice.evaluation.report import write_report
+from juice.evaluation.report.render import write_report
 from juice.evaluation.report.sections import sections
 from juice.evaluation.run import run as run_evaluation
 from juice.evaluation.side_effects import plain_text_perplexity
 from juice.evaluation.splits import Data, domain_of
-from juice.identification import IdentificationOptions
 from tests.support import oracle, tiny
 from tests.support.chat_templates import PLAIN, loaded, made_set, sha256, tokenizer
 from tests.support.conflicts import examples
@@ -49,15 +48,15 @@ OPTIONS = EvaluationOptions(
     limit=N_FACTS,
     n_large=N_FACTS,
     # Three alphas instead of eight: probes take most of the time.
-    identification=IdentificationOptions(
-        method="probe", alphas_plus=(1.0, 3.0), alphas_minus=(-2.0,)
-    ),
+    alphas_plus=(1.0, 3.0),
+    alphas_minus=(-2.0,),
 )
 
 
-def data_of(pool: list[ConflictExample]) -> Data:
-    """Return the facts to test on, and eight to tune on."""
-    return Data([*pool[:56], *pool[60:116]], validation=[*pool[56:60], *pool[116:]])
+def data_of(pool: list[ConflictExample], text: str = "The capital of Peru is Lima.") -> Data:
+    """Return the facts to test on, eight to tune on, and a text."""
+    tuned_on = [*pool[56:60], *pool[116:]]
+    return Data([*pool[:56], *pool[60:116]], validation=tuned_on, texts=[text])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,9 +72,7 @@ def store(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     out = tmp_path_factory.mktemp("evaluation") / "out"
-    return run_evaluation(
-        model, data_of(pool), OPTIONS, out, texts=["The capital of Peru is Lima."]
-    )
+    return run_evaluation(model, data_of(pool), OPTIONS, out)
 
 
 @pytest.mark.long
@@ -87,8 +84,8 @@ def test_every_answer_is_kept_with_its_verdict_and_the_table_follows_from_them(
     test = [ConflictExample.model_validate(e) for e in results["data"]["test"]]
     assert len(test) == N_FACTS
     assert {domain_of(e) for e in test} == {"world_capital", "book_author"}
-    for target, own in results["targets"].items():
-        for name, method in own["methods"].items():
+    for target, of_target in results["targets"].items():
+        for name, method in of_target["methods"].items():
             for conflict_type, answers in method["answers"].items():
                 assert len(answers) == N_FACTS
                 for e, (output, is_right, p_parametric, p_context) in zip(
@@ -182,8 +179,8 @@ def test_served_gated_and_partly_steered_answers_are_those_of_plain_requests(
         "question": {"positions": "question"},
         "gated_apart": {"gate": "auto"},
     }
-    for target, own in results["targets"].items():
-        texts = {name: method["answers"] for name, method in own["methods"].items()}
+    for target, of_target in results["targets"].items():
+        texts = {name: method["answers"] for name, method in of_target["methods"].items()}
         assert ("gated_apart" in texts) is (target == "parametric")
         for name, conflict_type in product(asked_for.keys() & texts, ("substitution", "coherent")):
             parted = [seam(e, conflict_type) for e in test]
@@ -231,16 +228,12 @@ def test_what_ph3_prunes_pulls_the_other_way(
 def test_an_evaluation_resumes_where_it_stopped_and_accepts_more_methods(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
-    again = run_evaluation(
-        model, data_of(pool), OPTIONS, store.folder, texts=["The capital of Peru is Lima."]
-    )
+    again = run_evaluation(model, data_of(pool), OPTIONS, store.folder)
     assert again.n_computed == 0
     assert again.n_cached > 30
     assert again.results["targets"] == store.results["targets"]
-    more = replace(OPTIONS, methods=("original", "june"), targets=("parametric",))
-    added = run_evaluation(
-        model, data_of(pool), more, store.folder, texts=["The capital of Peru is Lima."]
-    )
+    more = {"methods": ("original", "june"), "targets": ("parametric",)}
+    added = run_evaluation(model, data_of(pool), OPTIONS.model_copy(update=more), store.folder)
     assert added.n_computed == 5  # june: its betas, answers, collateral, continuations, perplexity
     assert "served" in added.results["targets"]["parametric"]["methods"]
 
@@ -250,39 +243,20 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
     store: Any, model: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
     before = (store.folder / "results.json").read_bytes()
-    texts = ["The capital of Peru is Lima."]
     with pytest.raises(
         juice.JuiceError, match="holds another evaluation: its seed is 0, this one's is 1"
     ):
-        run_evaluation(
-            model,
-            data_of(pool),
-            replace(OPTIONS, seed=1),
-            store.folder,
-            texts=texts,
-        )
+        run_evaluation(model, data_of(pool), OPTIONS.model_copy(update={"seed": 1}), store.folder)
     with pytest.raises(juice.JuiceError, match="holds another evaluation: its texts_sha256"):
-        run_evaluation(
-            model,
-            data_of(pool),
-            OPTIONS,
-            store.folder,
-            texts=["Another text."],
-        )
-    other = model.head_sets.get("context").model_copy(update={"beta": None})
+        run_evaluation(model, data_of(pool, "Another text."), OPTIONS, store.folder)
+    other = model.head_sets.get("context").model_copy(update={"source": "elsewhere"})
     library = model.head_sets.by_name
-    library["context"], own = other, library["context"]
+    library["context"], served = other, library["context"]
     try:
         with pytest.raises(juice.JuiceError, match="another context served head set"):
-            run_evaluation(
-                model,
-                data_of(pool),
-                OPTIONS,
-                store.folder,
-                texts=texts,
-            )
+            run_evaluation(model, data_of(pool), OPTIONS, store.folder)
     finally:
-        library["context"] = own
+        library["context"] = served
     assert (store.folder / "results.json").read_bytes() == before
 
 
@@ -333,16 +307,15 @@ def test_data_of_every_shape_is_evaluated(
     )
     store = run_evaluation(
         juice.load("mini", head_sets="head_sets"),
-        Data(examples),
+        Data(examples, texts=["Lima."]),
         options,
         tmp_path / "out",
-        texts=["Lima."],
     )
     write_report(store.folder, sections(store.results))
     assert store.results["is_complete"]
-    for own in store.results["targets"].values():
-        assert own["methods"]["original"]["table"]["average"]
-        assert "served" in own["methods"]
+    for of_target in store.results["targets"].values():
+        assert of_target["methods"]["original"]["table"]["average"]
+        assert "served" in of_target["methods"]
 
 
 def test_data_without_a_conflict_is_refused(
@@ -369,29 +342,29 @@ def test_an_evaluation_scores_plain_text_without_a_template_and_keeps_forms_apar
     chat = model.with_chat_template()
     measured = [
         plain_text_perplexity(
-            own,
+            asked,
             ["Lima lies by the sea."],
             {"all": Treatment(target="context", steer=replace(steer, head_set=chat_set))},
         )
-        for own in (model, chat)
+        for asked in (model, chat)
     ]
     assert measured[0] == measured[1]
     options = EvaluationOptions(
         targets=("context",),
         methods=("original",),
         n_large=0,
-        identification=IdentificationOptions(method="probe", n_examples=1),
+        n_examples=1,
     )
     chat_set.save(tmp_path / "sets" / "m" / "context")
     network = tiny.tiny_model("llama")
     network.config.max_position_embeddings = 512  # instructions are long in bytes
     served = juice.load(network, tokenizer=tokenizer(PLAIN), head_sets=tmp_path / "sets")
-    for own, warned in ((served, True), (served.with_chat_template(), False)):
+    for in_form, warned in ((served, True), (served.with_chat_template(), False)):
         out = tmp_path / str(warned)
         with warnings.catch_warnings(
             category=UserWarning, action="ignore"
         ):  # about so few examples
-            store = evaluation.run(own, Data(examples()), options, out)
+            store = evaluation.run(in_form, Data(examples()), options, out)
         assert any("did not go through one" in note for note in store.results["notes"]) is warned
         assert store.results["identity"]["chat_template_sha256"] == (
             None if warned else sha256(PLAIN)

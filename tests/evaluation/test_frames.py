@@ -16,6 +16,7 @@ import juice
 from juice.data.example import to_json_line
 from juice.data.judging import contains_answer
 from juice.errors import ExampleError, UsageError
+from juice.evaluation.results import KEYS, measured
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
@@ -53,8 +54,8 @@ def test_the_accuracy_is_that_of_the_tables(store: Any) -> None:
     tables = store.results["targets"]
     assert len(frame) == sum(
         len(cells)
-        for own in tables.values()
-        for method in own["methods"].values()
+        for of_target in tables.values()
+        for method in of_target["methods"].values()
         for cells in method["table"].values()
     )
     row = frame.set_index(["target", "method", "domain", "conflict_type"]).loc[
@@ -103,6 +104,16 @@ def test_the_files_hold_what_the_frames_do(store: Any) -> None:
         }
 
 
+def test_the_one_table_has_each_number_once_and_the_others_are_its_parts(store: Any) -> None:
+    numbers = measured(store.results)
+    assert not numbers.duplicated([*KEYS, "seed"]).any()
+    parts = {"accuracy": numbers.measure == "accuracy", "harm": numbers.measure != "accuracy"}
+    for name, is_part in parts.items():
+        frame = store.to_frame(name)
+        assert frame.accuracy.tolist() == numbers[is_part].accuracy.tolist()
+    assert set(numbers[parts["harm"]].measure) == {"clean", "true_context", "unknown_subject"}
+
+
 def test_what_there_is_nothing_of_has_no_rows_but_its_columns(store: Any) -> None:
     frame = store.to_frame("seeds")
     assert len(frame) == 0
@@ -115,5 +126,5 @@ def test_an_unknown_table_and_a_missing_pandas_say_what_to_do(
     with pytest.raises(UsageError, match="no table 'verdicts'; expected one of accuracy, harm"):
         store.to_frame("verdicts")
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UsageError, match=r"pip install pandas, or read .*harm\.csv"):
+    with pytest.raises(UsageError, match=r"needs pandas; .*pip install 'juice-steering\[eval\]'"):
         store.to_frame("harm")

@@ -11,20 +11,16 @@ from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 
 from juice.data.critical import perplexity
 from juice.data.example import ConflictExample
-from juice.evaluation.answers import Answer
-from juice.evaluation.metrics import (
-    context_reliance,
-    overlap,
-    repetition,
-)
-from juice.evaluation.tables import by_popularity, cell, table
+from juice.evaluation.answers import Answer, context_reliance, overlap, repetition
+from juice.evaluation.results import by_popularity, table
 
 
 def test_accuracy_is_scikit_learns() -> None:
     rng = Random(0)
     right = [rng.random() < 0.7 for _ in range(200)]
     answers = [Answer("text", r, 0.2, 0.3) for r in right]
-    assert cell(answers)["accuracy"] == pytest.approx(
+    made = table([example(f"s{i}", "one") for i in range(200)], {"clean": answers})
+    assert made["one"]["clean"]["accuracy"] == pytest.approx(
         accuracy_score([True] * 200, right), abs=1e-12
     )
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import juice
-from juice.engine import Steer
+from juice.engine.steer import Steer
 from juice.errors import JuiceError
 from juice.evaluation.choices import pruning
 from juice.evaluation.path_patching import Patch, counterpart, patches, patching_scores, ranked
-from juice.head_set import Head
+from juice.head_set.schema import Head
 from tests.support import oracle, tiny
 
 # fp32, natural logarithms: sums at one position and over a whole prompt differ in order.
@@ -36,9 +36,9 @@ def naive_scores(network, made: list[Patch]) -> torch.Tensor:
             d_head = z[layer].shape[-1] // n_heads
             for head in range(n_heads):
                 columns = slice(head * d_head, (head + 1) * d_head)
-                frozen = [own.clone() for own in z]
+                frozen = [of_heads.clone() for of_heads in z]
                 frozen[layer][-1, columns] = other[layer][-1, columns]
-                change = {i: lambda _z, own=own: own[None] for i, own in enumerate(frozen)}
+                change = {i: lambda _z, kept=kept: kept[None] for i, kept in enumerate(frozen)}
                 patched, _ = oracle.forward(network, list(patch.ids), change)
                 total[layer, head] += log_odds(patched, patch) - log_odds(clean_logits, patch)
     return total / len(made)

@@ -1,5 +1,6 @@
 """The evaluation under several seeds: each is the evaluation with that seed, and nothing is asked
-twice."""
+twice.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ import pytest
 from scipy import stats
 
 import juice
-from juice.batching import BatchingEngine
 from juice.data.example import ConflictExample
-from juice.engine import GenerationRequest
+from juice.engine.own.thread import BatchingEngine
+from juice.engine.request import Request
 from juice.errors import UsageError
 from juice.evaluation import side_effects
-from juice.evaluation.spread import spread
+from juice.evaluation.results import spread
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
@@ -44,7 +45,7 @@ def short_continuations() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[GenerationRequest]:
+def asked() -> list[Request]:
     return []
 
 
@@ -52,7 +53,7 @@ def asked() -> list[GenerationRequest]:
 def store(
     model: juice.SteeredModel,
     few: list[ConflictExample],
-    asked: list[GenerationRequest],
+    asked: list[Request],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Any:
     """Evaluate with three seeds, and keep every request that was run."""
@@ -85,16 +86,16 @@ def test_every_seed_is_the_evaluation_with_that_seed_alone(
     assert found["data"]["test"] != results_of(store, 4)["data"]["test"]
     for target in ("parametric", "context"):
         for name, method in alone["targets"][target]["methods"].items():
-            own = found["targets"][target]["methods"][name]
+            of_method = found["targets"][target]["methods"][name]
             for conflict_type, answers in method["answers"].items():
                 expected = [[a and a[:2] for a in answers], [a and a[2:] for a in answers]]
-                given = own["answers"][conflict_type]
+                given = of_method["answers"][conflict_type]
                 assert [a and a[:2] for a in given] == expected[0], (target, name)
                 for p, q in zip(
                     (a[2:] for a in given if a), filter(None, expected[1]), strict=True
                 ):
                     assert p == pytest.approx(q, rel=1e-3, abs=1e-6)  # batches differ
-            assert own["collateral"] == method["collateral"]
+            assert of_method["collateral"] == method["collateral"]
 
 
 def test_the_answers_are_those_of_plain_requests(store: Any, model: juice.SteeredModel) -> None:
@@ -114,37 +115,37 @@ def test_the_summary_is_that_of_the_seeds(store: Any) -> None:
     assert summary["seeds"] == list(SEEDS)
     every = [results_of(store, seed) for seed in SEEDS]
     for target in ("parametric", "context"):
-        for name, own in summary["targets"][target].items():
+        for name, of_method in summary["targets"][target].items():
             methods = [r["targets"][target]["methods"][name] for r in every]
             for domain in ("average", "world_capital"):
                 values = [m["table"][domain]["coherent"]["accuracy"] for m in methods]
-                cell = own["table"][domain]["coherent"]
+                cell = of_method["table"][domain]["coherent"]
                 assert cell["values"] == values
                 assert cell["mean"] == pytest.approx(fmean(values))
                 assert cell["worst"] == min(values)
             harm = [m["collateral"]["true_context"]["coherent"]["accuracy"] for m in methods]
-            assert own["collateral"]["true_context"]["coherent"]["values"] == harm
+            assert of_method["collateral"]["true_context"]["coherent"]["values"] == harm
 
 
-def test_no_answer_is_asked_for_twice(store: Any, asked: list[GenerationRequest]) -> None:
+def test_no_answer_is_asked_for_twice(store: Any, asked: list[Request]) -> None:
     """The seeds share most test facts; unsteered, both targets ask the same."""
     assert store.results["is_complete"]
     counts = Counter(
         (
             r.prompt_ids,
-            r.watch,
+            r.options.watch,
             str({k: v.tolist() for k, v in r.steering.coefficients.items()}),
             r.gate and r.gate.threshold,
         )
         for r in asked
-        if len(r.watch) == 2 and r.max_tokens == 15
+        if len(r.options.watch) == 2 and r.options.max_tokens == 15
     )
     assert max(counts.values()) == 1
     methods = [
         method
         for seed in SEEDS
-        for own in results_of(store, seed)["targets"].values()
-        for method in own["methods"].values()
+        for of_target in results_of(store, seed)["targets"].values()
+        for method in of_target["methods"].values()
     ]
     n_answers = sum(a is not None for m in methods for rows in m["answers"].values() for a in rows)
     n_harm = sum(c["n"] for m in methods for row in m["collateral"].values() for c in row.values())
@@ -175,12 +176,12 @@ def test_the_report_and_the_tables_have_the_seeds(store: Any) -> None:
     assert f"{shown} (" in row
     assert f"worst {100 * cell['worst']:.1f}" in row
     frame = store.to_frame("seeds")
-    own = frame.query(
+    rows = frame.query(
         "target == 'context' and method == 'served' and measure == 'accuracy'"
         " and domain == 'average' and conflict_type == 'coherent'"
     )
-    assert own.seed.tolist() == list(SEEDS)
-    assert own.accuracy.tolist() == cell["values"]
+    assert rows.seed.tolist() == list(SEEDS)
+    assert rows.accuracy.tolist() == cell["values"]
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 31, 40])
@@ -189,10 +190,15 @@ def test_the_interval_is_students(n: int) -> None:
     found = spread(values)
     assert found is not None
     low, high = stats.t.interval(0.95, n - 1, fmean(values), stats.sem(values))
-    if n > 31:  # a little wide
-        assert found["interval"][0] <= low < found["interval"][0] + 1e-4
-    else:
-        assert found["interval"] == pytest.approx((low, high), abs=1e-6)
+    assert found["interval"] == pytest.approx((low, high), abs=1e-9)
+
+
+def test_the_interval_of_three_seeds_is_that_of_a_printed_table() -> None:
+    """t of 2 degrees of freedom at 97.5 % is 4.3027."""
+    found = spread([0.5, 0.6, 0.7])
+    assert found is not None
+    half = 4.3027 * 0.1 / 3**0.5
+    assert found["interval"] == pytest.approx((0.6 - half, 0.6 + half), abs=1e-5)
 
 
 def test_seeds_without_a_value_count_nowhere() -> None:
@@ -205,5 +211,7 @@ def test_seeds_without_a_value_count_nowhere() -> None:
 
 
 def test_no_seed_is_refused(model: juice.SteeredModel, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="n_seeds is 0; expected at least 1"):
+    with pytest.raises(
+        UsageError, match="n_seeds is 0: Input should be greater than or equal to 1"
+    ):
         juice.evaluate(model, "mini", tmp_path / "out", n_seeds=0)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from juice.evaluation.report import write_report
 from juice.evaluation.report.parts import Section, Table
-from juice.evaluation.report.published import published
-from juice.evaluation.report.sections import sections
-from juice.evaluation.report.verdicts import verdict
-from juice.evaluation.store import Store, read_results
+from juice.evaluation.report.render import write_report
+from juice.evaluation.report.sections import published, sections, verdict
+from juice.evaluation.results import Store, frame_of, read_results
 from juice.files import LOOK
 
 FACT = {
@@ -69,7 +68,7 @@ def results(model: str = "mini", **methods: dict[str, float]) -> dict:
         "identification": {"parametric": ["Peru"]},
         "left_out": {"too long": 2},
     }
-    own = {
+    of_target = {
         "methods": {name: method(accuracies) for name, accuracies in methods.items()},
         "analyses": {"heads": {"unavailable": "no heads"}},
     }
@@ -77,33 +76,38 @@ def results(model: str = "mini", **methods: dict[str, float]) -> dict:
         "format": "juice.evaluation/2",
         "identity": identity,
         "data": data,
-        "targets": {"parametric": own},
+        "targets": {"parametric": of_target},
         "notes": ["one <note>"],
     }
 
 
+def verdict_on(n: dict[str, int] | None = None, **methods: dict[str, float]) -> list[str]:
+    """Return the verdict on methods with these accuracies, and other numbers of prompts."""
+    made = results(**methods)
+    for name, method in made["targets"]["parametric"]["methods"].items():
+        method["table"]["average"]["substitution"]["n"] = (n or {}).get(name, 40)
+    return verdict(frame_of(made, "accuracy"))
+
+
 def test_the_verdict_names_where_juice_is_not_best() -> None:
-    measured = {
-        "original": {"a": 0.2, "b": 0.3, "average": 0.25},
-        "juice": {"a": 0.9, "b": 0.5, "average": 0.7},
-        "june": {"a": 0.8, "b": 0.6, "average": 0.7},
-    }
-    tables = {name: method(accuracies)["table"] for name, accuracies in measured.items()}
-    first, second = verdict(tables, ["substitution"])
+    original = {"a": 0.2, "b": 0.3, "average": 0.25}
+    juice = {"a": 0.9, "b": 0.5, "average": 0.7}
+    june = {"a": 0.8, "b": 0.6, "average": 0.7}
+    first, second = verdict_on(original=original, juice=juice, june=june)
     assert first.endswith("juice has 70.0, as has june: a tie for the best.")
     assert second == "Another method is ahead in 1 cells: b substitution (june 60.0, juice 50.0)."
-    tables["june"] = method({"a": 1.0, "b": 1.0, "average": 1.0})["table"]
-    assert "is **not** best: june has 100.0" in verdict(tables, ["substitution"])[0]
-    assert verdict({"original": tables["original"]}, ["substitution"]) == []
-    tables["juice"]["average"]["substitution"]["n"] = 4
-    assert verdict(tables, ["substitution"]) == ["4 facts are too few to tell methods apart."]
+    best = {"a": 1.0, "b": 1.0, "average": 1.0}
+    assert "is **not** best: june has 100.0" in verdict_on(juice=juice, june=best)[0]
+    assert verdict_on(original=original) == []
+    few = verdict_on({"juice": 4, "june": 4}, juice=juice, june=june)
+    assert few == ["4 facts are too few to tell methods apart."]
 
 
 def test_harm_stands_beside_the_accuracy_with_its_interval() -> None:
     made = results(original={"a": 0.5, "average": 0.5}, served={"a": 1.0, "average": 1.0})
-    own = made["targets"]["parametric"]["methods"]
+    methods = made["targets"]["parametric"]["methods"]
     for name, (true, invented) in {"original": (1.0, 0.98), "served": (0.75, 0.5)}.items():
-        own[name]["collateral"] = {
+        methods[name]["collateral"] = {
             "clean": {"clean": cell(1.0)},
             "true_context": {"substitution": cell(true), "coherent": cell(1.0)},
             "unknown_subject": {"coherent": cell(invented)},
@@ -136,9 +140,10 @@ def test_two_runs_are_compared_with_one_fact_by_fact() -> None:
         served={"a": 1.0, "average": 1.0},
     )
     made["data"]["test"] = [{**FACT, "relation": "a"}] * 20
-    own = made["targets"]["parametric"]["methods"]
+    methods = made["targets"]["parametric"]["methods"]
     for name, right in {"original": 0, "served_once": 8, "served": 20}.items():
-        own[name]["answers"] = {"substitution": [["", i < right, None, None] for i in range(20)]}
+        answers = [["", i < right, None, None] for i in range(20)]
+        methods[name]["answers"] = {"substitution": answers}
     text = sections(made)[1].text
     assert "served has 100.0 and is best; next comes served once with 40.0." in text[1]
     (sentence,) = [line for line in text if line.startswith("served against served once")]
@@ -149,13 +154,11 @@ def test_two_runs_are_compared_with_one_fact_by_fact() -> None:
 def test_a_method_that_answers_only_some_facts_is_not_ranked() -> None:
     """Its accuracy is that of other facts."""
     measured = {"original": {"average": 0.2}, "served": {"average": 0.5}, "cad": {"average": 1.0}}
-    tables = {name: method(accuracies)["table"] for name, accuracies in measured.items()}
-    tables["cad"]["average"]["substitution"]["n"] = 14
-    assert verdict(tables, ["substitution"])[0].endswith(
+    assert verdict_on({"cad": 14}, **measured)[0].endswith(
         "served has 50.0 and is best; next comes original with 20.0."
     )
-    del tables["original"]
-    assert verdict(tables, ["substitution"]) == []
+    del measured["original"]
+    assert verdict_on({"cad": 14}, **measured) == []
 
 
 class Links(HTMLParser):
@@ -216,6 +219,15 @@ def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["mini", "inversion"])
+def test_the_committed_report_is_what_the_committed_results_say(name: str, tmp_path: Path) -> None:
+    """Stored results stay readable, and every number of the page follows from them."""
+    folder = Path("docs/results") / name
+    results = json.loads((folder / "results.json").read_text())
+    write_report(tmp_path, sections(results))
+    assert (tmp_path / "report.md").read_text() == (folder / "report.md").read_text()
+
+
 def test_published_numbers_are_shown_next_to_those_of_the_papers_models() -> None:
     assert published("google/gemma-2-2b", "parametric")["juice"]["world_capital"]["clean"] > 90
     assert published("/models/gemma-2-2b", "context")["cad"]["average"] > 0
@@ -261,11 +273,11 @@ def with_answers() -> dict:
     first = {**FACT, "relation": "world_capital", "prompts": {"clean": clean, **FACT["prompts"]}}
     second = {**first, "subject": "<Chad>", "relation": "book_author"}
     made["data"]["test"] = [first, second]
-    own = made["targets"]["parametric"]["methods"]
+    methods = made["targets"]["parametric"]["methods"]
     for name, right in {"original": False, "served": True}.items():
         answer = " Lima." if right else " Oslo & <b>so on</b>."
         row = [answer, right, 0.25, 0.5]
-        own[name]["answers"] = {"substitution": [row, row], "clean": [row, None]}
+        methods[name]["answers"] = {"substitution": [row, row], "clean": [row, None]}
     return made
 
 
@@ -323,8 +335,8 @@ def test_every_answer_is_on_the_page_with_its_question_context_and_what_was_expe
 def test_a_page_of_many_prompts_shows_the_first_and_says_so() -> None:
     made = with_answers()
     made["data"]["test"] *= 1000
-    for own in made["targets"]["parametric"]["methods"].values():
-        own["answers"] = {"substitution": [["", True, None, None]] * 2000}
+    for method in made["targets"]["parametric"]["methods"].values():
+        method["answers"] = {"substitution": [["", True, None, None]] * 2000}
     section = sections(made)[-1]
     assert len(section.items) == 1500
     assert section.text[0].startswith("2000 prompts")

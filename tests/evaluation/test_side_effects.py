@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import juice
-from juice.data.controls import unknown_subjects
-from juice.data.example import ConflictExample
+from juice.data.example import ConflictExample, unknown_subjects
 from juice.data.judging import contains_answer
 from juice.evaluation import side_effects
 from juice.evaluation.methods import Treatment

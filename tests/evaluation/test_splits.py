@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import juice
-from juice.data.contexts import context_end, without_context
-from juice.data.controls import true_contexts, unknown_subjects
-from juice.data.example import ConflictExample, examples_sha256
+from juice.data.example import (
+    ConflictExample,
+    context_end,
+    examples_sha256,
+    true_contexts,
+    unknown_subjects,
+    without_context,
+)
 from juice.data.judging import contains_answer
 from juice.evaluation.methods import methods_for
 from juice.evaluation.splits import Data, domain_of, limited, split
-from juice.identification import IdentificationOptions
-from juice.identification.drawing import usable_examples
-from juice.identification.scored_prompt import with_scored_answers
-from juice.identification.validation import validation_share
+from juice.identification.examples import usable_examples, validation_share, with_scored_answers
+from juice.identification.options import IdentificationOptions
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES

@@ -9,7 +9,7 @@ import torch
 
 import juice
 from juice.errors import HeadSetError, RequestError
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from tests.support import oracle, tiny
 
 PLUS, MINUS = [(1, 2), (3, 0)], [(2, 1), (1, 2)]
@@ -67,3 +67,47 @@ def test_a_sign_without_heads_has_no_betas(model: juice.SteeredModel) -> None:
 def test_a_list_must_have_a_beta_for_each_head(model: juice.SteeredModel) -> None:
     with pytest.raises(HeadSetError, match="lists 1 betas for 2 heads"):
         per_head(model, beta_plus=[1.0])
+
+
+@pytest.mark.parametrize(
+    ("default", "asked", "applied"),
+    [("juice", None, "juice"), ("june", None, "june"), ("june", "juice", "juice")],
+)
+def test_a_request_is_steered_by_the_heads_of_its_method_else_of_the_sets_default(
+    model: juice.SteeredModel, default: str, asked: str | None, applied: str
+) -> None:
+    """Kills: `juice` where a request names no method, and the heads of the other method."""
+    two, one = per_head(model), per_head(model, "june", plus=[(2, 3)], beta_plus=[1.5])
+    methods = two.methods.model_copy(update={"june": one.intervention("june")})
+    made = two.model_copy(update={"methods": methods, "method": default})
+    steer = juice.Steer(target="context", head_set=made, method=asked)
+    every = tuple(range(tiny.VOCAB_SIZE))
+    done = model.engine.generate([model.request(IDS, steer=steer, max_tokens=1, watch=every)])[0]
+    heads = COEFFICIENTS if applied == "juice" else {(2, 3): 1.5, (2, 1): -1.0, (1, 2): -0.25}
+    expected = oracle.steered_logits(tiny.tiny_model("llama"), IDS, heads, method=applied)
+    torch.testing.assert_close(
+        torch.tensor(done.watched), expected[-1].log_softmax(-1), atol=FP32, rtol=0
+    )
+    assert (done.steering.method, done.steering.n_heads) == (applied, len(heads))
+
+
+@pytest.mark.parametrize("target", ["none", "context"])
+def test_a_request_without_a_head_set_reports_its_method(
+    model: juice.SteeredModel, target: str
+) -> None:
+    """Context-aware decoding uses none, and without steering there is no other word."""
+    method = "cad" if target == "context" else None
+    report = model.resolve(juice.Steer(target=target, method=method)).report
+    assert (report.method, report.head_set) == (method or "juice", None)
+
+
+def test_a_method_that_the_set_lacks_is_refused_with_those_it_has(
+    model: juice.SteeredModel,
+) -> None:
+    made = per_head(model)
+    only = made.methods.model_copy(update={"june": None})
+    steer = juice.Steer(
+        target="context", head_set=made.model_copy(update={"methods": only}), method="june"
+    )
+    with pytest.raises(RequestError, match="no heads for method 'june'; it has juice"):
+        model.resolve(steer)

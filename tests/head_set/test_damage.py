@@ -16,15 +16,13 @@ import pytest
 import torch
 
 from juice.errors import HeadSetError, OutputError
-from juice.head_set import HeadSet
-from juice.head_set.reading import JSON_FILE
-from juice.head_set.writing import check_writable
+from juice.head_set.head_set import HeadSet
+from juice.head_set.storage import JSON_FILE, check_writable
 from tests.support.head_sets import names_in, scored, sealed
 
-FILES = ("head_set.json", "scores.safetensors")
 LEAVES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 6.0, 1e308, -0.0, 2**70, "6", "", "context", "x" * 300, [], {},
-    [[1, 2]], [0, 0], {"plus": []}, {"juice": None},
+    [[1, 2]], [0, 0], {"plus": []}, {"juice": None}, "sha256:" + "e" * 64,
 )  # fmt: skip
 PIECES = (b"[" * 1200, b"1e999", b"NaN", b"\\ud800", b'"', b"{")
 MANY = pytest.mark.parametrize(
@@ -89,10 +87,10 @@ def test_a_mutated_set_is_refused_or_is_the_same(tmp_path: Path, n: int) -> None
     """White space may change unseen; a head, a beta, a score or a name may not."""
     right, folder, rng = scored(), tmp_path / "context", Random(n)
     right.save(folder)
-    originals = {name: (folder / name).read_bytes() for name in FILES}
+    originals = {name: (folder / name).read_bytes() for name in names_in(folder)}
     n_refused = 0
     for _ in range(n):
-        name = rng.choice(FILES)
+        name = rng.choice(sorted(originals))
         (folder / name).write_bytes(mutated(originals[name], rng))
         try:
             assert is_the_same(HeadSet.load(folder), right)
@@ -176,25 +174,81 @@ def test_of_savers_at_once_only_one_succeeds_unless_they_may_overwrite(tmp_path:
 
 
 @FEW
-def test_savers_that_are_killed_leave_a_set_and_the_next_one_sweeps_up(
-    tmp_path: Path, n: int
-) -> None:
+@pytest.mark.parametrize("n_savers", [1, 2])
+def test_savers_that_are_killed_leave_a_set(tmp_path: Path, n: int, n_savers: int) -> None:
+    """Kills: a JSON that is not written last, or whose scores another saver removes."""
     folder, context, rng = tmp_path / "context", multiprocessing.get_context("fork"), Random(0)
     scored().save(folder)
-    n_kills = n_left = 0
-    while n_kills < n or not n_left:
-        assert n_kills < n + 1000, "no saver was killed while it saved"
-        n_kills += 1
-        saver = context.Process(target=save_until, args=(folder, context.Event()))
-        saver.start()
+    left = set[str]()
+    for _ in range(n):
+        savers = [
+            context.Process(target=save_until, args=(folder, context.Event()))
+            for _ in range(n_savers)
+        ]
+        for saver in savers:
+            saver.start()
         time.sleep(rng.uniform(0.0, 0.05))
-        assert saver.pid is not None
-        os.kill(saver.pid, signal.SIGKILL)
-        saver.join()
+        for saver in savers:
+            assert saver.pid is not None
+            os.kill(saver.pid, signal.SIGKILL)
+            saver.join()
         assert HeadSet.load(folder).name == "context"
-        n_left += len(names_in(tmp_path)) - 1
+        left |= {*names_in(folder)}
     scored().save(folder, overwrite=True)
+    assert is_the_same(HeadSet.load(folder), scored())
     assert names_in(tmp_path) == ["context"]
+    assert n < 200 or any(name.startswith(".") for name in left), "no saver was killed as it saved"
+
+
+@FEW
+def test_two_savers_at_once_leave_a_whole_set_and_nothing_else(tmp_path: Path, n: int) -> None:
+    """They replace each other's scores, which have the same name."""
+    folder, context = tmp_path / "context", multiprocessing.get_context("fork")
+    for _ in range(max(1, n // 20)):
+        end = context.Event()
+        savers = [context.Process(target=save_until, args=(folder, end)) for _ in range(2)]
+        for saver in savers:
+            saver.start()
+        time.sleep(0.5)
+        end.set()
+        for saver in savers:
+            saver.join()
+            assert saver.exitcode == 0
+        assert HeadSet.load(folder).source == "other", "each saves that one last"
+        assert [name for name in names_in(folder) if name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("interrupted", ["commit", "removal"])
+def test_scores_that_one_saver_removes_as_another_commits_them_are_there_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    """Kills: a saver that does not look again, after its commit or after its removal."""
+    folder, one = tmp_path / "context", scored()
+    other = one.model_copy(update={"source": "other", "scores": None, "scores_sha256": None})
+    one.save(folder)
+    n_calls, fsync, rename = 0, os.fsync, Path.rename
+
+    def fsync_then_the_other_saves(descriptor: int) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        fsync(descriptor)
+        if n_calls == 3:  # the scores, the folder, the JSON before it has its name
+            other.save(folder, overwrite=True)
+
+    def the_other_saves_then_rename(path: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        one.save(folder, overwrite=True)
+        return rename(path, target)
+
+    if interrupted == "commit":
+        monkeypatch.setattr(os, "fsync", fsync_then_the_other_saves)
+        one.save(folder, overwrite=True)
+        assert n_calls > 3
+    else:
+        monkeypatch.setattr(Path, "rename", the_other_saves_then_rename)
+        other.save(folder, overwrite=True)
+    assert is_the_same(HeadSet.load(folder), one)
+    assert len(names_in(folder)) == 2
 
 
 def test_a_folder_that_another_process_removes_meanwhile_may_be_written(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,21 @@ import pytest
 import torch
 
 import juice
-from juice.errors import HeadSetError, OutputError
-from juice.head_set import HeadSet
-from tests.support.head_sets import MODEL, content, names_in, scored, sealed, write
+from juice.errors import HeadSetError, OutputError, RequestError
+from juice.head_set.head_set import HeadSet
+from tests.support.head_sets import (
+    BETAS,
+    HEADS,
+    MODEL,
+    content,
+    methods,
+    names_in,
+    scored,
+    scores_in,
+    sealed,
+    second_format,
+    write,
+)
 
 
 def test_a_saved_set_loads_as_it_was(tmp_path: Path) -> None:
@@ -32,15 +45,17 @@ def test_the_file_is_the_documented_format(tmp_path: Path) -> None:
     scored().save(tmp_path / "context")
     written = json.loads((tmp_path / "context" / "head_set.json").read_text())
     assert written == json.loads(sealed(content(scores_sha256=scored().scores_sha256)))
-    assert names_in(tmp_path / "context") == ["head_set.json", "scores.safetensors"]
+    digits = scored().scores_sha256.removeprefix("sha256:")[:12]
+    assert names_in(tmp_path / "context") == ["head_set.json", f"scores-{digits}.safetensors"]
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("name", "other"),
-        ("beta", {"juice": {"plus": 3.0, "minus": -1.0}, "june": None}),
-        ("heads", {"plus": [[1, 3]], "minus": [[0, 3], [2, 0]]}),
+        ("methods", methods(juice={"plus": 3.0, "minus": -1.0})),
+        ("methods", {"juice": {"heads": {"plus": [[1, 3]], "minus": []}}}),
+        ("method", "june"),
         ("scores_sha256", None),
         ("metrics", {"note": 1}),
         ("sha256", None),
@@ -57,7 +72,34 @@ def test_a_sealed_set_that_was_changed_is_refused(tmp_path: Path, field: str, va
         HeadSet.load(tmp_path / "context")
 
 
-def test_the_first_format_is_still_read_and_saved_as_the_second(tmp_path: Path) -> None:
+def test_a_set_of_the_second_format_has_two_methods_that_share_its_heads(tmp_path: Path) -> None:
+    """Its scores have no hash in their name; saved again it is of this format, and they have."""
+    scores, folder = scored().scores, tmp_path / "context"
+    rule = {"signal": "steered", "threshold": 0.4, "n_prompts": 8, "kept": 1.0, "side_effects": {}}
+    gate = {"chat_template_sha256": None, "rules": [rule]}
+    second = second_format(
+        beta={"juice": BETAS, "june": {"plus": 0.0, "minus": -0.5}},
+        gates={"juice": None, "june": gate},
+        scores_sha256=scores.sha256(),
+    )
+    (write(folder, sealed(second)) / "scores.safetensors").write_bytes(scores.to_bytes())
+    found = HeadSet.load(folder)
+    assert (found.format, found.method) == ("juice.head_set/3", "juice")
+    assert found.intervention("juice").heads == found.intervention("june").heads == found.heads
+    assert found.heads.model_dump(mode="json") == HEADS
+    assert (found.betas("juice").plus, found.betas("june").minus) == (2.0, -0.5)
+    assert (found.gate(), found.gate("june").rules[0].threshold) == (None, 0.4)
+    assert torch.equal(found.scores.plus, scores.plus)
+    found.save(folder, overwrite=True)
+    assert HeadSet.load(folder).model_dump() == found.model_dump()
+    assert scores_in(folder).name != "scores.safetensors"
+    file = folder / "head_set.json"
+    file.write_text(sealed(second).replace("0.5", "0.6"))
+    with pytest.raises(HeadSetError, match="it was changed or damaged"):
+        HeadSet.load(folder)
+
+
+def test_the_first_format_is_still_read_and_saved_as_the_third(tmp_path: Path) -> None:
     found = {
         "alphas_plus": [1.0],
         "alphas_minus": [-1.0],
@@ -69,13 +111,73 @@ def test_the_first_format_is_still_read_and_saved_as_the_second(tmp_path: Path) 
         "chat_template_sha256": None,
         "versions": {},
     }
-    first = content(format="juice.head_set/1", identification=found)
+    first = second_format(format="juice.head_set/1", identification=found)
     del first["gates"]
     with pytest.warns(UserWarning, match="cannot be seen"):
         old = HeadSet.load(write(tmp_path / "old", json.dumps(first)))
-    assert (old.format, old.identification.method) == ("juice.head_set/2", "probe")
+    assert (old.format, old.identification.method) == ("juice.head_set/3", "probe")
     old.save(tmp_path / "new")
     assert HeadSet.load(tmp_path / "new") == old
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"beta": {"cad": BETAS}}, "beta is .*expected an object with juice and june"),
+        ({"gates": [1]}, "gates is"),
+        ({"heads": None}, "methods.juice.heads"),
+        ({"methods": methods()}, "methods is given, but the format is 'juice.head_set/2'"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_content_of_the_second_format_that_is_wrong_is_refused(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(HeadSetError, match=named):
+        HeadSet.load(write(tmp_path / "set", sealed(second_format(**changes))))
+
+
+def test_each_method_has_heads_betas_and_a_gate_of_its_own(tmp_path: Path) -> None:
+    """Kills: the heads of one method with the betas of the other."""
+    dual = {"heads": HEADS, "betas": BETAS}
+    single = {"heads": {"plus": [], "minus": [[2, 3]]}, "betas": {"plus": [], "minus": [-0.5]}}
+    own = HeadSet.parse(content(method="june", methods={"juice": dual, "june": single}), "x")
+    own.save(tmp_path / "own")
+    own = HeadSet.load(tmp_path / "own")
+    assert own.method == "june"
+    assert own.heads.minus == (juice.Head(2, 3),)
+    assert [str(head) for head in own.all_heads] == ["L0H3", "L1H2", "L2H0", "L2H3"]
+    assert own.betas() == own.betas("june") != own.betas("juice")
+    assert {layer: values.tolist() for layer, values in own.coefficients().items()} == {
+        2: [0.0, 0.0, 0.0, -0.5]
+    }
+    assert {layer: values.tolist() for layer, values in own.coefficients("juice").items()} == {
+        0: [0.0, 0.0, 0.0, -1.0],
+        1: [0.0, 0.0, 2.0, 0.0],
+        2: [-1.0, 0.0, 0.0, 0.0],
+    }
+
+
+def test_a_method_that_a_set_does_not_have_is_refused(tmp_path: Path) -> None:
+    only = HeadSet.parse(content(methods={"juice": {"heads": HEADS, "betas": BETAS}}), "x")
+    assert (only.betas("june"), only.gate("june"), only.layers) == (None, None, [0, 1, 2])
+    with pytest.raises(RequestError, match="has no heads for method 'june'; it has juice") as error:
+        only.coefficients("june")
+    assert error.value.param == "steer.method"
+    with pytest.raises(HeadSetError, match=r"but methods\.june is not given"):
+        HeadSet.parse(content(method="june", methods={"juice": {"heads": HEADS}}), "x")
+    with pytest.raises(HeadSetError, match="methods"):
+        HeadSet.parse(content(methods={}), "x")
+
+
+def test_the_file_that_the_weights_came_from_is_kept(tmp_path: Path) -> None:
+    weights = {"sha256": "sha256:" + "c" * 64, "quantisation": "Q4_K_M", "fingerprint": "sha256:d"}
+    own = HeadSet.parse(content(model={**MODEL.model_dump(), "weights": weights}), "x")
+    own.save(tmp_path / "own")
+    assert HeadSet.load(tmp_path / "own").model.weights.model_dump() == weights
+    bad = {**weights, "sha256": "md5:1"}
+    with pytest.raises(HeadSetError, match=r"model\.weights\.sha256"):
+        HeadSet.parse(content(model={**MODEL.model_dump(), "weights": bad}), "x")
 
 
 def test_nothing_is_overwritten_unless_asked_and_then_in_one_step(tmp_path: Path) -> None:
@@ -90,6 +192,41 @@ def test_nothing_is_overwritten_unless_asked_and_then_in_one_step(tmp_path: Path
     assert HeadSet.load(folder).source == "elsewhere"
     assert names_in(tmp_path) == ["context"]
     assert names_in(folder) == ["head_set.json"]
+
+
+def test_other_files_of_a_folder_stay_where_a_set_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "context"
+    scored().save(folder)
+    (folder / "NOTES.md").write_text("ours")
+    (folder / "scores-000000000000.safetensors").write_bytes(b"of another saver")
+    scored().model_copy(update={"scores": None, "scores_sha256": None}).save(folder, overwrite=True)
+    assert names_in(folder) == ["NOTES.md", "head_set.json", "scores-000000000000.safetensors"]
+
+
+def test_a_folder_in_which_a_save_was_cut_off_is_free(tmp_path: Path) -> None:
+    """Kills: a set that can never be saved again, not even with --force."""
+    folder = tmp_path / "context"
+    scored().save(folder)
+    (folder / "head_set.json").rename(folder / ".head_set.json.k2j4")
+    scored().save(folder)
+    assert HeadSet.load(folder).name == "context"
+
+
+def test_a_reader_that_misses_the_scores_reads_the_json_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, whole = tmp_path / "context", scored()
+    whole.save(folder)
+    kept = scores_in(folder).rename(tmp_path / "kept")
+
+    def next_saver(_seconds: float) -> None:
+        whole.model_copy(update={"scores": None, "scores_sha256": None}).save(
+            folder, overwrite=True
+        )
+
+    monkeypatch.setattr(time, "sleep", next_saver)
+    assert HeadSet.load(folder).scores is None
+    assert kept.exists()
 
 
 def test_a_folder_that_is_not_a_head_set_is_never_replaced(tmp_path: Path) -> None:
@@ -112,34 +249,33 @@ def test_a_failing_write_leaves_the_old_set_and_no_litter(
         scored().model_copy(update={"source": "new"}).save(tmp_path / "context", overwrite=True)
     assert HeadSet.load(tmp_path / "context").source is None
     assert names_in(tmp_path) == ["context"]
+    assert names_in(tmp_path / "context") == ["head_set.json", scores_in(tmp_path / "context").name]
+
+
+def betas(plus: Any, minus: Any) -> dict[str, Any]:
+    return {"methods": methods(juice={"plus": plus, "minus": minus})}
+
+
+def heads(*plus: Any) -> dict[str, Any]:
+    return {"methods": {"juice": {"heads": {"plus": plus, "minus": []}}}}
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"format": "juice.head_set/3"}, "format is 'juice.head_set/3'"),
-        (
-            {"beta": {"juice": {"plus": [1.0, 2.0], "minus": [-1.0, -2.0]}, "june": None}},
-            "beta.juice.plus lists 2 betas for 1 heads",
-        ),
-        (
-            {"beta": {"juice": {"plus": [1.0], "minus": -1.0}, "june": None}},
-            "the other does not",
-        ),
-        (
-            {"beta": {"juice": {"plus": [1.0], "minus": [-1.0, 0.5]}, "june": None}},
-            "beta.juice.minus",
-        ),
-        (
-            {"heads": {"plus": [[3, 0]], "minus": []}},
-            "head L3H0 is out of range: some/model has 3 layers",
-        ),
-        ({"heads": {"plus": [[0, -1]], "minus": []}}, "L0H-1 is out of range"),
-        ({"heads": {"plus": [[0, 1], [0, 1]], "minus": []}}, "twice"),
-        ({"heads": {"plus": [], "minus": []}}, "no heads"),
-        ({"heads": {"plus": [["a", 1]], "minus": []}}, "heads.plus.0"),
-        ({"beta": {"juice": {"plus": -1.0, "minus": 0.0}, "june": None}}, "beta.juice.plus"),
-        ({"beta": {"juice": {"plus": 1.0, "minus": 0.5}, "june": None}}, "beta.juice.minus"),
+        ({"format": "juice.head_set/4"}, "format is 'juice.head_set/4'"),
+        (betas([1.0, 2.0], [-1.0, -2.0]), "juice: betas.plus lists 2 betas for 1 heads"),
+        (betas([1.0], -1.0), "the other does not"),
+        (betas([1.0], [-1.0, 0.5]), "methods.juice.betas.minus"),
+        (heads([3, 0]), "head L3H0 is out of range: some/model has 3 layers"),
+        (heads([0, -1]), "L0H-1 is out of range"),
+        (heads([0, 1], [0, 1]), "twice"),
+        (heads(), "no heads"),
+        (heads(["a", 1]), "methods.juice.heads.plus.0"),
+        (betas(-1.0, 0.0), "methods.juice.betas.plus"),
+        (betas(1.0, 0.5), "methods.juice.betas.minus"),
+        ({"method": "cad"}, "method"),
+        ({"methods": {**methods(), "cad": None}}, "methods.cad"),
         ({"target": "both"}, "target"),
         ({"name": "../escape"}, "name"),
         ({"model": {**MODEL.model_dump(), "id": "two\nlines"}}, "model.id"),
@@ -156,10 +292,11 @@ def test_a_failing_write_leaves_the_old_set_and_no_litter(
             "metrics",
         ),
         ({"surprise": 1}, "surprise"),
-        ({"heads": {"plus": [["1", 2]], "minus": []}}, "heads.plus.0"),
-        ({"heads": {"plus": [[True, 2]], "minus": []}}, "heads.plus.0"),
-        ({"heads": {"plus": [[1.0, 2]], "minus": []}}, "heads.plus.0"),
-        ({"beta": {"juice": {"plus": "2", "minus": -1.0}, "june": None}}, "beta.juice.plus"),
+        (heads(["1", 2]), "heads.plus.0"),
+        (heads([True, 2]), "heads.plus.0"),
+        (heads([1.0, 2]), "heads.plus.0"),
+        (betas("2", -1.0), "methods.juice.betas.plus"),
+        ({"scores_sha256": "sha256:../../etc/passwd"}, "scores_sha256"),
         ({"model": {**MODEL.model_dump(), "n_heads": "4"}}, "model.n_heads"),
     ],
 )
@@ -179,8 +316,7 @@ def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path, text: str) -> No
 
 
 def test_nan_is_refused_wherever_it_is(tmp_path: Path) -> None:
-    nan = '{"juice": {"plus": NaN, "minus": 0.0}, "june": null}'
-    text = json.dumps(content()).replace(json.dumps(content()["beta"]), nan)
+    text = json.dumps(content()).replace(json.dumps(BETAS), '{"plus": NaN, "minus": 0.0}')
     assert "NaN" in text
     with pytest.raises(HeadSetError, match="NaN is not a number"):
         HeadSet.load(write(tmp_path / "betas", text))
@@ -197,7 +333,7 @@ def test_nan_is_refused_wherever_it_is(tmp_path: Path) -> None:
 
 def test_scores_that_changed_or_are_gone_are_refused(tmp_path: Path) -> None:
     scored().save(tmp_path / "context")
-    path = tmp_path / "context" / "scores.safetensors"
+    path = scores_in(tmp_path / "context")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))

@@ -14,7 +14,8 @@ import pytest
 from huggingface_hub import ModelCard, constants
 
 from juice.errors import HeadSetError, HeadSetNotFoundError, JuiceError, OutputError
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import HeadScores
 from tests.support import fake_hub
 from tests.support.commands import juice
 from tests.support.head_sets import content, names_in, scored, sealed
@@ -53,6 +54,10 @@ def holding(hub: fake_hub.Hub, name: str, files: dict[str, bytes], **kind: bool)
     hub.repos[name] = fake_hub.Repo(**kind)
     hub.repos[name].commit(files)
     return hub.repos[name]
+
+
+def name_of(scores: HeadScores) -> str:
+    return f"scores-{scores.sha256()[7:19]}.safetensors"
 
 
 def test_a_local_folder_is_loaded_as_by_load(tmp_path: Path) -> None:
@@ -182,7 +187,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], type[JuiceError], str]] = {
     "no_json": ("me/cut", {}, HeadSetError, "me/cut cannot be used.*not JSON"),
     "out_of_range": ("me/wild", {}, HeadSetError, "L3H0 is out of range"),
     "changed_scores": ("me/changed", {}, HeadSetError, "hash.*download it again"),
-    "lost_scores": ("me/lost", {}, HeadSetError, "there is no .*scores.safetensors"),
+    "lost_scores": ("me/lost", {}, HeadSetError, "there is no .*scores-[0-9a-f]{12}.safetensors"),
 }
 
 
@@ -197,7 +202,11 @@ def test_what_cannot_be_pulled_is_refused_with_what_to_do(hub: fake_hub.Hub, nam
     holding(
         hub,
         "me/wild",
-        {"head_set.json": sealed(content(heads={"plus": [[3, 0]], "minus": []})).encode()},
+        {
+            "head_set.json": sealed(
+                content(methods={"juice": {"heads": {"plus": [[3, 0]], "minus": []}}})
+            ).encode()
+        },
     )
     scores = scored().scores
     assert scores is not None
@@ -206,7 +215,7 @@ def test_what_cannot_be_pulled_is_refused_with_what_to_do(hub: fake_hub.Hub, nam
     holding(
         hub,
         "me/changed",
-        {"head_set.json": hashed, "scores.safetensors": scores.to_bytes()[:-1] + b"\0"},
+        {"head_set.json": hashed, name_of(scores): scores.to_bytes()[:-1] + b"\0"},
     )
     repo_id, options, kind, message = REFUSALS[name]
     with pytest.raises(kind, match=message) as raised:
@@ -252,7 +261,9 @@ def test_a_hub_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch)
 def test_a_damaged_download_is_replaced_by_a_forced_one(hub: fake_hub.Hub) -> None:
     scored().push_to_hub("me/set", token="writer")
     HeadSet.from_pretrained("me/set")
-    cached = next(Path(constants.HF_HUB_CACHE).glob("**/snapshots/*/scores.safetensors")).resolve()
+    cached = next(
+        Path(constants.HF_HUB_CACHE).glob("**/snapshots/*/scores-*.safetensors")
+    ).resolve()
     cached.write_bytes(cached.read_bytes()[:-1] + b"\0")
     with pytest.raises(HeadSetError, match=r"hash.*--force"):
         HeadSet.from_pretrained("me/set")

@@ -9,7 +9,7 @@ import torch
 
 import juice
 from juice.errors import RequestError, UsageError
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from tests.support import oracle, tiny
 
 FP32 = 2e-5  # two implementations of attention, logits of order 1
@@ -152,6 +152,21 @@ def test_flat_z_is_steered_as_z_by_head_and_z_of_too_few_heads_is_refused() -> N
         record(clean[:, :, :3])
         with pytest.raises(UsageError, match="4 heads"):
             steer(z[:, :, :3])
+
+
+def test_a_coefficient_is_not_rounded_to_zs_dtype() -> None:
+    """Kills: 1.3 rounded to bfloat16's 1.296875 first; the sum rounded twice. The engine's bits."""
+    model = juice.load(tiny.tiny_model("gpt2").bfloat16(), tokenizer=tiny.tiny_tokenizer())
+    hooks = set_of(model).to_lens_hooks(beta_plus=1.3, beta_minus=0.0)
+    draw = torch.Generator().manual_seed(0)
+    clean, z = torch.randn(2, 1, 200, 4, 8, generator=draw).bfloat16()
+    hooks.record[0][1](clean)
+    steered = hooks.steer[0][1](z)
+    expected = z.clone()
+    expected[:, :, 2] = (z[:, :, 2].float() + 1.3 * clean[:, :, 2].float()).bfloat16()
+    assert torch.equal(steered, expected)
+    rounded = z[:, :, 2] + torch.tensor(1.3).bfloat16() * clean[:, :, 2]
+    assert not torch.equal(rounded, expected[:, :, 2])
 
 
 def test_a_record_is_not_changed_by_hooks_that_run_after_it() -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from juice.errors import HeadSetError, HeadSetNotFoundError, WindowError
-from juice.head_set import HeadSet, HeadSetLibrary
-from juice.head_set.coefficients import layers_of
-from juice.head_set.lookup import stamp_of
-from juice.head_set.storage import save
-from juice.head_set.writing import remove
-from tests.support.head_sets import MODEL, content, names_in, scored, write
+from juice.head_set.head_set import HeadSet
+from juice.head_set.library import HeadSetLibrary, stamp_of
+from tests.support.head_sets import MODEL, content, methods, scored, scores_in
 
 FINGERPRINTED = MODEL.model_dump()
 
@@ -52,7 +48,7 @@ def test_a_set_that_is_damaged_stays_as_it_was_and_is_reported(tmp_path: Path, d
         text = (own / "head_set.json").read_text()
         (own / "head_set.json").write_text(text[: len(text) // 2])
     elif damage == "no scores":
-        (own / "scores.safetensors").unlink()
+        scores_in(own).unlink()
     else:
         (own / "head_set.json").unlink()
         (own / "head_set.json").mkdir()
@@ -98,15 +94,15 @@ def test_an_engine_with_a_window_serves_the_sets_within_it(tmp_path: Path) -> No
 
 
 def test_the_layers_of_a_set_are_those_that_its_betas_change() -> None:
-    plus_only = one(beta={"juice": {"plus": 2.0, "minus": 0.0}, "june": None})
-    assert layers_of(plus_only) == [1]
-    either = one(beta={"juice": {"plus": 2.0, "minus": 0.0}, "june": {"plus": 0.0, "minus": -1.0}})
-    assert layers_of(either) == layers_of(one(beta=None)) == [0, 1, 2]
+    plus, minus = {"plus": 2.0, "minus": 0.0}, {"plus": 0.0, "minus": -1.0}
+    assert one(methods=methods(juice=plus)).layers == [1]
+    assert one(methods=methods(juice=plus, june=minus)).layers == [0, 1, 2]
+    assert one(methods=methods()).layers == [0, 1, 2]
 
 
 def test_every_change_of_a_folder_changes_its_stamp(tmp_path: Path) -> None:
     scored().save(tmp_path / "m" / "context")
-    file = tmp_path / "m" / "context" / "scores.safetensors"
+    file = scores_in(tmp_path / "m" / "context")
     seen = [stamp_of(tmp_path)]
     assert stamp_of(tmp_path) == seen[0]
 
@@ -126,51 +122,3 @@ def test_every_change_of_a_folder_changes_its_stamp(tmp_path: Path) -> None:
     note()
     shutil.rmtree(tmp_path / "m" / "context")
     note()
-
-
-class Stop(Exception):  # noqa: N818 -- it is no error
-    """What a check raises."""
-
-
-def stop() -> None:
-    raise Stop
-
-
-def test_a_check_that_fails_keeps_what_is_there(tmp_path: Path) -> None:
-    folder = tmp_path / "m" / "context"
-    one(source="old").save(folder)
-    with pytest.raises(Stop):
-        save(one(source="new"), folder, overwrite=True, check=stop)
-    with pytest.raises(Stop):
-        remove(folder, check=stop)
-    assert HeadSet.load(folder).source == "old"
-    assert names_in(tmp_path / "m") == ["context"]
-
-
-def test_a_check_sees_what_will_be_replaced_whoever_saves_meanwhile(tmp_path: Path) -> None:
-    """A saver of the command line, too: the lock is that of the folder above."""
-    folder = tmp_path / "m" / "context"
-    one(source="old").save(folder)
-    saver = Thread(target=lambda: one(source="other").save(folder, overwrite=True))
-
-    def check() -> None:
-        saver.start()
-        saver.join(0.5)
-        assert saver.is_alive(), "it waits"
-        assert HeadSet.load(folder).source == "old"
-
-    save(one(source="new"), folder, overwrite=True, check=check)
-    saver.join()
-    assert HeadSet.load(folder).source == "other", "it came after, and replaced the new one"
-
-
-def test_a_removed_set_is_gone_whole_and_a_link_to_one_is_only_a_link(tmp_path: Path) -> None:
-    one().save(tmp_path / "elsewhere" / "context")
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "context").symlink_to(tmp_path / "elsewhere" / "context")
-    one(name="other").save(tmp_path / "m" / "other")
-    write(tmp_path / "m" / "broken", "{")
-    for name in ("context", "other", "broken"):
-        remove(tmp_path / "m" / name, check=lambda: None)
-    assert names_in(tmp_path / "m") == []
-    assert HeadSet.load(tmp_path / "elsewhere" / "context").name == "context"

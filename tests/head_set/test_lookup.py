@@ -10,8 +10,9 @@ import pytest
 
 import juice
 from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError
-from juice.head_set import HeadSet, HeadSetLibrary
-from tests.support.head_sets import MODEL, content, write
+from juice.head_set.head_set import HeadSet
+from juice.head_set.library import HeadSetLibrary
+from tests.support.head_sets import BETAS, MODEL, content, methods, write
 
 
 def test_a_scan_serves_what_fits_and_lists_the_rest_with_reasons(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_set_that_cannot_be_read_is_listed_and_the_others_are_served(tmp_path:
     (tmp_path / "b" / "folder" / "head_set.json").mkdir(parents=True)
     (tmp_path / "b" / "large").mkdir()
     (tmp_path / "b" / "large" / "head_set.json").write_bytes(b" " * 5_000_000)
-    write(tmp_path / "b" / "deep", '{"format": "juice.head_set/2", "metrics": ' + '{"a":' * 400)
+    write(tmp_path / "b" / "deep", '{"format": "juice.head_set/3", "metrics": ' + '{"a":' * 400)
     deep = content(metrics={})
     for _ in range(600):
         deep = {"a": deep}
@@ -124,13 +125,21 @@ def test_a_set_with_the_models_fingerprint_precedes_one_without_of_the_same_name
 
 def test_only_targets_with_betas_are_offered(tmp_path: Path) -> None:
     HeadSet.parse(content(), "x").save(tmp_path / "m" / "context")
-    HeadSet.parse(content(name="parametric", target="parametric", beta=None), "x").save(
+    HeadSet.parse(content(name="parametric", target="parametric", methods=methods()), "x").save(
         tmp_path / "m" / "parametric"
     )
     library = HeadSetLibrary.scan(tmp_path, MODEL)
     assert sorted(library.by_name) == ["context", "parametric"]
     assert library.targets() == ["context"]
     assert library.targets("june") == []
+
+
+def test_a_target_is_offered_where_its_sets_own_method_has_betas(tmp_path: Path) -> None:
+    single = content(method="june", methods=methods(june=BETAS))
+    HeadSet.parse(single, "x").save(tmp_path / "m" / "context")
+    library = HeadSetLibrary.scan(tmp_path, MODEL)
+    assert library.targets() == library.targets("june") == ["context"]
+    assert library.targets("juice") == []
 
 
 def test_the_search_order_is_argument_environment_working_folder(

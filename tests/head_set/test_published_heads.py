@@ -17,7 +17,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 import juice
 from juice.errors import RequestError
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from tests.support import oracle, tiny
 from tests.support.commands import invoke
 from tests.support.serving import serving
@@ -152,7 +152,7 @@ def test_the_commands_ask_for_betas_and_tune_sets_them(folder: Path, tmp_path: P
     assert (code, json.loads(output)["steering"]["applied"]) == (0, True)
     code, _, errors = run(*asked, "--compare")
     assert code == 2
-    assert "has betas for juice" in errors
+    assert "and has betas; see" in errors
     code, output, errors = run("tune", own, "--model", folder, "--validation", facts, "--json")
     assert code == 0, errors
     tuned = HeadSet.load(own)

@@ -10,11 +10,12 @@ import torch
 import juice
 from juice.data.example import ConflictExample
 from juice.errors import ExampleError
-from juice.head_set import HeadSet
-from juice.identification import IdentificationOptions, identify_targets
+from juice.head_set.head_set import HeadSet
 from juice.identification.attribution import attribute_heads
-from juice.identification.drawing import usable_examples
-from juice.identification.validation import known_examples
+from juice.identification.examples import known_examples, usable_examples
+from juice.identification.find import candidates
+from juice.identification.options import IdentificationOptions
+from juice.identification.task import Task
 from tests.support import oracle, tiny
 from tests.support.conflicts import TYPES, examples
 from tests.support.marks import FEW_EXAMPLES
@@ -43,15 +44,15 @@ def test_a_score_is_how_fast_the_lead_grows_with_the_head(shape: str) -> None:
     model = juice.load(network, tokenizer=tokenizer)
     scores = attribute_heads(model, pool, targets={"parametric": TYPES, "context": TYPES[1:]})
     for target, types in (("parametric", TYPES), ("context", TYPES[1:])):
-        own = scores[target]
-        assert (own.kind, own.conflict_types) == ("attribution", types)
-        assert torch.equal(own.minus, -own.plus)
+        of_target = scores[target]
+        assert (of_target.kind, of_target.conflict_types) == ("attribution", types)
+        assert torch.equal(of_target.minus, -of_target.plus)
         for i, kind in enumerate(types):
             for head in ((0, 0), (1, 3), (2, 1), (tiny.N_LAYERS - 1, 2)):
                 up, down = (leads(target, kind, {head: step}) for step in (STEP, -STEP))
                 slope = sum(a - b for a, b in zip(up, down, strict=True)) / len(pool) / (2 * STEP)
-                assert float(own.plus[i, *head]) == pytest.approx(slope, abs=2e-3)
-        assert own.plus.abs().max() > 0.1
+                assert float(of_target.plus[i, *head]) == pytest.approx(slope, abs=2e-3)
+        assert of_target.plus.abs().max() > 0.1
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +95,20 @@ def test_facts_that_the_model_does_not_know_find_no_heads() -> None:
 def test_several_numbers_of_heads_compete_unless_one_is_asked_for(
     mini: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
-    def found(**options: object) -> dict[str, list[HeadSet]]:
-        own = IdentificationOptions(**options)
-        names = {"parametric": "p", "context": "c"}
-        return identify_targets(mini, drawn, ["parametric", "context"], own, names=names)
-
     drawn, _ = usable_examples(mini, pool, IdentificationOptions())
+    types = {"parametric": TYPES, "context": TYPES[1:]}
+    scores = attribute_heads(mini, drawn, targets=types)
+
+    def found(**options: object) -> dict[str, list[HeadSet]]:
+        how = IdentificationOptions(**options)
+        tasks = [Task(model=mini, target=t, examples=drawn, options=how) for t in types]
+        return {task.target: candidates(task, scores[task.target]) for task in tasks}
+
     every = found()
-    for own in every.values():
-        assert [(len(s.heads.plus), len(s.heads.minus)) for s in own] == [(3, 3), (5, 5), (10, 10)]
-        assert [s.identification.top_k for s in own] == [3, 5, 10]
-        assert all(larger.heads.plus[:3] == own[0].heads.plus for larger in own)
+    for sets in every.values():
+        assert [(len(s.heads.plus), len(s.heads.minus)) for s in sets] == [(3, 3), (5, 5), (10, 10)]
+        assert [s.identification.top_k for s in sets] == [3, 5, 10]
+        assert all(larger.heads.plus[:3] == sets[0].heads.plus for larger in sets)
     (one,) = found(top_k=5)["context"]
     assert one.heads == every["context"][1].heads
-    assert one.heads == juice.identify(mini, pool, target="context").heads
+    assert one.heads == juice.identify(mini, pool, target="context", top_k=5, tune=False).heads

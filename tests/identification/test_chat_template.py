@@ -11,8 +11,8 @@ import torch
 
 import juice
 from juice.errors import UsageError
-from juice.head_set import HeadSet
-from juice.identification.tuning import tune
+from juice.head_set.head_set import HeadSet
+from juice.identification.tune import tune
 from tests.support import naive_scores, tiny
 from tests.support.chat_templates import LINES, PLAIN, TURNS, loaded, made_set, sha256, tokenizer
 from tests.support.conflicts import ALPHAS_MINUS, ALPHAS_PLUS, TOLERANCE, TYPES, examples
@@ -26,18 +26,18 @@ def test_scores_through_a_template_equal_a_forward_for_every_head_and_alpha_on_i
 ) -> None:
     """Kills: a second start token, a needless space, a merge across the end of the turn."""
     template, turn, glue = TURNS[name]
-    network, own = tiny.tiny_model("llama"), tokenizer()
+    network, tokenise = tiny.tiny_model("llama"), tokenizer()
     expected = {
         (target, sign): torch.stack(
             [
                 naive_scores.mean_changes(
                     network,
                     [
-                        own(turn.format(e.prompts[t]), add_special_tokens=False)["input_ids"]
+                        tokenise(turn.format(e.prompts[t]), add_special_tokens=False)["input_ids"]
                         for e in examples()
                     ],
                     [
-                        own(glue + e.answer(target), add_special_tokens=False)["input_ids"][0]
+                        tokenise(glue + e.answer(target), add_special_tokens=False)["input_ids"][0]
                         for e in examples()
                     ],
                     alphas,
@@ -59,6 +59,7 @@ def test_scores_through_a_template_equal_a_forward_for_every_head_and_alpha_on_i
             alphas_plus=ALPHAS_PLUS,
             alphas_minus=ALPHAS_MINUS,
             chat_template="default",
+            tune=False,
         )
         for sign in ("plus", "minus"):
             table = expected[target, sign]
@@ -78,6 +79,7 @@ def test_a_file_replaces_the_tokenizers_template_and_is_hashed_byte_for_byte(
         "method": "probe",
         "alphas_plus": ALPHAS_PLUS,
         "alphas_minus": ALPHAS_MINUS,
+        "tune": False,
     }
     by_file = juice.identify(model, examples(), chat_template=file, **options)
     assert by_file.chat_template_sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
@@ -100,7 +102,7 @@ def test_betas_are_tuned_in_the_form_in_which_the_heads_were_found() -> None:
         inside = tune(model.with_chat_template(), chat_set, pool)
         plain = tune(model, made_set(model, "t", None), pool)
     assert tuned.metrics == inside.metrics
-    assert tuned.beta == inside.beta
+    assert tuned.betas() == inside.betas()
     asked = model.with_chat_template().request(pool[0].prompts["substitution"]).prompt_ids
     assert asked != model.request(pool[0].prompts["substitution"]).prompt_ids
     assert plain.chat_template_sha256 is None

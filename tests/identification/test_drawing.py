@@ -7,9 +7,8 @@ from tokenizers import normalizers, pre_tokenizers
 
 import juice
 from juice.errors import ExampleError
-from juice.identification import IdentificationOptions
-from juice.identification.drawing import usable_examples
-from juice.identification.scored_prompt import scored_prompt
+from juice.identification.examples import scored_prompt, usable_examples
+from juice.identification.options import IdentificationOptions
 from tests.support import tiny
 from tests.support.conflicts import examples
 

@@ -8,9 +8,9 @@ from statistics import mean
 import pytest
 
 import juice
-from juice.engine import Steering
-from juice.engine.steering import unsteered
-from juice.identification import dual_run, first_tokens
+from juice.engine.steer import Steering, unsteered
+from juice.identification import attribution as dual_run
+from juice.identification import first_tokens
 from juice.identification.first_tokens import FirstTokens
 from juice.progress import silent
 from tests.support import tiny
@@ -29,7 +29,7 @@ def steerings(model: juice.SteeredModel, method: str) -> list[Steering]:
         for plus, beta in (([(0, 1), (3, 2)], 2.0), ([(2, 0)], 5.0))
     ]
     found = [
-        model.resolve(juice.Steer(target="context", head_set=own, method=method)) for own in made
+        model.resolve(juice.Steer(target="context", head_set=one, method=method)) for one in made
     ]
     return [found[0], unsteered(), found[1]]
 

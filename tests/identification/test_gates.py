@@ -8,14 +8,14 @@ from random import Random
 import pytest
 
 import juice
-from juice.data.contexts import without_context
-from juice.data.example import ConflictExample
+from juice.data.example import ConflictExample, without_context
 from juice.data.judging import contains_answer
 from juice.errors import RequestError
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from juice.identification import gates
+from juice.identification.first_tokens import endangered_prompts
 from juice.identification.gates import measured_gate
-from juice.identification.protection import DEFAULT, endangered_prompts
+from juice.identification.options import PROTECTED
 from juice.progress import silent
 
 CONFLICTS = ("substitution", "coherent")
@@ -56,7 +56,7 @@ def likeliest(
 
 
 def gate_of(model: juice.SteeredModel, head_set: HeadSet, facts: list[ConflictExample]):
-    return measured_gate(model, head_set, "juice", facts, DEFAULT, silent)[0]
+    return measured_gate(model, head_set, "juice", facts, PROTECTED, silent)[0]
 
 
 def value(mini: juice.SteeredModel, signal: str, head_set: HeadSet, prompt: str, alone: str):
@@ -92,15 +92,15 @@ def test_rules_are_those_of_their_definition(
         least = low[int(0.08 * len(values))]
         kind = {"parametric": "unknown", "context": "clean"}[target]
         below = [
-            value(mini, rule.signal, head_set, own.prompt, own.alone)
-            for own in endangered_prompts(target, shuffled)[kind]
+            value(mini, rule.signal, head_set, endangered.prompt, endangered.alone)
+            for endangered in endangered_prompts(target, shuffled)[kind]
         ]
         most = sorted(below)[-1 - int(0.08 * len(below))]
         if most < least:
             assert rule.threshold == pytest.approx((most + least) / 2, abs=1e-5)
         else:
             quantiles = [low[int(share * len(low))] for share in (0, 0.02, 0.05, 0.1)]
-            assert min(abs(rule.threshold - own) for own in quantiles) < 1e-5
+            assert min(abs(rule.threshold - value) for value in quantiles) < 1e-5
             assert rule.lost <= 0.05
         assert rule.kept >= 0.9
         before, after = rule.side_effects["clean"]
@@ -108,8 +108,8 @@ def test_rules_are_those_of_their_definition(
         for e in facts:
             clean = e.prompts["clean"]
             steers = value(mini, rule.signal, head_set, clean, clean) >= rule.threshold
-            for i, own in enumerate(("none", steer if steers else "none")):
-                text = mini.generate(clean, steer=own, max_tokens=15)[0].text
+            for i, way in enumerate(("none", steer if steers else "none")):
+                text = mini.generate(clean, steer=way, max_tokens=15)[0].text
                 right[i] += contains_answer(text, e.parametric_answer)
         assert before == pytest.approx(right[0] / len(facts))
         assert after == pytest.approx(right[1] / len(facts))
@@ -120,13 +120,13 @@ def test_a_gate_lets_a_strong_set_do_no_harm(
 ) -> None:
     """Steered always, most clean prompts lose their answer."""
     head_set = made(mini, "context")
-    gate, side_effects = measured_gate(mini, head_set, "juice", facts, DEFAULT, silent)
-    own = head_set.with_gate("juice", gate)
+    gate, side_effects = measured_gate(mini, head_set, "juice", facts, PROTECTED, silent)
+    gated = head_set.with_gate("juice", gate)
     answers = {
         how: mini.generate(
             [e.prompts["clean"] for e in facts],
             steer="context",
-            head_set=own,
+            head_set=gated,
             gate=how,
             max_tokens=15,
         )
@@ -135,9 +135,9 @@ def test_a_gate_lets_a_strong_set_do_no_harm(
     right = {
         how: sum(
             contains_answer(done.text, e.parametric_answer)
-            for done, e in zip(own, facts, strict=True)
+            for done, e in zip(completions, facts, strict=True)
         )
-        for how, own in answers.items()
+        for how, completions in answers.items()
     }
     assert right["off"] < 0.7 * len(facts)
     assert right["auto"] >= 0.9 * len(facts)

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import juice
-from juice.batching import BatchingEngine
-from juice.engine import GenerationRequest, Steering, SteeringReport
+from juice.engine.own.thread import BatchingEngine
+from juice.engine.request import Request
+from juice.engine.steer import Steering, SteeringReport
 from juice.errors import UnsupportedModelError
-from juice.identification import dual_run
-from juice.identification import gradients as under_test
-from juice.identification.gradients import gradients
+from juice.identification import attribution as dual_run
+from juice.identification import attribution as under_test
+from juice.identification.attribution import gradients
 from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, SWITCH, Architecture, build
 
@@ -31,7 +32,7 @@ def coefficients(model: juice.SteeredModel, seed: int) -> torch.Tensor:
 
 
 def steering(table: torch.Tensor, method: str) -> Steering:
-    by_layer = {layer: own.clone() for layer, own in enumerate(table) if own.any()}
+    by_layer = {layer: row.clone() for layer, row in enumerate(table) if row.any()}
     report = SteeringReport(applied=True, target="context", strength=1.0, method=method)
     return Steering(coefficients=by_layer, report=report)
 
@@ -47,7 +48,7 @@ def differences(
                 moved = at.clone()
                 moved[layer, head] += step
                 requests.append(
-                    GenerationRequest(
+                    Request.of(
                         prompt_ids=prompt,
                         max_tokens=1,
                         steering=steering(moved, method),
@@ -65,13 +66,13 @@ def assert_equal_differences(model: juice.SteeredModel, at: torch.Tensor, method
         (layer.index, head) for layer in model.loaded.layout.layers for head in range(layer.n_heads)
     ]
     found = gradients(model.loaded, PROMPTS, lead, at, method=method).by_head.double()
-    own = found[:, [h[0] for h in heads], [h[1] for h in heads]]
+    derivatives = found[:, [h[0] for h in heads], [h[1] for h in heads]]
     expected = differences(model, at, heads, method)
     assert expected.abs().max() > 1e-2
-    assert (own - expected).abs().max() <= 0.01 * expected.abs().max()
+    assert (derivatives - expected).abs().max() <= 0.01 * expected.abs().max()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda own: own.name)
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 def test_gradients_are_those_of_the_dual_run_that_is_served(architecture: Architecture) -> None:
     """At zero, where attribution is, and elsewhere, where learning goes.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from juice.identification.intervals import difference_interval, share_interval
+from juice.identification.outcomes import difference_interval, share_interval
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 1), (1, 1), (3, 20), (20, 20), (177, 300)])

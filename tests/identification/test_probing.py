@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import juice
-from juice.identification.probe import CleanRun, Prober
-from juice.identification.probing import score_heads
-from juice.loading.prepared import prepare
+from juice.identification.probes import CleanRun, Prober, score_heads
+from juice.loading import prepare
 from tests.support import naive_scores, tiny
 from tests.support.conflicts import ALPHAS_MINUS, ALPHAS_PLUS, TOLERANCE, TYPES, examples
 
@@ -49,9 +48,8 @@ def test_scores_equal_a_forward_for_every_head_and_alpha(shape: str) -> None:
 def test_probes_that_share_the_clean_run_equal_whole_forwards(shape: str) -> None:
     model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
     with torch.inference_mode():
-        prober = Prober(
-            model.loaded, CleanRun(model.loaded, [(1, 2, 3), tuple(range(4, 20)), (7,)])
-        )
+        clean = CleanRun(model.loaded, [(1, 2, 3), tuple(range(4, 20)), (7,)])
+        prober = Prober(model.loaded, clean)
         assert prober.shares_clean_run
         for layer in range(tiny.N_LAYERS):
             factors = 1 + torch.randn(
@@ -62,7 +60,7 @@ def test_probes_that_share_the_clean_run_equal_whole_forwards(shape: str) -> Non
             whole = prober.logits(layer, factors)
             prober.shares_clean_run = True
             torch.testing.assert_close(shared, whole, rtol=0, atol=1e-4)
-            assert (shared - prober._clean.logits).abs().max() > 0.01
+            assert (shared - clean.logits).abs().max() > 0.01
 
 
 def test_probes_fall_back_to_whole_forwards_where_a_layer_hides_something_from_its_inputs() -> None:

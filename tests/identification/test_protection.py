@@ -7,7 +7,8 @@ import pytest
 import juice
 from juice.data.example import ConflictExample
 from juice.errors import UsageError
-from juice.identification.protection import Protection, endangered_prompts, protected_prompts
+from juice.identification.first_tokens import endangered_prompts, protected_prompts
+from juice.identification.options import IdentificationOptions
 from tests.support import tiny
 from tests.support.conflicts import examples
 
@@ -26,20 +27,22 @@ def test_toward_memory_the_context_must_still_teach_what_is_new(
     made = protected_prompts(model, "parametric", examples(), BOTH)
     assert list(made) == ["unknown", "clean"]
     prompts = endangered_prompts("parametric", examples())["unknown"]
-    for example, own, (ids, token), kind in zip(
+    for example, endangered, (ids, token), kind in zip(
         examples(), prompts, made["unknown"], ["substitution", "coherent"] * 2, strict=True
     ):
         around = example.prompts[kind].split(example.subject)
         assert len(around) > 1
-        assert example.subject not in own.prompt
-        name = own.prompt[len(around[0]) : own.prompt.index(around[1], len(around[0]))]
+        assert example.subject not in endangered.prompt
+        name = endangered.prompt[
+            len(around[0]) : endangered.prompt.index(around[1], len(around[0]))
+        ]
         assert name.istitle()
-        assert own.prompt == name.join(around)
-        assert own.alone is None or own.prompt.endswith(own.alone)
-        assert own.answer == "context"
-        assert own.example.answer("context") == example.answer("context")
-        assert ids == model.tokenize(own.prompt)
-        assert token == model.first_token(own.prompt, example.answer("context"))
+        assert endangered.prompt == name.join(around)
+        assert endangered.alone is None or endangered.prompt.endswith(endangered.alone)
+        assert endangered.answer == "context"
+        assert endangered.example.answer("context") == example.answer("context")
+        assert ids == model.tokenize(endangered.prompt)
+        assert token == model.first_token(endangered.prompt, example.answer("context"))
 
 
 def test_toward_the_context_prompts_without_one_must_still_be_answered(
@@ -72,7 +75,7 @@ def test_what_is_not_asked_for_or_cannot_be_made_is_left_out(model: juice.Steere
     assert protected_prompts(model, "context", elsewhere, BOTH) == {}
 
 
-@pytest.mark.parametrize("wrong", [{"kinds": ("everything",)}, {"accepted": 2.0}])
+@pytest.mark.parametrize("wrong", [{"protect": ("everything",)}, {"accepted_loss": 2.0}])
 def test_protection_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=r"everything|2\.0"):
-        Protection(**wrong)
+    with pytest.raises(UsageError, match=r"protect.*everything|accepted_loss is 2\.0"):
+        IdentificationOptions.of(**wrong)

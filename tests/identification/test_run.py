@@ -12,8 +12,9 @@ from datasets import Dataset
 import juice
 from juice.data.example import to_json_line
 from juice.errors import ExampleError, NoConsistentHeadError, UsageError
-from juice.head_set import HeadScores
-from juice.identification import IdentificationOptions, run
+from juice.head_set.schema import HeadScores
+from juice.identification import find as run
+from juice.identification.options import IdentificationOptions
 from tests.support import tiny
 from tests.support.conflicts import ALPHAS_MINUS, ALPHAS_PLUS, examples
 
@@ -49,21 +50,14 @@ def test_a_target_without_heads_does_not_fail_the_other(
 
     monkeypatch.setattr(run, "score_heads", scored)
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
-    names = {"parametric": "parametric", "context": "context"}
-    with pytest.warns(UserWarning, match="no head raises the probability of the parametric answer"):
-        found = run.identify_targets(
-            model,
-            examples(),
-            ["parametric", "context"],
-            IdentificationOptions(method="probe"),
-            names=names,
-        )
-    assert list(found) == ["context"]
-    assert [own.heads.plus for own in found["context"]] == [(juice.Head(1, 2),)]
+    how = IdentificationOptions(method="probe", tune=False)
+    found = run.find(model, examples(), how)
+    assert list(found.head_sets) == ["context"]
+    assert found.head_sets["context"].heads.plus == (juice.Head(1, 2),)
+    reason = str(found.unreached["parametric"])
+    assert reason.startswith("no head raises the probability of the parametric answer")
     with pytest.raises(NoConsistentHeadError):
-        run.identify_targets(
-            model, examples(), ["parametric"], IdentificationOptions(method="probe"), names=names
-        )
+        run.find(model, examples(), how.but(target="parametric"))
 
 
 def test_scores_that_overflow_are_an_error_not_a_head_set() -> None:
@@ -80,6 +74,7 @@ def test_identification_is_the_same_for_the_same_seed_and_differs_for_another() 
         "n_examples": 2,
         "alphas_plus": ALPHAS_PLUS,
         "alphas_minus": ALPHAS_MINUS,
+        "tune": False,
     }
     first, again, other = (
         juice.identify(model, examples(), seed=seed, **options) for seed in (0, 0, 3)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from juice.identification.search import COARSE, FINE, Pair, climb
+from juice.identification.tune import COARSE, FINE, Pair, climb
 
 
 def hill(top: Pair, slant: float = 0.0):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import juice
 from juice.errors import NoConsistentHeadError
-from juice.head_set import HeadScores
-from juice.identification.selection import chosen_heads
+from juice.head_set.schema import HeadScores
+from juice.identification.find import chosen_heads
 
 
 def test_the_filter_requires_every_type_above_zero_and_ties_go_to_the_lower_head() -> None:

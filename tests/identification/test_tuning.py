@@ -13,13 +13,13 @@ import juice
 from juice.data.example import ConflictExample
 from juice.data.judging import contains_answer
 from juice.errors import ExampleError, UsageError
-from juice.head_set import Betas, HeadLists
-from juice.identification import validation
+from juice.head_set.schema import Betas, HeadLists, Methods
+from juice.identification import examples as validation
 from juice.identification.gates import measured_gate
-from juice.identification.grid import GRID_MINUS, GRID_PLUS
-from juice.identification.protection import Protection
-from juice.identification.trials import answer, outcome
-from juice.identification.tuning import choose
+from juice.identification.options import PROTECTED, IdentificationOptions
+from juice.identification.outcomes import answer, outcome
+from juice.identification.task import Task
+from juice.identification.tune import GRID_MINUS, GRID_PLUS, choose
 from juice.progress import silent
 from tests.support import tiny
 from tests.support.conflicts import examples
@@ -51,8 +51,10 @@ def test_the_papers_tuning_takes_the_best_pair_of_the_whole_grid() -> None:
         for p, text in zip(prompts, wanted, strict=True)
         if text.split() and juice.data.judging.normalise(text)
     ]
+    how = IdentificationOptions(method="probe")
+    task = Task(model=model, target="context", validation=validation, options=how)
     with pytest.warns(UserWarning, match="examples tune the betas"):
-        tuned = choose(model, [head_set], validation, grid=True)
+        tuned = choose(task, [head_set])
     sums = {}
     for plus in GRID_PLUS:
         for minus in GRID_MINUS:
@@ -93,8 +95,10 @@ def test_the_candidate_that_validates_best_is_chosen_and_its_gain_is_counted() -
     with juice.load("mini") as model:
         facts = validation.known_examples(model, Random(0).sample(pool, 30))[:20]
         good = model.head_sets.get("parametric")
-        bad = good.model_copy(update={"heads": HeadLists(plus=(juice.Head(0, 0),))})
-        chosen = choose(model, [bad, good], facts)
+        heads = HeadLists(plus=(juice.Head(0, 0),))
+        bad = good.model_copy(update={"methods": Methods.sharing(heads)})
+        task = Task(model=model, target="parametric", validation=facts)
+        chosen = choose(task, [bad, good])
         assert chosen.heads == good.heads
 
         def hits(example: ConflictExample, kind: str, steer: juice.Steer | str) -> bool:
@@ -116,7 +120,7 @@ def test_the_candidate_that_validates_best_is_chosen_and_its_gain_is_counted() -
         assert low < measured.gain < high
         assert not measured.is_weak
         assert set(measured.side_effects) == {"unknown", "clean"}
-        weak = choose(model, [bad], facts).validation()
+        weak = choose(task, [bad]).validation()
         assert weak.is_weak
 
 
@@ -128,11 +132,11 @@ def test_protection_keeps_steering_from_breaking_what_needs_none(target: str) ->
         head_set = model.head_sets.get(target)
         facts = Random(1).sample(pool, 24)
         free, kept = (
-            choose(model, [head_set], facts, protection=protection)
-            for protection in (Protection(kinds=()), Protection(accepted=0.0))
+            choose(Task(model=model, target=target, validation=facts, options=how), [head_set])
+            for how in (IdentificationOptions(protect=()), IdentificationOptions(accepted_loss=0.0))
         )
-        for own in (free, kept):
-            assert own.validation().gain > 0.2
+        for tuned in (free, kept):
+            assert tuned.validation().gain > 0.2
         assert free.validation().side_effects == {}
         kind = {"parametric": "unknown", "context": "clean"}[target]
         before, after = kept.validation().side_effects[kind]
@@ -142,7 +146,7 @@ def test_protection_keeps_steering_from_breaking_what_needs_none(target: str) ->
         def right(plus: float, minus: float) -> float:
             betas = Betas(plus=plus, minus=minus)
             tuned = head_set.with_betas("juice", betas)
-            return measured_gate(model, tuned, "juice", facts, Protection(), silent)[1][kind][1]
+            return measured_gate(model, tuned, "juice", facts, PROTECTED, silent)[1][kind][1]
 
         assert after >= right(unprotected.plus, unprotected.minus)
         if target == "context":  # toward memory these heads break little
@@ -154,13 +158,13 @@ def test_validation_without_a_conflict_is_a_clear_error(monkeypatch: pytest.Monk
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     made = model.make_head_set(name="t", target="parametric", plus=[(0, 1)])
     clean = [e.model_copy(update={"prompts": {"clean": e.prompts["clean"]}}) for e in examples()]
-    monkeypatch.setattr(validation, "known_examples", lambda _model, own: list(own))
+    monkeypatch.setattr(validation, "known_examples", lambda _model, given: list(given))
     with pytest.raises(ExampleError, match="hold no conflict for the parametric target"):
         juice.tune(model, made, clean)
 
 
 def test_a_set_whose_heads_have_their_own_betas_is_not_tuned() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
-    own = model.make_head_set(name="t", target="context", plus=[(0, 1)], beta_plus=[1.0])
+    per_head = model.make_head_set(name="t", target="context", plus=[(0, 1)], beta_plus=[1.0])
     with pytest.raises(UsageError, match="there is nothing to tune"):
-        juice.tune(model, own, examples())
+        juice.tune(model, per_head, examples())

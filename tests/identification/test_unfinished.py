@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -9,12 +10,12 @@ import pytest
 import torch
 
 import juice
-from juice.identification import IdentificationOptions, learning
-from juice.identification.drawing import usable_examples
-from juice.identification.learning import learn
-from juice.identification.protection import Protection
-from juice.identification.recipe import find_head_sets
-from juice.identification.unfinished import Unfinished, UnfinishedFile
+from juice.identification import learned as learning
+from juice.identification.examples import usable_examples
+from juice.identification.find import Found, find
+from juice.identification.learned import learn
+from juice.identification.options import IdentificationOptions
+from juice.identification.task import Task, Unfinished, UnfinishedFile
 from tests.support import tiny
 from tests.support.conflicts import examples
 from tests.support.marks import FEW_EXAMPLES
@@ -42,18 +43,12 @@ def test_learning_goes_on_as_if_it_had_never_stopped(
     monkeypatch.setattr(learning, "N_BATCH", 4)
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
 
-    def learned(unfinished: Unfinished | None) -> torch.Tensor:
-        return learn(
-            model,
-            "context",
-            examples(),
-            examples()[:2],
-            penalty=0.0,
-            protection=Protection(),
-            unfinished=unfinished,
-        )
+    def learned(unfinished: Unfinished) -> torch.Tensor:
+        options = IdentificationOptions(penalty=0.0)
+        task = Task(model=model, target="context", options=options, unfinished=unfinished)
+        return learn(task, examples(), examples()[:2])
 
-    whole, stopped = learned(None), Interrupted(at)
+    whole, stopped = learned(Unfinished()), Interrupted(at)
     with pytest.raises(KeyboardInterrupt):
         learned(stopped)
     again = learned(stopped)
@@ -66,31 +61,34 @@ def test_learning_goes_on_as_if_it_had_never_stopped(
 def test_scores_and_tuned_sets_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = Random(0).sample(juice.read_examples("mini"), 28)
     with juice.load("mini") as model:
-        options = IdentificationOptions(n_examples=8, top_k=3)
-        drawn, rest = usable_examples(model, facts, options)
+        asked, ask = list[object](), model.engine.generate
 
-        def find(unfinished: Unfinished) -> juice.HeadSet:
-            found = find_head_sets(
-                model,
-                drawn,
-                ["context"],
-                options,
-                names={"context": "mine"},
-                validation=rest,
-                unfinished=unfinished,
+        def counted(requests: Sequence[object], **options: object) -> list[juice.Completion]:
+            asked.extend(requests)
+            return ask(requests, **options)
+
+        monkeypatch.setattr(model.engine, "generate", counted)
+
+        def found(**changes: object) -> Found:
+            options = IdentificationOptions(
+                **{"target": "context", "name": "mine", "n_examples": 8, "top_k": 3, **changes}
             )
-            return found["context"]
+            return find(model, facts, options, kept_in=tmp_path / "kept.json")
 
-        whole = find(UnfinishedFile(tmp_path / "kept.json", {"seed": 0}))
-        other = UnfinishedFile(tmp_path / "kept.json", {"seed": 1})
-        assert other.get("tuned context juice") is None
-        kept = UnfinishedFile(tmp_path / "kept.json", {"seed": 0})
-        monkeypatch.setattr(model.engine, "generate", None)  # nothing is asked again
-        again = find(kept)
-        assert kept.n_found == 3  # two conflict types and the tuned set
-        assert again.model_dump(mode="json") == whole.model_dump(mode="json")
-        assert again.scores.sha256() == whole.scores_sha256
-        kept.remove()
+        whole = found().head_sets["context"]
+        n_whole = len(asked)
+        asked.clear()
+        usable_examples(model, facts, IdentificationOptions(n_examples=8))
+        n_drawing = len(asked)
+        asked.clear()
+        again = found()
+        assert len(asked) == n_drawing < n_whole  # nothing else is asked again
+        assert again.unfinished.n_found == 3  # two conflict types and the tuned set
+        kept = again.head_sets["context"]
+        assert kept.model_dump(mode="json") == whole.model_dump(mode="json")
+        assert kept.scores.sha256() == whole.scores_sha256
+        assert found(accepted_loss=0.2).unfinished.n_found == 0, "other words, other results"
+        again.unfinished.remove()
         assert not list(tmp_path.iterdir())
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from juice.loading.pretrained import load_model, prepare
-from juice.options import LoadOptions
+from juice.engine.options import LoadOptions
+from juice.loading import load_model, prepare
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.tiny import saved

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import juice
-from juice.engine import GenerationRequest
+from juice.engine.request import Request
 from juice.model.layout import resolve
 from tests.support import oracle, tiny
 
@@ -63,5 +63,5 @@ def test_a_sliding_window_that_the_models_code_ignores_is_not_applied() -> None:
     ids = list(range(1, 30))
     expected = oracle.generate(network, ids, {}, 5)[0]
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
-    request = GenerationRequest(prompt_ids=tuple(ids), max_tokens=5, ignore_eos=True)
+    request = Request.of(prompt_ids=tuple(ids), max_tokens=5, ignore_eos=True)
     assert list(model.engine.generate([request])[0].token_ids) == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from juice.identification.scored_prompt import scored_prompt
+from juice.identification.examples import scored_prompt
 from tests.support import tiny
 from tests.support.chat_templates import END, PLAIN, TURNS, loaded, tokenizer
 from tests.support.conflicts import examples

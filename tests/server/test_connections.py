@@ -68,7 +68,7 @@ def test_idle_connections_make_room_and_a_busy_server_says_so() -> None:
 
 
 def test_a_crowd_of_silent_connections_without_a_key_does_not_shut_out_those_with_one() -> None:
-    keys = [own for key in KEYS for own in ("--api-key", key)]
+    keys = [word for key in KEYS for word in ("--api-key", key)]
     limits = ("--max-connections", "40", "--max-connections-per-address", "100")
     with serving(*keys, *limits, "--header-timeout", "60") as server:
         trusted = server.connect()
@@ -96,15 +96,15 @@ def test_a_crowd_of_silent_connections_without_a_key_does_not_shut_out_those_wit
 
 def test_one_address_cannot_have_all_connections() -> None:
     with serving("--max-connections", "40", "--max-connections-per-address", "3") as server:
-        own = [connect_from(server, "127.0.0.1") for _ in range(3)]
-        for connection in own:
+        fitting = [connect_from(server, "127.0.0.1") for _ in range(3)]
+        for connection in fitting:
             assert ask(connection).startswith(b"HTTP/1.1 200")
         with connect_from(server, "127.0.0.1") as fourth:
             assert ask(fourth).startswith(b"HTTP/1.1 503")
         with connect_from(server, "127.0.0.2") as other:
             assert ask(other).startswith(b"HTTP/1.1 200")
-        assert all(ask(connection).startswith(b"HTTP/1.1 200") for connection in own)
-        for connection in own:
+        assert all(ask(connection).startswith(b"HTTP/1.1 200") for connection in fitting)
+        for connection in fitting:
             connection.close()
 
 

@@ -5,31 +5,46 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 import juice
-from juice.batching import BatchingEngine
-from juice.engine import GenerationRequest, Limits, Running, Update
+from juice.engine.answer import Sink, Update
+from juice.engine.options import Limits
+from juice.engine.own.thread import BatchingEngine
+from juice.engine.queue import with_room
+from juice.engine.request import Request, numbered
 from juice.errors import CancelledError, GenerationError, RequestError
-from juice_server.clients import Client
-from juice_server.dispatcher import Dispatcher
+from juice_server.dispatcher import Dispatcher, Turn
 from juice_server.errors import BusyError, RateLimitedError
-from juice_server.fair_queue import with_room
+from juice_server.keys import Client
 from tests.support.running import Collector, loaded, random_request, rows_of
 
 A, B = Client(name="a"), Client(name="b")
 N = 8
 
 
-def request(n_new: int) -> GenerationRequest:
-    return GenerationRequest(prompt_ids=(1, 2, 3), max_tokens=n_new, ignore_eos=True)
+def request(n_new: int) -> Request:
+    return Request.of(prompt_ids=(1, 2, 3), max_tokens=n_new, ignore_eos=True)
+
+
+def submit(
+    dispatcher: Dispatcher,
+    client: Client,
+    requests: list[Request],
+    sink: Sink,
+    *,
+    priority: int = 0,
+) -> list[Turn]:
+    requests = [replace(one, priority=priority) for one in requests]
+    return dispatcher.submit(client, numbered(requests), sink)
 
 
 @pytest.fixture
 def model() -> Iterator[juice.SteeredModel]:
-    with loaded(limits=Limits(max_batch=with_room(N), max_waiting=10_000)) as model:
+    with loaded(limits=Limits(max_batch=with_room(N))) as model:
         yield model
 
 
@@ -41,30 +56,22 @@ def dispatcher(model: juice.SteeredModel) -> Dispatcher:
 def test_a_short_request_starts_within_two_steps_of_500_long_ones(
     model: juice.SteeredModel, dispatcher: Dispatcher
 ) -> None:
-    engine, n_steps, first_step = model.engine, 0, list[int]()
-    assert isinstance(engine, BatchingEngine)
-    step = engine._loop.step
-
-    def counted() -> None:
-        nonlocal n_steps
-        n_steps += 1
-        step()
-
-    engine._loop.step = counted  # type: ignore[method-assign]
+    engine, first_step = model.engine, list[int]()
+    before = engine.status.n_steps
     crowd = Collector()
-    running = dispatcher.submit(A, [request(48)] * 500, crowd, priority=0)
-    while n_steps < 10:
+    running = submit(dispatcher, A, [request(48)] * 500, crowd)
+    while engine.status.n_steps < before + 10:
         time.sleep(0.001)
     done = threading.Event()
 
     def sink(update: Update) -> None:
         if update.tokens:
-            first_step.append(n_steps)
+            first_step.append(engine.status.n_steps)
         if update.is_last:
             done.set()
 
-    came = n_steps
-    dispatcher.submit(B, [request(2)], sink, priority=0)
+    came = engine.status.n_steps
+    submit(dispatcher, B, [request(2)], sink)
     assert done.wait(60)
     # It may come in the middle of a step, joins in the next, and has its token at the end of it.
     assert first_step[0] - came <= 2
@@ -88,7 +95,7 @@ def test_a_generation_that_ends_is_followed_in_the_next_step(
 
     engine.runner.forward = watched  # type: ignore[method-assign]
     collector = Collector()
-    dispatcher.submit(A, [request(1)] * 160, collector, priority=0)
+    submit(dispatcher, A, [request(1)] * 160, collector)
     collector.wait(160)
     assert sum(sizes) == 160
     assert len(sizes) <= 160 // N + 2
@@ -101,12 +108,12 @@ def test_any_load_of_many_clients_completes_exactly(
     """What comes through the dispatcher is what the engine gives to each request alone."""
     rng = Random(seed)
     requests = [random_request(rng) for _ in range(40)]
-    alone = [model.engine.generate([own])[0] for own in requests]
+    alone = [model.engine.generate([asked])[0] for asked in requests]
     collectors = []
-    for i, own in enumerate(requests):
+    for i, asked in enumerate(requests):
         collectors.append(Collector())
         client = rng.choice([A, B, Client(name="c", max_running=1)])
-        dispatcher.submit(client, [own], collectors[i], priority=rng.randrange(3))
+        submit(dispatcher, client, [asked], collectors[i], priority=rng.randrange(3))
     for collector, expected in zip(collectors, alone, strict=True):
         collector.wait(1)
         got = collector.completion()
@@ -121,7 +128,7 @@ def test_what_is_cancelled_makes_room_whether_it_waits_or_runs(
 ) -> None:
     for _ in range(20):
         collector = Collector()
-        running = dispatcher.submit(A, [request(48)] * 30, collector, priority=0)
+        running = submit(dispatcher, A, [request(48)] * 30, collector)
         Random(0).shuffle(running)
         for one in running:
             one.cancel()
@@ -131,7 +138,7 @@ def test_what_is_cancelled_makes_room_whether_it_waits_or_runs(
             or collector.updates[i][-1].completion is not None
             for i in range(30)
         )
-    assert dispatcher.n_waiting == dispatcher._queue.n_running == 0
+    assert dispatcher.n_waiting == dispatcher.n_running == 0
     assert isinstance(model.engine, BatchingEngine)
     assert rows_of(model.engine) == []
 
@@ -142,8 +149,8 @@ def test_whoever_leaves_pays_for_what_came(dispatcher: Dispatcher) -> None:
 
     def leave() -> None:
         collector = Collector()
-        (turn,) = dispatcher.submit(client, [request(110)], collector, priority=0)
-        while sum(len(own.tokens) for own in collector.updates.get(0, [])) < 60:
+        (turn,) = submit(dispatcher, client, [request(110)], collector)
+        while sum(len(update.tokens) for update in collector.updates.get(0, [])) < 60:
             time.sleep(0.001)
         turn.cancel()
         collector.wait(1)
@@ -157,27 +164,27 @@ def test_whoever_leaves_pays_for_what_came(dispatcher: Dispatcher) -> None:
 def test_a_request_that_cannot_start_leaves_no_rows(
     dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_arguments: object) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(dispatcher.engine, "submit", fail)
+    monkeypatch.setattr(dispatcher.engine, "start", fail)
     collector = Collector()
-    dispatcher.submit(A, [request(1)] * 20, collector, priority=0)
+    submit(dispatcher, A, [request(1)] * 20, collector)
     collector.wait(20)
     assert isinstance(collector.error(), GenerationError)
-    assert dispatcher.n_waiting == dispatcher._queue.n_running == 0
+    assert dispatcher.n_waiting == dispatcher.n_running == 0
 
 
 def test_all_or_none_are_taken(dispatcher: Dispatcher) -> None:
     collector = Collector()
     long = request(120)
-    running: list[Running] = dispatcher.submit(A, [long] * 508, collector, priority=0)
-    with pytest.raises(BusyError, match="too many"):
-        dispatcher.submit(A, [request(1)] * 2, collector, priority=0)
+    running = submit(dispatcher, A, [long] * 508, collector)
+    with pytest.raises(BusyError, match="room for 1 more answers, and this request needs 2"):
+        submit(dispatcher, A, [request(1)] * 2, collector)
     with pytest.raises(RequestError):
-        dispatcher.submit(B, [request(1), request(10**6)], collector, priority=0)
+        submit(dispatcher, B, [request(1), request(10**6)], collector)
     other = Collector()
-    dispatcher.submit(B, [request(1)] * 20, other, priority=0)
+    submit(dispatcher, B, [request(1)] * 20, other)
     other.wait(20)
     for one in running:
         one.cancel()
@@ -188,7 +195,7 @@ def test_an_engine_that_ends_ends_all_that_wait(
     model: juice.SteeredModel, dispatcher: Dispatcher
 ) -> None:
     collector = Collector()
-    dispatcher.submit(A, [request(48)] * 400, collector, priority=0)
+    submit(dispatcher, A, [request(48)] * 400, collector)
     model.close()
     collector.wait(400)
     assert dispatcher.n_waiting == 0

@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
+from juice import steered_model as requests
 from juice.model import prompts
-from juice.steered_model import requests
-from juice_server import chats, sse, translation
-from juice_server.schemas.elsewhere import ELSEWHERE
-from juice_server.schemas.responses import ResponsesRequest
-from juice_server.schemas.shared import MAX_KEYS, NEARLY_STEER
-from juice_server.schemas.template import TAKEN
+from juice_server import chat_prompt as chats
+from juice_server import requests as translation
+from juice_server.chat import RESERVED
+from juice_server.fields import MAX_KEYS, NEARLY_STEER, UNSUPPORTED
+from juice_server.protocols import stream as sse
+from juice_server.protocols.responses import ResponsesRequest
 
 TURNS = [{"role": "user", "content": "The capital of Peru is Cairo. What is the capital of Peru?"}]
 ROUTES: dict[str, dict[str, Any]] = {
@@ -157,7 +158,7 @@ def usual(client: httpx.Client) -> dict[str, str]:
 
 
 def test_every_name_is_asked_about() -> None:
-    assert ASKED.keys() == ELSEWHERE.keys() | NEARLY_STEER
+    assert ASKED.keys() == UNSUPPORTED.keys() | NEARLY_STEER
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -218,12 +219,12 @@ def test_free_objects_may_have_the_names_of_our_own_arguments(
     """Kills: options of a template, given as arguments, met the names of the functions' own."""
     names = sorted(names_of(chats, translation, prompts, requests, sse))
     assert {"self", "translator", "request", "top_logprobs"} <= {*names}
-    odd = dict.fromkeys([name for name in names if name not in TAKEN][:MAX_KEYS], 1)
+    odd = dict.fromkeys([name for name in names if name not in RESERVED][:MAX_KEYS], 1)
     answer = ask(client, route, {"chat_template_kwargs": odd, "metadata": {"self": "1"}})
     assert answer.status_code == 200, answer.text
     document = {**dict.fromkeys(names, "x"), "text": "Lima."}
     assert ask(client, route, {"documents": [document]}).status_code == 200
-    for name in TAKEN:
+    for name in RESERVED:
         answer = ask(client, route, {"chat_template_kwargs": {name: 1}})
         assert answer.status_code == 400
         assert f"names {name}" in answer.json()["error"]["message"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from juice_server.process import _max_connections
+from juice_server.process import connection_bound
 from tests.support.serving import CONFLICT, LONG, Server, events, gauge, raw_post, serving, within
 
 
@@ -199,7 +199,7 @@ def test_a_client_that_reads_slowly_gets_everything() -> None:
 
 
 def test_connections_are_fewer_where_the_system_allows_fewer_files() -> None:
-    assert [_max_connections(1000, n) for n in (4096, 256, 10, resource.RLIM_INFINITY)] == [
+    assert [connection_bound(1000, n) for n in (4096, 256, 10, resource.RLIM_INFINITY)] == [
         1000,
         160,
         1,

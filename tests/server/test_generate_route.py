@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 import juice
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from tests.support.head_sets import change
 from tests.support.serving import CONFLICT, events, serving
 

@@ -1,4 +1,4 @@
-"""A server's folder of head sets, followed: by hand, half-written, moved away; and conditions."""
+"""A server's folder of head sets, followed: by hand, half-written, moved away."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.datastructures import Headers
 
-from juice.errors import RequestError
-from juice.head_set import HeadSet, HeadSetLibrary
-from juice_server.conditions import Conditions
-from juice_server.errors import ConflictError, PreconditionError
+from juice.head_set.head_set import HeadSet
+from juice.head_set.library import HeadSetLibrary
 from juice_server.head_sets import HeadSetFolder
 from juice_server.settings import Settings
 from juice_server.telemetry.metrics import Metrics
-from tests.support.head_sets import MODEL, content, scored
+from tests.support.head_sets import MODEL, content, names_in, scored
 
 
 def followed(folder: Path, **settings: Any) -> tuple[HeadSetFolder, list[HeadSetLibrary]]:
@@ -37,7 +34,7 @@ def test_a_set_that_is_copied_file_by_file_is_served_when_it_is_whole(tmp_path: 
     (tmp_path / "served" / "m" / "context").mkdir()
 
     async def copy() -> None:
-        for name in ("head_set.json", "scores.safetensors"):
+        for name in names_in(tmp_path / "source" / "m" / "context"):
             data = (tmp_path / "source" / "m" / "context" / name).read_bytes()
             for part in (data[: len(data) // 2], data):
                 assert "context" not in served[-1].by_name
@@ -96,69 +93,3 @@ def test_a_second_set_of_one_name_leaves_everything_as_it_is(tmp_path: Path) -> 
     asyncio.run(folder.refresh())
     assert len(served) == 1
     assert "two head sets" in str(folder.problem)
-    with pytest.raises(ConflictError, match="two head sets"):
-        folder.put(one(name="new"), Conditions())
-
-
-def test_a_set_is_replaced_where_it_is_and_a_damaged_one_too(tmp_path: Path) -> None:
-    """The folder's name is not the set's: a second one of its name would be an error."""
-    one().save(tmp_path / "elsewhere" / "renamed")
-    folder, served = followed(tmp_path)
-    assert not folder.put(one(source="new"), Conditions())
-    (tmp_path / "elsewhere" / "renamed" / "head_set.json").write_text("{")
-    with pytest.raises(PreconditionError):
-        folder.put(one(source="newer"), Conditions(match=frozenset({f'"{one().seal}"'})))
-    assert not folder.put(one(source="newest"), Conditions())
-    asyncio.run(folder.refresh())
-    assert served[-1].get("context").source == "newest"
-    assert [own.name for own in tmp_path.iterdir()] == ["elsewhere"]
-
-
-def test_a_set_of_another_model_in_its_place_is_not_replaced_or_removed(tmp_path: Path) -> None:
-    other = one(model={**MODEL.model_dump(), "fingerprint": "sha256:" + "b" * 64})
-    other.save(tmp_path / "some--model" / "context")
-    folder, _ = followed(tmp_path)
-    for change in (
-        lambda: folder.put(one(), Conditions()),
-        lambda: folder.delete("context", Conditions()),
-    ):
-        with pytest.raises(ConflictError, match="another set, which this server does not serve"):
-            change()
-    assert HeadSet.load(tmp_path / "some--model" / "context").seal == other.seal
-
-
-@pytest.mark.parametrize(
-    ("headers", "found", "holds"),
-    [
-        ([], None, True),
-        ([], "a", True),
-        ([("if-match", '"a"')], "a", True),
-        ([("if-match", '"b"')], "a", False),
-        ([("if-match", '"b", "a"')], "a", True),
-        ([("if-match", '"b"'), ("if-match", '"a"')], "a", True),
-        ([("if-match", 'W/"a"')], "a", False),
-        ([("if-match", '"a"')], None, False),
-        ([("if-match", "*")], "a", True),
-        ([("if-match", "*")], None, False),
-        ([("if-none-match", "*")], None, True),
-        ([("if-none-match", "*")], "a", False),
-        ([("if-none-match", '"b"')], "a", True),
-        ([("if-none-match", '"a"')], "a", False),
-    ],
-)
-def test_conditions_are_those_of_http(
-    headers: list[tuple[str, str]], found: str | None, holds: bool
-) -> None:
-    raw = [(name.encode(), value.encode()) for name, value in headers]
-    conditions = Conditions.of(Headers(raw=raw))
-    if holds:
-        conditions.check("context", found)
-    else:
-        with pytest.raises(PreconditionError):
-            conditions.check("context", found)
-
-
-@pytest.mark.parametrize("value", ["", "a", '"a', '"a" "b"', "*, *", '"a",'])
-def test_a_condition_that_is_not_one_is_refused(value: str) -> None:
-    with pytest.raises(RequestError, match="if-match"):
-        Conditions.of(Headers({"if-match": value}))

@@ -10,13 +10,11 @@ from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
-from juice_server.routes import messages as messages_route
-from juice_server.routes import responses as responses_route
-from juice_server.schemas.messages import MessagesRequest
-from juice_server.schemas.openai import ChatRequest
-from juice_server.schemas.responses import ResponsesRequest
-from juice_server.schemas.template import TAKEN
-from juice_server.tools.reading import Call, Thought, Words
+from juice_server.chat import RESERVED
+from juice_server.protocols.anthropic import MessagesRequest, block_of
+from juice_server.protocols.openai import ChatRequest
+from juice_server.protocols.responses import ResponsesRequest, item_of
+from juice_server.tool_parser import Call, Thought, Words
 
 ASK = {"role": "user", "content": "Hi"}
 BRIEF = {"role": "system", "content": "Be brief."}
@@ -55,7 +53,7 @@ def test_what_the_system_says_first_is_one_turn() -> None:
 def test_what_a_response_had_comes_back_as_one_turn() -> None:
     """The items are those that the route itself makes."""
     given = [Thought("Hm."), Words("I ask."), Call("c1", "f", "{}")]
-    items = [{**responses_route._item(part), "status": "completed"} for part in given]
+    items = [item_of(part).model_dump() for part in given]
     result = {"type": "function_call_output", "call_id": "c1", "output": "sun"}
     asked, answered, told = of_responses(ASK, *items, result)
     assert asked == ASK
@@ -69,7 +67,7 @@ def test_what_a_response_had_comes_back_as_one_turn() -> None:
 
 
 def test_thoughts_that_nothing_follows_are_left_out() -> None:
-    thought = responses_route._item(Thought("Hm."))
+    thought = item_of(Thought("Hm.")).model_dump()
     assert of_responses(ASK, thought) == [ASK]
     assert of_responses(ASK, thought, ASK) == [ASK, ASK]
     only_hidden = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}
@@ -79,7 +77,7 @@ def test_thoughts_that_nothing_follows_are_left_out() -> None:
 
 def test_what_a_message_had_comes_back_as_one_turn() -> None:
     given = [Thought("Hm."), Words("I ask."), Call("c1", "f", "{}")]
-    blocks = [messages_route._whole(messages_route._block(part)) for part in given]
+    blocks = [block_of(part).model_dump() for part in given]
     hidden = {"type": "redacted_thinking", "data": "x"}
     failed = {"type": "tool_result", "tool_use_id": "c1", "is_error": True, "content": "no net"}
     asked, answered, told = of_messages(
@@ -151,4 +149,4 @@ def test_no_option_of_a_template_is_one_of_the_call_that_renders_it() -> None:
     ):
         parameters = inspect.signature(function).parameters.values()
         own |= {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
-    assert own | {"messages"} == TAKEN
+    assert own | {"messages"} == RESERVED

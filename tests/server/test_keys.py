@@ -6,18 +6,19 @@ import hashlib
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
 from juice.errors import UsageError
-from juice_server import rates
-from juice_server.clients import Client, network_of
+from juice_server import dispatcher
+from juice_server.dispatcher import RateLimits, Throughput
 from juice_server.errors import RateLimitedError
-from juice_server.keys import Keys
-from juice_server.rates import RateLimits, Throughput
-from tests.support.serving import CONFLICT, LONG, gauge, serving, within
+from juice_server.keys import Client, Keys
+from juice_server.trace import network_of
+from tests.support.serving import CONFLICT, LONG, Server, gauge, serving, within
 
 SHORT = {"prompt": CONFLICT, "max_tokens": 2}
 
@@ -83,7 +84,7 @@ def test_a_minutes_allowance_is_used_up_refills_and_takes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(rates.time, "monotonic", lambda: now)
+    monkeypatch.setattr(dispatcher.time, "monotonic", lambda: now)
     limits = RateLimits()
     client = Client(name="a", requests_per_minute=3, tokens_per_minute=100)
     limits.take(client, 60)
@@ -104,7 +105,7 @@ def test_a_place_in_the_queue_takes_as_long_as_others_lately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(rates.time, "monotonic", lambda: now)
+    monkeypatch.setattr(dispatcher.time, "monotonic", lambda: now)
     throughput = Throughput()
     assert throughput.wait_s(5) == 1
     for second in range(10):
@@ -176,11 +177,11 @@ def test_each_key_may_do_what_the_file_says_and_the_file_is_read_again(tmp_path:
         assert named >= {"reader", "app", "slow", "urgent", "new"}
 
 
-def test_a_hang_up_without_a_file_of_keys_ends_nothing() -> None:
-    with serving() as server:
-        server.process.send_signal(signal.SIGHUP)
-        time.sleep(0.3)
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+def test_a_hang_up_without_a_file_of_keys_ends_nothing(served: Callable[..., Server]) -> None:
+    server = served()
+    server.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert httpx.get(f"{server.url}/healthz").status_code == 200
 
 
 def test_a_short_request_does_not_wait_behind_500_long_ones_of_another_key(tmp_path: Path) -> None:

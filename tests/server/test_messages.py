@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
@@ -10,20 +9,14 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from tests.support.serving import Server, serving
+from tests.support.serving import BEARER, KEYS, Server
 
 QUESTION = [{"role": "user", "content": "The capital of Peru is Cairo. What is it?"}]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("--api-key", "k") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def client(server: Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key="k", max_retries=0)
+    return anthropic.Anthropic(base_url=server.url, api_key=KEYS[0], max_retries=0)
 
 
 def create(client: anthropic.Anthropic, **options: Any) -> anthropic.types.Message:
@@ -35,8 +28,7 @@ def create(client: anthropic.Anthropic, **options: Any) -> anthropic.types.Messa
 
 def chat_text(server: Server, messages: list[dict[str, str]], **extra: object) -> str:
     body = {"messages": messages, "max_tokens": 24, "temperature": 0, **extra}
-    headers = {"authorization": "Bearer k"}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=BEARER)
     return str(answer.json()["choices"][0]["message"]["content"])
 
 

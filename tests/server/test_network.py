@@ -38,10 +38,8 @@ def test_without_a_network_every_route_answers_and_nothing_is_sent() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found["statuses"]) > 40
-    assert not {
-        route: own for route, own in found["statuses"].items() if own not in (200, 201, 204)
-    }
+    assert len(found["statuses"]) > 36
+    assert {*found["statuses"].values()} == {200}, found["statuses"]
     assert found["engine"] == os.environ.get("JUICE_ENGINE", "own")
     assert found["code"] == 0
     assert "Traceback" not in found["log"]

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 import juice
-from juice.engine import Steer
+from juice.engine.steer import Steer
 from juice.errors import RequestError
-from juice_server.chats import prompt_of
+from juice_server.chat_prompt import prompt_of
 
 CONTEXT = "The capital of Peru is Cairo."
 QUESTION = "What is the capital of Peru?"
@@ -64,12 +64,12 @@ def test_a_result_of_a_call_that_repeats_the_question_does_not_move_it(mini: Any
         CALL,
         {"role": "tool", "tool_call_id": "a", "content": QUESTION},
     ]
-    own = mini.with_chat_template("default").prompts.tokenizer
-    kept, own.chat_template = own.chat_template, template
+    tokenizer = mini.with_chat_template("default").prompts.tokenizer
+    kept, tokenizer.chat_template = tokenizer.chat_template, template
     try:
         found = first_steered(mini, turns)
     finally:
-        own.chat_template = kept
+        tokenizer.chat_template = kept
     assert found.lstrip() == f"{QUESTION}\n[assistant] \n[tool] {QUESTION}\n[assistant]"
 
 
@@ -84,8 +84,8 @@ def test_a_result_of_a_call_that_repeats_the_question_does_not_move_it(mini: Any
 def test_a_template_that_changes_with_the_words_is_refused(
     mini: Any, template: str, found: str | None
 ) -> None:
-    own = mini.with_chat_template("default").prompts.tokenizer
-    kept, own.chat_template = own.chat_template, template
+    tokenizer = mini.with_chat_template("default").prompts.tokenizer
+    kept, tokenizer.chat_template = tokenizer.chat_template, template
     turns = [{"role": "user", "content": f" {QUESTION} "}]
     try:
         if found is None:
@@ -95,7 +95,7 @@ def test_a_template_that_changes_with_the_words_is_refused(
         else:
             assert first_steered(mini, turns).lstrip() == found
     finally:
-        own.chat_template = kept
+        tokenizer.chat_template = kept
 
 
 @pytest.mark.parametrize("words", ["assistant", ""])
@@ -117,9 +117,9 @@ def test_over_http_it_is_steered_from_there(client: httpx.Client, mini: Any, wor
     at = len(chat.prompts.encode(before if words else whole))
     steer = Steer(**body["steer"])
     request = chat.request(ids, steer=steer, question_at=at, max_tokens=8)
-    (own,) = chat.engine.generate([request])
+    (completion,) = chat.engine.generate([request])
     scored = answer["choices"][0]["logprobs"]["content"]
-    assert answer["choices"][0]["message"]["content"] == own.text
+    assert answer["choices"][0]["message"]["content"] == completion.text
     assert [s["logprob"] for s in scored] == pytest.approx(
-        [t.logprob for t in own.tokens], abs=1e-4
+        [t.logprob for t in completion.tokens], abs=1e-4
     )

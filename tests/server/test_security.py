@@ -16,7 +16,6 @@ from juice.cli.main import app as command_line
 from juice_server.app import create
 from juice_server.keys import Keys
 from juice_server.settings import Settings
-from tests.support.changes import keys_file
 from tests.support.every_route import path_of, routes_of
 from tests.support.serving import KEYS, Server, serving
 
@@ -26,11 +25,9 @@ PAGES = {"/", "/playground/{name}", "/docs", "/openapi.json", "/static-offline-d
 
 
 @pytest.fixture(scope="module")
-def routes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
-    """Return every route that any setting adds, and what is no route."""
-    folder = tmp_path_factory.mktemp("routes")
-    settings = Settings(head_sets=folder, allow_head_set_changes=True)
-    found = sorted(routes_of(create(settings, Keys(path=keys_file(folder)))))
+def routes() -> list[tuple[str, str]]:
+    """Return every route, and what is no route."""
+    found = sorted(routes_of(create(Settings(), Keys(KEYS))))
     return [*found, ("GET", "/nothing"), ("OPTIONS", "/generate"), ("PUT", "/generate")]
 
 
@@ -64,8 +61,8 @@ def test_every_route_but_the_probes_and_pages_needs_a_key(
             assert answer.status_code == 401, path
         else:
             assert answer.status_code == 401, (method, path)
-            own = answer.json()["error"]
-            assert own.get("code", own["type"]) in ("invalid_api_key", "authentication_error")
+            error = answer.json()["error"]
+            assert error.get("code", error["type"]) in ("invalid_api_key", "authentication_error")
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
@@ -169,8 +166,8 @@ def test_schemathesis_finds_no_5xx_and_no_answer_that_is_not_documented(
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
         )
-        own = [line for line in server.log() if line["level"] == "error"]
-        assert done.returncode == 0, (own, done.stdout[-6000:], done.stderr[-2000:])
+        errors = [line for line in server.log() if line["level"] == "error"]
+        assert done.returncode == 0, (errors, done.stdout[-6000:], done.stderr[-2000:])
         n_cases, n_passed = re.search(r"(\d+) generated, (\d+) passed", done.stdout).groups()
         assert n_cases == n_passed
         assert int(n_passed) > 40 * n

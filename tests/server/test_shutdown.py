@@ -134,7 +134,7 @@ import time
 import juice_server.process
 juice_server.process.CLOSING_S = 3.0
 from pathlib import Path
-from juice.batching.loop import Loop
+from juice.engine.own.loop import Loop
 step = Loop.step
 def broken(self):
     if Path({str(flag)!r}).exists():

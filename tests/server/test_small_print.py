@@ -9,19 +9,12 @@ import httpx
 import pytest
 
 import juice
-from tests.support.serving import CONFLICT, Server, serving
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("--cors-origins", "http://page", "--api-key", "k") as running:
-        yield running
+from tests.support.serving import BEARER, CONFLICT, Server
 
 
 @pytest.fixture(scope="module")
 def http(server: Server) -> Iterator[httpx.Client]:
-    headers = {"authorization": "Bearer k"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=server.url, headers=BEARER, timeout=60) as client:
         yield client
 
 
@@ -104,7 +97,7 @@ def test_a_header_says_what_was_applied_and_pages_may_read_it(
     http: httpx.Client, path: str, stream: bool
 ) -> None:
     body = {"prompt": CONFLICT, "max_tokens": 2, "stream": stream}
-    origin = {"origin": "http://page"}
+    origin = {"origin": "https://a.example"}
     steered = http.post(path, json={**body, "steer": "context"}, headers=origin)
     told = json.loads(steered.headers["x-juice-steering"])
     assert told == {

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from juice.errors import UsageError
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from juice_server import settings
 from tests.support.commands import juice
 from tests.support.serving import Server, serving
@@ -50,9 +50,10 @@ def test_a_default_steer_without_a_head_set_ends_the_server_with_one_line(tmp_pa
 
 def test_a_default_gate_needs_sets_that_have_one(tmp_path: Path) -> None:
     for target in ("context", "parametric"):
-        own = HeadSet.load(Path("head_sets/mini") / target)
-        own = own.with_gate("juice", None) if target == "context" else own
-        own.save(tmp_path / "mini" / target)
+        head_set = HeadSet.load(Path("head_sets/mini") / target)
+        if target == "context":
+            head_set = head_set.with_gate("juice", None)
+        head_set.save(tmp_path / "mini" / target)
     server = Server("--head-sets", str(tmp_path), "--default-gate", "auto")
     assert server.process.wait(timeout=120) == 2
     assert "default_gate is auto, but context in" in server.errors()
@@ -83,8 +84,8 @@ def test_the_server_starts_with_nothing_on_standard_error_but_its_own_lines() ->
     with serving() as server:
         lines = [line for line in server.errors().splitlines() if line]
     assert len(lines) > 4
-    own = r"\d\d:\d\d:\d\d info: |juice: (?!warning)|curl -s "
-    assert not [line for line in lines if not re.match(own, line)]
+    expected = r"\d\d:\d\d:\d\d info: |juice: (?!warning)|curl -s "
+    assert not [line for line in lines if not re.match(expected, line)]
 
 
 KUBERNETES = {
@@ -103,7 +104,9 @@ KUBERNETES = {
 
 def test_what_kubernetes_sets_for_a_service_called_juice_is_ignored() -> None:
     with serving("--log-format", "json", environment=KUBERNETES) as server:
-        (line,) = [own for own in server.log() if own["message"].startswith("ignoring variables")]
+        (line,) = [
+            line for line in server.log() if line["message"].startswith("ignoring variables")
+        ]
         assert set(line["variables"]) == set(KUBERNETES)
 
 

@@ -10,8 +10,8 @@ from collections import Counter
 import httpx
 import pytest
 
+from juice_server.dispatcher import SMALL_BYTES, Tokenizing
 from juice_server.errors import BusyError
-from juice_server.tokenizing import SMALL_BYTES, Tokenizing
 from tests.support.serving import CONFLICT, gauge, raw_post, serving, within
 
 LARGE = 2 * SMALL_BYTES

@@ -11,11 +11,10 @@ from pydantic import BaseModel, ValidationError
 
 import juice
 from juice.errors import ContextLengthError
-from juice_server.schemas.about import DetokenizeRequest
-from juice_server.schemas.generate import GenerateRequest
-from juice_server.schemas.openai import ChatRequest, CompletionRequest
+from juice_server.protocols.native import DetokenizeRequest, GenerateRequest
+from juice_server.protocols.openai import ChatRequest, CompletionRequest
+from juice_server.requests import Translator
 from juice_server.settings import Settings
-from juice_server.translation import Translator
 
 WRONG = {
     "empty_prompt": ({"prompt": ""}, 400, "prompt"),

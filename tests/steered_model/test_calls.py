@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Unpack, get_type_hints
 
 import pytest
 
 import juice
+from juice.engine.request import GenerationOptions, OptionFields
 from juice.errors import RequestError
-from juice.options import SamplingOptions
 from juice.steered_model import SteeredModel
 
 TEXTS = ["The name of the capital city of Peru is", "The capital of France is"]
@@ -24,32 +25,30 @@ def model() -> Iterator[SteeredModel]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_option_is_spelled_out_with_its_default(name: str) -> None:
+def test_every_call_takes_the_options_and_each_of_their_fields(name: str) -> None:
     parameters = inspect.signature(getattr(SteeredModel, name)).parameters
-    kinds = {own.kind for own in parameters.values()}
-    assert kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    assert parameters["options"].default is None
+    assert get_type_hints(getattr(SteeredModel, name))["fields"] == Unpack[OptionFields]
     named = [own for own in parameters.values() if own.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert named
     assert all(own.default is not inspect.Parameter.empty for own in named)
 
 
-def test_calls_of_one_prompt_share_their_options() -> None:
-    names = {
-        name: list(inspect.signature(getattr(SteeredModel, name)).parameters) for name in CALLS
-    }
-    assert names["stream"] == names["astream"] == names["request"]
-    assert names["agenerate"] == names["generate"]
-    own = {"prompt", "without_context", "question_at", "prompt_logprobs", "watch"}
-    assert set(names["request"]) - own == set(names["generate"]) - {"prompts", "progress"}
+def test_editors_know_every_option() -> None:
+    """Kills: an option that a call takes and its type does not show, or the other way round."""
+    assert get_type_hints(OptionFields).keys() == GenerationOptions.model_fields.keys()
+    assert all(own.description for own in GenerationOptions.model_fields.values())
 
 
-def test_every_sampling_option_can_be_given_and_has_one_default() -> None:
-    parameters = inspect.signature(SteeredModel.request).parameters
-    fields = {
-        name: own.get_default(call_default_factory=True) or None
-        for name, own in SamplingOptions.model_fields.items()
-    }
-    assert {name: parameters[name].default or None for name in fields} == fields
+def test_options_and_fields_give_the_same_and_fields_win(model: SteeredModel) -> None:
+    given = GenerationOptions(max_tokens=3, steer="context", strength=0.5)
+    one, other = model.generate(TEXTS[0], given), model.generate(TEXTS[0], **dict(given))
+    assert one[0].token_ids == other[0].token_ids
+    assert one[0].steering == other[0].steering
+    each = model.generate(TEXTS, [given, GenerationOptions(max_tokens=2)], ignore_eos=True)
+    assert [len(c.token_ids) for c in each] == [3, 2]
+    longer = model.generate(TEXTS[0], given, max_tokens=5, ignore_eos=True)
+    assert len(longer[0].token_ids) == 5
+    assert longer[0].steering.strength == 0.5
 
 
 def test_a_list_is_one_value_a_prompt(model: SteeredModel) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import juice
 from juice.errors import RequestError, UsageError
-from juice.head_set import HeadSet
+from juice.head_set.head_set import HeadSet
 from tests.support.chat_templates import LINES, PLAIN, loaded, made_set, sha256
 from tests.support.conflicts import examples
 

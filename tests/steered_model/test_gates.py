@@ -8,7 +8,8 @@ import pytest
 
 import juice
 from juice.errors import HeadSetError, RequestError
-from juice.head_set import Betas, Gate, GateRule, HeadSet
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Betas, Gate, GateRule
 from tests.support import tiny
 
 CONTEXT, PROMPT = "the moon is made of cheese.", "the moon is made of"
@@ -123,9 +124,11 @@ def test_a_gate_is_saved_with_its_set_and_goes_with_its_betas(
     own.save(tmp_path / "own")
     assert HeadSet.load(tmp_path / "own").gate() == BOTH
     assert own.with_betas("june", Betas(plus=1, minus=0)).gate() == BOTH
-    assert own.with_betas("juice", Betas(plus=1, minus=0)).gates is None
+    assert own.with_betas("juice", Betas(plus=1, minus=0)).gate() is None
     content = own.model_dump(mode="json")
-    with pytest.raises(HeadSetError, match=r"gates\.juice is given, but beta\.juice is not"):
-        HeadSet.parse({**content, "beta": None}, "test")
+    dual = content["methods"]["juice"]
+    with pytest.raises(HeadSetError, match="a gate is given, but the betas that it is for are not"):
+        HeadSet.parse({**content, "methods": {"juice": {**dual, "betas": None}}}, "test")
+    dual["gate"]["rules"] = []
     with pytest.raises(HeadSetError, match="rules"):
-        HeadSet.parse({**content, "gates": {"juice": {**BOTH.model_dump(), "rules": []}}}, "test")
+        HeadSet.parse(content, "test")

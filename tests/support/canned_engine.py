@@ -5,27 +5,17 @@ It has no capabilities, so whatever works on it needs nothing but the contract.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from threading import Thread
 from typing import ClassVar
 
-from juice.engine import (
-    Completion,
-    Engine,
-    GenerationRequest,
-    Limits,
-    ModelDescription,
-    Running,
-    ScoredToken,
-    Sink,
-    Status,
-    Steering,
-    Timing,
-    Update,
-)
+from juice.engine.answer import Completion, ScoredToken, Sink, Timing, Update
+from juice.engine.contract import Engine, ModelDescription, Status
+from juice.engine.options import Limits
+from juice.engine.request import Request, Running
+from juice.engine.steer import Steering
 from juice.errors import CancelledError, EngineStoppedError, JuiceError
-from juice.head_set import ModelIdentity
+from juice.head_set.schema import ModelIdentity
 from tests.support import tiny
 
 WORDS = ("one ", "two ", "three")
@@ -34,8 +24,8 @@ WORDS = ("one ", "two ", "three")
 class CannedRequest:
     """A submitted request."""
 
-    def __init__(self, index: int, request: GenerationRequest, sink: Sink) -> None:
-        self.index, self.request, self.sink = index, request, sink
+    def __init__(self, request: Request, sink: Sink) -> None:
+        self.request, self.sink = request, sink
         self.cancelled: JuiceError | None = None
 
     def cancel(self, reason: JuiceError | None = None) -> None:
@@ -45,9 +35,9 @@ class CannedRequest:
         tokens = tuple(ScoredToken(i, -0.5) for i, _ in enumerate(WORDS))
         for token, word in zip(tokens, WORDS, strict=True):
             if self.cancelled is not None:
-                self.sink(Update(index=self.index, error=self.cancelled))
+                self.sink(Update(index=self.request.index, error=self.cancelled))
                 return
-            self.sink(Update(index=self.index, text=word, tokens=(token,)))
+            self.sink(Update(index=self.request.index, text=word, tokens=(token,)))
         completion = Completion(
             text="".join(WORDS),
             tokens=tokens,
@@ -56,7 +46,7 @@ class CannedRequest:
             n_prompt_tokens=len(self.request.prompt_ids),
             timing=Timing(queued_s=0.0, tokens_s=(0.1, 0.2, 0.3)),
         )
-        self.sink(Update(index=self.index, completion=completion))
+        self.sink(Update(index=self.request.index, completion=completion))
 
 
 class CannedEngine(Engine):
@@ -100,7 +90,7 @@ class CannedEngine(Engine):
     def n_kv_bytes_per_token(self) -> int:
         return 16
 
-    def n_kv_bytes(self, request: GenerationRequest) -> int:  # noqa: ARG002
+    def n_kv_bytes(self, request: Request) -> int:  # noqa: ARG002
         return 0
 
     def companion_layers(self, steering: Steering) -> range:
@@ -108,28 +98,17 @@ class CannedEngine(Engine):
 
     def start(
         self,
-        requests: Sequence[GenerationRequest],
+        request: Request,
         sink: Sink,
         *,
-        wait: bool = False,  # noqa: ARG002
-    ) -> list[CannedRequest]:
+        instead_of: Running | None = None,  # noqa: ARG002
+    ) -> CannedRequest:
         if self.is_closed:
             raise EngineStoppedError("the engine was closed")
-        for request in requests:
-            self.check(request)
-        made = [CannedRequest(i, request, sink) for i, request in enumerate(requests)]
-        self.submitted += made
-        Thread(target=lambda: [one.run() for one in made], daemon=True).start()
+        made = CannedRequest(request, sink)
+        self.submitted.append(made)
+        Thread(target=made.run, daemon=True).start()
         return made
-
-    def resume(
-        self,
-        request: GenerationRequest,
-        sink: Sink,
-        *,
-        instead_of: Running | None,  # noqa: ARG002
-    ) -> CannedRequest:
-        return self.start([request], sink)[0]
 
     def close(self) -> None:
         self.is_closed = True

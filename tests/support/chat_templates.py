@@ -10,7 +10,8 @@ from tokenizers import models, processors
 from transformers import PreTrainedTokenizerFast
 
 import juice
-from juice.head_set import HeadSet, Identification
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Identification
 from juice.steered_model import SteeredModel
 from tests.support import tiny
 from tests.support.conflicts import TYPES

@@ -21,13 +21,10 @@ from typing import Any
 
 import httpx
 
-from juice.head_set import HeadSet
 from juice_server.app import create
-from juice_server.keys import Keys
 from juice_server.settings import Settings
-from tests.support.changes import ADMIN, keys_file
-from tests.support.every_route import body_for, path_of, routes_of
-from tests.support.serving import free_port
+from tests.support.every_route import BODIES, path_of, routes_of
+from tests.support.serving import BEARER, KEYS, free_port
 
 HERE = Path(__file__).parents[2]
 SECONDS = 5
@@ -60,17 +57,12 @@ def n_sent() -> int:
     return int(own.partition(":")[2].split()[9])
 
 
-def every_answer(url: str, folder: Path) -> dict[str, int]:
+def every_answer(url: str) -> dict[str, int]:
     """Send a request to every route and return the statuses."""
-    settings = Settings(head_sets=folder / "head_sets", allow_head_set_changes=True)
-    routes = routes_of(create(settings, Keys(path=folder / "keys.toml")))
-    context = HeadSet.load(HERE / "head_sets" / "mini" / "context")
-    # What removes a set comes last.
-    order = sorted(set(routes), key=lambda own: (own[0] == "DELETE", own))
     statuses = {}
-    with httpx.Client(base_url=url, headers=ADMIN, timeout=120) as client:
-        for method, path in order:
-            body = body_for(method, path, context)
+    with httpx.Client(base_url=url, headers=BEARER, timeout=120) as client:
+        for method, path in sorted(set(routes_of(create(Settings())))):
+            body = BODIES.get((method, path))
             answer = client.request(method, path_of(path), json=body)
             statuses[f"{method} {path}"] = answer.status_code
             if body is not None and "max_tokens" in body:
@@ -84,8 +76,8 @@ def watched(folder: Path) -> dict[str, Any]:
     port, before = free_port(), n_sent()
     shutil.copytree(HERE / "head_sets" / "mini", folder / "head_sets" / "mini")
     command = [sys.executable, "-m", "juice.cli.main", "serve", "--port", str(port)]
-    command += ["--head-sets", str(folder / "head_sets"), "--allow-head-set-changes"]
-    command += ["--api-keys-file", str(keys_file(folder)), "--host", "0.0.0.0"]  # noqa: S104
+    command += ["--head-sets", str(folder / "head_sets"), "--host", "0.0.0.0"]  # noqa: S104
+    command += ["--api-key", KEYS[0]]
     # Nothing that tells libraries to stay offline.
     environment = {k: v for k, v in os.environ.items() if "OFFLINE" not in k}
     with (folder / "log").open("w") as log:
@@ -97,8 +89,8 @@ def watched(folder: Path) -> dict[str, Any]:
                 if httpx.get(f"{url}/readyz").status_code == 200:
                     break
             time.sleep(0.2)
-        statuses = every_answer(url, folder)
-        engine = httpx.get(f"{url}/info", headers=ADMIN).json()["engine"]["name"]
+        statuses = every_answer(url)
+        engine = httpx.get(f"{url}/info", headers=BEARER).json()["engine"]["name"]
         time.sleep(SECONDS)
         server.terminate()
         code = server.wait(60)

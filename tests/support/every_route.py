@@ -8,8 +8,6 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Mount
 
-from tests.support.changes import body_of
-
 PROMPT = "The capital of Peru is Cairo. The capital of Peru is"
 CHAT = [{"role": "user", "content": "What is the capital of Peru?"}]
 QUESTION = {"prompt": "The capital of Peru is", "context": "The capital of Peru is Cairo."}
@@ -53,8 +51,3 @@ def path_of(path: str) -> str:
     if (name := NAMES.get(path)) is None:
         return path
     return name if name.startswith("/") else f"{path.partition('{')[0]}{name}"
-
-
-def body_for(method: str, path: str, head_set: Any) -> dict[str, Any] | None:
-    """Return the body of a request; None where it has none."""
-    return body_of(head_set) if method == "PUT" else BODIES.get((method, path))

@@ -22,10 +22,10 @@ from typing import Any, NoReturn
 
 PRELOADED = (
     "juice.cli.options",
-    "juice.exactness",
+    "juice.checks",
     "juice.evaluation",
     "juice.evaluation.report.figures",
-    "juice.identification.run",
+    "juice.identification.find",
     "juice.data",
     "juice.steered_model",
     "juice_server.app",

@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 
-from juice.head_set import HeadScores, HeadSet, ModelIdentity
+from juice.formula import METHODS
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import HeadScores, ModelIdentity
 
+HEADS = {"plus": [[1, 2]], "minus": [[0, 3], [2, 0]]}
+BETAS = {"plus": 2.0, "minus": -1.0}
 MODEL = ModelIdentity(
     id="some/model",
     architecture="GPT2LMHeadModel",
@@ -20,22 +24,33 @@ MODEL = ModelIdentity(
 )
 
 
+def methods(**betas: Any) -> dict[str, Any]:
+    """Return methods that share the heads, with these betas."""
+    return {m: {"heads": HEADS, "betas": betas.get(m), "gate": None} for m in METHODS}
+
+
 def content(**changes: Any) -> dict[str, Any]:
     """Return the content of a valid head_set.json, with these changes."""
     full = {
-        "format": "juice.head_set/2",
+        "format": "juice.head_set/3",
         "name": "context",
         "target": "context",
         "source": None,
         "model": MODEL.model_dump(),
-        "heads": {"plus": [[1, 2]], "minus": [[0, 3], [2, 0]]},
-        "beta": {"juice": {"plus": 2.0, "minus": -1.0}, "june": None},
-        "gates": None,
+        "method": "juice",
+        "methods": methods(juice=BETAS),
         "identification": None,
         "metrics": {},
         "scores_sha256": None,
     }
     return {**full, **changes}
+
+
+def second_format(**changes: Any) -> dict[str, Any]:
+    """Return the content of a valid head_set.json of the second format, with these changes."""
+    full = content(format="juice.head_set/2", heads=HEADS, gates=None)
+    del full["method"], full["methods"], full["model"]["weights"]
+    return {**full, "beta": {"juice": BETAS, "june": None}, **changes}
 
 
 def sealed(own: dict[str, Any]) -> str:
@@ -63,6 +78,12 @@ def change(folder: Path, **updates: Any) -> None:
     own = HeadSet.load(folder)
     changed = HeadSet.parse(own.model_dump(mode="json") | updates, str(folder))
     changed.model_copy(update={"scores": own.scores}).save(folder, overwrite=True)
+
+
+def scores_in(folder: Path) -> Path:
+    """Return the scores file of a head set's folder."""
+    (path,) = folder.glob("scores*.safetensors")
+    return path
 
 
 def names_in(folder: Path) -> list[str]:

@@ -7,7 +7,8 @@ from random import Random
 
 import torch
 
-from juice.engine import GenerationRequest, Steering, SteeringReport
+from juice.engine.request import Request
+from juice.engine.steer import Steering, SteeringReport
 from tests.support import tiny
 
 # fp32, logits of order 10: differences come from the order of sums in batched matrix products.
@@ -33,7 +34,7 @@ def steering(heads: Mapping[tuple[int, int], float], method: str = "juice") -> S
 
 def mixed_requests(
     seed: int, n: int = 12
-) -> list[tuple[GenerationRequest, dict[tuple[int, int], float], str]]:
+) -> list[tuple[Request, dict[tuple[int, int], float], str]]:
     """Return requests, each with its heads {(layer, head): beta} and method; some are unsteered.
 
     Every token's log-probability is watched.
@@ -50,7 +51,7 @@ def mixed_requests(
         }
         ids = tuple(rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 2, 5, 13, 27])))
         steered = {} if method == "none" else {"steering": steering(heads, method)}
-        request = GenerationRequest(
+        request = Request.of(
             prompt_ids=ids,
             max_tokens=rng.choice([1, 4, 12]),
             ignore_eos=True,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import juice
-from juice.engine import Engine, Limits
-from juice.loading.on_vllm import vllm_engine
-from juice.methods import Target
-from juice.options import EngineOptions, LoadOptions
+from juice.engine.contract import Engine
+from juice.engine.options import EngineOptions, Limits, LoadOptions
+from juice.formula import Target
+from juice.loading import checked_vllm
 from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, Architecture
 
@@ -57,7 +57,7 @@ def started(
     if tp == pp == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS
     options = {**ON_CPU, **arguments}
-    engine = vllm_engine(
+    engine = checked_vllm(
         str(folder),
         LoadOptions(dtype=dtype),
         EngineOptions(engine="vllm", window=window, tp=tp, pp=pp, vllm_args=options),

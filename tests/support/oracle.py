@@ -8,7 +8,7 @@ No cache, no batch, no code of `juice`: for each token the clean run records z, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -75,12 +75,20 @@ def forward(
 
 
 def steered_logits(
-    model: PreTrainedModel, ids: list[int], heads: Heads, *, method: str = "juice", first: int = 0
+    model: PreTrainedModel,
+    ids: list[int],
+    heads: Heads,
+    *,
+    method: str = "juice",
+    first: int = 0,
+    scales: Sequence[float] | None = None,
 ) -> torch.Tensor:
     """Return the logits [pos, vocabulary] of the steered run on these tokens.
 
-    It is steered from the token `first` on.
+    It is steered from the token `first` on, or at each token by its scale.
     """
+    if scales is None:
+        scales = [float(at >= first) for at in range(len(ids))]
     n_heads = model.config.get_text_config().num_attention_heads
     clean = forward(model, ids)[1]
     change = {}
@@ -93,7 +101,8 @@ def steered_logits(
                 if at == layer:
                     columns = slice(head * d_head, (head + 1) * d_head)
                     source = clean[layer] if method == "juice" else original[0]
-                    z[0, first:, columns] += beta * source[first:, columns]
+                    for at_token, scale in enumerate(scales):
+                        z[0, at_token, columns] += beta * scale * source[at_token, columns]
             return z
 
         change[layer] = add
@@ -108,11 +117,17 @@ def generate(
     *,
     method: str = "juice",
     first: int = 0,
+    scale_of: Callable[[int], float] | None = None,
 ) -> tuple[list[int], torch.Tensor]:
-    """Return n greedy tokens and the logits [n_tokens, vocabulary] that chose them."""
+    """Return n greedy tokens and the logits [n_tokens, vocabulary] that chose them.
+
+    `scale_of` gives the scale of the steering at a position; without it, `first` says where it
+    begins.
+    """
     ids, chosen, seen = list(ids), [], []
     for _ in range(n_tokens):
-        logits = steered_logits(model, ids, heads, method=method, first=first)[-1]
+        scales = None if scale_of is None else [scale_of(at) for at in range(len(ids))]
+        logits = steered_logits(model, ids, heads, method=method, first=first, scales=scales)[-1]
         token = int(logits.argmax())
         ids.append(token)
         chosen.append(token)

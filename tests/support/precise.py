@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from juice.batching import BatchingEngine
-from juice.engine import Limits
+from juice.engine.options import Limits
+from juice.engine.own.thread import BatchingEngine
 from juice.model.loaded import LoadedModel
 from tests.support import oracle, tiny
 from tests.support.mixed import mixed_requests

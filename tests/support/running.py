@@ -10,9 +10,13 @@ import pytest
 import torch
 
 import juice
-from juice.batching import BatchingEngine, costs, shelves
-from juice.batching.slot_layer import SlotLayer
-from juice.engine import Completion, Contrast, GenerationRequest, Limits, SamplingOptions, Update
+from juice.engine.answer import Completion, Update
+from juice.engine.options import Limits, SamplingOptions
+from juice.engine.own import rows as shelves
+from juice.engine.own import scheduler as costs
+from juice.engine.own.cache import SlotLayer
+from juice.engine.own.thread import BatchingEngine
+from juice.engine.request import Contrast, Request
 from juice.steered_model import SteeredModel
 from tests.support import tiny
 from tests.support.mixed import steering
@@ -26,7 +30,7 @@ def loaded(
     )
 
 
-def random_request(rng: Random) -> GenerationRequest:
+def random_request(rng: Random) -> Request:
     """Return a request of any length, heads, method, contrast and sampling."""
     heads = {
         (rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): (
@@ -44,12 +48,12 @@ def random_request(rng: Random) -> GenerationRequest:
     if not heads and rng.random() < 0.5:
         without = tuple(rng.randrange(1, 283) for _ in range(rng.choice([1, 4, 30])))
         contrast = Contrast(prompt_ids=without, weight=rng.choice([0.5, 1, 2]))
-    return GenerationRequest(
+    return Request.of(
         prompt_ids=tuple(rng.randrange(1, 283) for _ in range(rng.choice([1, 2, 5, 13, 27, 60]))),
         contrast=contrast,
         max_tokens=rng.choice([1, 3, 9, 20]),
         ignore_eos=rng.random() < 0.8,
-        sampling=sampling,
+        **dict(sampling),
         **({"steering": steering(heads, rng.choice(["juice", "juice", "june"]))} if heads else {}),
     )
 
@@ -81,15 +85,15 @@ def rows_of(engine: BatchingEngine) -> list[object]:
     """Return all rows that are occupied, companions included."""
     return [
         row
-        for shelf in engine._loop.shelves
-        for lane in (shelf.table.mains, *shelf.table.companions)
-        for row in lane.rows
+        for shelf in engine.loop.shelves
+        for row_list in (shelf.table.mains, *shelf.table.companions)
+        for row in row_list.rows
     ]
 
 
 def slot_layers_of(engine: BatchingEngine) -> list[SlotLayer]:
     """Return the slots of every layer on all shelves."""
-    return [layer for shelf in engine._loop.shelves for layer in shelf.cache.slot_layers]
+    return [layer for shelf in engine.loop.shelves for layer in shelf.cache.slot_layers]
 
 
 def n_slot_bytes(engine: BatchingEngine) -> int:

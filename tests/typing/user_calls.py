@@ -35,7 +35,7 @@ def stream(model: juice.SteeredModel) -> list[str]:
     model.stream("x", steer="context", max_token=8)  # wrong
     model.stream(["x", "y"])  # wrong
     best: list[tuple[str, float]] = model.next_token("x", top=3, steer="parametric")
-    model.next_token("x", temperature=1.0)  # wrong
+    model.next_token("x", temprature=1.0)  # wrong
     return [*model.stream("x", steer="context", max_tokens=8), *(token for token, _ in best)]
 
 

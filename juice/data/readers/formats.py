@@ -1,58 +1,55 @@
-"""The known formats of rows, each recognised by its columns."""
+"""The known formats of rows, each recognised by its columns.
+
+JuICE's own is described in juice.data.example. Each of the others belongs to a data set; its
+function below makes a row the fields of an example, or finds that the row holds no conflict.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from juice.data.example import ConflictExample, parse_example
-from juice.data.readers import confiqa, faitheval, memotrap, nqswap, paraconflict
+from juice.data.example import ConflictExample, parse_example, question_prompt
+from juice.data.judging import is_among
 from juice.data.readers.rows import Row
 from juice.errors import ExampleError
+
+PROMPTS = ("Clean Prompt", "Substitution Conflict", "Coherent Conflict")
+DOMAINS = (
+    "athlete_sport",
+    "book_author",
+    "company_founder",
+    "company_headquarter",
+    "official_language",
+    "world_capital",
+)
+MAX_SUBJECT = 80
+NQSWAP_WORDS = 20  # as the authors of JuICE judge it
+TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+
+Fields = dict[str, Any]
+"""The values of a row by column, or those of an example by field."""
+
+
+class NoConflictError(Exception):
+    """The reason why the two answers of a row are not in conflict."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format: the columns that every row has, and how to make an example from a row.
+    """A format: the columns that every row has, and the function that makes a row an example.
 
-    `read_row` takes a row, its place and its file's name.
+    `read` takes the row's values and its file's name up to the first dot, and returns the fields of
+    the example. It raises NoConflictError, or ExampleError without the row's place.
     """
 
     name: str
     columns: tuple[str, ...]
-    read_row: Callable[[dict[str, Any], str, str], ConflictExample | str]
-
-
-OURS = Format(
-    "JuICE",
-    ("subject", "parametric_answer", "context_answer", "prompts"),
-    lambda row, where, _name: parse_example(row, where),
-)
-FORMATS = (
-    OURS,
-    Format("ParaConflict", paraconflict.COLUMNS, paraconflict.read_row),
-    Format("NQ-Swap", nqswap.COLUMNS, nqswap.read_row),
-    Format("MemoTrap", memotrap.COLUMNS, memotrap.read_row),
-    Format("ConFiQA", confiqa.COLUMNS, confiqa.read_row),
-    Format("FaithEval", faitheval.COLUMNS, faitheval.read_row),
-)
-
-
-def format_of(row: Row) -> Format:
-    """Return the format whose columns a row has; raises ExampleError that lists the known ones."""
-    found = row.values.keys()
-    for known in FORMATS:
-        if found >= set(known.columns):
-            return known
-    if found & set(OURS.columns[1:]):
-        return OURS  # what is missing is named
-    expected = "; ".join(f"{known.name} ({', '.join(known.columns)})" for known in FORMATS)
-    raise ExampleError(
-        f"{row.where}: the columns {', '.join(map(str, found)) or 'none'} are of no known format; "
-        f"expected those of one of {expected}"
-    )
+    read: Callable[[Fields, str], Fields]
 
 
 def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[ConflictExample]:
@@ -72,11 +69,14 @@ def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[Con
                     f"{where}: {lacking[0]} is missing; expected the columns of {known.name}: "
                     f"{', '.join(known.columns)}; got {', '.join(map(str, values)) or 'none'}"
                 )
-            example = known.read_row(values, where, name)
-            if isinstance(example, str):
-                reasons.append(f"{where}: {example}")
+            try:
+                fields = known.read(values, name)
+            except NoConflictError as reason:
+                reasons.append(f"{where}: {reason}: there is no conflict")
+            except ExampleError as error:
+                raise ExampleError(f"{where}: {error}") from error
             else:
-                examples.append(example)
+                examples.append(parse_example(fields, where))
     if not examples:
         raise ExampleError(f"{source} holds no example that can be used; first: {reasons[0]}")
     if reasons:
@@ -84,3 +84,257 @@ def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[Con
             f"{source}: {len(reasons)} rows are left out; first: {reasons[0]}", stacklevel=3
         )
     return examples
+
+
+def format_of(row: Row) -> Format:
+    """Return the format whose columns a row has; raises ExampleError that lists the known ones."""
+    found = row.values.keys()
+    for known in FORMATS:
+        if found >= set(known.columns):
+            return known
+    if found & set(OURS.columns[1:]):
+        return OURS  # what is missing is named
+    expected = "; ".join(f"{known.name} ({', '.join(known.columns)})" for known in FORMATS)
+    raise ExampleError(
+        f"{row.where}: the columns {', '.join(map(str, found)) or 'none'} are of no known format; "
+        f"expected those of one of {expected}"
+    )
+
+
+def read_paraconflict(row: Fields, name: str) -> Fields:
+    """Read a row of ParaConflict ("Taming Knowledge Conflicts in Language Models").
+
+    Six domains of facts; `Distracted Token` is the context answer. Files may have more accepted
+    answers in `Answer_ns`. On the hub (`gaotang/ParaConfilct`, sic) `Answer` lists all of them and
+    `Category` is the domain: their order is kept, and the model decides which answer is scored.
+    """
+    prompts = [row[column] for column in PROMPTS]
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise ExampleError(f"{', '.join(PROMPTS)} are not all text; expected a prompt in each")
+    clean, substitution, coherent = (prompt.rstrip() for prompt in prompts)
+    distracted = row["Distracted Token"]
+    given = [*_listed(row["Answer"]), *_listed(row.get("Answer_ns"))]
+    accepted = [answer for i, answer in enumerate(given) if answer not in given[:i]]
+    texts = [answer for answer in accepted if isinstance(answer, str)]
+    if isinstance(distracted, str) and is_among(distracted, texts):
+        raise NoConflictError(
+            f"the context answer {distracted!r} of {row['Subject']!r} is also an accepted answer"
+        )
+    is_apart = substitution.endswith(clean) and substitution != clean
+    is_listed = isinstance(row["Answer"], list) and row.get("Answer_ns") is None
+    return {
+        "subject": row["Subject"],
+        "parametric_answer": accepted,
+        "context_answer": distracted,
+        "prompts": {"clean": clean, "substitution": substitution, "coherent": coherent},
+        "context": substitution.removesuffix(clean).strip() if is_apart else None,
+        "question": clean if is_apart else None,
+        "relation": domain_of(str(row.get("Category") or name)),
+        "scored": "likeliest" if is_listed else "first",
+    }
+
+
+def domain_of(text: str) -> str:
+    """Return a domain's name as in `DOMAINS`, however the data spells it."""
+    name = text.strip().lower().replace(" ", "_").replace("-", "_")
+    return name.removesuffix("s") if name.removesuffix("s") in DOMAINS else name
+
+
+def read_nqswap(row: Fields, _name: str) -> Fields:
+    """Read a row of NQ-Swap (Longpre et al., 2021), Natural Questions with swapped answers.
+
+    The swapped answer is the context answer, looked for in the first 20 words. HTML tags in the
+    passages (`<P>`, `<Td>`) are dropped. An answer is text or a list of texts.
+    """
+    question, passage = text_columns(row, "question", "sub_context")
+    original, swapped = row["org_answer"], row["sub_answer"]
+    _check_differ(question, _listed(original), _listed(swapped))
+    return {
+        **passage_fields(question, without_tags(passage), original, swapped),
+        "relation": "nq_swap",
+        "n_words": NQSWAP_WORDS,
+    }
+
+
+def without_tags(text: str) -> str:
+    """Drop HTML-like tags and fold white space."""
+    return " ".join(TAG.sub(" ", text).split())
+
+
+def read_memotrap(row: Fields, name: str) -> Fields:
+    """Read a row of MemoTrap (Liu and Liu, 2023): "end this proverb with that word".
+
+    `classes` are the endings, as text, and `answer_index` is the one that the instruction wants:
+    the context answer. The others are the parametric answers, all without final punctuation; an
+    output is right when it begins with the ending. There is only a substitution prompt: without the
+    instruction there is nothing to ask. The relation is the file's name (`1-proverb-ending`).
+    """
+    endings = [ending.strip().rstrip(".!?") for ending in _classes(row["classes"])]
+    index = row["answer_index"]
+    if not re.fullmatch(r"\d{1,4}", str(index)) or int(index) >= len(endings):
+        raise ExampleError(
+            f"answer_index is {index!r}; expected a number from 0 to {len(endings) - 1}"
+        )
+    wanted = endings[int(index)]
+    others = [ending for i, ending in enumerate(endings) if i != int(index)]
+    if is_among(wanted, others):
+        raise NoConflictError(f"the endings {endings} differ in case or punctuation alone")
+    if not isinstance(row["prompt"], str) or not row["prompt"].strip():
+        raise ExampleError(f"prompt is {row['prompt']!r}; expected text")
+    prompt = row["prompt"].strip()
+    context, question = _instruction_and_text(prompt)
+    return {
+        "subject": (question or prompt)[:MAX_SUBJECT],
+        "parametric_answer": others,
+        "context_answer": wanted,
+        "prompts": {"substitution": prompt},
+        "context": context,
+        "question": question,
+        "relation": re.sub(r"^\d+-", "", name).replace("-", "_").lower(),
+        "match": "begins",
+    }
+
+
+def _classes(value: Any) -> list[str]:
+    example = "such as [' one.', ' other.']"
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise ExampleError(
+                f"classes is {value[:40]!r}; expected a list of endings, {example}"
+            ) from error
+    if not _are_texts(value) or len(value) < 2:
+        raise ExampleError(
+            f"classes is not a list of two or more texts; expected the endings, {example}"
+        )
+    return list(value)
+
+
+def _instruction_and_text(prompt: str) -> tuple[str | None, str | None]:
+    """Split a prompt into both: at the first line's end, else at the first colon."""
+    if "\n" in prompt:
+        context, _, question = prompt.partition("\n")
+        return context.strip(), question.strip()
+    context, colon, question = prompt.partition(": ")
+    return (f"{context}:", question.strip()) if colon else (None, None)
+
+
+def read_confiqa(row: Fields, name: str) -> Fields:
+    """Read a row of ConFiQA (Bi et al., 2024), whose passages state another answer.
+
+    Its three files ask for one fact (QA), for a chain of facts of which one is changed (MR), or
+    several (MC). The changed answer is the context answer; aliases are accepted too. The subject is
+    where the chain of facts begins (`orig_path_labeled`), the relation the file's name.
+    """
+    question, passage = text_columns(row, "question", "cf_context")
+    original, changed = (_with_aliases(row, kind) for kind in ("orig", "cf"))
+    _check_differ(question, original, changed)
+    fields = passage_fields(question, passage, original, changed)
+    match row.get("orig_path_labeled"):
+        case [[str(subject), *_], *_] if subject:
+            fields["subject"] = subject
+    return {**fields, "relation": name.replace("-", "_").lower()}
+
+
+def _with_aliases(row: Fields, kind: str) -> list[str]:
+    answer, aliases = row[f"{kind}_answer"], row[f"{kind}_alias"] or []
+    if not isinstance(answer, str) or not _are_texts(aliases):
+        raise ExampleError(
+            f"{kind}_answer or {kind}_alias is not text or a list of texts; expected the "
+            "answer and its other names"
+        )
+    return list(dict.fromkeys([answer, *(alias for alias in aliases if alias.strip())]))
+
+
+def read_faitheval(row: Fields, _name: str) -> Fields:
+    """Read a row of FaithEval, counterfactual (Ming et al., 2024): multiple choice with a passage.
+
+    `choices` is {"label": [...], "text": [...]}. The choice of the key is the context answer. The
+    rows do not say which of the others was right before the passage changed, so all of them are
+    accepted as parametric answers, and clean prompts say little. The question is asked openly,
+    without its choices.
+    """
+    question, passage = text_columns(row, "question", "context")
+    choices, key = row["choices"], row["answerKey"]
+    is_object = isinstance(choices, dict)
+    labels, texts = (choices.get(name) if is_object else None for name in ("label", "text"))
+    if not (_are_texts(labels) and _are_texts(texts) and len(labels) == len(texts)):
+        raise ExampleError(
+            "choices is not an object of labels and texts; expected "
+            '{"label": ["A", ...], "text": ["...", ...]}'
+        )
+    by_label = dict(zip(labels, texts, strict=True))
+    if key not in by_label:
+        raise ExampleError(f"answerKey is {key!r}; expected one of {', '.join(by_label)}")
+    others = [text for label, text in by_label.items() if label != key]
+    if not others or is_among(by_label[key], others):
+        raise NoConflictError(f"{question!r} has no other choice than {by_label[key]!r}")
+    return {
+        **passage_fields(question, passage, others, by_label[key]),
+        "relation": "faitheval",
+        "scored": "likeliest",
+    }
+
+
+def text_columns(row: Fields, question: str, passage: str) -> tuple[str, str]:
+    """Return the question and the passage of a row, from the columns of these names.
+
+    Raises ExampleError where one is not text, or the question is empty.
+    """
+    asked, told = row[question], row[passage]
+    if not isinstance(asked, str) or not isinstance(told, str) or not asked.strip():
+        raise ExampleError(
+            f"{question} or {passage} is not text; expected a question and a passage"
+        )
+    return asked.strip(), told.strip()
+
+
+def passage_fields(question: str, passage: str, parametric: Any, context: Any) -> Fields:
+    """Return the fields of an example whose question follows its passage, from its two answers."""
+    asked = question_prompt(question)
+    return {
+        "subject": question,
+        "parametric_answer": parametric,
+        "context_answer": context,
+        "prompts": {"clean": asked, "substitution": f"{passage} {asked}"},
+        "context": passage,
+        "question": asked,
+    }
+
+
+def _check_differ(question: str, original: Sequence[Any], changed: Sequence[Any]) -> None:
+    """Raise NoConflictError where a changed answer is an original one; leave others to parsing."""
+    if _are_texts([*original, *changed]) and any(is_among(one, original) for one in changed):
+        raise NoConflictError(f"{question!r} has the same answer in both contexts, {changed[0]!r}")
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+OURS = Format(
+    "JuICE",
+    ("subject", "parametric_answer", "context_answer", "prompts"),
+    lambda row, _name: row,
+)
+FORMATS = (
+    OURS,
+    Format("ParaConflict", ("Subject", "Answer", "Distracted Token", *PROMPTS), read_paraconflict),
+    Format(
+        "NQ-Swap",
+        ("question", "org_context", "org_answer", "sub_context", "sub_answer"),
+        read_nqswap,
+    ),
+    Format("MemoTrap", ("prompt", "classes", "answer_index"), read_memotrap),
+    Format(
+        "ConFiQA",
+        ("question", "cf_context", "orig_answer", "orig_alias", "cf_answer", "cf_alias"),
+        read_confiqa,
+    ),
+    Format("FaithEval", ("question", "context", "choices", "answerKey"), read_faitheval),
+)

@@ -1,8 +1,11 @@
-"""The rows of a file (JSON lines, a JSON array or CSV), each with its place.
+"""The rows of a file, of a folder that holds a data set, or of a data set on the hub.
 
-A name that ends in .csv is CSV with a header; anything else is a JSON array when it begins with
-`[`, otherwise JSON lines. Text is UTF-8, with or without a byte order mark. What rows mean is left
-to the readers.
+A row is its place and its values by column; the formats (juice.data.readers.formats) say what they
+mean. A file whose name ends in .csv is CSV with a header; any other is a JSON array when it begins
+with `[`, else JSON lines. Text is UTF-8, with or without a byte order mark. `datasets`, of the
+extra `eval`, is imported when a data set is read. A data set's own code is never run.
+
+A field of a row is found by its name, whatever the user's column is called.
 """
 
 from __future__ import annotations
@@ -10,13 +13,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from juice.errors import ExampleError
+from juice.errors import ExampleError, UsageError, first_line
 
 MAX_BYTES = 1 << 30
+PREFERRED_SPLITS = ("dev", "validation", "test")
+SAVED_FILES = ("dataset_info.json", "dataset_dict.json")
+QUOTE = "quote cells that hold commas or line breaks"
 
 
 class Row(NamedTuple):
@@ -35,10 +44,11 @@ def rows_of_file(path: Path) -> list[Row]:
     if path.suffix.lower() == ".csv":
         rows = list(_csv_rows(text, path))
     elif text.lstrip()[:1] == "[":
-        rows = list(_array_rows(text, path))
+        values = enumerate(_parsed(text, str(path), 1), 1)
+        rows = [_json_row(value, f"{path}, row {number}") for number, value in values]
     else:
         rows = [
-            _row(_parse(line, f"{path}:{i}", i), f"{path}:{i}")
+            _json_row(_parsed(line, f"{path}:{i}", i), f"{path}:{i}")
             for i, line in enumerate(text.split("\n"), 1)
             if line.strip()
         ]
@@ -50,12 +60,51 @@ def rows_of_file(path: Path) -> list[Row]:
     return rows
 
 
+def rows_of_hub(name: str, split: str | None = None) -> list[Row]:
+    """Return the rows of a hub data set.
+
+    Without a split: those of its only one, or of the first that exists of dev, validation and test.
+    Raises ExampleError when it cannot be loaded.
+    """
+    datasets = _datasets()
+    try:
+        data = datasets.load_dataset(name)
+    except Exception as error:  # the network, the hub and damaged caches raise anything
+        raise ExampleError(
+            f"cannot load the data set {name!r}: {first_line(error)}; "
+            f"where the hub cannot be reached, fetch it once where it can (`hf download {name} "
+            "--repo-type dataset --local-dir FOLDER`) and give FOLDER, "
+            "or let HF_HOME or HF_HUB_CACHE name a cache that holds it"
+        ) from error
+    return _rows_of_data_set(data, split, name)
+
+
+def is_data_folder(folder: Path) -> bool:
+    """Return whether a folder holds a data set: one saved by `datasets`, or parquet files."""
+    return _is_saved(folder) or any(
+        next(folder.glob(pattern), None) for pattern in ("*.parquet", "*/*.parquet")
+    )
+
+
+def rows_of_data_folder(folder: Path) -> list[Row]:
+    """Return the rows of a folder that holds a data set; raises ExampleError when it is damaged."""
+    datasets = _datasets()
+    read = datasets.load_from_disk if _is_saved(folder) else datasets.load_dataset
+    try:
+        data = read(str(folder))
+    except Exception as error:  # as above
+        raise ExampleError(
+            f"cannot read the data set in {folder}: {first_line(error)}; save or download it again"
+        ) from error
+    return _rows_of_data_set(data, None, str(folder))
+
+
 def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the nulls with which a table fills missing values."""
-    kept = {name: value for name, value in values.items() if value is not None}
+    """Return the values less the nulls with which a table fills missing ones."""
     return {
         name: without_nulls(value) if isinstance(value, dict) else value
-        for name, value in kept.items()
+        for name, value in values.items()
+        if value is not None
     }
 
 
@@ -83,7 +132,7 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _parse(text: str, where: str, first_line: int) -> Any:
+def _parsed(text: str, where: str, first_line: int) -> Any:
     try:
         value = json.loads(text)
         if "\\u" in text:
@@ -91,32 +140,22 @@ def _parse(text: str, where: str, first_line: int) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         line = f"line {first_line + error.lineno - 1}, column {error.colno}"
-        raise ExampleError(
-            f"{where}: not JSON ({error.msg} at {line}); "
-            "expected one object per line, or an array of objects"
-        ) from error
+        problem = f"not JSON ({error.msg} at {line}); expected one object per line, or an array of "
+        raise ExampleError(f"{where}: {problem}objects") from error
     except RecursionError as error:
-        raise ExampleError(
-            f"{where}: nested too deeply; expected one flat object per line"
-        ) from error
+        problem = "nested too deeply; expected one flat object per line"
+        raise ExampleError(f"{where}: {problem}") from error
     except ValueError as error:
-        raise ExampleError(
-            f"{where}: holds a value that cannot be read ({error}); correct or remove it"
-        ) from error
+        problem = f"holds a value that cannot be read ({error}); correct or remove it"
+        raise ExampleError(f"{where}: {problem}") from error
     return value
 
 
-def _row(value: Any, where: str) -> Row:
+def _json_row(value: Any, where: str) -> Row:
     if not isinstance(value, dict):
-        raise ExampleError(
-            f"{where}: got a {type(value).__name__}; expected a JSON object for each row"
-        )
+        got = type(value).__name__
+        raise ExampleError(f"{where}: got a {got}; expected a JSON object for each row")
     return Row(where, value)
-
-
-def _array_rows(text: str, path: Path) -> Iterator[Row]:
-    for number, value in enumerate(_parse(text, str(path), 1), 1):
-        yield _row(value, f"{path}, row {number}")
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[Row]:
@@ -132,16 +171,111 @@ def _csv_rows(text: str, path: Path) -> Iterator[Row]:
         line = reader.line_num + 1
         for values in reader:
             if None in values or None in values.values():
-                expected = (
-                    f"expected {len(columns)} cells, as in the header; "
-                    "quote cells that hold commas or line breaks"
-                )
                 raise ExampleError(
                     f"{path}:{line}: the row has too {'many' if None in values else 'few'} cells; "
-                    f"{expected}"
+                    f"expected {len(columns)} cells, as in the header; {QUOTE}"
                 )
             yield Row(f"{path}:{line}", dict(values))
             line = reader.line_num + 1
     except csv.Error as error:
-        remedy = "quote cells that hold commas or line breaks, or give JSON lines"
-        raise ExampleError(f"{path}:{line}: not CSV ({error}); {remedy}") from error
+        raise ExampleError(
+            f"{path}:{line}: not CSV ({error}); {QUOTE}, or give JSON lines"
+        ) from error
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in SAVED_FILES)
+
+
+def _datasets() -> ModuleType:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ExampleError(
+            "data sets need the package `datasets`; "
+            "install it with: pip install 'juice-steering[eval]'"
+        ) from error
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    return datasets  # type: ignore[no-any-return]
+
+
+def _rows_of_data_set(data: Any, split: str | None, name: str) -> list[Row]:
+    if isinstance(data, dict):
+        preferred = list(data) if len(data) == 1 else [s for s in PREFERRED_SPLITS if s in data]
+        chosen = split or next(iter(preferred), None)
+        if chosen not in data:
+            raise ExampleError(
+                f"the data set {name} has no split {chosen or '/'.join(PREFERRED_SPLITS)}; "
+                f"name one of: {', '.join(data)}"
+            )
+        data = data[chosen]
+    rows = [Row(f"{name}, row {i}", without_nulls(values)) for i, values in enumerate(data, 1)]
+    if not rows:
+        raise ExampleError(f"the data set {name} is empty; expected one example per row")
+    return rows
+
+
+Fields = Mapping[str, tuple[str, ...]]
+"""The columns to look for a field in, by field; the first that the rows have is taken."""
+
+
+def columns_of(
+    rows: Sequence[Row], fields: Fields, required: Sequence[str], named: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the column of every field that the rows have.
+
+    Args:
+        rows: The rows.
+        fields: The columns to look for each field in.
+        required: The fields that must be found.
+        named: The columns of fields whose names differ, by field.
+
+    Raises UsageError for an unknown field in `named`, and ExampleError when no row has a named or
+    required column.
+    """
+    if unknown := named.keys() - fields.keys():
+        raise UsageError(
+            f"--columns names the field {min(unknown)!r}; expected one of {', '.join(fields)}"
+        )
+    there = list(dict.fromkeys(column for row in rows for column in row.values))
+    if absent := set(named.values()) - set(there):
+        raise ExampleError(
+            f"{rows[0].where}: --columns names the column {min(absent)!r}; "
+            f"the rows have {', '.join(there)}"
+        )
+    found = {
+        field: named.get(field) or next((c for c in columns if c in there), None)
+        for field, columns in fields.items()
+    }
+    for field in required:
+        if found[field] is None:
+            expected = " or ".join(fields[field])
+            remedy = f"name yours with --columns {field}=NAME"
+            raise ExampleError(
+                f"{rows[0].where}: there is no column {expected}; "
+                f"the rows have {', '.join(there)}: {remedy}"
+            )
+    return {field: column for field, column in found.items() if column is not None}
+
+
+def text_of(value: Any) -> str | None:
+    """Return the text of a value, stripped; None if it has no text."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return value.strip() or None if isinstance(value, str) else None
+
+
+def texts_of(value: Any) -> tuple[str, ...]:
+    """Return the distinct texts of a text, a list, a JSON list, or SQuAD's `{"text": [...]}`.
+
+    Empty when any item has no text.
+    """
+    if isinstance(value, dict):
+        value = value.get("text")
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):  # an answer may begin with a bracket
+            value = json.loads(value)
+    texts = [text_of(v) for v in value] if isinstance(value, list) else [text_of(value)]
+    known = [text for text in texts if text is not None]
+    return tuple(dict.fromkeys(known)) if len(known) == len(texts) else ()

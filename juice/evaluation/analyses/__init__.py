@@ -17,29 +17,20 @@ from functools import partial
 from typing import Any
 
 from juice.errors import JuiceError
-from juice.evaluation.analyses import (
-    heads,
-    knock_outs,
-    paraphrases,
-    reversals,
-    robustness,
-    running_once,
-    seeds,
-    stability,
-)
+from juice.evaluation.analyses import draws, robustness, single_heads
 from juice.evaluation.analyses.inputs import AnalysisInputs
 
 ANALYSES: dict[str, Callable[[AnalysisInputs], dict[str, Any]]] = {
-    "heads": heads.measure,
-    "reversals": reversals.measure,
-    "running_once": running_once.measure,
-    "knock_outs": knock_outs.measure,
-    "robustness": robustness.measure,
-    "paraphrases": paraphrases.measure,
-    "seeds": partial(seeds.measure, "attribution"),
-    "seeds_learned": partial(seeds.measure, "learned"),
-    "seeds_probe": partial(seeds.measure, "probe"),
-    "stability": stability.measure,
+    "heads": single_heads.measure_heads,
+    "reversals": single_heads.measure_reversals,
+    "running_once": robustness.measure_running_once,
+    "knock_outs": single_heads.measure_knock_outs,
+    "robustness": robustness.measure_robustness,
+    "paraphrases": robustness.measure_paraphrases,
+    "seeds": partial(draws.measure_seeds, "attribution"),
+    "seeds_learned": partial(draws.measure_seeds, "learned"),
+    "seeds_probe": partial(draws.measure_seeds, "probe"),
+    "stability": draws.measure_stability,
 }
 
 

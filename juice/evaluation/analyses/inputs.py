@@ -1,46 +1,65 @@
-"""What every analysis is given."""
+"""The inputs of an analysis: what methods are prepared from, and the scores of single examples.
+
+The scores of any set of examples are the mean of these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
+import torch
+
 from juice.data.example import ConflictExample, conflict_types, judged_types
+from juice.engine.steer import Steer
+from juice.errors import ExampleError
+from juice.evaluation.answers import Answer, ask
 from juice.evaluation.choices import Preparer
-from juice.evaluation.methods import MethodName
-from juice.evaluation.splits import Splits, limited
-from juice.head_set import HeadSet
-from juice.identification import IdentificationOptions
-from juice.methods import ConflictType, Target
-from juice.progress import Progress, silent
-from juice.steered_model import SteeredModel
+from juice.evaluation.methods import Treatment
+from juice.evaluation.options import MethodName
+from juice.evaluation.splits import domain_of, limited
+from juice.formula import ConflictType, Target
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import HeadScores
+from juice.identification.probes import score_heads
 
 # Most test examples of an analysis: enough to see, cheap enough to repeat for every setting.
 N_EXAMPLES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalysisInputs:
-    """The model, the splits and the head set of one target.
+class AnalysisInputs(Preparer):
+    """All that methods are prepared from, for one target.
 
-    `choices` is what validation chose, by method and domain.
+    `choices` is what validation chose, by method and domain; `templates` those of paraphrases.
     """
 
-    model: SteeredModel
-    splits: Splits
     target: Target
-    head_set: HeadSet | None
-    preparer: Preparer
-    options: IdentificationOptions
     choices: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     templates: Mapping[str, Any] | None = None
-    seed: int = 0
-    progress: Progress = silent
 
-    def choice(self, name: MethodName) -> dict[str, Any]:
-        """Return what validation chose for a method, by domain: for the tables, or else now."""
-        return self.choices.get(name) or self.preparer.choose(name, self.target)
+    @property
+    def head_set(self) -> HeadSet | None:
+        """The head set that is served for the target."""
+        return self.head_sets["served"].get(self.target)
+
+    def treatments_of(self, name: MethodName) -> dict[str, Treatment]:
+        """Return a method's treatments as in the tables, or as validation chooses now."""
+        choices = self.choices.get(name) or self.choose(name, self.target)
+        return self.treatments(name, self.target, choices)
+
+    def ask(
+        self,
+        examples: Sequence[ConflictExample],
+        conflict_types: Sequence[ConflictType],
+        steer: Steer | None,
+    ) -> dict[ConflictType, list[Answer | None]]:
+        """Return the judged answers of all examples under one steering; None: unsteered."""
+        treatment = Treatment(target=self.target, steer=steer)
+        treatments = {domain_of(e): treatment for e in examples}
+        return ask(self.model, examples, conflict_types, treatments, self.target)
 
     @property
     def few(self) -> list[ConflictExample]:
@@ -56,3 +75,48 @@ class AnalysisInputs:
     def judged_types(self) -> tuple[ConflictType, ...]:
         """Those of the conflict types on which the target is judged."""
         return judged_types(self.target, self.splits.test)
+
+
+def pool_of(inputs: AnalysisInputs, n: int) -> list[ConflictExample]:
+    """Return up to n examples that are not tested on.
+
+    Those that the heads were found on come first, then others of their domains, then the rest.
+    """
+    drawn = inputs.splits.identification[inputs.target]
+    domains = {domain_of(e) for e in drawn}
+    others = [*inputs.splits.validation, *inputs.splits.large]
+    Random(inputs.seed).shuffle(others)
+    others.sort(key=lambda e: domain_of(e) not in domains)
+    types = set(drawn[0].prompts)
+    return [*drawn, *(e for e in others if types <= e.prompts.keys())][:n]
+
+
+def score_each(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> list[HeadScores]:
+    """Return the scores of each example. Raises ExampleError for fewer than two examples."""
+    if len(examples) < 2:
+        raise ExampleError(
+            f"{len(examples)} examples can be resampled; expected at least 2 that are not tested on"
+        )
+    types = judged_types(inputs.target, examples)
+    settings = inputs.options
+    return [
+        score_heads(
+            inputs.model,
+            [example],
+            targets={inputs.target: types},
+            alphas_plus=settings.alphas_plus,
+            alphas_minus=settings.alphas_minus,
+            progress=inputs.progress,
+        )[inputs.target]
+        for example in examples
+    ]
+
+
+def scores_of(scored: Sequence[HeadScores]) -> HeadScores:
+    """Return the scores of a set of examples."""
+    plus, minus = (
+        torch.stack([getattr(one, sign) for one in scored]).mean(0) for sign in ("plus", "minus")
+    )
+    return HeadScores(
+        target=scored[0].target, conflict_types=scored[0].conflict_types, plus=plus, minus=minus
+    )

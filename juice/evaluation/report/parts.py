@@ -1,11 +1,15 @@
-"""What a report is made of: sections of sentences, tables and pictures, and how numbers look."""
+"""The parts of a report: sections of sentences, tables and pictures; and how numbers look."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Row = Sequence[str]
 
@@ -16,6 +20,17 @@ class Table:
 
     header: Row
     rows: Sequence[Row]
+
+    @classmethod
+    def of(cls, frame: DataFrame) -> Table:
+        """Return a frame of texts, a row a method, as a table."""
+        rows = [[words(name), *row] for name, *row in frame.itertuples(name=None)]
+        return cls(["method", *map(words, frame.columns)], rows)
+
+    @classmethod
+    def by_column(cls, columns: Mapping[str, Iterable[str]]) -> Table:
+        """Return the table of columns of texts, each under its title."""
+        return cls([*columns], [*zip(*columns.values(), strict=True)])
 
     def as_text(self) -> str:
         """Return the table as lines with aligned columns."""
@@ -36,7 +51,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One prompt of one fact, and what every method answered.
+    """One prompt of one fact, and the answers of every method.
 
     `other` is the answer that does not count, with whose it is; `answers` are (method, output,
     whether it is right, p of the parametric answer, p of the context answer).
@@ -51,16 +66,6 @@ class Item:
     other: str
     answers: Sequence[tuple[str, str, bool, str, str]]
 
-    @property
-    def right(self) -> list[str]:
-        """The methods that answered right."""
-        return [answer[0] for answer in self.answers if answer[2]]
-
-    @property
-    def wrong(self) -> list[str]:
-        """The methods that did not."""
-        return [answer[0] for answer in self.answers if not answer[2]]
-
 
 @dataclass(frozen=True)
 class Section:
@@ -73,7 +78,7 @@ class Section:
     level: int = 2
     text: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = field(default_factory=tuple)
+    pictures: Sequence[Picture] = ()
     in_terminal: bool = False
     items: Sequence[Item] = ()
 
@@ -81,16 +86,6 @@ class Section:
     def methods(self) -> list[str]:
         """The methods of its single answers."""
         return list(dict.fromkeys(answer[0] for item in self.items for answer in item.answers))
-
-    @property
-    def conflict_types(self) -> list[str]:
-        """The conflict types of its single answers."""
-        return list(dict.fromkeys(item.conflict_type for item in self.items))
-
-    @property
-    def relations(self) -> list[str]:
-        """The relations of its single answers, sorted."""
-        return sorted({item.relation for item in self.items if item.relation})
 
 
 def anchors(made: Sequence[Section]) -> list[str]:
@@ -111,10 +106,20 @@ def words(name: str) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share in percent with one decimal, as in the paper; a dash for None."""
-    return "–" if value is None else f"{100 * value:.1f}"
+    """Return a share in percent with one decimal, as in the paper; a dash for none."""
+    return number(None if value is None else 100 * value, 1)
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with `digits` decimals; a dash for None."""
-    return "–" if value is None else f"{value:.{digits}f}"
+    """Return a number with `digits` decimals; a dash for None and for one that is not a number."""
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def between(low: float | None, high: float | None) -> str:
+    """Return an interval of shares in percent; a dash where there is none."""
+    return "–" if low is None or math.isnan(low) else f"{percent(low)}–{percent(high)}"
+
+
+def head_name(head: Sequence[int]) -> str:
+    """Return L3H5 for head 5 of layer 3."""
+    return f"L{head[0]}H{head[1]}"

@@ -6,25 +6,14 @@ import base64
 import io
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
-from juice.errors import OutputError, UsageError
+from juice.errors import OutputError
 from juice.evaluation.report.parts import Section, Table, anchors
 from juice.files import LOOK, write_lines
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html"
 DPI = 110
-
-
-def require_extra() -> None:
-    """Raise UsageError where the extra `eval` is not installed."""
-    missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"evaluation needs {', '.join(missing)}; "
-            "install it with: pip install 'juice-steering[eval]'"
-        )
 
 
 def write_report(folder: Path, made: Sequence[Section]) -> None:
@@ -45,9 +34,9 @@ def write_report(folder: Path, made: Sequence[Section]) -> None:
     write_lines(folder / "report.html", [_html(made, pictures)], overwrite=True)
 
 
-def write_page(path: Path, made: Sequence[Section], *, overwrite: bool) -> None:
-    """Write one HTML file; raises OutputError where it cannot be written."""
-    write_lines(path, [_html(made, _pictures(made))], overwrite=overwrite)
+def page(made: Sequence[Section]) -> str:
+    """Return one HTML file that needs nothing else."""
+    return _html(made, _pictures(made))
 
 
 def _pictures(made: Sequence[Section]) -> dict[str, bytes]:

@@ -1,1 +1,1 @@
-"""The server on a Ray cluster: replicas of models, and one ingress that keeps turns."""
+"""The server on a Ray cluster: one ingress that passes requests on to replicas of models."""

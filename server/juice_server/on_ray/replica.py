@@ -7,23 +7,20 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
-from starlette.types import Message, Scope
+from starlette.types import Message
 
 from juice.errors import JuiceError
 from juice_server import settings as settings_module
 from juice_server.app import create
-from juice_server.clients import Client
-from juice_server.intake import replaying
+from juice_server.http import replaying
+from juice_server.keys import Client
 from juice_server.service import LOST, Service
 from juice_server.telemetry import logs
 from juice_server.trace import Trace
 
 LOG = logging.getLogger("juice_server")
-# The last message of every answer, which the ingress keeps: the tokens that it took.
-USED = "juice.used"
 # Names the replica in every answer, by its host and process.
 REPLICA_HEADER = b"x-juice-replica"
 # Time to report the loss of the engine to clients.
@@ -40,8 +37,7 @@ class Replica:
     async def __init__(self, flags: dict[str, Any]) -> None:  # type: ignore[misc]
         settings = settings_module.read(flags)
         logs.set_up(settings.log_format)
-        loop = asyncio.get_running_loop()
-        self._loaded: asyncio.Future[None] = loop.create_future()
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._app = create(
             settings,
             on_ready=lambda _model: self._loaded.set_result(None),
@@ -67,30 +63,18 @@ class Replica:
         if (state := self._service.state) in LOST:
             raise RuntimeError(state)
 
-    async def metrics(self) -> bytes:
-        """Return the metrics, in Prometheus' text format."""
-        return self._service.metrics.render()
-
     async def answer(
         self, scope: dict[str, Any], body: bytes, request_id: str, client: Client
     ) -> AsyncIterator[list[Message]]:
-        """Yield the messages of an answer, those that are there together, and last its use.
+        """Yield the messages of an answer, those that are there together.
 
         Args:
             scope: The request, in ASGI's terms.
             body: Its body.
             request_id: Its id, for the log.
-            client: Whose it is; the ingress has applied its bounds.
+            client: Whose it is; the ingress has checked the key.
         """
-        client = replace(
-            client,
-            requests_per_minute=None,
-            tokens_per_minute=None,
-            max_running=None,
-            max_waiting=None,
-        )
         trace = Trace(id=request_id, client=client)
-        own: Scope = {**scope, "state": {"trace": trace}}
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
 
         async def never() -> Message:
@@ -105,7 +89,8 @@ class Replica:
 
         async def run() -> None:
             try:
-                await self._app(own, replaying(body, never), send)
+                request = {**scope, "state": {"trace": trace}}
+                await self._app(request, replaying(body, never), send)
             finally:
                 messages.put_nowait(None)
 
@@ -113,14 +98,13 @@ class Replica:
         try:
             is_over = False
             while not is_over:
-                there = [await messages.get()]
+                ready = [await messages.get()]
                 while not messages.empty():
-                    there.append(messages.get_nowait())
-                is_over = there[-1] is None
-                if ready := [message for message in there if message is not None]:
-                    yield ready
+                    ready.append(messages.get_nowait())
+                is_over = ready[-1] is None
+                if batch := [message for message in ready if message is not None]:
+                    yield batch
             await running
-            yield [{"type": USED, "n_tokens": trace.n_prompt_tokens + trace.n_generated_tokens}]
         finally:
             running.cancel()
 

@@ -1,1 +1,1 @@
-"""What operators see: metrics, traces and logs."""
+"""Telemetry for operators: metrics, traces and logs."""

@@ -1,4 +1,4 @@
-"""What the server writes to standard error: a line for people, or one JSON object."""
+"""The log on standard error: a line for people, or one JSON object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
-# What has something to say to an operator; other libraries are heard from "warning" on.
+# Loggers for operators, heard from "info" on; other libraries are heard from "warning" on.
 LOUD = ("juice", "juice_server")
 HEARD = (*LOUD, "uvicorn.error", "asyncio", "opentelemetry")
 # vLLM's processes set up their logs by themselves.
@@ -46,8 +46,8 @@ class TextLines(logging.Formatter):
         """Return the line, and below it the traceback of an error."""
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields: dict[str, Any] = getattr(record, "fields", {})
-        own = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
-        line = f"{moment} {record.levelname.lower()}: {record.getMessage()} {own}".rstrip()
+        extra = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+        line = f"{moment} {record.levelname.lower()}: {record.getMessage()} {extra}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -73,7 +73,7 @@ def _take_over(handler: logging.Handler) -> None:
         logger.handlers, logger.propagate = [], True
     os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(VLLM_LOGGING))
     sys.excepthook = _report
-    threading.excepthook = lambda own: _report(own.exc_type, own.exc_value, own.exc_traceback)
+    threading.excepthook = lambda hook: _report(hook.exc_type, hook.exc_value, hook.exc_traceback)
 
 
 def _report(

@@ -1,12 +1,14 @@
-"""The Prometheus metrics, named juice_*; those under vLLM's names are kept beside them.
+"""The Prometheus metrics, named juice_*, and beside them those that vLLM has, under its names.
 
-Labels come from closed sets: routes, statuses, error codes, targets, names of keys.
+Dashboards and autoscalers made for vLLM find what they read; each name means here what it means
+there, and what this server has no equivalent of is missing. Labels come from closed sets: routes,
+statuses, error codes, targets, names of keys.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -17,11 +19,104 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 import juice
-from juice.engine import Completion, Engine, Status
+from juice.engine.answer import Completion
+from juice.engine.contract import Engine, Status
+from juice.engine.request import Request
 from juice.errors import CancelledError, JuiceError, NonFiniteError
-from juice_server.telemetry.buckets import BATCH_SIZES, LATENCIES_S, TOKENS
-from juice_server.telemetry.vllm_names import VllmNames
-from juice_server.trace import Run, Trace
+from juice_server.trace import Submission, Trace
+
+# The upper bounds of the histograms' buckets: seconds, generations, tokens.
+LATENCIES_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 30, 60, 120, 300),
+)
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+
+# A row has the name, or both names with a space between them; the help; and labels.
+# The code calls a metric by its first name, and writes it under both.
+Rows = tuple[tuple[str, ...], ...]
+COUNTERS: Rows = (
+    ("juice_requests", "HTTP requests answered.", "route", "status", "code", "steer"),
+    ("juice_rejections", "Requests that were refused.", "reason"),
+    ("juice_prompt_tokens vllm:prompt_tokens", "Prompt tokens."),
+    ("juice_generated_tokens vllm:generation_tokens", "Generated tokens."),
+    ("juice_cancelled", "Generations cancelled because nobody was waiting for them."),
+    ("juice_gated", "Generations that a gate decided about, by whether it steered them.", "steers"),
+    (
+        "juice_non_finite_logits",
+        "Generations that ended because their logits were not finite.",
+    ),
+    ("juice_key_requests", "Requests with a key.", "key"),
+    ("juice_key_tokens", "Tokens of requests with a key: prompt or generated.", "key", "kind"),
+    ("juice_head_set_changes", "Head sets that were added, changed or removed.", "change"),
+    ("vllm:request_success", "Generations that ended.", "finished_reason"),
+)
+TIMES: Rows = (
+    (
+        "juice_request_duration_seconds",
+        "From a request's arrival to the end of its answer.",
+        "route",
+    ),
+    (
+        "juice_time_to_first_token_seconds",
+        "From a request's arrival in the queue to its first token.",
+    ),
+    ("vllm:time_to_first_token_seconds", "From a request's arrival to its first token."),
+    ("vllm:e2e_request_latency_seconds", "From a request's arrival to its last token."),
+    (
+        "juice_inter_token_latency_seconds vllm:inter_token_latency_seconds",
+        "Between a generation's tokens.",
+    ),
+    (
+        "vllm:request_time_per_output_token_seconds",
+        "Between them on average, once a generation.",
+    ),
+    (
+        "juice_queue_time_seconds vllm:request_queue_time_seconds",
+        "From a generation's arrival in the queue to its start.",
+    ),
+    ("vllm:request_prefill_time_seconds", "From a generation's start to its first token."),
+    ("vllm:request_decode_time_seconds", "From a generation's first token to its last."),
+    ("vllm:request_inference_time_seconds", "From a generation's start to its last token."),
+)
+LENGTHS: Rows = (
+    ("juice_prompt_length_tokens vllm:request_prompt_tokens", "Tokens of a generation's prompt."),
+    (
+        "juice_generation_length_tokens vllm:request_generation_tokens",
+        "Tokens that a generation made.",
+    ),
+    ("vllm:request_max_num_generation_tokens", "Tokens of a request's longest answer."),
+    ("vllm:request_params_max_tokens", "The most new tokens that a request asks for."),
+    ("vllm:request_params_n", "Choices that a request asks for."),
+)
+GAUGES: tuple[tuple[str, str, Callable[[Status], float]], ...] = (
+    (
+        "juice_requests_running vllm:num_requests_running",
+        "Generations in the batch.",
+        lambda status: status.n_running,
+    ),
+    (
+        "juice_requests_waiting vllm:num_requests_waiting",
+        "Generations in the queue.",
+        lambda status: status.n_waiting,
+    ),
+    (
+        "juice_kv_cache_occupancy_ratio vllm:kv_cache_usage_perc",
+        "Reserved share of the memory for keys and values, 0 to 1.",
+        lambda status: status.n_kv_bytes / status.max_kv_bytes,
+    ),
+    (
+        "juice_engine_heartbeat_age_seconds",
+        "Time since the engine last began a step.",
+        lambda status: status.heartbeat_age_s,
+    ),
+    (
+        "juice_engine_up",
+        "Whether the engine's thread is alive.",
+        lambda status: float(status.is_alive),
+    ),
+)
 
 Change = Literal["added", "changed", "removed"]
 # Codes of refusals for the server's limits, state or keys, not for a mistake in the request.
@@ -42,7 +137,7 @@ class Metrics:
     """The counters of one app, in a registry of its own.
 
     Args:
-        model_name: What clients call the model.
+        model_name: The name by which clients call the model.
     """
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
@@ -50,66 +145,51 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._model_name = model_name
-        self._under_vllms_names = VllmNames(self.registry, model_name)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"juice_{name}", text, labels, registry=self.registry)
-
-        def histogram(
-            name: str, text: str, *labels: str, buckets: Sequence[float] = LATENCIES_S
-        ) -> Histogram:
-            return Histogram(f"juice_{name}", text, labels, buckets=buckets, registry=self.registry)
-
-        self._requests = counter(
-            "requests", "HTTP requests answered.", "route", "status", "code", "steer"
-        )
-        self._rejections = counter("rejections", "Requests that were refused.", "reason")
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
-        self._generated_tokens = counter("generated_tokens", "Generated tokens.")
-        self._cancelled = counter(
-            "cancelled", "Generations cancelled because nobody was waiting for them."
-        )
-        self._gated = counter(
-            "gated", "Generations that a gate decided about, by whether it steered them.", "steers"
-        )
-        self._non_finite = counter(
-            "non_finite_logits", "Generations that ended because their logits were not finite."
-        )
-        self._first_token = histogram(
-            "time_to_first_token_seconds",
-            "From a request's arrival in the queue to its first token.",
-        )
-        self._inter_token = histogram(
-            "inter_token_latency_seconds", "Between a generation's tokens."
-        )
-        self._queue = histogram(
-            "queue_time_seconds", "From a request's arrival in the queue to its start."
-        )
-        self._duration = histogram(
-            "request_duration_seconds",
-            "From a request's arrival to the end of its answer.",
-            "route",
-        )
-        self._tokens_in = histogram(
-            "prompt_length_tokens", "Tokens of a generation's prompt.", buckets=TOKENS
-        )
-        self._tokens_out = histogram(
-            "generation_length_tokens", "Tokens that a generation made.", buckets=TOKENS
-        )
-        self._key_requests = counter("key_requests", "Requests with a key.", "key")
-        self._key_tokens = counter(
-            "key_tokens", "Tokens of requests with a key: prompt or generated.", "key", "kind"
-        )
-        self._head_sets = counter(
-            "head_set_changes", "Head sets that were added, changed or removed.", "change"
-        )
-        Info("juice_build", "The server.", registry=self.registry).info(
-            {"version": juice.__version__}
-        )
+        # By its first name, a metric under each of its names, with vLLM's labels where it has them.
+        self._metrics: dict[str, list[tuple[Any, tuple[str, ...]]]] = {}
+        for row in COUNTERS:
+            self._declare(Counter, *row)
+        for row in TIMES:
+            self._declare(Histogram, *row, buckets=LATENCIES_S)
+        for row in LENGTHS:
+            self._declare(Histogram, *row, buckets=TOKENS)
+        self._inform("build", "The server.", version=juice.__version__)
         for reason in REJECTIONS:
-            self._rejections.labels(reason)
+            self._series("juice_rejections", reason)
         for change in get_args(Change):
-            self._head_sets.labels(change)
+            self._series("juice_head_set_changes", change)
+
+    def _declare(
+        self, kind: type[Any], names: str, text: str, *labels: str, **options: Any
+    ) -> list[Any]:
+        """Register a metric under its names; return its series, if it has no labels."""
+        declared = self._metrics[names.split()[0]] = []
+        for name in names.split():
+            shared = {}
+            if name.startswith("vllm:"):
+                shared = {"model_name": self._model_name, "engine": "0"}
+            metric = kind(name, text, (*shared, *labels), registry=self.registry, **options)
+            declared.append((metric, tuple(shared.values())))
+        return [] if labels else self._series(names.split()[0])
+
+    def _series(self, name: str, *labels: str) -> list[Any]:
+        """Return the series of a metric with these labels, one for each of its names."""
+        return [
+            metric.labels(*shared, *labels) if shared or labels else metric
+            for metric, shared in self._metrics[name]
+        ]
+
+    def _count(self, name: str, *labels: str, n: int = 1) -> None:
+        for series in self._series(name, *labels):
+            series.inc(n)
+
+    def _observe(self, name: str, *values: float, labels: tuple[str, ...] = ()) -> None:
+        for series in self._series(name, *labels):
+            for value in values:
+                series.observe(value)
+
+    def _inform(self, name: str, text: str, **facts: str) -> None:
+        Info(f"juice_{name}", text, registry=self.registry).info(facts)
 
     def watch(
         self, engine: Engine, status: Callable[[], Status], n_tokenizing: Callable[[], int]
@@ -121,42 +201,26 @@ class Metrics:
             status: Returns its state, with what waits before it.
             n_tokenizing: Returns how many texts wait to be tokenized.
         """
-        own = engine.description
-        Info("juice_model", "The model.", registry=self.registry).info(
-            {
-                "model": self._model_name,
-                "architecture": own.identity.architecture,
-                "fingerprint": own.identity.fingerprint or "",
-                "engine": engine.name,
-                "dtype": own.dtype,
-                "quantization": own.quantization or "none",
-                "device": own.device,
-            }
+        served = engine.description
+        self._inform(
+            "model",
+            "The model.",
+            model=self._model_name,
+            architecture=served.identity.architecture,
+            fingerprint=served.identity.fingerprint or "",
+            engine=engine.name,
+            dtype=served.dtype,
+            quantization=served.quantization or "none",
+            device=served.device,
         )
-        self._under_vllms_names.watch(status)
         self.registry.register(_Steps(status))
-        gauges: Sequence[tuple[str, str, Callable[[Status], float]]] = (
-            ("requests_running", "Generations in the batch.", lambda s: s.n_running),
-            ("requests_waiting", "Generations in the queue.", lambda s: s.n_waiting),
-            (
-                "engine_heartbeat_age_seconds",
-                "Time since the engine last began a step.",
-                lambda s: s.heartbeat_age_s,
-            ),
-            ("engine_up", "Whether the engine's thread is alive.", lambda s: float(s.is_alive)),
-            (
-                "kv_cache_occupancy_ratio",
-                "Reserved share of the memory for keys and values.",
-                lambda s: s.n_kv_bytes / s.max_kv_bytes,
-            ),
-        )
-        for name, text, value in gauges:
-            gauge = Gauge(f"juice_{name}", text, registry=self.registry)
-            gauge.set_function(lambda value=value: value(status()))  # type: ignore[misc]
-        waiting = Gauge(
+        for names, text, value in GAUGES:
+            for gauge in self._declare(Gauge, names, text):
+                gauge.set_function(lambda value=value: value(status()))
+        (waiting,) = self._declare(
+            Gauge,
             "juice_requests_waiting_to_be_tokenized",
             "Requests whose texts wait to be tokenized.",
-            registry=self.registry,
         )
         waiting.set_function(n_tokenizing)
 
@@ -166,51 +230,70 @@ class Metrics:
         Args:
             route: The path of the route, or "unmatched".
             status: The HTTP status.
-            trace: What was recorded of the request.
+            trace: The record of the request.
         """
-        self._requests.labels(route, str(status), trace.code, trace.steer).inc()
-        self._duration.labels(route).observe(trace.age_s)
-        self._under_vllms_names.answered(trace)
+        self._count("juice_requests", route, str(status), trace.code, trace.steer)
+        self._observe("juice_request_duration_seconds", trace.age_s, labels=(route,))
         if trace.code in REJECTIONS:
-            self._rejections.labels(trace.code).inc()
+            self._count("juice_rejections", trace.code)
         if trace.client.has_key:
-            self._key_requests.labels(trace.client.name).inc()
+            self._count("juice_key_requests", trace.client.name)
+        if completions := trace.completions:
+            # Once for all choices of the request.
+            longest = max(len(completion.tokens) for completion in completions)
+            most = max(request.options.max_tokens for request in trace.requests)
+            self._observe("vllm:request_max_num_generation_tokens", longest)
+            self._observe("vllm:request_params_max_tokens", most)
+            self._observe("vllm:request_params_n", trace.n_choices)
 
-    def completed(self, completion: Completion, trace: Trace, run: Run) -> None:
-        """Count a generation, its tokens and what a gate decided, and observe its times."""
-        times, n_new = completion.timing.tokens_s, len(completion.tokens)
-        self._generated_tokens.inc(n_new)
-        self._tokens_in.observe(completion.n_prompt_tokens)
-        self._tokens_out.observe(n_new)
+    def completed(self, completion: Completion, request: Request, trace: Trace) -> None:
+        """Count a generation, its tokens and its gate's decision, and observe its times."""
+        times_s, n_new = completion.timing.tokens_s, len(completion.tokens)
+        start_s = completion.timing.queued_s
+        self._count("juice_generated_tokens", n=n_new)
+        self._count("vllm:request_success", completion.finish_reason)
         if trace.client.has_key:
-            self._key_tokens.labels(trace.client.name, "generated").inc(n_new)
-        self._under_vllms_names.completed(completion, run.submitted - trace.begun)
-        self._queue.observe(completion.timing.queued_s)
-        if times:
-            self._first_token.observe(times[0])
+            self._count("juice_key_tokens", trace.client.name, "generated", n=n_new)
         if completion.steering.gate is not None:
-            self._gated.labels(str(completion.steering.gate.steers).lower()).inc()
-        for before, after in pairwise(times):
-            self._inter_token.observe(after - before)
+            self._count("juice_gated", str(completion.steering.gate.steers).lower())
+        self._observe("juice_prompt_length_tokens", completion.n_prompt_tokens)
+        self._observe("juice_generation_length_tokens", n_new)
+        self._observe("juice_queue_time_seconds", start_s)
+        if not times_s:
+            return
+        first_s, last_s = times_s[0], times_s[-1]
+        before_s = request.arrived - trace.begun  # between the arrivals here and in the queue
+        self._observe("juice_time_to_first_token_seconds", first_s)
+        self._observe("vllm:time_to_first_token_seconds", before_s + first_s)
+        self._observe("vllm:e2e_request_latency_seconds", before_s + last_s)
+        self._observe("vllm:request_prefill_time_seconds", first_s - start_s)
+        self._observe("vllm:request_decode_time_seconds", last_s - first_s)
+        self._observe("vllm:request_inference_time_seconds", last_s - start_s)
+        if n_new > 1:
+            each_s = (last_s - first_s) / (n_new - 1)
+            self._observe("vllm:request_time_per_output_token_seconds", each_s)
+        gaps_s = (after - before for before, after in pairwise(times_s))
+        self._observe("juice_inter_token_latency_seconds", *gaps_s)
 
-    def read_prompts(self, run: Run, trace: Trace) -> None:
+    def read_prompts(self, submission: Submission, trace: Trace) -> None:
         """Count the tokens of prompts that were submitted."""
-        self._prompt_tokens.inc(run.n_prompt_tokens)
+        self._count("juice_prompt_tokens", n=submission.n_prompt_tokens)
         if trace.client.has_key:
-            self._key_tokens.labels(trace.client.name, "prompt").inc(run.n_prompt_tokens)
-        self._under_vllms_names.read_prompts(run.n_prompt_tokens)
+            n_tokens = submission.n_prompt_tokens
+            self._count("juice_key_tokens", trace.client.name, "prompt", n=n_tokens)
 
     def failed(self, error: JuiceError) -> None:
         """Count a generation that ended with an error."""
-        self._under_vllms_names.failed(error)
-        if isinstance(error, CancelledError):
-            self._cancelled.inc()
+        is_cancelled = isinstance(error, CancelledError)
+        self._count("vllm:request_success", "abort" if is_cancelled else "error")
+        if is_cancelled:
+            self._count("juice_cancelled")
         if isinstance(error, NonFiniteError):
-            self._non_finite.inc()
+            self._count("juice_non_finite_logits")
 
     def head_set_changed(self, change: Change) -> None:
         """Count a head set that is served now, or no longer, or is another one."""
-        self._head_sets.labels(change).inc()
+        self._count("juice_head_set_changes", change)
 
     def render(self) -> bytes:
         """Return the text that Prometheus reads."""

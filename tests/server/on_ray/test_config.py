@@ -1,19 +1,20 @@
-"""The arguments of the application, the files in deploy/ray, and how many replicas are needed."""
+"""The arguments of the application, the files in deploy/ray, and which model a request is for."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
 
 from juice.errors import UsageError
+from juice_server.errors import UnknownModelError
 from juice_server.on_ray import config
-from juice_server.on_ray.autoscaling import PREFIX, needed, policy
-from juice_server.on_ray.naming import deployment_name
+from juice_server.on_ray.config import deployment_name, model_of, without_model
 
+SERVED = ("first", "org/second", "with:colon")
 FILES = sorted((Path(__file__).parents[3] / "deploy" / "ray").glob("*.yaml"))
 
 
@@ -39,7 +40,7 @@ def test_a_models_settings_go_before_the_common_ones() -> None:
         ({"models": {"a": {"settings": {"max_bach": 3}}}}, "max_bach is not a setting"),
         ({"models": {"a": {"settings": {"max_batch": 0}}}}, "max_batch"),
         ({"models": {"a": {"settings": {"port": 8000}}}}, "port is not for Ray Serve: use"),
-        ({"settings": {"allow_head_set_changes": True}, "models": {"a": {}}}, "follow the folder"),
+        ({"models": {"a": {"waiting_tokens": 3}}}, "models.a.waiting_tokens: Extra inputs"),
         ({"models": {"a": {"settings": {"api_keys": ["k"]}}}}, "api_keys holds for all models"),
     ],
 )
@@ -55,37 +56,39 @@ def test_the_files_configure_deployments_that_there_are(file: Path) -> None:
     read = config.read(application["args"])
     names = {deployment_name(name) for name in read.models}
     assert {own["name"] for own in application["deployments"]} <= names
-    if any("autoscaling_config" in own for own in application["deployments"]):
-        function = application["autoscaling_policy"]["policy_function"]
-        assert function == f"{policy.__module__}:{policy.__name__}"
 
 
-def test_full_replicas_are_all_needed_and_each_share_of_waiting_tokens_needs_one_more() -> None:
-    def own(n_running: int, waiting_tokens: float) -> float:
-        return needed(
-            n_running=n_running, rows=10, waiting_tokens=waiting_tokens, tokens_of_a_replica=1000
-        )
-
-    assert own(20, 0) == 2
-    assert own(20, 2500) == 4.5
-    assert own(5, 0) == 0.5
-    assert own(0, 0) == 0
+def model(body: Any, path: str = "/generate", query: str = "") -> str:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return model_of({"path": path, "query_string": query.encode()}, content, SERVED)
 
 
-class Id(NamedTuple):
-    name: str
-    app_name: str = "juice"
+@pytest.mark.parametrize(
+    ("body", "path", "query", "expected"),
+    [
+        ({}, "/generate", "", "first"),
+        ({"model": "org/second"}, "/v1/completions", "", "org/second"),
+        ({"model": "org/second:context"}, "/v1/completions", "", "org/second"),
+        ({"model": "org/second:none"}, "/v1/completions", "model=first", "org/second"),
+        ({"model": "with:colon"}, "/v1/completions", "", "with:colon"),
+        ({"model": None}, "/generate", "model=org/second", "org/second"),
+        ({}, "/v1/models/org/second:parametric", "", "org/second"),
+        ([1], "/generate", "", "first"),
+        (b"{", "/generate", "", "first"),
+        (b"[" * 100_000, "/generate", "model=org/second", "org/second"),
+    ],
+)
+def test_the_model_is_named_by_the_body_the_query_or_the_path(
+    body: Any, path: str, query: str, expected: str
+) -> None:
+    assert model(body, path, query) == expected
 
 
-def test_the_policy_gives_each_model_what_the_ingress_reports_for_it() -> None:
-    def context(**values: float) -> Any:
-        metrics = {PREFIX + name: {"replica": value} for name, value in values.items()}
-        return SimpleNamespace(aggregated_metrics={**metrics, "other": {"replica": 9.0}})
-
-    contexts = {Id("a"): context(), Id("b"): context(), Id("ingress"): context(a=3.5, b=0)}
-    assert policy(contexts)[0] == {Id("a"): 3.5, Id("b"): 0}
+@pytest.mark.parametrize("name", ["secand", "first:sideways", ":context", ""])
+def test_a_model_that_is_not_served_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnknownModelError, match="expected one of first, org/second"):
+        model({"model": name})
 
 
-def test_the_policy_leaves_alone_what_nothing_is_reported_of() -> None:
-    contexts = {Id("a"): SimpleNamespace(aggregated_metrics=None)}
-    assert policy(contexts)[0] == {}
+def test_the_query_goes_on_without_the_model() -> None:
+    assert without_model(b"model=first&a=1&b=&model=x") == b"a=1&b="

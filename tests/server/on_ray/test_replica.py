@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from juice_server.clients import Client
-from juice_server.on_ray.replica import USED, Replica
+from juice_server.keys import Client
+from juice_server.on_ray.replica import Replica
 from tests.support.serving import CONFLICT, LONG
 
-# What Ray's client has been held to by the ingress, and must not be held to again.
-ANN = Client(name="ann", has_key=True, requests_per_minute=1, tokens_per_minute=1, max_running=1)
+ANN = Client(name="ann", has_key=True)
 
 
-def answer(replica: Replica, body: dict[str, Any]) -> AsyncIterator[list[Any]]:
+def answer(
+    replica: Replica,
+    body: dict[str, Any],
+    client: Client = ANN,
+    *,
+    method: str = "POST",
+    path: str = "/generate",
+) -> AsyncIterator[list[Any]]:
     scope = {
         "type": "http",
         "http_version": "1.1",
-        "method": "POST",
-        "path": "/generate",
+        "method": method,
+        "path": path,
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
         "client": ("10.0.0.1", 1),
     }
-    return replica.answer(scope, json.dumps(body).encode(), "req-1", ANN)
+    return replica.answer(scope, json.dumps(body).encode(), "req-1", client)
+
+
+async def n_running(replica: Replica) -> float:
+    """Return how many generations run in a replica, by its metrics."""
+    messages = answer(replica, {}, method="GET", path="/metrics")
+    text = b"".join([m.get("body", b"") async for batch in messages for m in batch]).decode()
+    (value,) = re.findall(r"(?m)^juice_requests_running\S* (\S+)$", text)
+    return float(value)
 
 
 def with_replica(play: Callable[[Replica], Awaitable[None]], **flags: Any) -> None:
@@ -45,17 +61,29 @@ def with_replica(play: Callable[[Replica], Awaitable[None]], **flags: Any) -> No
     asyncio.run(run())
 
 
-def test_an_answer_is_steered_and_ends_with_the_tokens_that_it_took() -> None:
+def test_an_answer_is_steered_and_names_its_replica() -> None:
     async def play(replica: Replica) -> None:
-        for _ in range(2):
-            body = {"prompt": CONFLICT, "steer": "parametric", "max_tokens": 8}
-            messages = [own async for batch in answer(replica, body) for own in batch]
-            headers = dict(messages[0]["headers"])
-            assert (messages[0]["status"], headers[b"x-request-id"]) == (200, b"req-1")
-            assert b"x-juice-replica" in headers
-            told = json.loads(b"".join(own["body"] for own in messages[1:-1]))
-            assert told["steering"]["applied"] is True
-            assert messages[-1] == {"type": USED, "n_tokens": told["usage"]["total_tokens"]}
+        body = {"prompt": CONFLICT, "steer": "parametric", "max_tokens": 8}
+        messages = [message async for batch in answer(replica, body) for message in batch]
+        headers = dict(messages[0]["headers"])
+        assert (messages[0]["status"], headers[b"x-request-id"]) == (200, b"req-1")
+        assert b"x-juice-replica" in headers
+        told = json.loads(b"".join(message["body"] for message in messages[1:]))
+        assert told["steering"]["applied"] is True
+        assert not messages[-1].get("more_body", False)
+
+    with_replica(play)
+
+
+def test_a_key_is_held_to_its_bounds() -> None:
+    async def play(replica: Replica) -> None:
+        client = replace(ANN, requests_per_minute=1)
+        body = {"prompt": CONFLICT, "max_tokens": 2}
+        answers = [
+            [message async for batch in answer(replica, body, client) for message in batch]
+            for _ in range(2)
+        ]
+        assert [messages[0]["status"] for messages in answers] == [200, 429]
 
     with_replica(play)
 
@@ -68,10 +96,10 @@ def test_a_stream_comes_in_pieces_and_one_that_is_left_is_cancelled() -> None:
             n_batches += 1
             if n_batches == 3:
                 break
-        assert replica._service.status.n_running == 1
+        assert await n_running(replica) == 1
         await stream.aclose()  # type: ignore[attr-defined]
         async with asyncio.timeout(5):
-            while replica._service.status.n_running:
+            while await n_running(replica):
                 await asyncio.sleep(0.01)
 
     with_replica(play)
@@ -90,7 +118,7 @@ def test_a_stuck_engine_is_unhealthy_and_ends_the_process(tmp_path: Path) -> Non
     program = f"""
 import asyncio, json, time
 from pathlib import Path
-from juice.batching.loop import Loop
+from juice.engine.own.loop import Loop
 step = Loop.step
 def broken(self):
     if Path({str(tmp_path / "hang")!r}).exists():

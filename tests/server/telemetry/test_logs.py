@@ -40,7 +40,7 @@ def test_lines_are_to_be_read_otherwise() -> None:
         body = {"prompt": CONFLICT, "steer": "context", "max_tokens": 2, "ignore_eos": True}
         headers = {"x-request-id": "mine"}
         httpx.post(f"{server.url}/generate", json=body, headers=headers)
-    (line,) = [own for own in server.errors().splitlines() if "id=mine" in own]
+    (line,) = [line for line in server.errors().splitlines() if "id=mine" in line]
     found = re.fullmatch(
         r"\d\d:\d\d:\d\d info: request id=mine method=POST route=/generate status=200"
         r" duration_s=[\d.]+ steer=context prompt_tokens=\d+ generated_tokens=2"

@@ -41,8 +41,8 @@ class Growth:
 def total(grown: dict[Any, float], name: str, **labels: str) -> float:
     return sum(
         value
-        for (own, has), value in grown.items()
-        if own == name and has >= frozenset(labels.items())
+        for (series, has), value in grown.items()
+        if series == name and has >= frozenset(labels.items())
     )
 
 
@@ -154,10 +154,10 @@ def test_the_mean_batch_is_that_of_the_steps(server: Server) -> None:
 
 def test_it_says_what_is_served(server: Server) -> None:
     info = httpx.get(f"{server.url}/info", headers=BEARER).json()
-    labels = {name: dict(own) for name, own in samples(server)}
+    labels = {name: dict(pairs) for name, pairs in samples(server)}
     assert labels["juice_build_info"] == {"version": info["version"]}
-    own = labels["juice_model_info"]
-    assert own["model"] == info["model"]["name"] == "mini"
-    assert (own["engine"], own["dtype"]) == (info["engine"]["name"], info["model"]["dtype"])
-    assert own["fingerprint"] == info["model"]["fingerprint"]
+    model = labels["juice_model_info"]
+    assert model["model"] == info["model"]["name"] == "mini"
+    assert (model["engine"], model["dtype"]) == (info["engine"]["name"], info["model"]["dtype"])
+    assert model["fingerprint"] == info["model"]["fingerprint"]
     assert labels["vllm:num_requests_running"] == {"model_name": "mini", "engine": "0"}

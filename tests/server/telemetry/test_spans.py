@@ -133,8 +133,8 @@ def test_a_gate_has_a_span_of_its_own(
         *("POST /generate", "text_completion mini"),
         *("queue", "gate", "prefill", "decode"),
     }
-    own = named["gate"]["attributes"]
-    assert {name: own[f"juice.gate.{name}"] for name in decided} == decided
+    attributes = named["gate"]["attributes"]
+    assert {name: attributes[f"juice.gate.{name}"] for name in decided} == decided
     assert named["queue"]["start"] <= named["gate"]["start"] < named["gate"]["end"]
     # One that is steered has begun already; one that is not begins anew.
     begun = named["queue"]["end"] if steers else named["gate"]["end"]
@@ -158,9 +158,13 @@ def test_streams_of_chats_and_several_choices_are_told_too(
         assert sum(len(chunk.choices) for chunk in stream) > 2
     got = of_trace(collector, trace, 8)
     (generation,) = [span for span in got if span["name"] == "chat mini"]
-    own = generation["attributes"]
-    assert own["gen_ai.request.stream"] is True
-    assert own["gen_ai.request.choice.count"] == len(own["gen_ai.response.finish_reasons"]) == 2
+    attributes = generation["attributes"]
+    assert attributes["gen_ai.request.stream"] is True
+    assert (
+        attributes["gen_ai.request.choice.count"]
+        == len(attributes["gen_ai.response.finish_reasons"])
+        == 2
+    )
     phases = children(got, generation["id"])
     by_choice = {(span["name"], span["attributes"]["juice.choice"]) for span in phases}
     assert by_choice == {(name, i) for name in ("queue", "prefill", "decode") for i in (0, 1)}

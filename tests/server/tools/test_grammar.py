@@ -10,15 +10,21 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from juice.engine import Structure
-from juice.engine.structure import Structures
+from juice.engine.structure import Structure, Structures
 from juice.errors import RequestError
 from juice.files import MINI
-from juice_server.tools.formats import FORMATS
-from juice_server.tools.grammar import MAX_CALLS
-from juice_server.tools.offer import Function, Offer
-from juice_server.tools.reading import Arguments, Call, CallReader, Part, Words, whole
-from juice_server.tools.use import ToolUse, use_of
+from juice_server.tool_parser import (
+    MAX_CALLS,
+    Arguments,
+    Call,
+    CallReader,
+    Part,
+    ToolUse,
+    Words,
+    use_of,
+    whole,
+)
+from juice_server.tools import FORMATS, Function, Offer
 
 LOOK = Function(
     "look.up",

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from juice_server.tools.formats import FORMATS, Format, format_of
-from juice_server.tools.offer import Function, Offer
-from juice_server.tools.reading import Call, CallReader, Part, Thought, Words
+from juice_server.tool_parser import Call, CallReader, Part, Thought, Words
+from juice_server.tools import FORMATS, Format, Function, Offer, format_of
 from tests.support import tiny
 
 WEATHER = Function(

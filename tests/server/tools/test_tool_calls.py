@@ -13,7 +13,7 @@ import jsonschema
 import openai
 import pytest
 
-from juice_server.tools.grammar import MAX_CALLS
+from juice_server.tool_parser import MAX_CALLS
 from tests.support.serving import serving
 
 WEATHER = {

@@ -1,0 +1,1 @@
+"""Tests beside other programs: browsers, clients, container engines, proxies, clusters."""

@@ -1,0 +1,232 @@
+"""The check at every load of our own engine: it is exact in the fastest mode that is.
+
+A small batch in which every kind of mistake shows runs through the engine, and is held against the
+two runs (`juice.checks.two_runs`). More than eight rows run at once, steered and not, in every
+order; rows join as others leave, a long prompt is prefilled in chunks beside short ones, and
+prompts, answers and windows differ in length. Every head of a steered layer has a coefficient of
+its own. Some requests steer two layers with the whole model between them, some two neighbours, some
+three layers.
+
+The log-probabilities differ from the two runs' for an architecture that ignores the cache, the
+masks or the positions it is given, that mixes rows, or that rows cannot enter between layers. A
+model for which no mode is exact is refused.
+
+Sliding windows are longer than any prompt that a load has time for, so for the check the model gets
+sliding windows of three tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import torch
+from torch import nn
+
+from juice.checks.two_runs import (
+    LEAST_SCALE,
+    OWN,
+    Agreement,
+    agreement,
+    defined_by,
+    distance,
+    largest,
+    steering_by,
+)
+from juice.engine.options import Limits
+from juice.engine.own.batch import Mode
+from juice.engine.own.thread import BatchingEngine
+from juice.engine.request import MAX_TOP_LOGPROBS, Request
+from juice.engine.steer import Steering, unsteered
+from juice.errors import JuiceError, UnsupportedModelError
+from juice.model.loaded import LoadedModel
+from juice.model.masks import narrow_sliding_windows
+
+LOG = logging.getLogger("juice.checks")
+# Of more weights than these, a prompt of a few tokens is worth several threads.
+N_SMALL = 50_000_000
+# Fastest first.
+MODES = (Mode(), Mode(full_rows=True), Mode(own_masks=True), Mode(full_rows=True, own_masks=True))
+SLIDING_WINDOW = 3
+# The memory is as good as unlimited: a few tokens always fit.
+LIMITS = Limits(max_batch=11, max_prefill_tokens=24, kv_memory_bytes=1 << 50)
+# The tokens of each prompt and of its answer; the requests of UNSTEERED are not steered.
+LENGTHS = (
+    (12, 4), (3, 5), (2, 6), (5, 3), (4, 4), (7, 2), (2, 5), (6, 3), (3, 6), (5, 4), (2, 3),
+    (4, 2), (9, 3), (3, 2),
+)  # fmt: skip
+UNSTEERED = frozenset({1, 6, 9})
+# So many log-probabilities, spread over the vocabulary, are compared at each first new token; those
+# of all of a large one would take most of the check's time.
+N_WATCHED = 4096
+# A forward of other shapes rounds differently: more rows, and tokens after those that count.
+N_ROUNDED, N_ROWS, N_PADDING = 4, 5, 3
+
+
+@contextmanager
+def one_if_small(model: nn.Module) -> Iterator[None]:
+    """Run operators on one thread while within, if the model is small.
+
+    An operator of a small model is over before the threads of PyTorch have agreed on its parts; on
+    a busy machine they wait for one another many times as long as they work. The results are those
+    of the same operators: what is checked does not change.
+    """
+    n_threads = torch.get_num_threads()
+    is_small = sum(parameter.numel() for parameter in model.parameters()) <= N_SMALL
+    if is_small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if is_small:
+            torch.set_num_threads(n_threads)
+
+
+def checked_engine(
+    loaded: LoadedModel, limits: Limits | None = None, *, deterministic: bool = False
+) -> BatchingEngine:
+    """Return an engine in the fastest mode that gives what the model gives.
+
+    Raises UnsupportedModelError where no mode does.
+    """
+    with one_if_small(loaded.model):
+        mode = exact_mode(loaded)
+    return BatchingEngine(loaded, limits, mode, deterministic=deterministic)
+
+
+def exact_mode(loaded: LoadedModel) -> Mode:
+    """Return the fastest mode in which engine and model agree.
+
+    Raises UnsupportedModelError, with the reason of the first mode, where none agrees.
+    """
+    reasons: list[UnsupportedModelError] = []
+    for mode in MODES:
+        # A switch of positions needs padding after a row; a model with its own masks would see it.
+        if (
+            mode.own_masks
+            if loaded.rope_switch is not None
+            else loaded.mask_pattern is None and not mode.own_masks
+        ):
+            continue
+        try:
+            verify(loaded, mode)
+        except UnsupportedModelError as error:
+            LOG.info("%s is not exact in %s: %s", type(loaded.model).__name__, mode, error)
+            reasons.append(error)
+        else:
+            return mode
+    raise reasons[0]
+
+
+def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
+    """Return the agreement of engine and model.
+
+    Raises UnsupportedModelError where they do not, JuiceError for lack of memory. With quantised
+    activations there is no bound: such models were accepted as approximate before.
+    """
+    name = type(loaded.model).__name__
+    try:
+        measured = _agreement(loaded, replace(mode, sliding_window=SLIDING_WINDOW))
+    except torch.OutOfMemoryError as error:
+        raise JuiceError(
+            f"there is not enough memory to check {name}; choose another --device or --device-map, "
+            "or a smaller --dtype"
+        ) from error
+    except JuiceError as error:
+        raise UnsupportedModelError(
+            f"{name} cannot run in batches of steered rows: {error}"
+        ) from error
+    except Exception as error:  # whatever a model raises at inputs that it does not expect
+        raise UnsupportedModelError(f"{name} cannot run with JuICE's cache: {error!r}") from error
+    if loaded.exact and not measured.is_close(OWN, loaded.describe()):
+        raise UnsupportedModelError(
+            f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ "
+            f"from its own by {measured.share:.2g} of what steering changes, and unsteered by "
+            f"{measured.unsteered:.2g}; it ignores the cache, masks or positions it is given, or "
+            "mixes rows"
+        )
+    return measured
+
+
+def _agreement(loaded: LoadedModel, mode: Mode) -> Agreement:
+    engine, sliding_window = BatchingEngine(loaded, LIMITS, mode), mode.sliding_window
+    try:
+        return agreement(
+            engine,
+            OWN,
+            partial(requests_at, loaded),
+            defined_by(loaded, sliding_window),
+            rounding=_rounding(loaded, sliding_window),
+        )
+    finally:
+        engine.stop()
+
+
+@torch.inference_mode()
+def _rounding(loaded: LoadedModel, sliding_window: int | None) -> float:
+    """Return the change of the model's log-probabilities by a forward's shape alone, in nats.
+
+    The mean squares are those of `Comparison.error`; nothing here is ours but the tokens.
+    """
+    differences = [0.0]
+    # Tokens after those that count would take a model across its switch of positions.
+    n_padding = N_PADDING if loaded.rope_switch is None else 0
+    with loaded.turn, narrow_sliding_windows(loaded.model, sliding_window):
+        for request in requests_at(loaded, LEAST_SCALE)[:N_ROUNDED]:
+            n, ids = len(request.prompt_ids), [*request.prompt_ids]
+            alone = torch.tensor([ids], device=loaded.device)
+            among = torch.tensor([ids + ids[:1] * n_padding] * N_ROWS, device=loaded.device)
+            outputs = (loaded.run(input_ids=rows, use_cache=False) for rows in (alone, among))
+            one, other = (output.logits[-1, n - 1].float().log_softmax(-1) for output in outputs)
+            differences.append(distance(one, other))
+    return largest(differences)
+
+
+def requests_at(loaded: LoadedModel, scale: float) -> list[Request]:
+    """Return the requests of the check, whose largest coefficient is `scale`."""
+    n, last = loaded.vocabulary_size, loaded.layout.n_layers - 1
+    middle = last // 2
+    windows = [(0, last), (middle, middle + 1), (0, 1), (0, middle, last), (last - 1, last)]
+    windows += [(1, last - 1)]
+    return [
+        Request.of(
+            prompt_ids=tuple((7 * j + 5 * i + 1) % n for j in range(length)),
+            max_tokens=n_new,
+            ignore_eos=True,
+            steering=unsteered()
+            if i in UNSTEERED
+            else drawn_steering(loaded, windows[i % len(windows)], scale, seed=i),
+            top_logprobs=min(MAX_TOP_LOGPROBS, n),
+            watch=tuple(range(0, n, -(-n // N_WATCHED))),
+        )
+        for i, (length, n_new) in enumerate(LENGTHS)
+    ]
+
+
+def drawn_steering(
+    loaded: LoadedModel, layers: tuple[int, ...], scale: float, *, seed: int
+) -> Steering:
+    """Return the steering of all heads of some layers, each by a coefficient of its own.
+
+    Args:
+        loaded: The model.
+        layers: The layers; those that the model does not have are left out.
+        scale: The largest coefficient; the least is a quarter of it.
+        seed: The seed of their draw.
+    """
+    draw = Random(seed)
+    coefficients = {
+        layer: scale
+        * torch.tensor(
+            [
+                draw.choice((-1, 1)) * draw.uniform(0.25, 1)
+                for _ in range(loaded.layout.layers[layer].n_heads)
+            ]
+        )
+        for layer in sorted({*layers} & {*range(loaded.layout.n_layers)})
+    }
+    return steering_by(coefficients, scale)

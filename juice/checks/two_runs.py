@@ -1,0 +1,360 @@
+"""The harness that asks whether an engine gives what the two runs define, for any engine.
+
+An engine runs a few requests, steered and not. Then each whole sequence runs once more by the
+definition, without cache or batch: in our own model, or in the processes that serve it. The
+log-probabilities must agree, to a small share of what steering changes in them or to rounding.
+Heads are scaled by more until the first is far above the second.
+
+The requests of the check at a load are in `juice.checks.at_load`; those for vLLM, and the two runs
+of its workers, in `juice.engine.vllm.check`.
+
+Deterministic mode is checked here too: a request gets the same bits alone and in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from juice.engine.answer import Completion
+from juice.engine.contract import Engine, ModelDescription
+from juice.engine.request import Request
+from juice.engine.steer import Steering, SteeringReport, unsteered
+from juice.engine.vllm import check as vllm
+from juice.errors import UnsupportedModelError
+from juice.model.definition import two_runs
+from juice.model.loaded import LoadedModel
+from juice.model.masks import narrow_sliding_windows
+
+if TYPE_CHECKING:
+    from juice.engine.vllm.engine import VllmEngine
+
+# How far a log-probability may be from that of the two runs, in nats; half precision rounds
+# differently for every shape of a batch.
+TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
+LEAST_SCALE = 2.0
+
+
+def bound_of(model: ModelDescription) -> float:
+    """Return the bound on the distance of a log-probability from that of the two runs, in nats.
+
+    Products with packed weights may be computed in bfloat16, whatever the dtype of the model.
+    """
+    bound = TOLERANCES.get(model.dtype, TOLERANCES["bfloat16"])
+    return bound if model.quantization is None else max(bound, TOLERANCES["bfloat16"])
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the root of the mean square of a difference of log-probabilities, both [tokens].
+
+    Where both rule out a token it is 0.
+    """
+    return float(torch.where(one == other, 0, one - other).square().mean().sqrt())
+
+
+def largest(values: Iterable[float]) -> float:
+    """Return the largest number; NaN is larger than any."""
+    return max(values, key=lambda value: (value != value, value))
+
+
+# Log-probabilities to compare: the number of a new token, and the tokens whose they are.
+Read = tuple[int, Sequence[int]]
+# Whoever computes the two runs: from a request, the tokens that were generated for it and what to
+# read, to what is read in the clean run and in the steered run, each float32 [tokens of the read].
+Definition = Callable[
+    [Request, Sequence[int], Sequence[Read]],
+    tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+]
+
+
+def defined_by(loaded: LoadedModel, sliding_window: int | None = None) -> Definition:
+    """Return the definition by our own model.
+
+    Args:
+        loaded: The model.
+        sliding_window: The width of its sliding windows; None for its own.
+    """
+
+    def define(
+        request: Request, new: Sequence[int], reads: Sequence[Read]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the reads of the clean and of the steered run, float32 [tokens of the read]."""
+        tokens, steering = torch.tensor([*request.prompt_ids, *new]), request.steering
+        first, end, switch = len(request.prompt_ids) - 1, len(tokens) - 1, loaded.rope_switch
+        # Tokens up to a switch of positions were chosen from a shorter text, with other keys.
+        ends = [switch, end] if switch is not None and first < switch < end else [end]
+        with loaded.turn, narrow_sliding_windows(loaded.model, sliding_window):
+            parts = [
+                two_runs(
+                    loaded,
+                    tokens[:stop].to(loaded.device),
+                    steering.coefficients,
+                    stop - start,
+                    steering.factors(torch.arange(stop), len(request.prompt_ids)).to(loaded.device),
+                    "june" if steering.report.method == "june" else "juice",
+                )
+                for start, stop in pairwise([first, *ends])
+            ]
+        # [new tokens, vocabulary]
+        clean, steered = (torch.cat(run).log_softmax(-1).cpu() for run in zip(*parts, strict=True))
+        return [clean[i, ids] for i, ids in reads], [steered[i, ids] for i, ids in reads]
+
+    return define
+
+
+class Comparison(NamedTuple):
+    """The distance of a completion from the two runs, in nats.
+
+    Args:
+        difference: The largest difference of a chosen token's log-probability.
+        error: The difference of the log-probabilities at one token, as the root of the mean square
+            over the tokens that were reported; the largest over the new tokens.
+        effect: The same of the two runs from each other: what steering changes.
+    """
+
+    difference: float
+    error: float
+    effect: float
+
+
+def compared(define: Definition, request: Request, completion: Completion) -> Comparison:
+    """Return the distance of a completion from the two runs.
+
+    Args:
+        define: Computes the two runs.
+        request: The request; the log-probabilities that it watches are compared too.
+        completion: Its completion by an engine, with any alternatives to its tokens.
+    """
+    reads: list[Read] = []
+    given: list[torch.Tensor] = []
+    for i, token in enumerate(completion.tokens):
+        reads.append((i, [token.id, *(other for other, _ in token.top)]))
+        given.append(torch.tensor([token.logprob, *(logprob for _, logprob in token.top)]))
+    n_chosen = len(reads)
+    if request.options.watch:
+        reads.append((0, request.options.watch))
+        given.append(torch.tensor(completion.watched))
+    clean, steered = define(request, completion.token_ids, reads)
+    pairs = list(zip(given, steered, strict=True))
+    return Comparison(
+        largest(abs(float(one[0] - other[0])) for one, other in pairs[:n_chosen]),
+        largest(distance(one, other) for one, other in pairs),
+        largest(distance(one, other) for one, other in zip(clean, steered, strict=True)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strictness:
+    """The demands of a check on an engine.
+
+    Args:
+        share: The error that a steered request may have, as a share of what steering changes.
+        times_rounding: Or this many times the rounding, whichever is more.
+        far: Heads are scaled by more until steering changes this many times the rounding.
+        most_scale: But by no more than this: then a layer sees little else, and a wrong scale or a
+            missing token changes nothing.
+        in_nats: Whether steered requests, too, must be within `bound_of`.
+    """
+
+    share: float
+    times_rounding: float
+    far: float
+    most_scale: float
+    in_nats: bool = False
+
+
+OWN = Strictness(share=0.05, times_rounding=4, far=40, most_scale=32)
+# Rounding is at most 3 % at twenty times itself; of the mistakes in the tests, the least is 13 %.
+VLLM = Strictness(share=0.08, times_rounding=0, far=20, most_scale=8, in_nats=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """The agreement of an engine and the two runs.
+
+    Args:
+        unsteered: The largest difference or error of a request that is not steered, in nats.
+        steered: The largest error of a steered one, in nats.
+        share: The error of the worst request, as a share of what steering changes.
+        bound: The share that is allowed there.
+        least_effect: The least that steering changes in a request, in nats.
+        coefficient: The scale of the heads.
+    """
+
+    unsteered: float
+    steered: float
+    share: float
+    bound: float
+    least_effect: float
+    coefficient: float
+
+    def is_close(self, demands: Strictness, model: ModelDescription) -> bool:
+        """Return whether all of it is within the demands; NaN is not."""
+        nats = bound_of(model)
+        return (
+            self.share <= self.bound
+            and self.unsteered <= nats
+            and (not demands.in_nats or self.steered <= nats)
+        )
+
+
+def agreement(
+    engine: Engine,
+    demands: Strictness,
+    requests_at: Callable[[float], list[Request]],
+    define: Definition,
+    *,
+    run: Callable[[list[Request]], list[Completion]] | None = None,
+    rounding: float | None = None,
+) -> Agreement:
+    """Return the agreement of an engine with the two runs, by steering far from rounding.
+
+    Args:
+        engine: The engine.
+        demands: The demands on it.
+        requests_at: Gives the requests whose largest coefficient is a scale.
+        define: Computes the two runs.
+        run: Runs the requests; None: the engine does, all together.
+        rounding: The difference of log-probabilities by rounding alone, in nats; None: that of the
+            requests that are not steered from the definition.
+
+    Raises:
+        UnsupportedModelError: Steering changes nothing.
+    """
+    scale, run = LEAST_SCALE, run or engine.generate
+    while True:
+        requests = requests_at(scale)
+        comparisons = [
+            compared(define, request, completion)
+            for request, completion in zip(requests, run(requests), strict=True)
+        ]
+        noise = rounding
+        if noise is None:
+            noise = largest(c.error for c in comparisons if not c.effect)
+        least = min((c.effect for c in comparisons if c.effect), default=0.0)
+        if not any(request.steering.coefficients for request in requests):
+            least = float("inf")  # an engine that steers no layer
+        if least >= demands.far * noise or scale == demands.most_scale:
+            break
+        # What steering changes grows with the scale, at first in proportion.
+        growth = 1.5 * demands.far * noise / least if least else float("inf")
+        scale = min(demands.most_scale, scale * growth)
+    if not least:
+        raise UnsupportedModelError(
+            f"{engine.description.identity.architecture} is not steered exactly: no head that was "
+            "scaled changes a log-probability"
+        )
+    # Where rounding was measured apart, requests that are not steered must be within it, too.
+    judged = [c for c in comparisons if c.effect or rounding is not None]
+    share, bound = _worst_share(judged, demands, noise, least)
+    return Agreement(
+        unsteered=largest(largest(c[:2]) for c in comparisons if not c.effect),
+        steered=largest([0.0, *(c.error for c in comparisons if c.effect)]),
+        share=share,
+        bound=bound,
+        least_effect=least,
+        coefficient=scale,
+    )
+
+
+def _worst_share(
+    judged: Sequence[Comparison], demands: Strictness, noise: float, least: float
+) -> tuple[float, float]:
+    """Return the error that exceeds its bound by most, and that bound, as shares of the effects.
+
+    Where steering changes nothing, they are shares of the least effect.
+    """
+    shares = [
+        (c.error / effect, max(demands.share, demands.times_rounding * noise / effect))
+        for c in judged
+        for effect in [c.effect or least]
+    ]
+    return max(
+        shares,
+        key=lambda pair: (pair[0] != pair[0], pair[0] / pair[1]),
+        default=(0.0, demands.share),
+    )
+
+
+def check_vllm(engine: VllmEngine) -> Agreement:
+    """Return the agreement of vLLM and the two runs of its workers, and keep it as a fact.
+
+    Raises UnsupportedModelError where they do not.
+    """
+    measured = agreement(
+        engine,
+        VLLM,
+        partial(vllm.requests_at, engine),
+        partial(vllm.two_runs, engine),
+        run=partial(vllm.run_preempted, engine),
+    )
+    model = engine.description
+    if not measured.is_close(VLLM, model):
+        raise UnsupportedModelError(
+            f"{model.identity.architecture} is not steered exactly in vLLM: log-probabilities "
+            f"differ from those of two runs by {measured.steered:.2g} steered, "
+            f"{measured.share:.0%} of what steering changes, and by {measured.unsteered:.2g} "
+            f"unsteered; at most {VLLM.share:.0%} and {bound_of(model):g} are allowed: load it "
+            "with --dtype float32, try --vllm-arg enforce_eager=true, or serve it with --engine own"
+        )
+    named = ("unsteered", "steered", "share", "least_effect", "coefficient")
+    engine.checked = {name: getattr(measured, name) for name in named}
+    return measured
+
+
+# The tokens of each prompt and of its answer; each second one is steered.
+INVARIANCE_LENGTHS = ((12, 6), (3, 9), (33, 4), (5, 8), (1, 7), (18, 5), (2, 9), (7, 3))
+
+
+def check_invariance(engine: Engine) -> None:
+    """Raise UnsupportedModelError where neighbours change what a request gets.
+
+    Requests of several lengths run one after another and then all at once, with rows that join and
+    leave. Tokens and log-probabilities must be equal, not close. It shows that an engine's claim is
+    false, never that it is true: kernels may differ at lengths that were not tried.
+    """
+    requests = _invariance_requests(engine)
+    alone = [engine.generate([request])[0] for request in requests]
+    for single, batched in zip(alone, engine.generate(requests), strict=True):
+        if bits(single) != bits(batched):
+            raise UnsupportedModelError(
+                f"deterministic: {engine.description.identity.id} gets other numbers in a batch"
+                f" than alone on the engine {engine.name!r}; leave deterministic out, or choose the"
+                ' engine "own"'
+            )
+
+
+def bits(completion: Completion) -> tuple[Sequence[int], Sequence[float | None]]:
+    """Return the bits that must be equal: the tokens, and their log-probabilities."""
+    return completion.token_ids, completion.logprobs
+
+
+def _invariance_requests(engine: Engine) -> list[Request]:
+    n_tokens, heads = engine.description.vocabulary_size, engine.description.heads_per_layer
+    ends = {0: torch.ones(heads[0]), len(heads) - 1: torch.ones(heads[-1])}
+    window = engine.companion_layers(steering_by(ends, 1.0))
+    steered = {
+        layer: torch.linspace(-1, 1, heads[layer]) for layer in sorted({*window[:1], *window[-1:]})
+    }
+    return [
+        Request.of(
+            prompt_ids=tuple((7 * j + 5 * i + 1) % n_tokens for j in range(length)),
+            max_tokens=n_new,
+            ignore_eos=True,
+            steering=steering_by(steered, 1.0) if i % 2 and steered else unsteered(),
+        )
+        for i, (length, n_new) in enumerate(INVARIANCE_LENGTHS)
+    ]
+
+
+def steering_by(coefficients: dict[int, torch.Tensor], scale: float) -> Steering:
+    """Return a steering by coefficients of a check, by layer, float32 [n_heads]."""
+    report = SteeringReport(
+        applied=True, target="context", beta_plus=scale, strength=1.0, n_heads=len(coefficients)
+    )
+    return Steering(coefficients=coefficients, report=report)

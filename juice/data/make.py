@@ -1,0 +1,440 @@
+"""Conflict examples from questions with passages that contradict what the model knows.
+
+The model is asked every question without its passage; those to which the first sentence of its
+reply gives the answer are kept (juice.data.passages). In their passages the answer is swapped for
+another row's answer of the same kind, which becomes the context answer:
+
+    clean         Question: ...? Answer:
+    substitution  the sentences of the swapped passage that hold the answer, then the clean prompt
+    coherent      the whole swapped passage, then the clean prompt; left out where that would equal
+                  the substitution prompt
+
+In "The capital of Peru is Lima." p_y would look at "The". So a reply's words up to its answer
+become the opening of every reply, if the model then goes on with the answer, and ParaConflict's
+rule judges what follows. Where it does not, a reply is right if its first sentence gives the
+answer. The answer that the model gave comes first among the parametric ones. The kind is taken from
+the column `kind` or `relation`, else from the answer's form. Entity swaps of this sort are from
+Longpre et al., 2021.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from textwrap import shorten
+from typing import Literal, NamedTuple, Protocol, TypeVar
+
+from juice.data import passages
+from juice.data.example import ConflictExample
+from juice.data.judging import MAX_TOKENS, begins_with_answer, contains_answer, kind_of, normalise
+from juice.data.passages import MAX_SENTENCE_TOKENS, first_sentence, lead_to, verdict
+from juice.data.readers.rows import Row, columns_of, text_of, texts_of
+from juice.errors import ExampleError, UsageError
+from juice.formula import ConflictType
+from juice.progress import Progress, silent
+
+T = TypeVar("T")
+QUESTION_TEMPLATE = "Question: {question} Answer:"
+FIELDS = {
+    "question": ("question",),
+    "context": ("context",),
+    "answer": ("answer", "answers"),
+    "kind": ("kind",),
+    "relation": ("relation",),
+    "popularity": ("popularity",),
+    "subject": ("subject",),
+}
+REASONS = {
+    "malformed": "lack a question, a context or an answer",
+    "answer_not_in_context": "have no answer that occurs in their context",
+    "not_known": "ask what the model does not know",
+    "unclear": "are answered with a denial, or with several answers",
+    "no_other_answer": "have no other answer of their kind to swap in",
+    "same_first_token": "have only answers to swap in that begin with the same token",
+    "too_long": "are too long for the model",
+}
+REMEDIES = {
+    "malformed": "fill in these columns, or name yours with --columns",
+    "answer_not_in_context": "write the answer as its passage does, or list that form as well",
+    "not_known": "list other forms of the answer; if the reply is cut off, raise --max-tokens; if "
+    "the model does not understand the question, give --question-template or --chat-template",
+    "unclear": "ask for one answer with --question-template, or list every right one",
+    "no_other_answer": "give more rows of the kind, or another column kind",
+    "same_first_token": "give more rows of the kind",
+    "too_long": "shorten the passages, or lower --max-tokens",
+}
+REQUIRED = ("question", "context", "answer")
+MAX_SUBJECT = 80
+SHOWN = 200  # characters of a text in a message
+N_TRIES = 50
+
+
+class Answers(Protocol):
+    """The answer to a prompt."""
+
+    @property
+    def text(self) -> str:
+        """The continuation."""
+
+
+class AskedModel(Protocol):
+    """A model that answers, tokenises and scores, in a chat or not."""
+
+    @property
+    def chat_template_sha256(self) -> str | None:
+        """The hash of the chat template that prompts go through; None for plain prompts."""
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        progress: Progress = silent,
+    ) -> Sequence[Answers]:
+        """Continue every prompt, a text or its tokens, greedily."""
+
+    def tokenize(self, prompt: str, *, opening: str = "") -> tuple[int, ...]:
+        """Return the tokens of a prompt and of the opening of its reply."""
+
+    def fits(self, prompt: str | Sequence[int], *, max_tokens: int) -> bool:
+        """Return whether a prompt leaves room for `max_tokens` new tokens."""
+
+    def first_token(self, prompt: str, answer: str, *, opening: str = "") -> int | None:
+        """Return the first token of an answer after a prompt and the opening of its reply.
+
+        None if it has none of its own.
+        """
+
+    def answer_logprobs(
+        self, pairs: Sequence[tuple[str, str]], *, progress: Progress = silent
+    ) -> Sequence[tuple[float, ...] | None]:
+        """Return the log-probabilities of each answer's tokens after its prompt.
+
+        None for a pair that is too long.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question, its passage and its accepted answers, of which the first is scored.
+
+    `clean` is the prompt without the passage, `where` the row.
+    """
+
+    asked: str
+    context: str
+    answers: tuple[str, ...]
+    kind: str
+    subject: str
+    relation: str
+    popularity: float | None
+    clean: str
+    where: str
+
+    def dropped(self, reason: str, example: str) -> Dropped:
+        """Return the question as dropped, for a reason and with what shows it."""
+        return Dropped(reason, f"{self.where}: {example}")
+
+
+class Dropped(NamedTuple):
+    """A row that gives no example: the reason, and what shows it."""
+
+    reason: str
+    example: str
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    """The examples made, how many rows were dropped for each reason, and the first row of each."""
+
+    examples: list[ConflictExample]
+    dropped: dict[str, int]
+    first_dropped: dict[str, str]
+
+    @property
+    def drops(self) -> list[str]:
+        """A text for each reason: the number of rows dropped, the first of them, and the remedy."""
+        return [
+            f"{n} {REASONS[reason]}, first {self.first_dropped[reason]} ({REMEDIES[reason]})"
+            for reason, n in self.dropped.items()
+            if n
+        ]
+
+    @property
+    def n_without_coherent(self) -> int:
+        """The number of examples whose passage holds only the sentences of the answer."""
+        return sum("coherent" not in e.prompts for e in self.examples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """The reply of a model to a question.
+
+    Args:
+        sentence: The first sentence.
+        given: The accepted answers that it gives.
+        is_unclear: True if it names an answer without giving one.
+        opening: Its words before the first of them, if the answer then comes next.
+        match: The rule by which a reply, after its opening, is right.
+    """
+
+    sentence: str
+    given: tuple[str, ...]
+    is_unclear: bool
+    opening: str
+    match: Literal["contains", "sentence"] = "contains"
+
+
+def make_conflicts(
+    model: AskedModel,
+    rows: Sequence[Row],
+    *,
+    columns: Mapping[str, str] | None = None,
+    question_template: str = QUESTION_TEMPLATE,
+    max_tokens: int = MAX_SENTENCE_TOKENS,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Conflicts:
+    """Make conflict examples from the questions that the model can answer.
+
+    Args:
+        model: The model that is asked, through its chat template or not.
+        rows: Questions with passages and answers.
+        columns: The columns of fields whose names differ, by field.
+        question_template: The prompt that asks a question, with `{question}` in it.
+        max_tokens: The number of tokens of a reply that are read for its first sentence.
+        seed: Draws the answers that are swapped in.
+        progress: Called with the progress of generation.
+
+    Raises UsageError for an unknown field or a template without `{question}`, and ExampleError for
+    missing columns or when no example can be made.
+    """
+    check_template(question_template)
+    column = columns_of(rows, FIELDS, REQUIRED, columns or {})
+    drops: list[Dropped] = []
+    read = (
+        _question(
+            {field: row.values.get(name) for field, name in column.items()},
+            question_template,
+            row.where,
+        )
+        for row in rows
+    )
+    questions = _kept(read, drops)
+    pools: dict[str, dict[str, None]] = {}  # each kind's answers, once and in order
+    for question in questions:
+        pools.setdefault(question.kind, {})[question.answers[0]] = None
+    asked = _kept((_obstacle(model, one, max_tokens) or one for one in questions), drops)
+    rivals = [list(pools[question.kind]) for question in asked]
+    replies = ask(model, asked, rivals, max_tokens=max_tokens, progress=progress)
+    made = (
+        _conflict(model, question, reply, pool, seed)
+        for question, reply, pool in zip(asked, replies, rivals, strict=True)
+    )
+    examples = _kept(made, drops)
+    found = Conflicts(
+        examples,
+        {reason: sum(one.reason == reason for one in drops) for reason in REASONS},
+        {one.reason: one.example for one in reversed(drops)},
+    )
+    if not examples:
+        raise ExampleError(f"no conflict example can be made: {'; '.join(found.drops)}")
+    return found
+
+
+def _kept(made: Iterable[T | Dropped], drops: list[Dropped]) -> list[T]:
+    """Return what was made of the rows, and move the rows that were dropped to `drops`."""
+    kept: list[T] = []
+    for one in made:
+        if isinstance(one, Dropped):
+            drops.append(one)
+        else:
+            kept.append(one)
+    return kept
+
+
+def _question(values: Mapping[str, object], template: str, where: str) -> Question | Dropped:
+    text = {field: text_of(values.get(field)) for field in FIELDS}
+    asked, context, relation = text["question"], text["context"], text["relation"]
+    answers = tuple(
+        " ".join(answer.split()) for answer in texts_of(values.get("answer")) if normalise(answer)
+    )
+    if asked is None or context is None or not answers:
+        lacking = "question" if asked is None else "context" if context is None else "answer"
+        return Dropped("malformed", f"{where} has no {lacking}")
+    kind = text["kind"] or relation or kind_of(answers[0])
+    try:
+        popularity = float(text["popularity"] or "")
+    except ValueError:
+        popularity = None
+    return Question(
+        asked=asked,
+        context=" ".join(context.split()),
+        answers=answers,
+        kind=kind,
+        subject=text["subject"] or f"{asked.rstrip(' ?')[:MAX_SUBJECT]}?",
+        relation=relation or kind,
+        popularity=popularity,
+        clean=prompt_of(template, asked),
+        where=where,
+    )
+
+
+def _obstacle(model: AskedModel, question: Question, max_tokens: int) -> Dropped | None:
+    """Return the reason to drop a question before the model is asked, if there is one."""
+    if not passages.find(question.context, question.answers):
+        shown = shorten(question.context, SHOWN)
+        return question.dropped("answer_not_in_context", f"{question.answers[0]!r} in {shown!r}")
+    if not model.fits(question.clean, max_tokens=max_tokens):
+        return question.dropped("too_long", shorten(question.asked, SHOWN))
+    return None
+
+
+def _conflict(
+    model: AskedModel, question: Question, reply: Reply, pool: Sequence[str], seed: int
+) -> ConflictExample | Dropped:
+    """Make an example of a question that the model answered, or return the reason against it."""
+    if not reply.given:
+        return question.dropped(
+            "unclear" if reply.is_unclear else "not_known",
+            f"{question.clean!r} was answered {shorten(reply.sentence, SHOWN)!r}, expected "
+            f"{question.answers[0]!r}",
+        )
+    question = replace(question, answers=tuple(dict.fromkeys([*reply.given, *question.answers])))
+    new = _swapped_in(model, question, reply.opening, pool, seed)
+    if isinstance(new, Dropped):
+        return new
+    spans = passages.find(question.context, question.answers)
+    context, spans = passages.replace(question.context, spans, new)
+    sentences = passages.sentences_with(context, spans)
+    prompts: dict[ConflictType, str] = {
+        "clean": question.clean,
+        "substitution": f"{sentences} {question.clean}",
+    }
+    if sentences != context:
+        prompts["coherent"] = f"{context} {question.clean}"
+    made = ConflictExample(
+        subject=question.subject,
+        parametric_answer=question.answers,
+        context_answer=(new,),
+        prompts=prompts,
+        context=context,
+        question=question.clean,
+        relation=question.relation,
+        popularity=question.popularity,
+        match=reply.match,
+        opening=reply.opening,
+        chat_template_sha256=model.chat_template_sha256,
+    )
+    asked = [model.tokenize(prompt, opening=reply.opening) for prompt in prompts.values()]
+    if not all(model.fits(ids, max_tokens=made.max_tokens) for ids in asked):
+        return question.dropped("too_long", shorten(question.asked, SHOWN))
+    return made
+
+
+def _swapped_in(
+    model: AskedModel, question: Question, opening: str, pool: Sequence[str], seed: int
+) -> str | Dropped:
+    """Return another answer from the pool, which begins with another token than the first."""
+    # Each question has its own seed, so its swap does not depend on which others the model knows.
+    drawn = Random(f"{seed} {question.asked}").sample(pool, min(N_TRIES, len(pool)))
+    accepted = [normalise(answer) for answer in question.answers]
+    others = [
+        other
+        for other in drawn
+        if not any(normalise(other) in answer or answer in normalise(other) for answer in accepted)
+    ]
+    right = question.answers[0]
+    if not others:
+        return question.dropped(
+            "no_other_answer", f"{right!r} is alone of the kind {question.kind!r}"
+        )
+    first_token = partial(model.first_token, question.clean, opening=opening)
+    token = first_token(right)
+    new = next((other for other in others if first_token(other) not in (None, token)), None)
+    return new or question.dropped("same_first_token", f"{right!r} and {others[0]!r}")
+
+
+def check_template(template: str) -> None:
+    """Raise UsageError for a question template without {question}, or with another field."""
+    remedy = "such as 'Question: {question}\\nAnswer:'"
+    fields = re.findall(r"\{(\w*)\}", template)
+    if fields.count("question") != 1:
+        raise UsageError(
+            f"the question template is {template!r}; expected a text with {{question}} once, "
+            f"{remedy}"
+        )
+    if others := sorted(set(fields) - {"question"}):
+        raise UsageError(
+            f"the question template has {{{others[0]}}}; expected {{question}} alone, {remedy}: "
+            "passages are put before it"
+        )
+
+
+def prompt_of(template: str, question: str) -> str:
+    """Return a template with a question, which ends in exactly one question mark."""
+    return template.replace("{question}", f"{question.strip().rstrip(' ?')}?")
+
+
+def ask(
+    model: AskedModel,
+    questions: Sequence[Question],
+    others: Sequence[Sequence[str]],
+    *,
+    max_tokens: int,
+    progress: Progress = silent,
+) -> list[Reply]:
+    """Ask the questions, and find where the answers are.
+
+    Args:
+        model: The model.
+        questions: The questions.
+        others: For each question, the answers to others of its kind.
+        max_tokens: The number of tokens of each reply that are read.
+        progress: Called with the progress of generation.
+    """
+    done = model.generate([q.clean for q in questions], max_tokens=max_tokens, progress=progress)
+    replies = [
+        _reply(question, completion.text, rivals)
+        for question, completion, rivals in zip(questions, done, others, strict=True)
+    ]
+    opened = {
+        i: model.tokenize(question.clean, opening=reply.opening)
+        for i, (question, reply) in enumerate(zip(questions, replies, strict=True))
+        if reply.opening
+    }
+    fitting = {i: ids for i, ids in opened.items() if model.fits(ids, max_tokens=MAX_TOKENS)}
+    again = model.generate(list(fitting.values()), max_tokens=MAX_TOKENS, progress=progress)
+    goes_on = {
+        i
+        for i, completion in zip(fitting, again, strict=True)
+        if _is_first(completion.text, replies[i].given)
+    }
+    return [
+        replace(reply, match="contains") if i in goes_on else replace(reply, opening="")
+        for i, reply in enumerate(replies)
+    ]
+
+
+def _reply(question: Question, text: str, others: Sequence[str]) -> Reply:
+    sentence, given = first_sentence(text), dict[str, str | None]()
+    found = verdict(sentence, question.answers, others=others, question=question.asked)
+    for answer in question.answers if found == "given" else ():
+        if verdict(sentence, [answer], question=question.asked) == "given":
+            given[answer] = lead_to(sentence, answer, question=question.asked)
+    ordered = sorted(given, key=lambda a: (given[a] is None, len(given[a] or "")))
+    return Reply(
+        sentence=sentence,
+        given=tuple(ordered),
+        is_unclear=found == "unclear",
+        opening=(given[ordered[0]] if ordered else None) or "",
+        match="contains" if _is_first(text, ordered) else "sentence",
+    )
+
+
+def _is_first(text: str, given: Sequence[str]) -> bool:
+    """Return whether a reply begins with the first of the answers that it gives."""
+    return begins_with_answer(text, given[:1]) and contains_answer(text, given[:1])

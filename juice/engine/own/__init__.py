@@ -1,0 +1,1 @@
+"""The embedded engine: many requests, each steered its own way, share every forward pass."""

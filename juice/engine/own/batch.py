@@ -1,0 +1,324 @@
+"""A forward of our engine: rows in, logits out; the runs of every request share it.
+
+`arrange` says which rows go through each layer, and where their slots are; that stays the same
+while the same sequences decode. `forward_batch` adds the next tokens and positions of each row, and
+`Runner` runs them through the model. Rows are padded on the right: token t of a row has position
+n_cached + t, and the keys of padding go where nothing reads them.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import torch
+
+from juice.engine.own.cache import Access, SlotCache, Span
+from juice.engine.own.rows import RowTable
+from juice.engine.own.sequence import Sequence
+from juice.model.hooks import LayerRows, SteeringPlan
+from juice.model.loaded import LoadedModel
+from juice.model.masks import narrow_sliding_windows
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardRows:
+    """The rows of a forward.
+
+    Args:
+        cache: The slots that they are in.
+        sequences: The sequences that the main rows belong to, in row order.
+        routing: The rows of each layer.
+        access: The slots of each layer.
+        steering_plan: The steering of the rows at all tokens; None where none is steered.
+    """
+
+    cache: SlotCache
+    sequences: tuple[Sequence, ...]
+    routing: tuple[LayerRows, ...]
+    access: tuple[Access, ...]
+    steering_plan: SteeringPlan | None
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardBatch:
+    """One forward.
+
+    Args:
+        rows: The rows that go through it.
+        n_tokens: The number of each sequence's real tokens; the rest is padding.
+        input_ids: The tokens of the main rows, int64 [sequences, tokens].
+        positions: Their positions, int64 [sequences, tokens].
+        kept_rows: The row of each position whose logits are kept, int64 [kept].
+        kept_tokens: Its token within that row, int64 [kept].
+        n_kept: The number of logits that each sequence keeps, in the order of the sequences.
+        spans: The span of each layer.
+        steering_plan: The steering of the rows by token; None where none is steered.
+    """
+
+    rows: ForwardRows
+    n_tokens: tuple[int, ...]
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    kept_rows: torch.Tensor
+    kept_tokens: torch.Tensor
+    n_kept: tuple[int, ...]
+    spans: tuple[Span, ...]
+    steering_plan: SteeringPlan | None
+
+
+def arrange(
+    sequences: abc.Sequence[Sequence],
+    table: RowTable,
+    cache: SlotCache,
+    n_heads: abc.Sequence[int],
+    device: torch.device,
+    *,
+    as_copies: bool = False,
+) -> ForwardRows:
+    """Arrange the rows of some sequences, in the order of their slots.
+
+    Args:
+        sequences: The sequences to run.
+        table: The rows that they occupy.
+        cache: The cache that holds their slots.
+        n_heads: The query heads of each layer.
+        device: The device of the index tensors.
+        as_copies: Read keys and values as copies, whose strides do not depend on the slots'.
+    """
+    inside = set(sequences)
+    # The newest main row has the lowest slot.
+    mains = [(index, s) for index, s in reversed(list(enumerate(table.mains.rows))) if s in inside]
+    main_indices, ordered = [index for index, _ in mains], tuple(s for _, s in mains)
+    companions = [
+        [(index, s) for index, s in enumerate(row_list.rows) if s in inside]
+        for row_list in table.companions
+    ]
+    access: list[Access] = []
+    for layer, members in enumerate(companions):
+        is_same = layer > 0 and members == companions[layer - 1]
+        if is_same:
+            access.append(access[-1])
+            continue
+        slots = cache.access(layer, main_indices, [index for index, _ in members], device)
+        access.append(replace(slots, view=None) if as_copies else slots)
+    by_layer = [tuple(s for _, s in members) for members in companions]
+    return ForwardRows(
+        cache,
+        ordered,
+        _routing(ordered, by_layer, device),
+        tuple(access),
+        _steering_plan(ordered, by_layer, n_heads, device),
+    )
+
+
+def forward_batch(
+    rows: ForwardRows,
+    n_tokens: abc.Sequence[int],
+    device: torch.device,
+    *,
+    reach: int | None = None,
+) -> ForwardBatch:
+    """Build the forward of the next tokens of some sequences.
+
+    Args:
+        rows: The rows of these sequences.
+        n_tokens: The number of tokens that each sequence gets.
+        device: The device of the tensors.
+        reach: A position that the forward must reach: where no token does, one of padding is added.
+    """
+    pending = [s.pending(n) for s, n in zip(rows.sequences, n_tokens, strict=True)]
+    width = max(map(len, pending))
+    nowhere = rows.cache.n_positions  # the position of a slot that takes what padding writes
+    # Padding repeats the last token at the last position: what it computes is finite if the row is.
+    input_ids = torch.tensor(
+        [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in pending]
+    )
+    starts = torch.tensor([s.n_cached for s in rows.sequences])
+    lengths = torch.tensor([len(tokens) for tokens in pending])
+    steps = torch.arange(width)
+    positions = starts[:, None] + torch.minimum(steps, lengths[:, None] - 1)
+    writes = positions.masked_fill(steps >= lengths[:, None], nowhere)
+    if reach is not None and int(positions.max()) < reach:
+        input_ids = torch.cat([input_ids, input_ids[:, -1:]], 1)
+        positions = torch.cat([positions, torch.full_like(positions[:, -1:], reach)], 1)
+        writes = torch.cat([writes, torch.full_like(writes[:, -1:], nowhere)], 1)
+        width += 1
+    n_keys = int((starts + lengths).max())
+    is_fresh = not starts.any()
+    n_kept = [
+        n if s.request.options.prompt_logprobs and s.is_prefilling else 1
+        for s, n in zip(rows.sequences, map(len, pending), strict=True)
+    ]
+    kept = [
+        (row, t)
+        for row, (n, length) in enumerate(zip(n_kept, map(len, pending), strict=True))
+        for t in range(length - n, length)
+    ]
+    kept_rows, kept_tokens = torch.tensor(kept, device=device).T
+    return ForwardBatch(
+        rows=rows,
+        n_tokens=tuple(map(len, pending)),
+        input_ids=input_ids.to(device),
+        positions=positions.to(device),
+        kept_rows=kept_rows,
+        kept_tokens=kept_tokens,
+        n_kept=tuple(n_kept),
+        spans=_spans(rows, writes.to(device), width if is_fresh else n_keys, is_fresh=is_fresh),
+        steering_plan=_at_tokens(rows, positions, device),
+    )
+
+
+def _at_tokens(
+    rows: ForwardRows, positions: torch.Tensor, device: torch.device
+) -> SteeringPlan | None:
+    """Return the steering of the rows at these positions, int64 [sequences, tokens]."""
+    if rows.steering_plan is None:
+        return None
+    factors = torch.stack(
+        [
+            sequence.request.steering.factors(at, len(sequence.request.prompt_ids))
+            for sequence, at in zip(rows.sequences, positions, strict=True)
+        ]
+    )
+    if bool((factors == 1).all()):
+        return rows.steering_plan
+    return replace(rows.steering_plan, factors=factors.to(device))
+
+
+def _spans(
+    rows: ForwardRows, writes: torch.Tensor, n_keys: int, *, is_fresh: bool
+) -> tuple[Span, ...]:
+    """Return the span of each layer; writes: int64 [sequences, tokens]."""
+    spans: list[Span] = []
+    for layer, here in enumerate(rows.routing):
+        if layer and here.origins is rows.routing[layer - 1].origins:
+            spans.append(spans[-1])
+        else:
+            spans.append(
+                Span(writes if here.origins is None else writes[here.origins], n_keys, is_fresh)
+            )
+    return tuple(spans)
+
+
+def _routing(
+    mains: tuple[Sequence, ...],
+    companions: abc.Sequence[tuple[Sequence, ...]],
+    device: torch.device,
+) -> tuple[LayerRows, ...]:
+    n, below = len(mains), tuple[Sequence, ...]()
+    row_of = {sequence: row for row, sequence in enumerate(mains)}
+    routing: list[LayerRows] = []
+    for here in companions:
+        if here == below:
+            # The rows are those of the layer below, and so are their tensors.
+            routing.append(LayerRows(None, routing[-1].origins if routing else None))
+            continue
+        companion_row = {sequence: n + i for i, sequence in enumerate(below)}
+        taken = [*range(n), *(companion_row.get(sequence, row_of[sequence]) for sequence in here)]
+        origins = [*range(n), *(row_of[sequence] for sequence in here)] if here else None
+        routing.append(
+            LayerRows(
+                torch.tensor(taken, device=device),
+                None if origins is None else torch.tensor(origins, device=device),
+            )
+        )
+        below = here
+    return tuple(routing)
+
+
+def _steering_plan(
+    mains: tuple[Sequence, ...],
+    companions: abc.Sequence[tuple[Sequence, ...]],
+    n_heads: abc.Sequence[int],
+    device: torch.device,
+) -> SteeringPlan | None:
+    """Return each row's source and coefficients by layer.
+
+    A row without a companion in a layer is its own source there.
+    """
+    steered = sorted(
+        {layer for sequence in mains for layer in sequence.request.steering.coefficients}
+    )
+    sources, coefficients = {}, {}
+    n = len(mains)
+    for layer in steered:
+        companion_row = {sequence: n + i for i, sequence in enumerate(companions[layer])}
+        table = torch.zeros(n + len(companion_row), n_heads[layer])
+        for row, sequence in enumerate(mains):
+            row_coefficients = sequence.request.steering.coefficients.get(layer)
+            if row_coefficients is not None:
+                table[row] = row_coefficients[: n_heads[layer]]
+        source = [
+            *(companion_row.get(s, row) for row, s in enumerate(mains)),
+            *range(n, n + len(companion_row)),
+        ]
+        sources[layer], coefficients[layer] = torch.tensor(source, device=device), table.to(device)
+    return SteeringPlan(sources, coefficients) if steered else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """The way that rows must take through a model, as the check at load finds out.
+
+    Args:
+        full_rows: All layers must see the same rows, so companions go through every layer.
+        own_masks: The model makes its own masks: only rows with equal `n_cached` share a forward.
+        sliding_window: For the check: replaces the size of every sliding window, in tokens.
+    """
+
+    full_rows: bool = False
+    own_masks: bool = False
+    sliding_window: int | None = None
+
+
+class Runner:
+    """Runs batches of rows through one model.
+
+    With full rows the model is called with every row, companions included; otherwise with the main
+    rows alone, and companions enter and leave between its layers.
+    """
+
+    def __init__(self, loaded: LoadedModel, mode: Mode) -> None:
+        self._mode = mode
+        self._pattern = None if mode.own_masks else loaded.mask_pattern
+        if mode.sliding_window is not None and self._pattern is not None:
+            self._pattern = self._pattern.narrowed(mode.sliding_window)
+        self._loaded = loaded
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Run a batch and cache its keys and values; return logits, float32 [kept, vocabulary]."""
+        loaded, n, cache = self._loaded, len(batch.input_ids), batch.rows.cache
+        for layer, access, span in zip(
+            cache.slot_layers, batch.rows.access, batch.spans, strict=True
+        ):
+            layer.access, layer.span = access, span
+        input_ids, positions = batch.input_ids, batch.positions
+        # With full rows every layer has the same ones.
+        if self._mode.full_rows and (origins := batch.rows.routing[0].origins) is not None:
+            input_ids, positions = input_ids[origins], positions[origins]
+        pattern = self._pattern
+        masks = None
+        if pattern and not (batch.spans[0].is_fresh and pattern.is_causal_alone):
+            masks = pattern.masks(positions, batch.spans[0].n_keys, loaded.dtype)
+        with ExitStack() as stack:
+            stack.enter_context(loaded.turn)
+            stack.enter_context(narrow_sliding_windows(loaded.model, self._mode.sliding_window))
+            if not self._mode.full_rows:
+                stack.enter_context(loaded.hooks.route(batch.rows.routing, n))
+            if batch.steering_plan is not None:
+                stack.enter_context(loaded.hooks.steer(batch.steering_plan))
+            length = batch.input_ids.shape[1]
+            stack.enter_context(
+                loaded.hooks.keep_logits(batch.kept_rows, batch.kept_tokens, length)
+            )
+            logits: torch.Tensor = loaded.run(
+                input_ids=input_ids,
+                position_ids=positions,
+                attention_mask=masks,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+        return logits[:, 0].float()

@@ -1,0 +1,348 @@
+"""The scheduler: which waiting requests join, and which tokens of which rows share a forward.
+
+Requests join in the order of arrival, each when its rows, with all positions that it may need, fit
+into the memory for keys and values next to those that run; a request that has joined is never
+evicted.
+
+A step has a budget of tokens. Decoding rows take their part, prompts the rest: half of it in equal
+shares, so that a short prompt does not wait for a long one, half in the order of arrival, so that
+not all finish late. So neither a long prompt nor many hold up the others for longer than a step.
+
+In deterministic mode no request shares a forward with another, and prompts go through in chunks of
+one size. So every shape that is computed depends on the request alone, and with it every bit.
+
+Rows share a forward unless the model forbids it: where it makes its own masks, all must have the
+same number of tokens cached, and where its positions change with length (`rope_switch`), all must
+be on the same side of the switch. A row that crosses it is computed again as a whole, alone, one
+such row a step: that may hold up the others for longer than a step.
+
+The unit of cost is the time of one token that attends to nothing. A token goes through the weights
+once, and attends to every key before it:
+
+    cost of n tokens after s cached ones = n + n (s + n / 2) / keys_per_token
+
+with keys_per_token the number of keys to which attending costs as much as all products with
+weights: a product with P weights takes 2 P operations, the attention to a key 4 for every number in
+z. A forward pads its rows to the longest, so rows of different lengths go apart where that is
+cheaper. A decode step is bound by memory instead: it reads all weights once, and the keys of every
+row, as many as the longest has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import abc, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Condition
+
+from juice.engine.options import Limits
+from juice.engine.own.rows import Shelves
+from juice.engine.own.sequence import Sequence
+from juice.errors import EngineStoppedError, JuiceError
+from juice.model.loaded import LoadedModel
+
+# A sequence, and how many of its next tokens go through the model.
+Share = tuple[Sequence, int]
+# Below so many tokens, reading the weights takes longer than computing with them.
+TOKENS_PER_FORWARD = 64
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of one model.
+
+    Args:
+        keys_per_token: The keys to which attending costs as much as a token's other products.
+        keys_per_forward: The keys and values that are read in the time of reading all weights.
+        n_layers: The number of layers.
+    """
+
+    keys_per_token: float
+    keys_per_forward: float
+    n_layers: int
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, n_kv_bytes_per_token: int) -> Costs:
+        """Return the costs of a model whose keys and values take so many bytes a token."""
+        layers = loaded.layout.layers
+        n_weights = sum(weight.numel() for weight in loaded.model.parameters())
+        n_bytes = sum(
+            weight.numel() * weight.element_size() for weight in loaded.model.parameters()
+        )
+        width = sum(layer.n_heads * layer.d_head for layer in layers)
+        return cls(max(1.0, n_weights / (2 * width)), n_bytes / n_kv_bytes_per_token, len(layers))
+
+    def of_tokens(self, n_tokens: float, n_cached: int) -> float:
+        """Return the cost of the next tokens of one row."""
+        return n_tokens * (1 + (n_cached + n_tokens / 2) / self.keys_per_token)
+
+    def n_tokens(self, cost: float, n_cached: int) -> int:
+        """Return the number of next tokens of one row that cost at most this."""
+        keys = self.keys_per_token + n_cached
+        return int(math.sqrt(keys * keys + 2 * cost * self.keys_per_token) - keys)
+
+    def of_rows(self, sequence: Sequence) -> float:
+        """Return the rows of a sequence, its companion counted by the layers that it is in."""
+        return 1 + len(sequence.window) / self.n_layers
+
+    def prefills(self, chosen: abc.Sequence[Share]) -> list[list[Share]]:
+        """Return the forwards in which chunks of prompts cost least, padding included."""
+
+        def cost(n_rows: float, n_tokens: int, n_keys: int) -> float:
+            return TOKENS_PER_FORWARD + n_rows * n_tokens * (1 + n_keys / self.keys_per_token)
+
+        return self._cheapest(chosen, cost)[1]
+
+    def decodes(self, chosen: abc.Sequence[Share]) -> list[list[Share]]:
+        """Return the forwards in which a decode step costs least.
+
+        Rows that do not go together with all others of their shelf are copied: their keys are read
+        twice and written once.
+        """
+
+        def apart(n_rows: float, _n_tokens: int, n_keys: int) -> float:
+            return self.keys_per_forward + 3 * n_rows * n_keys
+
+        n_rows = sum(self.of_rows(sequence) for sequence, _ in chosen)
+        together = self.keys_per_forward + n_rows * max(sequence.n_cached for sequence, _ in chosen)
+        cost, parts = self._cheapest(chosen, apart)
+        return parts if cost < together else [list(chosen)]
+
+    def _cheapest(
+        self, chosen: abc.Sequence[Share], cost: Callable[[float, int, int], float]
+    ) -> tuple[float, list[list[Share]]]:
+        """Cut the chosen sequences, in order of length, where the parts cost least in all."""
+        items = sorted(chosen, key=lambda share: share[0].n_cached + share[1])
+        # The least cost of the first rows, and where their last part begins.
+        best = [(0.0, 0)]
+        for end in range(1, len(items) + 1):
+            n_rows, n_tokens, cheapest = 0.0, 0, (math.inf, 0)
+            n_keys = items[end - 1][0].n_cached + items[end - 1][1]
+            for start in reversed(range(end)):
+                sequence, n = items[start]
+                n_rows, n_tokens = n_rows + self.of_rows(sequence), max(n_tokens, n)
+                cheapest = min(cheapest, (best[start][0] + cost(n_rows, n_tokens, n_keys), start))
+            best.append(cheapest)
+        parts, end = list[list[Share]](), len(items)
+        while end:
+            start = best[end][1]
+            parts.append(items[start:end])
+            end = start
+        return best[-1][0], parts[::-1]
+
+
+def fair_shares(wanted: abc.Sequence[float], available: float) -> list[float]:
+    """Divide an amount equally; the part that one does not want goes to the others."""
+    shares = [0.0] * len(wanted)
+    for n_left, i in zip(
+        range(len(wanted), 0, -1), sorted(range(len(wanted)), key=lambda i: wanted[i]), strict=True
+    ):
+        shares[i] = min(wanted[i], available / n_left)
+        available -= shares[i]
+    return shares
+
+
+class Inbox:
+    """The queue of sequences for the engine's thread, in the order of arrival; for any thread.
+
+    It is neither bounded nor fair: whoever serves several clients orders and bounds their requests
+    before (`juice.engine.queue`).
+    """
+
+    def __init__(self) -> None:
+        self.closed: JuiceError | None = None
+        self._waiting: deque[Sequence] = deque()
+        self._changed = Condition()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, sequence: Sequence, *, is_first: bool = False) -> None:
+        """Queue a sequence, before the others if `is_first`.
+
+        Raises EngineStoppedError once closed.
+        """
+        with self._changed:
+            if self.closed is not None:
+                raise EngineStoppedError(str(self.closed))
+            (self._waiting.appendleft if is_first else self._waiting.append)(sequence)
+            self._changed.notify_all()
+
+    def first(self) -> Sequence | None:
+        """Return the sequence that has waited longest; None where none waits."""
+        with self._changed:
+            return self._waiting[0] if self._waiting else None
+
+    def take(self, sequence: Sequence) -> None:
+        """Take a sequence that waits."""
+        with self._changed:
+            self._waiting.remove(sequence)
+
+    def take_cancelled(self) -> list[Sequence]:
+        """Take the sequences that were cancelled while they waited."""
+        with self._changed:
+            cancelled = [sequence for sequence in self._waiting if sequence.cancelled is not None]
+            if cancelled:
+                self._waiting = deque(
+                    sequence for sequence in self._waiting if sequence.cancelled is None
+                )
+            return cancelled
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether a sequence waits or the inbox is closed, as soon as that is so."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._waiting or self.closed, timeout_s))
+
+    def close(self, reason: JuiceError) -> None:
+        """Refuse everything from now on; the first reason is kept."""
+        with self._changed:
+            self.closed = self.closed or reason
+            self._changed.notify_all()
+
+    def take_all(self) -> list[Sequence]:
+        """Take everything that still waits."""
+        with self._changed:
+            left = list(self._waiting)
+            self._waiting.clear()
+            return left
+
+
+# Scoring a prompt keeps a whole vocabulary of logits for each token, so only a few go at a time.
+MAX_SCORED_CHUNK = 256
+# The tokens of a prompt's chunk where its size must not depend on what else runs.
+FIXED_CHUNK = 256
+# However much decodes, this part of a step's budget is for prompts.
+PREFILL_SHARE = 0.25
+
+
+class Scheduler:
+    """The policy of the loop: admission, and the forwards of each step.
+
+    Args:
+        limits: The bounds in force.
+        shelves: The occupied rows.
+        costs: The costs of forwards.
+        rope_switch: The length beyond which the model's positions change; None where they do not.
+        by_length: Whether only rows with the same number of cached tokens share a forward.
+        deterministic: Whether no rows of different requests share a forward.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        shelves: Shelves,
+        costs: Costs,
+        *,
+        rope_switch: int | None,
+        by_length: bool,
+        deterministic: bool = False,
+    ) -> None:
+        self.limits = limits
+        self._shelves = shelves
+        self.costs = costs
+        self._rope_switch = rope_switch
+        self._by_length = by_length
+        self._deterministic = deterministic
+        self._decoded: tuple[list[Sequence], list[list[Share]]] | None = None
+
+    def may_join(self, sequence: Sequence) -> bool:
+        """Return whether there are rows and memory for one more sequence."""
+        n_running = sum(row.owner is row for row in self._shelves.rows)
+        return n_running < self.limits.max_batch and self._shelves.fits(sequence)
+
+    def forwards(self) -> list[list[Share]]:
+        """Return the forwards of a step: prefill first, then all that decode.
+
+        Each is a list of sequences with the number of their tokens that go through.
+        """
+        # A row that is a token ahead waits for the other row of its request, computed again.
+        decoding = [
+            s for shelf in self._shelves for s in shelf.table.decoding if s.n_cached < s.length
+        ]
+        crossing = [s for s in decoding if s.n_cached == self._rope_switch]
+        for sequence in crossing[:1]:
+            sequence.n_cached = 0  # its next token changes all its keys
+        again = [[(s, s.length)] for s in crossing[:1]]
+        steps = [s for s in decoding if s not in crossing]
+        budget = float(self.limits.max_prefill_tokens)
+        left = budget - sum(self._cost(s, 1) for s in steps)
+        return [
+            *self._apart(self._chunks(max(left, PREFILL_SHARE * budget)), self.costs.prefills),
+            *self._steps(steps),
+            *again,
+        ]
+
+    def reach(self, sequences: abc.Sequence[Sequence]) -> int | None:
+        """Return the position that a forward of these sequences must reach; None for any.
+
+        Beyond `rope_switch` the model picks its frequencies by the highest position in the forward.
+        """
+        return (
+            self._rope_switch
+            if self._rope_switch is not None and sequences[0].length > self._rope_switch
+            else None
+        )
+
+    def _steps(self, decoding: list[Sequence]) -> list[list[Share]]:
+        """Return the forwards in which these decode; they stay the same until a row changes."""
+        if self._decoded is None or self._decoded[0] != decoding:
+            parts = self._apart([(s, 1) for s in decoding], self.costs.decodes)
+            self._decoded = decoding, parts
+        return self._decoded[1]
+
+    def _apart(
+        self, chosen: list[Share], cheapest: Callable[[list[Share]], list[list[Share]]]
+    ) -> list[list[Share]]:
+        """Return the forwards of the chosen sequences: by shelf, by the model's limits, by cost."""
+        if self._deterministic:
+            return [[share] for share in chosen]
+        groups: dict[object, list[Share]] = {}
+        for sequence, n_tokens in chosen:
+            n_cached = sequence.n_cached if self._by_length else None
+            key = (id(self._shelves[sequence]), n_cached, self.reach([sequence]))
+            groups.setdefault(key, []).append((sequence, n_tokens))
+        return [part for group in groups.values() for part in cheapest(group)]
+
+    def _chunks(self, budget: float) -> list[Share]:
+        """Return the sequences to prefill now, oldest first, with the number of tokens of each."""
+        prefilling = sorted(
+            (s for shelf in self._shelves for s in shelf.table.prefilling if s.is_prefilling),
+            key=lambda s: s.number,
+        )
+        if self._deterministic:
+            return self._fixed_chunks(prefilling, budget)
+        wanted = [self._cost(s, s.n_to_prefill) for s in prefilling]
+        shares = fair_shares(wanted, budget / 2)
+        budget -= sum(shares)
+        chosen, n_scored = list[Share](), 0
+        for sequence, n_wanted, share in zip(prefilling, wanted, shares, strict=True):
+            more = min(budget, n_wanted - share)
+            budget -= more
+            n_tokens = self._n_tokens(sequence, share + more)
+            if sequence.request.options.prompt_logprobs:
+                n_tokens = min(n_tokens, MAX_SCORED_CHUNK - n_scored)
+                n_scored += n_tokens
+            # The oldest always goes on.
+            if n_tokens or not chosen:
+                chosen.append((sequence, max(1, n_tokens)))
+        return chosen
+
+    def _fixed_chunks(self, prefilling: list[Sequence], budget: float) -> list[Share]:
+        """Return the sequences whose next chunk goes now, oldest first; the oldest always does."""
+        chosen = list[Share]()
+        for sequence in prefilling:
+            n_tokens = min(FIXED_CHUNK, sequence.n_to_prefill)
+            budget -= self._cost(sequence, n_tokens)
+            if chosen and budget < 0:
+                break
+            chosen.append((sequence, n_tokens))
+        return chosen
+
+    def _cost(self, sequence: Sequence, n_tokens: int) -> float:
+        return self.costs.of_rows(sequence) * self.costs.of_tokens(n_tokens, sequence.n_cached)
+
+    def _n_tokens(self, sequence: Sequence, cost: float) -> int:
+        """Return the number of tokens of a prompt that cost at most this."""
+        n = self.costs.n_tokens(cost / self.costs.of_rows(sequence), sequence.n_cached)
+        return min(n, sequence.n_to_prefill)

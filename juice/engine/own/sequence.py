@@ -1,0 +1,183 @@
+"""A request while it waits and runs: its tokens and text so far, and how much of it is cached."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from juice.engine.answer import ScoredToken
+from juice.engine.own.sampling import Draw, new_generator
+from juice.engine.request import Request
+from juice.engine.structure import Constraint
+from juice.engine.text import Transcript
+from juice.errors import CancelledError, JuiceError, RequestError
+
+
+class Sequence:
+    """The state of one request.
+
+    Any thread may call `cancel`; everything else belongs to the engine's thread. A request with a
+    contrast has two sequences: `without` has the prompt without its context, shares the new
+    tokens and reports nothing; its `owner` decides for both.
+
+    Args:
+        number: Its number in the order of arrival.
+        request: The request.
+        window: The layers in which it has a companion.
+        transcript: Its new tokens and text, which tells its caller of them.
+        constraint: The rule of the answer's form; None where any token may come.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        request: Request,
+        window: range,
+        transcript: Transcript,
+        constraint: Constraint | None = None,
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.window = window
+        self.transcript = transcript
+        self.without: Sequence | None = None
+        self._owner: Sequence | None = None
+        self.cancelled: JuiceError | None = None
+        self.n_cached = 0
+        self._generator = new_generator(request.options)
+        self._uniform: float | None = None
+        self._held: torch.Tensor | None = None
+        self._constraint = constraint
+        if request.contrast is not None:
+            alone = replace(request, prompt_ids=request.contrast.prompt_ids, contrast=None)
+            self.without = Sequence(number, alone, range(0), transcript)
+            self.without._owner = self
+
+    @property
+    def tokens(self) -> list[ScoredToken]:
+        """The new tokens so far."""
+        return self.transcript.tokens
+
+    @property
+    def owner(self) -> Sequence:
+        """The sequence that decides: this one, unless it is the `without` of another."""
+        return self._owner or self
+
+    @property
+    def rows(self) -> tuple[Sequence, ...]:
+        """The sequences that join, run and leave together: this one and its `without`."""
+        return (self,) if self.without is None else (self, self.without)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether part of the prompt has not been through the model yet."""
+        return not self.tokens and self.n_cached < len(self.request.prompt_ids)
+
+    @property
+    def length(self) -> int:
+        """The tokens so far, prompt and new."""
+        return len(self.request.prompt_ids) + len(self.tokens)
+
+    @property
+    def n_to_prefill(self) -> int:
+        """The tokens of the prompt that are not cached yet."""
+        return len(self.request.prompt_ids) - self.n_cached
+
+    @property
+    def n_rows(self) -> int:
+        """The rows that this sequence occupies in its widest layer."""
+        return 2 if self.window else 1
+
+    def pending(self, n_tokens: int) -> tuple[int, ...]:
+        """Return the next n tokens for the model: the rest of the prompt, then new ones."""
+        start, n_prompt = self.n_cached, len(self.request.prompt_ids)
+        prompt = self.request.prompt_ids[start : start + n_tokens]
+        new = self.tokens[max(0, start - n_prompt) : max(0, start + n_tokens - n_prompt)]
+        return (*prompt, *(token.id for token in new))
+
+    def cancel(self, reason: JuiceError | None = None) -> None:
+        """End the sequence before the next step."""
+        self.cancelled = reason or CancelledError("the request was cancelled")
+
+    @property
+    def to_watch(self) -> tuple[int, ...]:
+        """The tokens to watch beside the next one."""
+        return () if self.tokens else self.request.options.watch
+
+    def to_score(self, n_kept: int) -> tuple[int, ...]:
+        """Return the next tokens of the prompt that the logits of n tokens before them score."""
+        if not self.request.options.prompt_logprobs or self.tokens:
+            return ()
+        first = len(self.transcript.prompt_tokens)
+        return self.request.prompt_ids[first : first + n_kept]
+
+    def draw(self) -> Draw:
+        """Return the draw of the next token.
+
+        Until that token is taken, the same number is drawn each time.
+        """
+        request, options = self.request, self.request.options
+        if self._generator is not None and self._uniform is None:
+            self._uniform = float(torch.rand(1, generator=self._generator, dtype=torch.float64))
+        is_held_back = len(self.tokens) < options.min_tokens
+        return Draw(
+            sampling=options,
+            uniform=self._uniform,
+            prompt_ids=request.prompt_ids,
+            token_ids=[token.id for token in self.tokens] if options.changes_logits else (),
+            banned=self.transcript.stop_token_ids if is_held_back else frozenset(),
+            constraint=self._constraint,
+        )
+
+    def contrasted(self, row: Sequence, logits: torch.Tensor) -> torch.Tensor | None:
+        """Hold a row's logits, float32 [vocabulary], until both rows have theirs.
+
+        Return their combination then, None before.
+        """
+        row._held = logits
+        if (
+            self.without is None
+            or self.request.contrast is None
+            or self._held is None
+            or self.without._held is None
+        ):
+            return None
+        with_context, alone = self._held, self.without._held
+        weight: float | torch.Tensor = self.request.contrast.weight
+        if self.request.contrast.is_adaptive:
+            weight = weight * _divergence(with_context, alone)
+        self._held = self.without._held = None
+        # Tokens that a model rules out have minus infinity in both.
+        return torch.where(
+            with_context.isneginf(), with_context, (1 + weight) * with_context - weight * alone
+        )
+
+    def advance(self, token: ScoredToken, watched: tuple[float, ...]) -> None:
+        """Take the next token and send the text that is final; `complete` sends the last update.
+
+        Raises whatever a tokenizer or a sink raises, and RequestError where no token may follow.
+        """
+        self._uniform = None
+        if self._constraint is not None:
+            if self._constraint.failure:
+                raise RequestError(self._constraint.failure, param="structure")
+            self._constraint.accept(token.id)
+        if not self.tokens:
+            self.transcript.watched = watched
+        if self.request.options.max_tokens == 0:
+            self.transcript.finish_reason = "length"
+        else:
+            self.transcript.add([token])
+
+
+def _divergence(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the Jensen-Shannon divergence of two distributions, in bits, 0 to 1, float32 [].
+
+    Both are given by logits, float32 [vocabulary].
+    """
+    p, q = one.softmax(-1), other.softmax(-1)
+    nats = torch.special.entr((p + q) / 2).sum() - torch.special.entr(torch.stack([p, q])).sum() / 2
+    bits: torch.Tensor = (nats / math.log(2)).clamp(0, 1)
+    return bits

@@ -1,0 +1,213 @@
+"""Our own engine: a thread that owns the model and takes requests from an inbox.
+
+Updates go to each caller's own sink. Any thread may submit, cancel and read. The engine's thread
+ends when the engine is closed or no longer referenced; if it dies of an error, everything that
+runs, waits or is submitted later ends with that error.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from functools import cached_property
+from itertools import count
+from threading import Thread, current_thread
+from typing import Any, ClassVar
+
+from juice.engine.answer import Sink
+from juice.engine.contract import Capability, Engine, ModelDescription, Status, settled
+from juice.engine.options import Limits
+from juice.engine.own.batch import Mode, Runner
+from juice.engine.own.cache import ShelfSize
+from juice.engine.own.loop import Loop
+from juice.engine.own.scheduler import Inbox
+from juice.engine.own.sequence import Sequence
+from juice.engine.request import Request, Running
+from juice.engine.steer import Steering
+from juice.engine.text import TextStream, Transcript
+from juice.errors import ContextLengthError, EngineStoppedError, JuiceError
+from juice.model.loaded import LoadedModel
+
+LOG = logging.getLogger("juice.engine.own")
+IDLE_BEAT_S = 1.0
+STOP_S = 10.0
+
+
+class BatchingEngine(Engine):
+    """The default engine, in this process: any architecture, any device, every capability.
+
+    Args:
+        loaded: The model.
+        limits: The bounds of batches and memory.
+        mode: The way of rows through the model.
+        deterministic: Run each request in forwards of its own, so that it gets the same bits
+            whatever else runs.
+
+    Raises RequestError for a `max_model_len` beyond the model's context.
+    """
+
+    name: ClassVar[str] = "own"
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability)
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        limits: Limits | None = None,
+        mode: Mode | None = None,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        self._loaded = loaded
+        self.mode = mode or Mode(own_masks=loaded.mask_pattern is None)
+        self.limits = settled(limits or Limits(), loaded.max_positions, loaded.device)
+        self._inbox = Inbox()
+        self.deterministic = deterministic
+        self.loop = Loop(loaded, self.limits, self._inbox, self.mode, deterministic=deterministic)
+        self._numbers = count()
+        self._special_ids = frozenset(loaded.tokenizer.all_special_ids)
+        self._thread = Thread(
+            target=_run, args=(self.loop, self._inbox), name="juice-engine", daemon=True
+        )
+        self._thread.start()
+        weakref.finalize(self, _stop, self._inbox, self._thread)
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model's modules and hooks."""
+        return self._loaded
+
+    @cached_property
+    def description(self) -> ModelDescription:
+        """The model."""
+        return self.loaded.describe()
+
+    @property
+    def status(self) -> Status:
+        """The engine's present state."""
+        return Status(
+            is_alive=self._thread.is_alive(),
+            heartbeat_age_s=time.monotonic() - self.loop.beat,
+            n_running=self.loop.n_running,
+            n_waiting=len(self._inbox),
+            n_kv_bytes=self.loop.shelves.n_needed_bytes,
+            max_kv_bytes=self.limits.kv_memory_bytes or 0,
+            steps=dict(self.loop.steps),
+        )
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The mode: companions as full rows, masks of the model's own, deterministic or not."""
+        return {
+            "full_rows": self.mode.full_rows,
+            "own_masks": self.mode.own_masks,
+            "deterministic": self.deterministic,
+        }
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        """The mode, the attention, and the size of prompts' chunks where it is not fixed."""
+        return {
+            **self.details,
+            "attention": getattr(self.loaded.model.config, "_attn_implementation", None),
+            "chunk": None if self.deterministic else self.limits.max_prefill_tokens,
+        }
+
+    @property
+    def runner(self) -> Runner:
+        """The runner of the forwards; any thread that holds `LoadedModel.turn` may use it."""
+        return self.loop.runner
+
+    @property
+    def n_kv_heads(self) -> int:
+        """The key-value heads that the first layer caches; query heads share them in groups."""
+        return self.loop.shelves.first.cache.slot_layers[0].n_kv_heads
+
+    @property
+    def n_kv_bytes_per_token(self) -> int:
+        """The bytes that the keys and values of one unsteered token take, over all layers."""
+        return self.loop.shelves.n_bytes_per_token
+
+    def n_kv_bytes(self, request: Request) -> int:
+        """Return the bytes that are reserved for the keys and values of a request."""
+        window = self.companion_layers(request.steering)
+        companions = tuple(int(layer in window) for layer in range(self.description.n_layers))
+        n_mains = 1 if request.contrast is None else 2
+        return self.loop.shelves.n_bytes(ShelfSize(n_mains, companions, request.n_positions))
+
+    def companion_layers(self, steering: Steering) -> range:
+        """Return the layers in which a request with this steering has a companion."""
+        window = steering.window
+        return range(self.description.n_layers) if window and self.mode.full_rows else window
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError or ContextLengthError for a request that cannot run."""
+        super().check(request)
+        needed, available = self.n_kv_bytes(request), self.limits.kv_memory_bytes or 0
+        if needed > available:
+            raise ContextLengthError(
+                f"the request needs {needed / 2**20:.1f} MiB for its keys and values; the engine "
+                f"has {available / 2**20:.1f} MiB: shorten the prompt, lower max_tokens, or raise "
+                "kv_memory",
+                param="max_tokens",
+            )
+
+    @property
+    def why_stopped(self) -> str:
+        """The reason why nothing can be started any more, where that is so."""
+        return str(
+            self._inbox.closed
+            or "the engine's thread is not in this process; load the model after the fork"
+        )
+
+    def start(self, request: Request, sink: Sink, *, instead_of: Running | None = None) -> Sequence:
+        """Start one request; see `Engine.start`."""
+        if not self._thread.is_alive():
+            raise EngineStoppedError(self.why_stopped)
+        had = instead_of.number if isinstance(instead_of, Sequence) else None
+        sequence = self._sequence(next(self._numbers) if had is None else had, request, sink)
+        self._inbox.put(sequence, is_first=instead_of is not None)
+        return sequence
+
+    def close(self) -> None:
+        """End the thread and everything that runs or waits; the model loses its hooks."""
+        self.stop()
+        self.loaded.release()
+
+    def stop(self) -> None:
+        """End the thread and everything that runs or waits; the model keeps its hooks."""
+        _stop(self._inbox, self._thread)
+
+    def _sequence(self, number: int, request: Request, sink: Sink) -> Sequence:
+        text = TextStream(
+            self.loaded.tokenizer,
+            request.prompt_ids,
+            request.options.stop,
+            self._special_ids,
+            skip_special_tokens=request.options.skip_special_tokens,
+        )
+        transcript = Transcript(request, text, self.description.stop_token_ids, sink)
+        window = self.companion_layers(request.steering)
+        structure = request.options.structure
+        constraint = None if structure is None else self.structures.start(structure)
+        return Sequence(number, request, window, transcript, constraint)
+
+
+def _stop(inbox: Inbox, thread: Thread) -> None:
+    inbox.close(EngineStoppedError("the engine was closed"))
+    if thread is not current_thread():
+        thread.join(STOP_S)
+
+
+def _run(loop: Loop, inbox: Inbox) -> None:
+    """Run the thread; it holds the loop, not the engine, so that an unused engine can be freed."""
+    try:
+        while inbox.closed is None:
+            loop.step()
+            if not loop.is_busy and not inbox.wait(IDLE_BEAT_S):
+                loop.shelves.free()  # nothing came: the memory may be of use to others
+        reason: JuiceError = inbox.closed
+    except BaseException as error:
+        LOG.critical("the engine failed", exc_info=error)
+        reason = EngineStoppedError(f"the engine failed: {error!r}")
+    loop.abort(reason)

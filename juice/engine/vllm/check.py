@@ -1,0 +1,111 @@
+"""The check of vLLM at every start: the requests that it runs, and the two runs of its workers.
+
+Prompts of different lengths run together: unsteered, one head in each layer of the window, all
+these at once, by either method. They begin alike, so that what is cached under a wrong key would be
+shared; some are longer than a step, others end early so that rows move, and all are preempted once.
+Then every rank runs each whole sequence by the definition, in two runs of the same modules without
+a cache (`juice.engine.vllm.worker`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from juice.engine.answer import Completion
+from juice.engine.request import MAX_TOP_LOGPROBS, Request
+from juice.engine.steer import Steering, SteeringReport, unsteered
+from juice.engine.vllm.arguments import Coefficients
+from juice.formula import SteerMethod
+
+if TYPE_CHECKING:
+    from juice.engine.vllm.engine import VllmEngine
+
+
+def requests_at(engine: VllmEngine, scale: float) -> list[Request]:
+    """Return the requests of the check, whose heads are scaled by `scale`."""
+    model, limits, window = engine.description, engine.limits, engine.window
+    n_heads, n_shared = min(model.heads_per_layer), engine.facts["block_size"]
+    assert limits.max_model_len is not None, "vLLM settles it at its start"
+    # The longest takes more than a step, and more than the tokens that all begin with.
+    n_most = max(limits.max_prefill_tokens + 5, n_shared + 40)
+    n_most = max(8, min(n_most, limits.max_model_len - 16))
+    heads = {layer: (7 * layer + 3) % n_heads for layer in window}
+    steered: list[tuple[dict[int, list[int]], SteerMethod]] = [
+        ({layer: [head] for layer, head in heads.items()}, "june"),
+        *(({layer: [head]}, "juice") for layer, head in heads.items()),
+        ({layer: [head, 0] for layer, head in heads.items()}, "juice"),
+    ]
+    steerings = [
+        unsteered(),
+        *(one_steering(scaled, n_heads, scale, by) for scaled, by in steered if scaled),
+        unsteered(),
+    ]
+    requests = []
+    for i, steering in enumerate(steerings):
+        n = min(n_most, n_most if i == 1 else (i % 2) * n_shared + 3 + (11 * i) % 37)
+        ids = tuple(
+            (7 * j + (13 * i if j >= n_shared else 0) + 5) % model.vocabulary_size for j in range(n)
+        )
+        requests.append(
+            Request.of(
+                prompt_ids=ids,
+                max_tokens=2 + 3 * (i % 3),
+                ignore_eos=True,
+                steering=steering,
+                top_logprobs=min(MAX_TOP_LOGPROBS, model.vocabulary_size),
+            )
+        )
+    return requests
+
+
+def one_steering(
+    heads: dict[int, list[int]], n_heads: int, coefficient: float, method: SteerMethod
+) -> Steering:
+    """Return a steering of some heads by one coefficient; the heads are given by layer."""
+    coefficients = {layer: torch.zeros(n_heads) for layer in heads}
+    for layer, scaled in heads.items():
+        coefficients[layer][scaled] = coefficient
+    report = SteeringReport(
+        applied=True, target="context", beta_plus=coefficient, strength=1.0, method=method
+    )
+    return Steering(coefficients=coefficients, report=report)
+
+
+def run_preempted(engine: VllmEngine, requests: Sequence[Request]) -> list[Completion]:
+    """Run requests together and preempt all of them once; return their completions.
+
+    Between pipeline stages steps are in flight, of which vLLM can preempt nothing.
+    """
+    done: dict[int, Completion] = {}
+    was_preempted = engine.facts["n_stages"] > 1
+    for update in engine.stream(requests):
+        if update.completion is not None:
+            done[update.index] = update.completion
+        elif not was_preempted:
+            was_preempted = True
+            engine.preempt().result()
+    return [done[i] for i in range(len(requests))]
+
+
+def two_runs(
+    engine: VllmEngine,
+    request: Request,
+    new: Sequence[int],
+    reads: Sequence[tuple[int, Sequence[int]]],
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    """Return log-probabilities in the clean run and in the steered run, each float32 [tokens].
+
+    Args:
+        engine: The engine, whose workers run both.
+        request: The request, with its prompt and steering.
+        new: The tokens that were generated for it.
+        reads: The tokens whose to return, as many for each new token in turn.
+    """
+    tokens, read = [*request.prompt_ids, *new], [list(ids) for _, ids in reads]
+    coefficients = Coefficients.of(request.steering)
+    clean = engine.two_runs(tokens, None, read)  # [new tokens, read]
+    steered = clean if coefficients is None else engine.two_runs(tokens, coefficients, read)
+    return [*clean], [*steered]

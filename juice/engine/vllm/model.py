@@ -1,0 +1,367 @@
+"""The model classes: vLLM's transformers backend, with companions in the window.
+
+They replace vLLM's own classes of the same names once a window is configured
+(`juice.engine.vllm.plugin`). In the layers of the window every token runs twice, steered and clean.
+
+Before the window's first layer the tokens [1, n, width] become [1, 2n, width]: the tokens of the
+batch, then their companions. Behind its last layer the first n go on. Projections, norms and MLPs
+see 2n tokens and know nothing. Attention sends the companions through a layer of their own, a
+shadow: vLLM allocates a cache for it under the same block tables, so that scheduler, block manager
+and sampler know nothing either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.model_executor.layers.attention import Attention, MLAAttention
+from vllm.model_executor.models import transformers as backend
+from vllm.model_executor.models.transformers import vllm_attention_forward
+from vllm.model_executor.models.transformers.base import VLLM_ATTN_ATTR, Base
+from vllm.model_executor.models.utils import maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from juice.engine.vllm.arguments import window_of
+from juice.engine.vllm.patches import score_both, take_back_by_state
+from juice.engine.vllm.processes import check_config, told
+from juice.engine.vllm.state import CLEAN, OWN, RowWriter, Table
+from juice.errors import UnsupportedModelError
+
+
+class Shadow(nn.Module):
+    """Holds the companions' attention layer under the name that vLLM's forward looks for."""
+
+    def __init__(self, attn: nn.Module) -> None:
+        super().__init__()
+        self.attn = attn
+
+
+class Companions:
+    """The hooks of one rank's layers of the window.
+
+    `running` is false in a step that steers nothing: nothing is then doubled. `dense`, where it is
+    set, attends in place of vLLM's layers.
+
+    Args:
+        table: The coefficients of the batch's rows.
+        rank: This rank, among those that share the heads.
+        may_rest: Whether steps may differ: not where a graph of one is compiled for all.
+    """
+
+    def __init__(self, table: Table, rank: int, *, may_rest: bool) -> None:
+        self.table = table
+        self._rank = rank
+        self.running = True
+        self._may_rest = may_rest
+        self.dense: Any = None
+        self.projections: dict[int, Any] = {}
+        self._head_widths: dict[int, int] = {}
+
+    def install(self, layers: dict[int, nn.Module], projections: dict[int, Any]) -> None:
+        """Hook the decoder layers of the window that this rank holds, and their projections."""
+        self.projections = projections
+        n_heads = self.table.n_heads
+        self._head_widths = {
+            i: projection.input_size // n_heads for i, projection in projections.items()
+        }
+        first, last = min(layers), max(layers)
+        for index, layer in layers.items():
+            layer.register_forward_pre_hook(
+                self._enter if index == first else self._follow, with_kwargs=True
+            )
+            projections[index].register_forward_pre_hook(self._steer(index))
+        layers[last].register_forward_hook(self._leave)
+
+    def run_for(self, steered: Iterable[bool]) -> None:
+        """Run in this step if one of its requests is steered; companions of others are not read."""
+        self.running = not self._may_rest or any(steered)
+
+    def _enter(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not self.running:
+            return None
+        n = (args[0] if args else kwargs["hidden_states"]).shape[1]
+        return twice(args, n), twice(kwargs, n)
+
+    def _follow(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Double what goes with the hidden states, which are doubled already."""
+        if not self.running:
+            return None
+        n = (args[0] if args else kwargs["hidden_states"]).shape[1] // 2
+        return twice(args, n), twice(kwargs, n)
+
+    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        if not self.running:
+            return None
+        hidden = output[0] if isinstance(output, tuple) else output
+        hidden = hidden[:, : hidden.shape[1] // 2]
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    def by_head(self, index: int, z: torch.Tensor) -> tuple[torch.Tensor, slice]:
+        """Return a layer's z, [..., heads * width], as [..., heads, width], and which heads it has.
+
+        A rank has its own part of them, or all where its projection splits z itself.
+        """
+        parts = z.unflatten(-1, (-1, self._head_widths[index]))
+        n_here = parts.shape[-2]
+        first = 0 if n_here == self.table.n_heads else self._rank * n_here
+        return parts, slice(first, first + n_here)
+
+    def _steer(self, index: int) -> Any:
+        table, at = self.table, self.table.window.index(index)
+
+        def steer(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if not self.running:
+                return None
+            z = args[0]
+            n = z.shape[-2] // 2
+            parts, heads = self.by_head(index, z)
+            main, clean = parts[..., :n, :, :], parts[..., n:, :, :]
+            here = table.coefficients[at][:, table.row_of_token[:n], heads]  # [2, token, head]
+            steered = add_scaled(main, clean, here[OWN, ..., None], here[CLEAN, ..., None])
+            return (torch.cat([steered.flatten(-2), z[..., n:, :]], dim=-2), *args[1:])
+
+        return steer
+
+
+def add_scaled(
+    z: torch.Tensor, clean: torch.Tensor, of_z: torch.Tensor, of_clean: torch.Tensor
+) -> torch.Tensor:
+    """Return z + of_z * z + of_clean * clean, summed in float32 and rounded once.
+
+    z and its companion's, clean, are [..., tokens, heads, d_head]; their coefficients are float32
+    [tokens, heads, 1]. Where one is zero, its factor is not read: the companion of an unsteered
+    token may hold anything.
+    """
+    added = torch.where(of_z == 0, 0, of_z * z) + torch.where(of_clean == 0, 0, of_clean * clean)
+    return (z + added).to(z.dtype)
+
+
+def twice(value: Any, n: int) -> Any:
+    """Repeat every tensor [.., n, ..] whose second dimension is the step's tokens."""
+    if isinstance(value, torch.Tensor):
+        return torch.cat([value, value], 1) if value.dim() > 1 and value.shape[1] == n else value
+    if isinstance(value, tuple | list):
+        return type(value)(twice(item, n) for item in value)
+    if isinstance(value, dict):
+        return {key: twice(item, n) for key, item in value.items()}
+    return value
+
+
+def attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend: tokens through the layer's own cache, companions through its shadow's.
+
+    The function of the attention interface; query, key and value are [1, heads, tokens, d_head],
+    its result is [1, tokens, heads, d_head].
+    """
+    companions, shadow, n_heads, n_tokens = module.companions, module.shadow, *query.shape[1:3]
+    if companions.dense is not None:
+        z = companions.dense(module, query, key, value)
+    elif shadow is None or not companions.running:
+        z, _ = vllm_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    else:
+        n = n_tokens // 2
+        z = torch.cat(
+            [
+                vllm_attention_forward(
+                    holder, query[:, :, part], key[:, :, part], value[:, :, part], None, **kwargs
+                )[0]
+                for holder, part in ((module, slice(0, n)), (shadow, slice(n, None)))
+            ]
+        )
+    return z.view(1, n_tokens, n_heads, -1), None  # some models want the heads apart
+
+
+class Steered(Base):
+    """Steering, as a mixin of the classes of vLLM's transformers backend."""
+
+    companions: Companions
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        with told():
+            self.window = window_of(vllm_config)
+            if self.window:
+                check_config(vllm_config)
+            if vllm_config.device_config.device_type == "cpu":
+                take_back_by_state()
+            score_both()
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+
+    def recursive_replace(self) -> None:
+        """Let vLLM put its layers in place of transformers'; those of GPT-2 it does not know."""
+        self.transposed = _replace_conv1d(self.model)
+        super().recursive_replace()
+
+    def load_weights(self, weights: Any) -> set[str]:
+        """Load the weights; those of GPT-2's projections are stored transposed."""
+        return super().load_weights(
+            (name, weight.t().contiguous() if _module_name(name) in self.transposed else weight)
+            for name, weight in weights
+        )
+
+    def _create_hf_to_vllm_mapper(self) -> None:
+        """Skip whole names alone: vLLM takes GPT-2's `c_attn.bias` for its mask `attn.bias`."""
+        skipped = self.model._keys_to_ignore_on_load_unexpected or []
+        self.model._keys_to_ignore_on_load_unexpected = [rf"(?<!\w){name}" for name in skipped]
+        super()._create_hf_to_vllm_mapper()
+
+    def _get_attn_cls(self) -> Any:
+        """Return the maker of attention layers, which remembers the arguments of each."""
+        cls = super()._get_attn_cls()
+        if cls is not Attention:
+            remedy = (
+                "start vLLM with VLLM_MLA_DISABLE=1"
+                if cls is MLAAttention
+                else "use juice's own engine"
+            )
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} attends through vLLM's {cls.__name__}, which JuICE "
+                f"does not steer: {remedy}"
+            )
+
+        def make(**arguments: Any) -> nn.Module:
+            self._arguments.append(arguments)
+            return cls(**arguments)
+
+        return make
+
+    def _create_attention_instances(self, prefix: str = "") -> None:
+        """Create the attention layers, a shadow of each in the window, and the hooks."""
+        self._arguments: list[dict[str, Any]] = []
+        super()._create_attention_instances(prefix)
+        ALL_ATTENTION_FUNCTIONS.register("vllm", attention)
+        scheduler = self.vllm_config.scheduler_config
+        self.table = Table(
+            scheduler.max_num_seqs,
+            scheduler.max_num_batched_tokens,
+            self.window,
+            self.text_config.num_attention_heads,
+            torch.device(self.device_config.device),
+        )
+        self.companions = Companions(
+            self.table,
+            self.tp_group.rank_in_group,
+            may_rest=self.vllm_config.model_config.enforce_eager,
+        )
+        RowWriter.table = self.table
+        layers, projections = {}, {}
+        for arguments in self._arguments:
+            name = arguments["prefix"].removeprefix(f"{prefix}." if prefix else "")
+            module = self.get_submodule(name.removesuffix(f".{VLLM_ATTN_ATTR}"))
+            module.companions, module.shadow = self.companions, None
+            module.attention_arguments = arguments
+            if module.layer_idx not in self.window:
+                continue
+            shadowed = maybe_prefix(prefix, name.removesuffix(VLLM_ATTN_ATTR)) + "shadow.attn"
+            module.shadow = Shadow(Attention(**{**arguments, "prefix": shadowed}))
+            layers[module.layer_idx] = self._layer_of(module)
+            projections[module.layer_idx] = _output_projection(module)
+        if layers:
+            self.companions.install(layers, projections)
+
+    def _layer_of(self, attention_module: nn.Module) -> nn.Module:
+        """Return the decoder layer that holds an attention module."""
+        for module in self.model.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == (
+                self.text_config.num_hidden_layers
+            ):
+                for layer in module:
+                    if any(part is attention_module for part in layer.modules()):
+                        return layer
+        raise UnsupportedModelError(f"{type(self.model).__name__} has no list of its layers")
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Note which row each token belongs to, and run the model.
+
+        `input_ids` and `positions` are int64 [tokens]; the hidden states are [tokens, width].
+        """
+        starts = _starts() if is_forward_context_available() else None
+        if starts is None:
+            self.table.clear()
+        else:
+            self.table.place(starts, positions)
+            self.companions.run_for(self.table.steered)
+        return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+
+
+class SteeredCausalLM(Steered, backend.TransformersForCausalLM):
+    """A dense decoder."""
+
+
+class SteeredMoECausalLM(Steered, backend.TransformersMoEForCausalLM):
+    """A decoder with a mixture of experts."""
+
+
+class NotSteered:
+    """A mixin that refuses to steer a class of vLLM's transformers backend."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        with told():
+            if window_of(vllm_config):
+                raise UnsupportedModelError(
+                    "the model takes images or sound, with which steering in vLLM was not checked: "
+                    "serve its text model, or use juice's own engine"
+                )
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+
+
+class MultiModalCausalLM(NotSteered, backend.TransformersMultiModalForCausalLM):
+    """A decoder that takes more than text."""
+
+
+class MultiModalMoECausalLM(NotSteered, backend.TransformersMultiModalMoEForCausalLM):
+    """One with a mixture of experts."""
+
+
+def _starts() -> torch.Tensor | None:
+    """Return the start of each request's tokens in a step, int [requests + 1]; None in a dummy."""
+    metadata = get_forward_context().attn_metadata
+    if not metadata:
+        return None
+    return next(iter(metadata.values())).query_start_loc
+
+
+def _output_projection(attention_module: nn.Module) -> nn.Module:
+    for name in ("o_proj", "out_proj", "c_proj", "dense"):
+        if (projection := getattr(attention_module, name, None)) is not None:
+            return projection
+    raise UnsupportedModelError(
+        f"{type(attention_module).__name__} has no output projection that JuICE knows"
+    )
+
+
+def _module_name(weight_name: str) -> str:
+    return weight_name.removesuffix(".weight").removeprefix("transformer.").removeprefix("model.")
+
+
+def _replace_conv1d(model: nn.Module) -> frozenset[str]:
+    """Put a Linear in place of every Conv1D, and return their names."""
+    convolutions = {
+        name: module for name, module in model.named_modules() if isinstance(module, Conv1D)
+    }
+    for name, module in convolutions.items():
+        parent, _, child = name.rpartition(".")
+        n_in, n_out = module.weight.shape
+        linear = nn.Linear(n_in, n_out, dtype=module.weight.dtype, device="meta")
+        setattr(model.get_submodule(parent), child, linear)
+    return frozenset(convolutions)

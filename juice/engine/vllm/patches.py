@@ -1,0 +1,129 @@
+"""Three patches of vLLM 0.32, for steering beside its caches, its sampler and its CPU worker.
+
+The scheduler: cached keys and values depend on how their request is steered, so the salt of a
+request's blocks holds its coefficients. It is set where requests join, whoever sent them; unsteered
+requests keep theirs, and share with each other. A request whose gate said no goes before all that
+wait: it has waited already.
+
+Alternatives beside watched tokens: vLLM's V1 sampler scores either the tokens that a request names
+or the likeliest ones, for the whole step; where one request names some, the others get none but the
+sampled token. Here each gets what it asked for.
+
+Seeded requests on CPUs: a part of a prompt that is not its last samples a token that nobody wants.
+vLLM takes back what the request's generator drew by its offset, and generators on CPUs have none,
+which ends the worker. Here such a draw is taken back by the generator's state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.request import Request
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from juice.engine.request import MAX_TOP_LOGPROBS
+from juice.engine.vllm.arguments import FIRST, Coefficients
+
+_gather = Sampler.gather_specific_token_logprobs
+
+
+def score_both() -> None:
+    """Change the sampler of this process."""
+    Sampler.gather_specific_token_logprobs = _gather_both
+
+
+def _gather_both(
+    self: Sampler,
+    logprobs: torch.Tensor,
+    logprob_token_ids: dict[int, list[int]],
+    sampled: torch.Tensor,
+) -> LogprobsTensors | None:
+    """Return the scores of each row's named tokens, or of its likeliest.
+
+    logprobs: float32 [rows, vocabulary]; sampled: int64 [rows]. The result has the sampled token in
+    its first column.
+    """
+    named = _gather(self, logprobs, logprob_token_ids, sampled)
+    others = [row for row in range(len(logprobs)) if row not in logprob_token_ids]
+    if named is None or not others:
+        return named
+    n_best = min(MAX_TOP_LOGPROBS, logprobs.shape[1])
+    missing = max(0, 1 + n_best - named.logprobs.shape[1])
+    ids = pad(named.logprob_token_ids, (0, missing))
+    scores = pad(named.logprobs, (0, missing), value=float("-inf"))
+    best, tokens = logprobs[others].topk(n_best)
+    ids[others, 1 : 1 + n_best] = tokens.to(ids.dtype)
+    scores[others, 1 : 1 + n_best] = best
+    return named._replace(logprob_token_ids=ids, logprobs=scores)
+
+
+_sample, _bookkeeping_sync = GPUModelRunner._sample, GPUModelRunner._bookkeeping_sync
+
+
+def take_back_by_state() -> None:
+    """Change the model runner of this process, which must be on a CPU."""
+    GPUModelRunner._sample = _sample_and_take_back
+    GPUModelRunner._bookkeeping_sync = _bookkeeping_sync_of_others
+
+
+def _sample_and_take_back(self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
+    states = {generator: generator.get_state() for generator in _discarded(self).values()}
+    try:
+        return _sample(self, *args, **kwargs)
+    finally:
+        for generator, state in states.items():
+            generator.set_state(state)
+
+
+def _bookkeeping_sync_of_others(self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
+    generators, discarded = self.input_batch.generators, _discarded(self)
+    for row in discarded:
+        del generators[row]
+    try:
+        return _bookkeeping_sync(self, *args, **kwargs)
+    finally:
+        generators |= discarded
+
+
+def _discarded(runner: GPUModelRunner) -> dict[int, torch.Generator]:
+    """Return the generators of the rows whose sampled token is not wanted."""
+    is_discarded = runner.discard_request_mask.np
+    return {
+        row: generator
+        for row, generator in runner.input_batch.generators.items()
+        if is_discarded[row]
+    }
+
+
+class SaltingScheduler(Scheduler):
+    """vLLM's scheduler, with salts."""
+
+    def add_request(self, request: Request) -> None:
+        """Salt the request's blocks with its coefficients, and queue it."""
+        params = request.sampling_params
+        coefficients = Coefficients.read(params.extra_args) if params else None
+        if coefficients is not None:
+            request.cache_salt = f"{request.cache_salt or ''}:{coefficients.cache_key()}"
+            request.block_hashes.clear()
+            request.update_block_hashes()
+        super().add_request(request)
+        if params and (params.extra_args or {}).get(FIRST):
+            self.waiting.remove_request(request)
+            self.waiting.prepend_request(request)
+
+
+class SaltingAsyncScheduler(SaltingScheduler, AsyncScheduler):
+    """vLLM's asynchronous scheduler, with salts."""
+
+
+def salting_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> SaltingScheduler:
+    """Return the scheduler that vLLM would take itself, with salts."""
+    is_async = vllm_config.scheduler_config.async_scheduling
+    return (SaltingAsyncScheduler if is_async else SaltingScheduler)(vllm_config, *args, **kwargs)

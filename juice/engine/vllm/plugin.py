@@ -1,0 +1,134 @@
+"""The plugin: steering under `vllm serve`, without JuICE's server.
+
+vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). It is then
+started by its own command, with the plugin, `JUICE_HEAD_SETS` and, where a set has no fingerprint,
+`JUICE_ALLOW_UNVERIFIED`. The middleware `juice_server.vllm.Steering` turns the `steer` of a request
+into coefficients.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from juice.engine.contract import ModelDescription
+from juice.engine.options import LoadOptions
+from juice.engine.steer import Steer, resolve
+from juice.engine.vllm.arguments import (
+    FIRST,
+    KEY,
+    STRUCTURE,
+    Coefficients,
+    accept_from,
+    check_layers,
+    choose_window,
+    set_default,
+)
+from juice.head_set.library import HeadSetLibrary
+from juice.model.identity import describe_stored
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+FIELDS = frozenset({KEY, FIRST, STRUCTURE})  # of `vllm_xargs`, which JuICE alone writes
+
+
+def take_requests() -> None:
+    """Let vLLM accept coefficients in this process: JuICE's middleware writes them here."""
+    accept_from("the middleware")
+
+
+class PlainVllm:
+    """A model that vLLM serves by its own command.
+
+    Args:
+        model: Its hub id or folder.
+        revision: Its revision on the hub.
+
+    Raises:
+        ModelNotFoundError: The model's files cannot be read here.
+        HeadSetError: The folder of head sets does not exist.
+    """
+
+    def __init__(self, model: str, revision: str | None = None) -> None:
+        self.description: ModelDescription = describe_stored(
+            model, LoadOptions(revision=revision), dtype="auto", device="vllm"
+        )
+        on_trust = os.environ.get("JUICE_ALLOW_UNVERIFIED", "").lower() in ("1", "true")
+        self.head_sets = HeadSetLibrary.scan(
+            None, self.description.identity, allow_unverified=on_trust
+        )
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig) -> PlainVllm:
+        """Return the model of vLLM's configuration."""
+        config = vllm_config.model_config
+        return cls(str(config.model), config.revision)
+
+    @cached_property
+    def window(self) -> range:
+        """The layers of the head sets."""
+        return choose_window("auto", self.head_sets.by_name.values(), self.description.n_layers)
+
+    def extra_args(self, steer: Steer) -> dict[str, Any]:
+        """Return the `extra_args` of a request in vLLM, none for an unsteered one.
+
+        Raises:
+            HeadSetError: No head set serves the request.
+            RequestError: A value is out of range.
+        """
+        chosen = None
+        if steer.uses_heads:
+            chosen = self.head_sets.get(
+                steer.target if steer.head_set is None else str(steer.head_set)
+            )
+        steering = resolve(steer, chosen)
+        check_layers(steering, self.window)
+        coefficients = Coefficients.of(steering)
+        return {} if coefficients is None else {KEY: coefficients.to_json()}
+
+
+CLASSES = {
+    "TransformersForCausalLM": "juice.engine.vllm.model:SteeredCausalLM",
+    "TransformersMoEForCausalLM": "juice.engine.vllm.model:SteeredMoECausalLM",
+    "TransformersMultiModalForCausalLM": "juice.engine.vllm.model:MultiModalCausalLM",
+    "TransformersMultiModalMoEForCausalLM": "juice.engine.vllm.model:MultiModalMoECausalLM",
+}
+
+
+def register() -> None:
+    """Put our model classes in place of those of vLLM's transformers backend.
+
+    They steer where JuICE starts vLLM, and under `vllm serve` with JUICE_HEAD_SETS; otherwise they
+    do what vLLM's own do.
+    """
+    from vllm import ModelRegistry
+
+    for name, target in CLASSES.items():
+        ModelRegistry.register_model(name, target)
+    if os.environ.get("JUICE_HEAD_SETS"):
+        set_default(_window)
+    # vLLM's attention in bfloat16 on CPUs uses tile registers (AMX) without asking the system for
+    # them: unless something else has, its process ends with an illegal instruction.
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
+
+
+def _window(config: VllmConfig) -> range:
+    """Return the window of a model that vLLM's own command serves, and say what is missing there.
+
+    JuICE's own starts give vLLM theirs, and are checked.
+    """
+    window = PlainVllm.of(config).window
+    if window:
+        logging.getLogger("vllm.juice").warning(
+            "layers %d to %d can be steered; this is not checked here: `juice doctor --engine "
+            "vllm` checks it",
+            window.start,
+            window.stop - 1,
+        )
+    return window

@@ -1,0 +1,221 @@
+"""The state of vLLM's persistent batch: the coefficients of its rows, and the forms of its answers.
+
+At layer l and head h, a token of row r gets
+
+    z <- z + own[r, h] * z + clean[r, h] * z of its companion
+
+with z as it was before. The tensors of the table stay where they are from the start on, and are
+written in the order of the stream before a step runs, so graphs that replay whole steps read them.
+vLLM's V1 model runner tells logits processors what happens to its rows: `RowWriter` fills the table
+and changes no logits.
+
+Answers of a given form follow the rules of our own engine: vLLM's own structured output masks the
+logits before it scores them, so its log-probabilities are not those of the model. Logits processors
+come after the scores.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+from juice.engine.structure import Constraint, Structure, Structures, rule_out
+from juice.engine.vllm.arguments import STRUCTURE, Coefficients, check_origin
+from juice.errors import RequestError, UnsupportedModelError
+
+OWN, CLEAN = 0, 1
+
+
+class Table:
+    """The coefficients of the batch's rows, and the row of every token of the step.
+
+    One more row than the batch has, of zeros, is that of padding, and of tokens before the first
+    one that is steered.
+
+    Args:
+        n_rows: The largest number of requests in a batch.
+        n_tokens: The largest number of tokens in a step.
+        window: The layers that have companions.
+        n_heads: The query heads of a layer, over all ranks.
+        device: The device that the model runs on.
+    """
+
+    def __init__(
+        self, n_rows: int, n_tokens: int, window: range, n_heads: int, device: torch.device
+    ) -> None:
+        self.window, self.n_heads, self.n_rows = window, n_heads, n_rows
+        # By layer, kind (own or clean), row and head.
+        self.coefficients = torch.zeros(
+            len(window), 2, n_rows + 1, n_heads, dtype=torch.float32, device=device
+        )
+        self.row_of_token = torch.full((n_tokens,), n_rows, dtype=torch.int64, device=device)
+        self._first = torch.zeros(n_rows + 1, dtype=torch.int64, device=device)
+        self._tokens = torch.arange(n_tokens, device=device)
+        self.steered = [False] * n_rows
+
+    def write(self, row: int, coefficients: Coefficients | None) -> None:
+        """Set the coefficients of a row."""
+        self.steered[row] = coefficients is not None
+        values = torch.zeros(len(self.window), 2, self.n_heads)
+        if coefficients is not None:
+            kind = OWN if coefficients.is_single else CLEAN
+            for layer, head, value in coefficients.heads:
+                values[self.window.index(layer), kind, head] += value
+        self.coefficients[:, :, row] = values.to(self.coefficients.device)
+        self._first[row] = 0 if coefficients is None else coefficients.first_position
+
+    def move(self, source: int, destination: int) -> None:
+        """Move a row to the number of another; its own is then empty."""
+        self.coefficients[:, :, destination] = self.coefficients[:, :, source]
+        self._first[destination] = self._first[source]
+        self.steered[destination] = self.steered[source]
+        self.write(source, None)
+
+    def swap(self, one: int, other: int) -> None:
+        """Exchange two rows."""
+        pair, exchanged = [one, other], [other, one]
+        self.coefficients[:, :, pair] = self.coefficients[:, :, exchanged]
+        self._first[pair] = self._first[exchanged]
+        self.steered[one], self.steered[other] = self.steered[other], self.steered[one]
+
+    def clear(self) -> None:
+        """Say that the tokens of the step belong to no row."""
+        self.row_of_token.fill_(self.n_rows)
+
+    def place(self, starts: torch.Tensor, positions: torch.Tensor) -> None:
+        """Say which row every token of the step belongs to; requests are in the order of rows.
+
+        Args:
+            starts: The start of each request's tokens, and the end of the last one's, int
+                [requests + 1].
+            positions: The position of each token in its request, int [tokens].
+        """
+        n = len(positions)
+        row = torch.searchsorted(starts[1:], self._tokens[:n].to(starts.dtype), right=True)
+        # Graphs may pad the requests too: what is beyond the last one's end belongs to nobody.
+        row = torch.where(self._tokens[:n] < starts[-1], row, self.n_rows).clamp(max=self.n_rows)
+        steered = positions >= self._first[row]
+        self.row_of_token[:n] = torch.where(steered, row, self.n_rows)
+
+
+class RowWriter(LogitsProcessor):
+    """Writes the table of this process' model before each step."""
+
+    table: Table
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        if not vllm_config.model_config.architecture.startswith("Transformers"):
+            raise UnsupportedModelError(
+                "vLLM's own class of the model is not steered: start vLLM with --model-impl "
+                "transformers"
+            )
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Refuse a request that steers past JuICE."""
+        check_origin(sampling_params.extra_args)
+
+    def is_argmax_invariant(self) -> bool:
+        """Whether greedy tokens stay the same: the logits do."""
+        return True
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits, [rows, vocabulary], unchanged."""
+        return logits
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Write what was removed, added and moved since the last step, in this order."""
+        if batch_update is None:
+            return
+        table = RowWriter.table
+        for row in batch_update.removed:
+            table.write(row, None)
+        for row, params, _prompt, _output in batch_update.added:
+            table.write(row, Coefficients.read(params.extra_args))
+        for source, destination, how in batch_update.moved:
+            if how is MoveDirectionality.SWAP:
+                table.swap(source, destination)
+            else:
+                table.move(source, destination)
+
+
+def to_text(structure: Structure, stop_token_ids: frozenset[int]) -> str:
+    """Return a structure as text for a request's `extra_args`."""
+    return json.dumps([asdict(structure), sorted(stop_token_ids)])
+
+
+class _Answer:
+    """The constraint of one row, and the list of its tokens, which vLLM goes on to fill."""
+
+    def __init__(self, constraint: Constraint, token_ids: list[int]) -> None:
+        self._constraint, self._token_ids = constraint, token_ids
+        self._n_accepted = 0
+
+    def constraint(self) -> Constraint:
+        """Return the constraint after all tokens so far."""
+        for token_id in self._token_ids[self._n_accepted :]:
+            self._constraint.accept(token_id)
+        self._n_accepted = len(self._token_ids)
+        return self._constraint
+
+
+class StructureProcessor(LogitsProcessor):
+    """Rules out the tokens that may not come next."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        self._config = vllm_config.model_config
+        self._structures: dict[tuple[int, ...], Structures] = {}
+        self._answers: dict[int, _Answer] = {}
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Accept all: JuICE has checked the structure, and who sends it."""
+
+    def is_argmax_invariant(self) -> bool:
+        """Whether greedy tokens stay the same: they do not."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Note what was removed, added and moved since the last step."""
+        process_dict_updates(self._answers, batch_update, self._new)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits, [rows, vocabulary], minus infinity where a token may not come next."""
+        if self._answers:
+            rule_out(logits, {row: answer.constraint() for row, answer in self._answers.items()})
+        return logits
+
+    def _new(
+        self, params: SamplingParams, _prompt: list[int] | None, token_ids: list[int]
+    ) -> _Answer | None:
+        text = (params.extra_args or {}).get(STRUCTURE)
+        if text is None:
+            return None
+        structure, stop_token_ids = json.loads(text)
+        structures = self._structures_of(tuple(stop_token_ids))
+        try:
+            constraint = structures.start(Structure(**structure))
+        except RequestError:  # which must not end vLLM: the answer only stops, and is not whole
+            constraint = Constraint(None, stop_token_ids)
+        return _Answer(constraint, token_ids)
+
+    def _structures_of(self, stop_token_ids: tuple[int, ...]) -> Structures:
+        if stop_token_ids not in self._structures:
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                self._config.tokenizer, revision=self._config.tokenizer_revision
+            )
+            self._structures[stop_token_ids] = Structures(
+                tokenizer,
+                self._config.get_vocab_size(),
+                frozenset(stop_token_ids),
+                are_checked=True,
+            )
+        return self._structures[stop_token_ids]

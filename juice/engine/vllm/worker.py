@@ -1,0 +1,202 @@
+"""The extension of vLLM's workers (`worker_extension_cls`): their facts, and the two runs.
+
+The definition runs inside the workers, with the same modules, without cache or batch. Every rank
+runs its part of the layers; attention is written out, over all tokens at once, and heads are
+counted over all ranks. The served path is compared with it at every start
+(`juice.checks.two_runs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+)
+from vllm.forward_context import set_forward_context
+
+from juice.engine.vllm.arguments import Coefficients
+from juice.formula import add_scaled
+
+
+def two_runs(
+    model: Any, vllm_config: VllmConfig, tokens: Sequence[int], coefficients: Coefficients | None
+) -> torch.Tensor | None:
+    """Return the logits after every token, float32 [tokens, vocabulary].
+
+    None on ranks that do not compute logits.
+
+    Args:
+        model: One of `juice.engine.vllm.model`'s.
+        vllm_config: vLLM's configuration.
+        tokens: The tokens of the text.
+        coefficients: Those of the second run; None for one run, unsteered.
+    """
+    device = model.table.coefficients.device
+    ids = torch.tensor(tokens, device=device)
+    positions = torch.arange(len(ids), device=device)
+
+    def run() -> torch.Tensor:
+        """Return the last hidden states, [tokens, width]."""
+        with set_forward_context(None, vllm_config, num_tokens=len(ids)):
+            return model(ids, positions)
+
+    with torch.inference_mode(), _dense(model):
+        clean: dict[int, torch.Tensor] = {}
+        with _at_projections(model, clean.__setitem__):
+            hidden = run()
+        if coefficients is not None:
+            with _at_projections(model, _adding(model, coefficients, clean)):
+                hidden = run()
+        logits = model.compute_logits(hidden)
+    return None if logits is None else logits.float()
+
+
+def dense_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """Attend to every earlier token, [1, heads, tokens, d_head] to [tokens, heads * d_head]."""
+    arguments = module.attention_arguments
+    n, groups = query.shape[2], query.shape[1] // key.shape[1]
+    key, value = (x.float().repeat_interleave(groups, 1) for x in (key, value))
+    scores = query.float() @ key.transpose(-1, -2) * arguments["scale"]
+    if cap := arguments.get("logits_soft_cap"):
+        scores = cap * torch.tanh(scores / cap)
+    distance = torch.arange(n, device=query.device)[:, None] - torch.arange(n, device=query.device)
+    hidden = distance < 0
+    if window := module.attn.sliding_window:
+        hidden |= distance >= window
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if (sinks := arguments.get("sinks")) is not None:
+        sink = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ value)[0].transpose(0, 1).flatten(1).to(query.dtype)
+
+
+@contextmanager
+def _dense(model: Any) -> Iterator[None]:
+    """Run the model's modules uncompiled, without companions, with attention written out."""
+    companions = model.companions
+    compiled = [
+        module for module in model.modules() if getattr(module, "do_not_compile", None) is False
+    ]
+    for module in compiled:
+        module.do_not_compile = True
+    was_running, companions.running, companions.dense = companions.running, False, dense_attention
+    try:
+        yield
+    finally:
+        companions.running, companions.dense = was_running, None
+        for module in compiled:
+            module.do_not_compile = False
+
+
+@contextmanager
+def _at_projections(model: Any, act: Any) -> Iterator[None]:
+    """Call act(layer, z) before each output projection of the window; what it returns is z."""
+
+    def hook(layer: int) -> Any:
+        def before(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            changed = act(layer, args[0])
+            return None if changed is None else (changed, *args[1:])
+
+        return before
+
+    handles = [
+        projection.register_forward_pre_hook(hook(layer))
+        for layer, projection in model.companions.projections.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _adding(model: Any, coefficients: Coefficients, clean: dict[int, torch.Tensor]) -> Any:
+    """Return the hook of the steered run; `clean` has [..., tokens, n_heads * d_head] by layer."""
+    n_ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
+
+    def of_all_ranks(layer: int, z: torch.Tensor) -> torch.Tensor:
+        """Return z of every rank, [..., tokens, n_heads * d_head]."""
+        width = model.companions.projections[layer].input_size
+        return z if z.shape[-1] == width else tensor_model_parallel_all_gather(z)
+
+    def add(layer: int, z: torch.Tensor) -> torch.Tensor:
+        before, first = of_all_ranks(layer, z), coefficients.first_position
+        source = before if coefficients.is_single else of_all_ranks(layer, clean[layer])
+        by_head = torch.zeros(model.table.n_heads, device=z.device)
+        for at, head, value in coefficients.heads:
+            if at == layer:
+                by_head[head] = value
+        whole = add_scaled(before, source, by_head)
+        whole[..., :first, :] = before[..., :first, :]
+        return whole if whole.shape == z.shape else whole.chunk(n_ranks, -1)[rank].contiguous()
+
+    return add
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its worker class; every rank runs them together."""
+
+    vllm_config: Any
+    model_runner: Any
+
+    def juice_facts(self) -> dict[str, Any]:
+        """Return the facts of this worker: `dtype`, `device`, and what users are told."""
+        config, runner = self.vllm_config, self.model_runner
+        caches = runner.kv_cache_config
+        specs = {
+            name: group.kv_cache_spec
+            for group in caches.kv_cache_groups
+            for name in group.layer_names
+        }
+        by_layer = {name: _spec_of(spec, name) for name, spec in specs.items()}
+        n_ranks = config.parallel_config.world_size
+        per_token = {
+            name: spec.page_size_bytes / spec.block_size for name, spec in by_layer.items()
+        }
+        layers = config.compilation_config.static_forward_context
+        return {
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "device": config.device_config.device_type,
+            "block_size": max(spec.block_size for spec in by_layer.values()),
+            "n_stages": config.parallel_config.pipeline_parallel_size,
+            "runner": "V1",
+            "attention": sorted({layers[name].attn_backend.get_name() for name in specs}),
+            "compiled": not config.model_config.enforce_eager,
+            "n_kv_bytes": n_ranks * sum(tensor.size for tensor in caches.kv_cache_tensors),
+            "n_kv_bytes_per_token": round(n_ranks * sum(per_token.values())),
+            "n_companion_kv_bytes_per_token": round(
+                n_ranks * sum(n for name, n in per_token.items() if ".shadow." in name)
+            ),
+        }
+
+    def juice_two_runs(
+        self, tokens: list[int], coefficients: str | None, read: list[list[int]]
+    ) -> list[list[float]] | None:
+        """Return log-probabilities at the last tokens by the definition, on one rank.
+
+        `read` has the tokens whose to return, a list for each of the last tokens.
+        """
+        model = self.model_runner.get_model()
+        steering = None if coefficients is None else Coefficients.from_json(coefficients)
+        logits = two_runs(model, self.vllm_config, tokens, steering)
+        if logits is None:
+            return None
+        scores = logits[-len(read) - 1 : -1].log_softmax(-1)
+        return scores.gather(1, torch.tensor(read, device=scores.device)).tolist()
+
+
+def _spec_of(spec: Any, name: str) -> Any:
+    """Return a layer's own spec from its group's."""
+    return getattr(spec, "kv_cache_specs", {}).get(name, spec)

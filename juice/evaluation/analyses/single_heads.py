@@ -1,0 +1,193 @@
+"""What single heads and layers do: their scores, their removal, and heads that turn.
+
+heads        The score of every head, by sign and conflict type (method.md, stage 1): the mean over
+             examples and alphas of p_y(z_h <- z_h + alpha * z_h) - p_y, on the examples that the
+             heads were found on, whichever way that was.
+reversals    Heads whose removal (z_h <- 0) helps an answer under substitution and hurts it under
+             coherent conflict. As in the paper's table 1, they are ranked by how much their removal
+             raises p of the context answer under substitution. A head is reversed when its effect
+             on either answer changes sign, and consistent when it has one sign under both.
+knock_outs   MLP, attention or both removed, one layer at a time (the paper's figure 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from juice.data.example import ConflictExample, judged_types
+from juice.errors import ExampleError, NoConsistentHeadError
+from juice.evaluation.analyses.inputs import AnalysisInputs
+from juice.formula import CONFLICTS, TARGETS, ConflictType, Target
+from juice.head_set.schema import HeadScores
+from juice.identification.examples import scored_prompt
+from juice.identification.find import chosen_heads
+from juice.identification.probes import score_heads
+from juice.model.definition import PaddedPrompts
+from juice.model.hooks import Component, knocked_out
+from juice.model.loaded import LoadedModel
+from juice.progress import Progress
+from juice.steered_model import SteeredModel
+
+N_SCORED_AT_ONCE = 8
+N_AT_ONCE = 16
+N_TOP = 10
+REMOVED: dict[str, tuple[Component, ...]] = {
+    "mlp": ("mlp",),
+    "attention": ("attention",),
+    "both": ("attention", "mlp"),
+}
+
+
+def measure_heads(inputs: AnalysisInputs) -> dict[str, Any]:
+    """Return the scores of all heads, and which heads were chosen.
+
+    {conflict_types, plus and minus: [type][layer][head], chosen: {plus, minus}, n_examples, alphas}
+    """
+    examples = inputs.splits.identification[inputs.target]
+    found = inputs.head_set.identification if inputs.head_set else None
+    settings = found if found and found.alphas_plus else inputs.options
+    scores = score_heads(
+        inputs.model,
+        examples,
+        targets={inputs.target: judged_types(inputs.target, examples)},
+        alphas_plus=settings.alphas_plus,
+        alphas_minus=settings.alphas_minus,
+        progress=inputs.progress,
+    )[inputs.target]
+    return {
+        "conflict_types": list(scores.conflict_types),
+        "plus": scores.plus.tolist(),
+        "minus": scores.minus.tolist(),
+        "chosen": _chosen(inputs, scores),
+        "n_examples": len(examples),
+        "alphas": [*settings.alphas_plus, *settings.alphas_minus],
+    }
+
+
+def _chosen(inputs: AnalysisInputs, scores: HeadScores) -> dict[str, Any]:
+    heads = inputs.head_set.heads if inputs.head_set else None
+    try:
+        heads = heads or chosen_heads(scores, inputs.options.top_ks[0])
+    except NoConsistentHeadError:
+        return {"plus": [], "minus": []}
+    return heads.model_dump(mode="json")
+
+
+def knock_out_scores(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    conflict_types: tuple[ConflictType, ...],
+    progress: Progress,
+) -> dict[Target, torch.Tensor]:
+    """Return the mean change of p_y when a head is removed, for both answers y.
+
+    Args:
+        model: The model.
+        examples: The examples, which all have these conflict types.
+        conflict_types: Which prompts to score.
+        progress: Reports how many probes are done, anew for every few examples.
+
+    Returns:
+        By the target whose answer is y, float32 [conflict types, layers, heads].
+    """
+    total: dict[Target, torch.Tensor] = {}
+    for start in range(0, len(examples), N_SCORED_AT_ONCE):
+        chunk = examples[start : start + N_SCORED_AT_ONCE]
+        scores = score_heads(
+            model,
+            chunk,
+            targets=dict.fromkeys(TARGETS, conflict_types),
+            alphas_plus=(),
+            alphas_minus=(-1.0,),
+            progress=progress,
+        )
+        for target in TARGETS:
+            total[target] = total.get(target, 0) + scores[target].minus * (
+                len(chunk) / len(examples)
+            )
+    return total
+
+
+def measure_knock_outs(inputs: AnalysisInputs) -> dict[str, Any]:
+    """Return the change of p of the parametric answer when components are removed.
+
+    {changes: {conflict type: {removed: {mean: [layer], std: [layer]}}}, n_consistent: {removed: n},
+    n_examples}; `n_consistent` counts the layers whose removal raises p under every conflict type.
+    """
+    examples, layers = inputs.few, inputs.model.loaded.layout.layers
+    if not inputs.conflict_types:
+        raise ExampleError("the examples share no conflict type")
+    changes: dict[str, Any] = {}
+    with inputs.progress(
+        "removing components", len(inputs.conflict_types) * len(REMOVED) * len(layers)
+    ) as advance:
+        for conflict_type in inputs.conflict_types:
+            prompts = [scored_prompt(inputs.model, e, conflict_type) for e in examples]
+            ids, tokens = [p.ids for p in prompts], [p.answer_tokens["parametric"] for p in prompts]
+            original = probabilities(inputs.model.loaded, ids, tokens)
+            changes[conflict_type] = {}
+            for name, components in REMOVED.items():
+                mean, std = [], []
+                for layer in layers:
+                    with inputs.model.loaded.turn, knocked_out(layer, components):
+                        change = probabilities(inputs.model.loaded, ids, tokens) - original
+                    mean.append(float(change.mean()))
+                    std.append(float(change.std(correction=0)))
+                    advance(1)
+                changes[conflict_type][name] = {"mean": mean, "std": std}
+    consistent = {
+        name: sum(all(changes[t][name]["mean"][i] > 0 for t in changes) for i in range(len(layers)))
+        for name in REMOVED
+    }
+    return {"changes": changes, "n_consistent": consistent, "n_examples": len(examples)}
+
+
+@torch.inference_mode()
+def probabilities(
+    loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], tokens: Sequence[int]
+) -> torch.Tensor:
+    """Return p of each prompt's token at its last position, float32 [prompts]."""
+    found = []
+    for start in range(0, len(prompts), N_AT_ONCE):
+        chunk = slice(start, start + N_AT_ONCE)
+        p = PaddedPrompts(loaded, prompts[chunk]).logits().softmax(-1)  # [prompts, vocabulary]
+        wanted = torch.tensor(tokens[chunk], device=p.device)
+        found.append(p.gather(1, wanted[:, None])[:, 0].cpu())
+    return torch.cat(found)
+
+
+def measure_reversals(inputs: AnalysisInputs) -> dict[str, Any]:
+    """Return {rows, n_reversed, n_consistent, n_heads, n_examples, changes}.
+
+    `changes` is {answer: [type][layer][head]}, `rows` the ten heads whose removal raises p of the
+    context answer most under substitution.
+    """
+    examples = inputs.few
+    if not set(CONFLICTS) <= set(inputs.conflict_types):
+        raise ExampleError("reversals need substitution and coherent prompts in every example")
+    changes = knock_out_scores(inputs.model, examples, CONFLICTS, inputs.progress)
+    removed = changes["context"][0]  # under substitution, [layer, head]
+    ranking, n_heads = removed.flatten().argsort(descending=True, stable=True), removed.shape[1]
+    rows = [_row(divmod(i, n_heads), changes) for i in ranking[:N_TOP].tolist()]
+    consistent = {a: int(((c > 0).all(0) | (c < 0).all(0)).sum()) for a, c in changes.items()}
+    return {
+        "rows": rows,
+        "n_reversed": sum(row["is_reversed"] for row in rows),
+        "n_consistent": consistent,
+        "n_heads": removed.numel(),
+        "n_examples": len(examples),
+        "changes": {answer: change.tolist() for answer, change in changes.items()},
+    }
+
+
+def _row(head: tuple[int, int], changes: Mapping[Target, torch.Tensor]) -> dict[str, Any]:
+    answers: tuple[Target, ...] = ("context", "parametric")
+    values: dict[str, Any] = {
+        t: {answer: float(changes[answer][(j, *head)]) for answer in answers}
+        for j, t in enumerate(CONFLICTS)
+    }
+    turned = any(values["substitution"][a] * values["coherent"][a] < 0 for a in answers)
+    return {"head": list(head), **values, "is_reversed": turned}

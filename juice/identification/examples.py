@@ -1,0 +1,299 @@
+"""The examples that heads are found on, and those that betas are tuned on.
+
+Heads are found on examples that are drawn, with a seed, from those that can be scored: p_y looks at
+a prompt's tokens and at the first token of each answer (docs/method.md, "Notation"). The paper's
+probes take any; the other methods take those that the model knows, spread over the relations.
+Betas are tuned on others that the model knows and has room to answer. Prompts take the form in
+which the examples were made: plain, or through a chat template.
+
+ParaConflict's rows on the hub list all accepted answers in no order: there the one whose first
+token the model finds most probable on the clean prompt is scored ("Datasets and scoring").
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from random import Random
+
+from juice.data.example import ConflictExample, draw, judged_types
+from juice.errors import ExampleError, UsageError
+from juice.formula import ConflictType, Target
+from juice.head_set.schema import short
+from juice.identification.options import IdentificationOptions
+from juice.identification.outcomes import answer
+from juice.model.prompts import sha256_of
+from juice.steered_model import SteeredModel
+
+N_LEAST, N_FEW = 4, 20  # fewer than these find heads badly, or tune betas badly
+VALIDATION_SHARE = 0.15
+N_TUNED_ON = 40
+
+
+def in_form_of_examples(
+    model: SteeredModel, examples: Iterable[ConflictExample], *, is_chosen: bool = False
+) -> SteeredModel:
+    """Return the same model, which takes prompts as it did when the examples were made.
+
+    A model that already takes them through a template, or whose form was chosen, stays as it is,
+    with a warning where the examples say otherwise.
+
+    Args:
+        model: The model.
+        examples: The examples. Those without the hash of a template say nothing.
+        is_chosen: Whether someone chose the model's form.
+
+    Raises:
+        UsageError: The examples were made through a template that is not the tokenizer's.
+    """
+    here, by_default = model.chat_template_sha256, sha256_of(model.own_chat_template)
+    others = {e.chat_template_sha256 for e in examples} - {None, here}
+    if not others:
+        return model
+    found = sorted(short(other) for other in others if other is not None)
+    made = f"the examples were made through the chat template {' and '.join(found)}"
+    if is_chosen or here is not None:
+        ours = f"through {short(here)}" if here else "without one"
+        warnings.warn(
+            f"{made}, but prompts go {ours}: the model may answer them otherwise", stacklevel=2
+        )
+        return model
+    if others != {by_default}:
+        raise UsageError(
+            f"{made}, and that of {model.id} is {short(by_default) if by_default else 'none'}; "
+            "give the file with --chat-template FILE, or --chat-template none for plain prompts"
+        )
+    return model.with_chat_template()
+
+
+@dataclass(frozen=True)
+class ScoredPrompt:
+    """One prompt of one conflict type and the first token of each target's answer."""
+
+    ids: tuple[int, ...]
+    answer_tokens: dict[Target, int]
+
+
+def scored_prompt(
+    model: SteeredModel, example: ConflictExample, conflict_type: ConflictType
+) -> ScoredPrompt:
+    """Tokenise one prompt. Raises ExampleError with the reason when it cannot be scored."""
+    prompt = example.prompts[conflict_type]
+    ids = model.prompts.tokens(prompt, example.opening)
+    limit = model.description.max_positions
+    where = f"example {example.subject!r} ({conflict_type})"
+    if not ids:
+        raise ExampleError(f"{where}: the prompt has no tokens")
+    if limit is not None and len(ids) > limit:
+        raise ExampleError(
+            f"{where}: the prompt has {len(ids)} tokens, the model's context {limit}"
+        )
+    tokens: dict[Target, int] = {}
+    for target in ("parametric", "context"):
+        token = model.first_token(prompt, example.answer(target), opening=example.opening)
+        if token is None:
+            raise ExampleError(
+                f"{where}: the {target} answer {example.answer(target)!r} has no tokens of its own"
+            )
+        tokens[target] = token
+    if tokens["parametric"] == tokens["context"]:
+        raise ExampleError(
+            f"{where}: both answers begin with the same token; p_y cannot tell them apart"
+        )
+    return ScoredPrompt(ids, tokens)
+
+
+def with_scored_answers(
+    model: SteeredModel, examples: Sequence[ConflictExample]
+) -> list[ConflictExample]:
+    """Put the scored answer first in the examples that leave the choice to the model."""
+    asked = [e for e in examples if e.scored == "likeliest" and "clean" in e.prompts]
+    requests, choices = [], []
+    for example in asked:
+        prompt = example.prompts["clean"]
+        tokens = {
+            a: t
+            for a in example.parametric_answer
+            if (t := model.first_token(prompt, a, opening=example.opening)) is not None
+        }
+        choices.append(tokens)
+        ids = model.tokenize(prompt, opening=example.opening)
+        requests.append(model.request(ids, max_tokens=1, watch=tuple(tokens.values())))
+    best = {}
+    for example, tokens, completion in zip(
+        asked, choices, model.engine.generate(requests), strict=True
+    ):
+        if tokens:
+            first = max(zip(completion.watched, tokens, strict=True), key=lambda pair: pair[0])[1]
+            answers = (first, *(a for a in example.parametric_answer if a != first))
+            best[id(example)] = example.model_copy(
+                update={"parametric_answer": answers, "scored": "first"}
+            )
+    return [best.get(id(e), e) for e in examples]
+
+
+def validation_share(
+    examples: Sequence[ConflictExample], seed: int, n: int | None = None
+) -> list[ConflictExample]:
+    """Return the examples, drawn with a seed, that tune betas without a validation file.
+
+    Args:
+        examples: Those that did not find heads.
+        seed: Seed of the draw.
+        n: How many, at most; None: 15 % of them.
+    """
+    n = max(1, round(VALIDATION_SHARE * len(examples))) if n is None else min(n, len(examples))
+    return draw(examples, n, seed)[0] if examples else []
+
+
+def known_examples(
+    model: SteeredModel, examples: Sequence[ConflictExample]
+) -> list[ConflictExample]:
+    """Keep the examples whose clean prompt is answered right, unsteered, or that have none."""
+    asked = [e for e in examples if "clean" in e.prompts]
+    completions = answer(model, asked, ("clean",), "parametric")["clean"]
+    wrong = {
+        id(e)
+        for e, c in zip(asked, completions, strict=True)
+        if not e.is_right(c.text, "parametric")
+    }
+    return [e for e in examples if id(e) not in wrong]
+
+
+def usable_validation(
+    model: SteeredModel, validation: Sequence[ConflictExample], target: Target
+) -> list[ConflictExample]:
+    """Return the validation examples that can be used.
+
+    Warns of what is left out and of too few. Raises ExampleError when none is left.
+    """
+    if not validation:
+        raise ExampleError(
+            "no examples are left to tune the betas on; "
+            "give more examples, or a file with --validation"
+        )
+    wanted = {t for e in validation for t in e.prompts}
+    complete = [e for e in validation if wanted <= e.prompts.keys()]
+    if n_partial := len(validation) - len(complete):
+        warnings.warn(
+            f"{n_partial} validation examples lack a prompt that others have and are left out",
+            stacklevel=3,
+        )
+    examples = known_examples(model, [e for e in complete if _fits(model, e, e.prompts)])
+    if not examples or not judged_types(target, examples):
+        raise ExampleError(
+            f"none of {len(validation)} validation examples can be used: "
+            "the model answers none of their clean prompts, "
+            f"or they share no conflict type for {target}; give others with --validation"
+        )
+    if len(examples) < N_FEW:
+        warnings.warn(
+            f"only {len(examples)} examples tune the betas, which may fit nothing else; "
+            f"{N_FEW} or more are better",
+            stacklevel=3,
+        )
+    return examples
+
+
+def taking_turns(examples: Sequence[ConflictExample], target: Target) -> list[ConflictExample]:
+    """Return the examples with one conflict prompt each, of the target's conflict types in turn.
+
+    Two prompts about one fact say little more than one. Fewer than 20 examples are left as they
+    are.
+    """
+    if len(examples) < N_FEW:
+        return list(examples)
+    types = [t for t in judged_types(target, examples) if t != "clean"]
+    return [
+        e.model_copy(update={"prompts": {t: e.prompts[t]}})
+        for i, e in enumerate(examples)
+        for t in types[i % max(1, len(types)) :][:1]
+    ]
+
+
+def usable_examples(
+    model: SteeredModel, examples: Sequence[ConflictExample], options: IdentificationOptions
+) -> tuple[list[ConflictExample], list[ConflictExample]]:
+    """Draw the examples to identify on from those that can be scored.
+
+    Returns them and all that were not drawn. With a `relation`, only its examples are drawn. Warns
+    of examples that cannot be scored, with the first reason, and of few. Raises ExampleError when
+    too few are left.
+    """
+    candidates, reasons = [], []
+    wanted = {t for e in examples if options.relation in (None, e.relation) for t in e.prompts}
+    for example in examples:
+        if options.relation is not None and example.relation != options.relation:
+            continue
+        try:
+            if lacking := wanted - example.prompts.keys():
+                raise ExampleError(
+                    f"example {example.subject!r} has no {' and no '.join(sorted(lacking))} "
+                    "prompt, but others have"
+                )
+            for conflict_type in example.prompts:
+                scored_prompt(model, example, conflict_type)
+            candidates.append(example)
+        except ExampleError as error:
+            reasons.append(str(error))
+    if reasons:
+        warnings.warn(
+            f"{len(reasons)} examples cannot be scored and are not drawn; first: {reasons[0]}",
+            stacklevel=2,
+        )
+    if options.relation is not None and not candidates and not reasons:
+        known = sorted({e.relation for e in examples if e.relation})
+        raise ExampleError(
+            f"no example has the relation {options.relation!r}; "
+            f"the file has {', '.join(known) or 'none'}"
+        )
+    if options.method == "probe":
+        drawn, _ = draw(candidates, options.n_wanted(len(candidates)), options.seed)
+    else:
+        drawn = _draw_known(model, candidates, options)
+    chosen = set(map(id, drawn))
+    return drawn, [e for e in examples if id(e) not in chosen]
+
+
+def _draw_known(
+    model: SteeredModel, candidates: Sequence[ConflictExample], options: IdentificationOptions
+) -> list[ConflictExample]:
+    """Draw examples that the model answers right without a context, in file order."""
+    n = options.n_wanted(len(candidates))
+    draw(candidates, n, options.seed)  # complains of too few
+    order, known = list(_spread(candidates, options.seed)), list[ConflictExample]()
+    while order and len(known) < n:
+        asked, order = order[: 2 * n], order[2 * n :]
+        known += known_examples(model, [e for e in asked if _fits(model, e, ("clean",))])
+    if not known:
+        raise ExampleError(
+            f"the model answers none of {len(candidates)} clean prompts right; "
+            "give examples of facts that it knows"
+        )
+    if len(known) < min(n, N_LEAST):
+        warnings.warn(
+            f"the model knows only {len(known)} of {len(candidates)} examples: heads found on so "
+            "few may be weak",
+            stacklevel=3,
+        )
+    chosen = set(map(id, known[:n]))
+    return [e for e in candidates if id(e) in chosen]
+
+
+def _fits(model: SteeredModel, example: ConflictExample, types: Iterable[ConflictType]) -> bool:
+    """Return True where each prompt of these types leaves room for an answer."""
+    given = (example.prompts[t] for t in types if t in example.prompts)
+    asked = (model.tokenize(prompt, opening=example.opening) for prompt in given)
+    return all(model.fits(ids, max_tokens=example.max_tokens) for ids in asked)
+
+
+def _spread(candidates: Sequence[ConflictExample], seed: int) -> Iterator[ConflictExample]:
+    """Yield the examples in a seeded order that takes the relations in turn."""
+    rng, by_relation = Random(seed), dict[str | None, list[ConflictExample]]()
+    for example in rng.sample(candidates, len(candidates)):
+        by_relation.setdefault(example.relation, []).append(example)
+    for example in chain.from_iterable(zip_longest(*by_relation.values())):
+        if example is not None:
+            yield example

@@ -1,0 +1,333 @@
+"""The one door to identification: from examples to tuned head sets, whichever way they are found.
+
+`find` draws the examples, scores heads on them, selects, and lets the candidates compete on other
+examples, which tune the betas and measure the gate. Python, the command and the evaluation all come
+through it.
+
+Scores select heads by the consistency filter and the top K (method.md, stage 1, steps 2 and 3): a
+head is kept for a sign only if its score is above zero under every conflict type; kept heads are
+ranked by the sum of their scores over the types; ties go to the lower (layer, head).
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from juice.data.example import ConflictExample, examples_sha256
+from juice.data.readers.sources import Examples, read_examples
+from juice.engine.contract import Capability
+from juice.errors import ExampleError, JuiceError, NoConsistentHeadError, UsageError
+from juice.formula import ConflictType, Target
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import NAME_PATTERN, Head, HeadLists, HeadScores, Methods
+from juice.identification.attribution import attribute_heads
+from juice.identification.examples import (
+    N_TUNED_ON,
+    in_form_of_examples,
+    usable_examples,
+    validation_share,
+    with_scored_answers,
+)
+from juice.identification.learned import learn_set
+from juice.identification.options import (
+    TOP_K,
+    IdentificationFields,
+    IdentificationOptions,
+)
+from juice.identification.probes import score_heads
+from juice.identification.task import Task, Unfinished, UnfinishedFile
+from juice.identification.tune import choose_and_tune, measure
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+from juice.version import versions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What an identification found: the head set of each target, or why it has none.
+
+    `unfinished` has what was computed, for `remove` once the head sets are saved.
+    """
+
+    head_sets: dict[Target, HeadSet]
+    unreached: dict[Target, NoConsistentHeadError]
+    unfinished: Unfinished
+
+
+def identify(
+    model: SteeredModel,
+    examples: Examples,
+    *,
+    target: Target,
+    validation: Examples | None = None,
+    chat_template: str | Path | None = None,
+    progress: Progress = silent,
+    **options: Unpack[IdentificationFields],
+) -> HeadSet:
+    """Find the heads that push toward a target, and tune them (docs/method.md, "Stage 1").
+
+    Args:
+        model: The model, on an engine that gives access to its activations.
+        examples: Facts that the model knows, each with a wrong answer: examples, rows, a data set
+            of `datasets`, or what `juice.read_examples` takes.
+        target: `parametric` or `context`.
+        validation: Examples to choose heads and tune betas on, as `examples`; None: 40 of those
+            that are not drawn to find heads.
+        chat_template: Make every prompt a user's message in a chat, where answers begin the
+            assistant's turn: `default` for the tokenizer's own template, a file, or a template's
+            text; `none` for plain prompts; None: as the examples were made.
+        progress: Reports how far each piece of work is.
+        options: As those of `juice identify`, with its defaults:
+            name: The head set's name; None: the target.
+            method: `attribution`, by gradients; `learned`, with a beta for each head; `probe`, the
+                paper's way.
+            n_examples: How many of the examples are drawn; None: 16, at most half of what there
+                is, or the paper's 4 for probes.
+            relation: Draw examples of this relation only.
+            seed: Seed of the draw.
+            top_k: Heads of each sign; None: 3, 5 and 10 compete, or the paper's 5 for probes.
+            alphas_plus, alphas_minus: Probing scales of the + heads, above 0, and of the - heads.
+            penalty: What a learned beta of 1 costs, in nats; None: 0.02.
+            protect: Which prompts tuning keeps steering from breaking, `unknown` and `clean`.
+            accepted_loss: The share of these that may break at no cost.
+            tune: Whether to tune betas and measure a gate; learned heads come with betas anyhow.
+            june: Whether to tune the betas of the single run, too.
+
+    Returns:
+        The head set with its scores, its betas, what they did to the validation examples, and its
+        gate. Where no validation example can be used, it warns, and the set is untuned.
+
+    Raises:
+        ExampleError: Too few examples can be used.
+        NoConsistentHeadError: No head of either sign helps under every conflict type.
+        UsageError: An option is out of range, or there is no such template.
+        UnsupportedModelError: Gradients do not pass through the model.
+        MissingCapabilityError: The engine does not give access to activations.
+    """
+    model.engine.require(Capability.ACTIVATIONS)
+    how = IdentificationOptions.of(target=target, **options)
+    if chat_template is not None:
+        model = model.with_chat_template(None if chat_template == "none" else chat_template)
+    pool = read_examples(examples, split="identification")
+    held_out = None if validation is None else read_examples(validation, split="validation")
+    model = in_form_of_examples(model, pool, is_chosen=chat_template is not None)
+    return find(model, pool, how, validation=held_out, progress=progress).head_sets[target]
+
+
+def find(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    options: IdentificationOptions,
+    *,
+    validation: Sequence[ConflictExample] | None = None,
+    progress: Progress = silent,
+    kept_in: Path | None = None,
+) -> Found:
+    """Find a head set toward each target that is asked for, all on the same drawn examples.
+
+    Args:
+        model: The model, which takes prompts in the form in which heads are looked for.
+        examples: The examples to draw from.
+        options: The targets, and how heads are looked for.
+        validation: The examples to choose and tune on; None: 40 of those that are not drawn.
+        progress: Reports how far each piece of work is.
+        kept_in: A file that keeps what is computed, for a later call with the same words; None:
+            nothing is kept.
+
+    Raises:
+        ExampleError: Too few examples can be used, or they have no conflict for a target.
+        JuiceError: Scaled heads overflow.
+        NoConsistentHeadError: No target has heads.
+        UnsupportedModelError: Gradients do not pass through the model.
+        UsageError: A name cannot be a head set's.
+    """
+    for name in options.names.values():
+        check_name(name)
+    drawn, rest = usable_examples(model, with_scored_answers(model, examples), options)
+    if validation is None:
+        held_out = validation_share(rest, options.seed, n=N_TUNED_ON)
+    else:
+        held_out = with_scored_answers(model, validation)
+    unfinished = Unfinished()
+    if kept_in is not None:
+        unfinished = UnfinishedFile(kept_in, _identity(model, drawn, held_out, options))
+    tasks = [
+        Task(
+            model=model,
+            target=target,
+            examples=drawn,
+            validation=held_out,
+            options=options,
+            progress=progress,
+            unfinished=unfinished,
+        )
+        for target in options.names
+    ]
+    return _found(tasks, unfinished)
+
+
+def _identity(
+    model: SteeredModel,
+    drawn: Sequence[ConflictExample],
+    held_out: Sequence[ConflictExample],
+    options: IdentificationOptions,
+) -> dict[str, Any]:
+    """Return all that the results of an identification depend on, as plain data."""
+    description = model.description
+    return {
+        "model": description.identity.model_dump(mode="json"),
+        "dtype": description.dtype,
+        "quantization": description.quantization,
+        "exact": description.exact,
+        "chat_template": model.prompts.sha256,
+        "drawn": examples_sha256(drawn),
+        "validation": examples_sha256(held_out),
+        "options": options.model_dump(mode="json"),
+        "versions": versions(),
+    }
+
+
+def _found(tasks: Sequence[Task], unfinished: Unfinished) -> Found:
+    head_sets, unreached = dict[Target, HeadSet](), dict[Target, NoConsistentHeadError]()
+    is_learned = tasks[0].options.method == "learned"
+    types = {task.target: task.conflict_types for task in tasks}
+    scores = {} if is_learned else _scores(tasks[0], types)
+    for task in tasks:
+        try:
+            if is_learned:
+                head_sets[task.target] = _learned(task)
+            else:
+                competing = candidates(task, scores[task.target])
+                head_sets[task.target] = (
+                    choose_and_tune(task, competing) if task.options.tune else competing[0]
+                )
+        except NoConsistentHeadError as error:
+            unreached[task.target] = error
+    if not head_sets:
+        raise next(iter(unreached.values()))
+    return Found(head_sets=head_sets, unreached=unreached, unfinished=unfinished)
+
+
+def _learned(task: Task) -> HeadSet:
+    """Return a learned head set with what its betas do, where validation examples can tell."""
+    try:
+        held_out = task.held_out
+    except ExampleError as error:
+        warnings.warn(f"what {task.name!r} does is not measured: {error}", stacklevel=2)
+        return learn_set(task, [])
+    head_set = learn_set(task, held_out)
+    for method in task.options.methods:
+        head_set = measure(task, head_set, method)
+    return head_set
+
+
+def _scores(
+    task: Task, targets: dict[Target, tuple[ConflictType, ...]]
+) -> dict[Target, HeadScores]:
+    """Return the scores of every head for each target, from one pass over a task's examples."""
+    options = task.options
+    if options.method == "probe":
+        scores = score_heads(
+            task.model,
+            task.examples,
+            targets=targets,
+            alphas_plus=options.alphas_plus,
+            alphas_minus=options.alphas_minus,
+            progress=task.progress,
+            unfinished=task.unfinished,
+        )
+    else:
+        scores = attribute_heads(
+            task.model,
+            task.examples,
+            targets=targets,
+            progress=task.progress,
+            unfinished=task.unfinished,
+        )
+    if not all(one.plus.isfinite().all() and one.minus.isfinite().all() for one in scores.values()):
+        remedy = "give smaller alphas, or " if options.method == "probe" else ""
+        raise JuiceError(
+            f"some scores are not finite: the model's activations overflow; {remedy}load with "
+            "--dtype float32"
+        )
+    return scores
+
+
+def candidates(task: Task, scores: HeadScores) -> list[HeadSet]:
+    """Return a head set without betas for each number of heads to try, where these differ.
+
+    Raises NoConsistentHeadError where the scores choose no head of either sign.
+    """
+    sets: list[HeadSet] = []
+    for top_k in task.options.top_ks:
+        heads = chosen_heads(scores, top_k)
+        if any(heads == other.heads for other in sets):
+            continue
+        sets.append(
+            HeadSet(
+                name=task.name,
+                target=task.target,
+                model=task.model.description.identity,
+                methods=Methods.sharing(heads),
+                identification=task.origin(top_k),
+                scores=scores,
+                scores_sha256=scores.sha256(),
+            )
+        )
+    return sets
+
+
+def select_heads(
+    plus: torch.Tensor, minus: torch.Tensor, *, top_k: int
+) -> tuple[list[Head], list[Head]]:
+    """Return the + heads and the - heads, best first.
+
+    `plus` and `minus` are scores [n_conflict_types, n_layers, n_heads]. Raises UsageError for a
+    `top_k` below 1.
+    """
+    if top_k < 1:
+        raise UsageError(f"top_k is {top_k}; {TOP_K}")
+    return _best(plus, top_k), _best(minus, top_k)
+
+
+def chosen_heads(scores: HeadScores, top_k: int) -> HeadLists:
+    """Return the heads that scores choose.
+
+    Raises NoConsistentHeadError when both signs are empty.
+    """
+    plus, minus = select_heads(scores.plus, scores.minus, top_k=top_k)
+    if not plus and not minus:
+        gentler = (
+            "gentler alphas (--alphas-plus 0.5,1,2,3 --alphas-minus=-0.5,-1), "
+            if scores.kind == "probe"
+            else ""
+        )
+        raise NoConsistentHeadError(
+            f"no head raises the probability of the {scores.target} answer under all of "
+            f"{', '.join(scores.conflict_types)}; try {gentler}more examples (--n-examples) or "
+            "another --seed"
+        )
+    return HeadLists(plus=tuple(plus), minus=tuple(minus))
+
+
+def _best(scores: torch.Tensor, top_k: int) -> list[Head]:
+    consistent = (scores > 0).all(0)  # [n_layers, n_heads]
+    total = scores.double().sum(0)
+    heads = [Head(layer, index) for layer, index in consistent.nonzero().tolist()]
+    return sorted(heads, key=lambda head: (-float(total[head]), head))[:top_k]
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError for a name that a head set cannot have."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(
+            f"the name {name!r} cannot be a head set's; "
+            "expected up to 64 letters, digits, dots, dashes and underscores"
+        )

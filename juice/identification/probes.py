@@ -1,0 +1,331 @@
+"""Head scores by probes: one head scaled at a time (docs/method.md, stage 1, step 1).
+
+    S[sign][j][l, h] = mean over examples and the sign's alphas of
+                       p_y(z_h <- z_h + alpha * z_h at every position) - p_y(unmodified)
+
+for every conflict type j, layer l and head h; p_y is the probability of the first token of the
+target's answer at the prompt's last position. One pass of probes serves both targets: they differ
+only in which probability is read.
+
+The probe of head h in layer l scales z[l][:, :, h] at every position and reads the next-token
+logits. Below layer l, and in the attention of layer l itself, nothing differs from the clean run,
+so the two share it: a batch of n prompts runs once, the inputs of every layer are kept, and m
+probes of one layer go through the model as one forward:
+
+1. The model is called with a single token; the layers below l cost nothing.
+2. Layer l receives the clean run's inputs, n rows; its attention runs once for all probes.
+3. Before its output projection z becomes m copies, [m, n, pos, n_heads * d_head], each with its
+   head scaled; the residual stream, [n, pos, d_model], broadcasts against them.
+4. The layers above receive m * n rows. In the last one only each prompt's last position goes on
+   after the attention.
+
+The modules are transformers' own, reached by hooks that exist only within a call. Because an
+architecture may not allow this, `Prober` first probes every layer with a factor of one: where that
+does not give the clean logits, it falls back to running every row through the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from juice.data.example import ConflictExample
+from juice.errors import ExampleError
+from juice.formula import CONFLICT_TYPES, ConflictType, Target, add_scaled
+from juice.head_set.schema import HeadScores
+from juice.identification.examples import scored_prompt
+from juice.identification.task import Unfinished
+from juice.model.definition import PaddedPrompts
+from juice.model.hooks import SteeringPlan, copy_rows, hooked, in_this_thread
+from juice.model.layout import AttentionLayer
+from juice.model.loaded import LoadedModel
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+
+# The largest difference of a logit, as a share of the largest, that rounding may make.
+TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01}
+TOLERANCE = 1e-4
+PROBE_TOKENS = 8192  # in one forward
+
+
+class CleanRun:
+    """One unmodified forward over n prompts: every layer's inputs, and each prompt's last logits.
+
+    `ids` is int64 [n, pos], right-padded, `last` int64 [n], `logits` float32 [n, vocabulary].
+    """
+
+    def __init__(self, loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> None:
+        self.n, self.n_positions = len(prompts), max(map(len, prompts))
+        switch = loaded.rope_switch or self.n_positions
+        if self.n_positions > switch and min(map(len, prompts)) <= switch:
+            raise ExampleError(
+                f"some prompts are longer than {switch} tokens, beyond which this model changes "
+                "its positions, and others are not; use examples of one kind"
+            )
+        padded = PaddedPrompts(loaded, prompts)
+        self.ids, self.last = padded.ids, padded.last
+        self.layer_inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        layers = loaded.layout.layers
+        with hooked(
+            s.layer.register_forward_pre_hook(in_this_thread(self._keep), with_kwargs=True)
+            for s in layers
+        ):
+            self.logits = padded.logits()
+
+    def _keep(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.layer_inputs.append((args, kwargs))
+
+
+class Prober:
+    """Probes the heads of one model on the prompts of one clean run."""
+
+    def __init__(self, loaded: LoadedModel, clean: CleanRun) -> None:
+        self._loaded = loaded
+        self._clean = clean
+        self.shares_clean_run = self._sharing_is_exact()
+
+    def logits(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
+        """Return the logits of m probes, float32 [m, n, vocabulary].
+
+        `factors` is float32 [m, n_heads], 1 for an unscaled head.
+        """
+        run = self._shared if self.shares_clean_run else self._whole
+        return run(layer, factors)
+
+    def _sharing_is_exact(self) -> bool:
+        tolerance = TOLERANCES.get(self._loaded.dtype, TOLERANCE)
+        scale = self._clean.logits.abs().max()
+        try:
+            for layer in self._loaded.layout.layers:
+                logits = self._shared(
+                    layer.index, torch.ones(2, layer.n_heads, device=self._loaded.device)
+                )
+                if (logits - self._clean.logits).abs().max() > tolerance * scale:
+                    return False
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            # Some part of this architecture insists on its own shapes; it gets whole forwards.
+            return False
+        return True
+
+    def _whole(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
+        coefficients = (factors - 1).repeat_interleave(self._clean.n, 0)
+        rows = torch.arange(len(coefficients), device=coefficients.device)
+        plan = SteeringPlan({layer: rows}, {layer: coefficients})
+        with self._loaded.hooks.steer(plan):
+            return self._probed(self._clean.ids.repeat(len(factors), 1), len(factors))
+
+    def _shared(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
+        with hooked(_SharedForward(self._loaded, self._clean, layer, factors).hooks()):
+            return self._probed(self._clean.ids[:1, :1], len(factors))
+
+    def _probed(self, ids: torch.Tensor, n_probes: int) -> torch.Tensor:
+        clean = self._clean
+        rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
+        with self._loaded.hooks.keep_logits(rows, clean.last.repeat(n_probes), clean.n_positions):
+            logits: torch.Tensor = self._loaded.run(input_ids=ids, use_cache=False).logits
+        return logits.float().view(n_probes, clean.n, -1)
+
+
+class _SharedForward:
+    """The hooks of one forward that enters at layer `probed`."""
+
+    def __init__(
+        self, loaded: LoadedModel, clean: CleanRun, probed: int, factors: torch.Tensor
+    ) -> None:
+        self._layers = loaded.layout.layers
+        self._clean = clean
+        self._probed = probed
+        self._factors = factors
+        self._attention_is_done = False
+        # Every probe has a row for each prompt of the clean run.
+        self._origins = torch.arange(clean.n, device=clean.ids.device).repeat(len(factors))
+
+    def hooks(self) -> Iterator[RemovableHandle]:
+        for layer in self._layers[self._probed :]:
+            yield layer.layer.register_forward_pre_hook(
+                in_this_thread(self._enter(layer.index)), with_kwargs=True
+            )
+            if layer.index in (self._probed, len(self._layers) - 1):
+                yield from self._around_attention(layer.index)
+
+    def _enter(self, index: int) -> Any:
+        """Give a layer the clean run's inputs, above the probed one all but the hidden states."""
+
+        def replace(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[Any, Any]:
+            self._attention_is_done = False
+            clean_args, clean_kwargs = self._clean.layer_inputs[index]
+            if index == self._probed:
+                return clean_args, clean_kwargs
+            hidden = args[0] if args else kwargs["hidden_states"]
+            # The shape is [m * n, pos, d_model].
+            hidden = hidden.reshape(-1, self._clean.n_positions, hidden.shape[-1])
+            new_args, new_kwargs = copy_rows(
+                (clean_args, clean_kwargs), self._clean.n, self._origins
+            )
+            return (
+                ((hidden, *new_args[1:]), new_kwargs)
+                if args
+                else (new_args, {**new_kwargs, "hidden_states": hidden})
+            )
+
+        return replace
+
+    def _around_attention(self, index: int) -> Iterator[RemovableHandle]:
+        layer = self._layers[index]
+        yield layer.projection.register_forward_pre_hook(in_this_thread(self._at_projection(index)))
+        for child in layer.layer.children():
+            if child is not layer.attention:
+                yield child.register_forward_pre_hook(in_this_thread(self._into_child(index)))
+                if index == self._probed:
+                    yield child.register_forward_hook(in_this_thread(self._out_of_child))
+
+    def _at_projection(self, index: int) -> Any:
+        def scale(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            self._attention_is_done = True
+            z = args[0]  # [n or m * n, pos, n_heads * d_head]
+            if index == len(self._layers) - 1:
+                z = self._last_positions(z)
+            if index == self._probed:
+                alphas = self._factors[:, None, None] - 1  # [m, 1, 1, n_heads]
+                z = add_scaled(z, z, alphas)  # [m, n, pos, n_heads * d_head]
+            return (z, *args[1:])
+
+        return scale
+
+    def _into_child(self, index: int) -> Any:
+        """After the attention, give the layer's other modules plain [rows, pos, d_model] inputs.
+
+        In the last layer they have one position.
+        """
+
+        def flatten(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if not self._attention_is_done or not args or args[0].dim() < 3:
+                return None
+            hidden = args[0].reshape(-1, *args[0].shape[-2:])
+            if index == len(self._layers) - 1:
+                hidden = self._last_positions(hidden)
+            return (hidden, *args[1:])
+
+        return flatten
+
+    def _out_of_child(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """Restore the probes' dimension, [m, n, pos, d_model].
+
+        Then the residual stream broadcasts.
+        """
+        if not self._attention_is_done:
+            return output
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.dim() == 3 and len(hidden) == len(self._factors) * self._clean.n:
+            hidden = hidden.view(len(self._factors), self._clean.n, *hidden.shape[1:])
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    def _last_positions(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Keep each prompt's last position; hidden: [n or m * n, pos or 1, width]."""
+        if hidden.shape[1] == 1:
+            return hidden
+        last = self._clean.last.repeat(len(hidden) // self._clean.n)
+        return hidden[torch.arange(len(hidden), device=hidden.device), last].unsqueeze(1)
+
+
+@torch.inference_mode()
+def score_heads(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    *,
+    targets: dict[Target, tuple[ConflictType, ...]],
+    alphas_plus: Sequence[float],
+    alphas_minus: Sequence[float],
+    progress: Progress = silent,
+    unfinished: Unfinished | None = None,
+) -> dict[Target, HeadScores]:
+    """Return the scores of every head for each target over its conflict types.
+
+    Args:
+        model: The model.
+        examples: The examples to score on, which all have these conflict types.
+        targets: The targets, each with the conflict types that it is scored on.
+        alphas_plus: Probing scales of the + scores, above 0; without any these scores are NaN.
+        alphas_minus: Probing scales of the - scores, below 0; likewise.
+        progress: Reports how many probes are done.
+        unfinished: Keeps the changes by conflict type and layer, and does not compute them again.
+    """
+    loaded, unfinished = model.loaded, unfinished or Unfinished()
+    alphas = torch.tensor([*alphas_plus, *alphas_minus], device=loaded.device)
+    conflict_types = sorted(
+        {t for types in targets.values() for t in types}, key=CONFLICT_TYPES.index
+    )
+    n_probes = sum(layer.n_heads for layer in loaded.layout.layers) * len(alphas)
+    changes: dict[ConflictType, torch.Tensor] = {}
+    with loaded.turn, progress("scoring heads", n_probes * len(conflict_types)) as advance:
+        for conflict_type in conflict_types:
+            prompts = [scored_prompt(model, example, conflict_type) for example in examples]
+            prober = Prober(loaded, clean := CleanRun(loaded, [prompt.ids for prompt in prompts]))
+            tokens = torch.tensor(
+                [[p.answer_tokens[t] for t in targets] for p in prompts], device=loaded.device
+            )  # [n, target]
+            rows = []
+            for layer in loaded.layout.layers:
+                factors = _factors(layer, alphas)
+                key, probed = f"probes {conflict_type} {layer.index}", list[torch.Tensor]()
+                if (kept := unfinished.get(key)) is not None:
+                    probed.append(torch.tensor(kept))
+                    advance(len(factors))
+                else:
+                    for chunk in torch.split(
+                        factors, max(1, PROBE_TOKENS // (clean.n * clean.n_positions))
+                    ):
+                        # An unscaled row beside them: half precision rounds by a forward's shape.
+                        probes = torch.cat([torch.ones_like(chunk[:1]), chunk])
+                        p = prober.logits(layer.index, probes).softmax(-1)  # [1 + m, n, vocabulary]
+                        p = p.gather(2, tokens.expand(len(probes), -1, -1))
+                        probed.append((p[1:] - p[:1]).mean(1))  # [m, target]
+                        advance(len(chunk))
+                    unfinished.put(key, torch.cat(probed).tolist())
+                rows.append(torch.cat(probed).cpu().view(layer.n_heads, len(alphas), len(targets)))
+            changes[conflict_type] = _stack_layers(rows, loaded.layout.n_heads)
+    return {
+        target: _head_scores(target, types, changes, i, len(alphas_plus))
+        for i, (target, types) in enumerate(targets.items())
+    }
+
+
+def _factors(layer: AttentionLayer, alphas: torch.Tensor) -> torch.Tensor:
+    """Return factors [n_heads * n_alphas, n_heads], each row scaling one head by 1 + alpha.
+
+    Heads vary slowest.
+    """
+    one_hot = torch.eye(layer.n_heads, device=alphas.device)[:, None, :]  # [head probed, 1, head]
+    return (1 + alphas[None, :, None] * one_hot).flatten(0, 1)
+
+
+def _stack_layers(rows: list[torch.Tensor], n_heads: int) -> torch.Tensor:
+    """Stack [heads of the layer, alpha, target] to [layer, n_heads, alpha, target].
+
+    Heads that a layer does not have change nothing.
+    """
+    padded = [torch.nn.functional.pad(row, (0, 0, 0, 0, 0, n_heads - len(row))) for row in rows]
+    return torch.stack(padded)
+
+
+def _head_scores(
+    target: Target,
+    types: tuple[ConflictType, ...],
+    changes: dict[ConflictType, torch.Tensor],
+    index: int,
+    n_plus: int,
+) -> HeadScores:
+    # [conflict type, layer, head, alpha]
+    stacked = torch.stack([changes[t][..., index] for t in types])
+    return HeadScores(
+        target=target,
+        conflict_types=types,
+        plus=stacked[..., :n_plus].mean(-1),
+        minus=stacked[..., n_plus:].mean(-1),
+    )

@@ -1,0 +1,141 @@
+"""A task: what finding one head set is given, and what an interrupted one had computed.
+
+A result is plain data under a key. In memory it serves the run alone; in a file, which names all
+that the results depend on, a later run of the same command finds it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from juice.data.example import ConflictExample, examples_sha256, judged_types
+from juice.errors import ExampleError
+from juice.files import write_lines
+from juice.formula import ConflictType, Target
+from juice.head_set.schema import Identification
+from juice.identification.examples import usable_validation
+from juice.identification.options import IdentificationOptions
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+from juice.version import versions
+
+
+class Unfinished:
+    """The results of an identification, in memory."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, Any] = {}
+        self.n_found = 0
+
+    def get(self, key: str) -> Any:
+        """Return a result; None where there is none."""
+        if key in self._results:
+            self.n_found += 1
+        return self._results.get(key)
+
+    def put(self, key: str, result: Any) -> None:
+        """Keep a result."""
+        self._results[key] = result
+
+    def remove(self) -> None:
+        """Forget the results: the identification is done."""
+        self._results.clear()
+
+
+class UnfinishedFile(Unfinished):
+    """The results of an identification, in a file.
+
+    Args:
+        path: The file; another run's is replaced.
+        identity: All that the results depend on, as plain data.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._path, self._identity = path, json.loads(json.dumps(identity))
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["identity"] == self._identity:
+                self._results = dict(found["results"])
+        except (OSError, ValueError, KeyError, TypeError):  # none, or not one of ours
+            pass
+
+    def put(self, key: str, result: Any) -> None:
+        """Keep a result and write the file. Raises OutputError."""
+        super().put(key, result)
+        content = {"identity": self._identity, "results": self._results}
+        write_lines(self._path, [json.dumps(content)], overwrite=True)
+
+    def remove(self) -> None:
+        """Remove the file: the identification is done."""
+        self._path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A head set that is to be found, or tuned.
+
+    Args:
+        model: The model, which takes prompts in the form in which the heads are found.
+        target: What the heads push toward.
+        examples: The examples to find heads on, which all have the same conflict types.
+        validation: The examples to choose and tune on.
+        options: How heads are looked for.
+        progress: Reports how far each piece of work is.
+        unfinished: Keeps what is computed, and does not compute it again.
+    """
+
+    model: SteeredModel
+    target: Target
+    examples: Sequence[ConflictExample] = ()
+    validation: Sequence[ConflictExample] = ()
+    options: IdentificationOptions = field(default_factory=IdentificationOptions)
+    progress: Progress = silent
+    unfinished: Unfinished = field(default_factory=Unfinished)
+
+    @property
+    def name(self) -> str:
+        """The name of the head set."""
+        return self.options.names[self.target]
+
+    @cached_property
+    def conflict_types(self) -> tuple[ConflictType, ...]:
+        """The conflict types that heads are judged on. Raises ExampleError without a conflict."""
+        types = judged_types(self.target, self.examples)
+        if not set(types) - {"clean"}:
+            raise ExampleError(
+                f"the examples hold no conflict for the {self.target} target; give each a "
+                "substitution or a coherent prompt in addition to the clean one"
+            )
+        return types
+
+    @cached_property
+    def held_out(self) -> list[ConflictExample]:
+        """The validation examples that can be used. Raises ExampleError where there are none."""
+        return usable_validation(self.model, self.validation, self.target)
+
+    def origin(self, top_k: int | None) -> Identification:
+        """Return the origin of the heads, in enough detail to find them again.
+
+        Args:
+            top_k: The number of heads of each sign; None where the method decides.
+        """
+        options = self.options
+        probes = options.method == "probe"
+        return Identification(
+            method=options.method,
+            alphas_plus=options.alphas_plus if probes else (),
+            alphas_minus=options.alphas_minus if probes else (),
+            n_examples=len(self.examples),
+            seed=options.seed,
+            examples_sha256=examples_sha256(self.examples),
+            conflict_types=self.conflict_types,
+            top_k=top_k,
+            chat_template_sha256=self.model.prompts.sha256,
+            versions=versions(),
+        )

@@ -1,0 +1,389 @@
+"""The head set and the betas that do best on validation examples (docs/method.md, "Choosing").
+
+Candidates are compared, and betas searched, by the first new token: that costs a prefill of a few
+prompts for each pair. It counts how many answers begin right, less what steering breaks, beyond the
+accepted loss, where it is not needed. From the best pair that is known the search goes to the best
+neighbour until none is better: first along one sign at a time, in steps of a factor of two, then
+also diagonally, in halves of those. The best pairs then generate the answers to all validation
+prompts, and so does the unsteered model: their accuracies and the gain, with its interval, go into
+the set, and so does the gate. Validation examples are those whose clean prompt this model answers
+right.
+
+The paper's tuning instead steers the whole validation set with every pair of betas of a grid. The
+best sum of accuracies over the target's conflict types wins; ties go to the higher mean p_y, then
+to the gentler pair. A sign without heads is not varied (docs/method.md, "Stage 2").
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import product
+from random import Random
+from statistics import fmean
+
+import torch
+
+from juice.data.example import ConflictExample, judged_types
+from juice.data.readers.sources import Examples, read_examples
+from juice.engine.steer import Steer, Steering, SteeringReport, unsteered
+from juice.errors import ExampleError, UsageError
+from juice.formula import Method
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Betas, Validation
+from juice.identification.examples import (
+    in_form_of_examples,
+    taking_turns,
+    with_scored_answers,
+)
+from juice.identification.first_tokens import (
+    Asked,
+    FirstTokens,
+    Reading,
+    asked_of,
+    protected_prompts,
+)
+from juice.identification.gates import measured_gate
+from juice.identification.outcomes import Choice, Trials, difference_interval
+from juice.identification.task import Task
+from juice.progress import Progress, silent
+from juice.steered_model import SteeredModel
+
+# A search: first in steps of a factor of two, then in halves of those.
+COARSE = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+FINE = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+# The paper's grid.
+GRID_PLUS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+GRID_MINUS = (0.0, -1.0, -2.0, -3.0)
+Pair = tuple[float, float]
+COMPARED_AT: tuple[Pair, ...] = ((1.0, -1.0), (1.0, -0.5))
+UNSTEERED: Pair = (0.0, 0.0)
+# A unit of either beta must gain this much: so few facts cannot tell less apart.
+COST_OF_BETA = 0.01
+N_READ, N_PROTECTED = 20, 40  # examples
+N_FINALISTS = 2
+
+
+def tune(
+    model: SteeredModel,
+    head_set: HeadSet,
+    validation: Examples,
+    *,
+    method: Method | None = None,
+    progress: Progress = silent,
+) -> HeadSet:
+    """Return the head set with a method's best betas, what they did, and their gate.
+
+    Prompts take the form in which the set's heads were found: plain, or in a chat; it warns where
+    the examples were made in another.
+
+    Args:
+        model: The model.
+        head_set: The head set to tune.
+        validation: The examples to tune on, of which those that the model knows are used; as for
+            `juice.identify`.
+        method: `juice` or `june`, whose betas to tune; None: the set's default.
+        progress: Reports how many prompts are read and answered.
+
+    Raises:
+        ExampleError: No example can be used.
+        HeadSetMismatchError: The head set is another model's.
+        UsageError: The model was given another form of prompt, or each head has its own beta.
+    """
+    examples = read_examples(validation, split="validation")
+    model.check_fits(head_set)
+    model = in_form_of_examples(model.in_form_of(head_set), examples, is_chosen=True)
+    task = Task(
+        model=model,
+        target=head_set.target,
+        validation=with_scored_answers(model, examples),
+        progress=progress,
+    )
+    return choose(task, [head_set], method or head_set.method)
+
+
+def choose_and_tune(task: Task, candidates: Sequence[HeadSet]) -> HeadSet:
+    """Return the best candidate with betas of each method that the task asks for.
+
+    The first method chooses. Where no validation example can be used, it warns, and the set stays
+    as it was.
+    """
+    chosen = candidates[0]
+    for method in task.options.methods:
+        key = f"tuned {task.target} {method}"
+        if (kept := task.unfinished.get(key)) is not None:
+            scores = candidates[0].scores
+            chosen = HeadSet.parse(kept, key).model_copy(update={"scores": scores})
+            continue
+        is_first = method == task.options.methods[0]
+        try:
+            chosen = choose(task, candidates if is_first else [chosen], method)
+        except ExampleError as error:
+            warnings.warn(
+                f"betas of {chosen.name!r} ({method}) stay untuned: {error}", stacklevel=2
+            )
+            continue
+        task.unfinished.put(key, chosen.model_dump(mode="json"))
+    return chosen
+
+
+def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") -> HeadSet:
+    """Return the candidate that does best on the validation examples, tuned.
+
+    Args:
+        task: What the candidates are for. Found by probes, they are tuned on the paper's grid, and
+            the first is taken.
+        candidates: Head sets toward the target, found in one form of prompt.
+        method: Whose betas to tune.
+
+    Raises:
+        ExampleError: No validation example can be used.
+        UsageError: Each head of a candidate has its own beta.
+    """
+    chosen, model = candidates[0], task.model
+    betas = chosen.betas(method)
+    if betas is not None and betas.is_per_head:
+        raise UsageError(
+            f"each head of the set {chosen.name!r} has a beta of its own; there is nothing to "
+            "tune: change its strength in requests, or learn it again "
+            "(`juice identify --method learned`)"
+        )
+    examples = task.held_out
+    if task.options.method == "probe":
+        pairs = grid_of(chosen)
+    else:
+        mixed = Random(0).sample(examples, len(examples))  # a file may be sorted by relation
+        some, more = taking_turns(mixed[:N_READ], task.target), mixed[:N_PROTECTED]
+        chosen, pairs = Search(task, method, some, more).best(candidates)
+        pairs = pairs[:N_FINALISTS]
+    trials = try_betas(model, chosen, examples, method, task.progress, [*pairs, UNSTEERED])
+    best = best_betas(trials, pairs)
+    if chosen.model.fingerprint is None:
+        # Betas are tuned on these weights, so the set belongs to them from now on.
+        chosen = chosen.model_copy(update={"model": model.description.identity})
+    tuned = chosen.with_betas(method, Betas(plus=best[0], minus=best[1]))
+    return _measured(task, tuned, method, trials, best, UNSTEERED)
+
+
+def measure(task: Task, head_set: HeadSet, method: Method) -> HeadSet:
+    """Return a head set with what a method's betas do to the validation examples, and their gate.
+
+    Raises ExampleError where no validation example can be used.
+    """
+    model, target = task.model, task.target
+    steered = model.resolve(Steer(target=target, head_set=head_set, method=method))
+    tried = {True: steered, False: unsteered()}
+    description = f"measuring {head_set.name}"
+    trials = Trials(model, task.held_out, target, tried, description, task.progress)
+    return _measured(task, head_set, method, trials, True, False)
+
+
+def _measured(
+    task: Task,
+    head_set: HeadSet,
+    method: Method,
+    trials: Trials[Choice],
+    best: Choice,
+    base: Choice,
+) -> HeadSet:
+    gate, side_effects = measured_gate(
+        task.model, head_set, method, task.held_out, task.options.protect, task.progress
+    )
+    gains = trials.gains(best, base)
+    found = Validation(
+        n_examples=len(gains),
+        accuracy=dict(trials.outcome(best).accuracy),
+        accuracy_unsteered=dict(trials.outcome(base).accuracy),
+        gain=fmean(gains),
+        gain_interval=difference_interval(gains),
+        side_effects=side_effects,
+    )
+    measured = head_set.with_metrics({f"validation_{method}": found.model_dump()})
+    return measured.with_gate(method, gate)
+
+
+class Search:
+    """Reads some examples under any betas of any candidate.
+
+    Args:
+        task: What is steered toward, and what steering should leave alone.
+        method: `juice` for two runs, `june` for one.
+        examples: The examples to read.
+        endangered: The examples to make protected prompts from.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        method: Method,
+        examples: Sequence[ConflictExample],
+        endangered: Sequence[ConflictExample],
+    ) -> None:
+        self._task = task
+        self._method: Method = method
+        model, target = task.model, task.target
+        conflicts = [t for t in judged_types(target, examples, any) if t != "clean"]
+        self._groups = asked_of(
+            model,
+            {t: [(e, e.prompts[t], target) for e in examples if t in e.prompts] for t in conflicts},
+        )
+        self._protected = protected_prompts(model, target, endangered, task.options.protect)
+        self._tokens = FirstTokens(model.loaded, {**self._groups, **self._protected}, method)
+
+    def best(self, candidates: Sequence[HeadSet]) -> tuple[HeadSet, list[Pair]]:
+        """Return the best candidate, and the pairs of betas that were tried on it, best first."""
+        starts = [(one, pair) for one in candidates for pair in _compared_at(one)]
+        found = self._values(starts, "comparing candidates for")
+        best = starts[max(range(len(starts)), key=lambda i: found[i])][0]
+        pairs = climb(
+            lambda new: self._values([(best, pair) for pair in new], "searching betas of"),
+            {pair: value for (one, pair), value in zip(starts, found, strict=True) if one is best},
+        )
+        return best, [pair for pair in pairs if pair != UNSTEERED]
+
+    @property
+    def prompts(self) -> list[Asked]:
+        """All prompts, the protected ones included."""
+        groups = [*self._groups.values(), *self._protected.values()]
+        return [asked for group in groups for asked in group]
+
+    def value_of(self, coefficients: torch.Tensor) -> float:
+        """Return the value of coefficients for all heads, float32 [n_layers, n_heads]."""
+        chosen = Steering(
+            coefficients={layer: row for layer, row in enumerate(coefficients) if row.any()},
+            report=SteeringReport(applied=True, target=self._task.target, method=self._method),
+        )
+        return self._value(self._read([chosen], f"reading {self._task.target} answers")[0])
+
+    def _values(self, tried: Sequence[tuple[HeadSet, Pair]], what: str) -> list[float]:
+        steerings = [steering(self._task.model, one, pair, self._method) for one, pair in tried]
+        readings = self._read(steerings, f"{what} {tried[0][0].name}")
+        return [
+            self._value(reading) - COST_OF_BETA * (pair[0] - pair[1])
+            for reading, (_, pair) in zip(readings, tried, strict=True)
+        ]
+
+    def _value(self, reading: Reading) -> float:
+        if not self._groups:
+            raise ExampleError(
+                f"the validation examples hold no conflict for the {self._task.target} target; "
+                "give others with --validation"
+            )
+        before, accepted = self._unsteered, self._task.options.accepted_loss
+        excess = sum(
+            max(0.0, before.score(kind) - reading.score(kind) - accepted)
+            for kind in self._protected
+        )
+        return fmean(map(reading.score, self._groups)) - excess
+
+    @cached_property
+    def _unsteered(self) -> Reading:
+        return self._read([unsteered()], "reading without steering")[0]
+
+    def _read(self, steerings: Sequence[Steering], description: str) -> list[Reading]:
+        return self._tokens.read(steerings, self._task.progress, description)
+
+
+def _compared_at(head_set: HeadSet) -> list[Pair]:
+    """Return the betas at which candidates are compared; those of a sign without heads are 0."""
+    plus, minus = bool(head_set.heads.plus), bool(head_set.heads.minus)
+    return list(dict.fromkeys((a * plus, b * minus) for a, b in COMPARED_AT))
+
+
+def climb(
+    values: Callable[[Sequence[Pair]], Sequence[float]], known: dict[Pair, float]
+) -> list[Pair]:
+    """Return the pairs of betas that were tried, best first; ties go to the gentler.
+
+    Args:
+        values: Gives the values of pairs, to be maximised.
+        known: The values of pairs that were tried before, at least one; a sign whose betas are all
+            0 in them is not varied.
+    """
+    tried = dict(known)
+    varies = (any(plus for plus, _ in known), any(minus for _, minus in known))
+
+    def rank(pair: Pair) -> tuple[float, float]:
+        return tried[pair], pair[1] - pair[0]
+
+    centre = max(tried, key=rank)
+    for grid, diagonals in ((COARSE, False), (FINE, True)):
+        while True:
+            around = _around(centre, grid, varies, diagonals=diagonals)
+            new = [pair for pair in around if pair not in tried]
+            if new:
+                tried.update(zip(new, values(new), strict=True))
+            best = max(tried, key=rank)
+            if best == centre:
+                break
+            centre = best
+    return sorted(tried, key=rank, reverse=True)
+
+
+def _around(
+    centre: Pair, grid: Sequence[float], varies: tuple[bool, bool], *, diagonals: bool
+) -> Iterator[Pair]:
+    at = [grid.index(abs(beta)) for beta in centre]
+    plus, minus = (
+        range(max(0, i - 1), min(len(grid), i + 2)) if varied else (i,)
+        for i, varied in zip(at, varies, strict=True)
+    )
+    for i in plus:
+        for j in minus:
+            if diagonals or i == at[0] or j == at[1]:
+                yield grid[i], 0.0 - grid[j]
+
+
+def try_betas(
+    model: SteeredModel,
+    head_set: HeadSet,
+    examples: Sequence[ConflictExample],
+    method: Method,
+    progress: Progress,
+    pairs: Sequence[Pair],
+) -> Trials[Pair]:
+    """Steer the examples with several pairs of betas.
+
+    Args:
+        model: The model.
+        head_set: The head set.
+        examples: The examples to steer.
+        method: `juice` for two runs, `june` for one.
+        progress: Reports how many prompts are answered.
+        pairs: The pairs.
+    """
+    tried = {pair: steering(model, head_set, pair, method) for pair in pairs}
+    return Trials(
+        model, examples, head_set.target, tried, f"tuning {head_set.name} betas", progress
+    )
+
+
+def steering(model: SteeredModel, head_set: HeadSet, pair: Pair, method: Method) -> Steering:
+    """Return the steering of a set at a pair of betas."""
+    return model.resolve(
+        Steer(
+            target=head_set.target,
+            head_set=head_set,
+            beta_plus=pair[0],
+            beta_minus=pair[1],
+            method=method,
+        )
+    )
+
+
+def grid_of(head_set: HeadSet) -> list[Pair]:
+    """Return the pairs of betas to try."""
+    return list(
+        product(
+            GRID_PLUS if head_set.heads.plus else (0.0,),
+            GRID_MINUS if head_set.heads.minus else (0.0,),
+        )
+    )
+
+
+def best_betas(
+    trials: Trials[Pair], pairs: Sequence[Pair], among: Sequence[int] | None = None
+) -> Pair:
+    """Return the pair that did best on the examples at the indices `among`; None: on all."""
+    return max(pairs, key=lambda pair: (*trials.outcome(pair, among).rank, -(pair[0] - pair[1])))

@@ -1,0 +1,402 @@
+"""`juice.load`: from a hub id, a folder or a model in memory to a checked SteeredModel.
+
+The only place that calls `AutoModelForCausalLM.from_pretrained`. Weights come only from safetensors
+files, and remote code is never run. `HF_TOKEN` and the hub's cache variables work as usual.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from juice.checks.at_load import checked_engine, one_if_small
+from juice.checks.heads import check_heads
+from juice.checks.linearity import why_not_linear
+from juice.checks.two_runs import check_invariance, check_vllm
+from juice.engine.contract import Engine
+from juice.engine.options import EngineName, EngineOptions, Limits, LoadOptions
+from juice.engine.vllm.launch import vllm_engine
+from juice.errors import (
+    JuiceError,
+    ModelNotFoundError,
+    RequestError,
+    UnsupportedModelError,
+    UsageError,
+)
+from juice.model.hooks import ModelHooks
+from juice.model.identity import explain, identify_model, source_of, weights_folder
+from juice.model.layout import Layout, resolve
+from juice.model.loaded import LoadedModel, input_device
+from juice.model.masks import attention_pattern, rope_switch
+from juice.placement import (
+    choose_device,
+    choose_dtype,
+    choose_map,
+    choose_quantization,
+    is_quantized,
+)
+from juice.steered_model import SteeredModel
+
+
+def prepare(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model_id: str | None = None,
+    revision: str | None = None,
+    folder: Path | None = None,
+    allow_approximate: bool = False,
+) -> LoadedModel:
+    """Find the heads of a transformers model in memory, install the hooks and check both.
+
+    Args:
+        model: The model, which is not steered already.
+        tokenizer: Its tokenizer.
+        model_id: Its hub id or folder; None: the name in its configuration.
+        revision: Its revision on the hub.
+        folder: Its weight files, for the fingerprint; None: the weights in memory.
+        allow_approximate: Accept quantised activations, with a warning.
+
+    Raises:
+        UnsupportedModelError: The model cannot be steered exactly, or is steered or sharded
+            already.
+    """
+    _check_untouched(model)
+    layout, pattern = resolve(model), attention_pattern(model)
+    identity = identify_model(
+        model,
+        layout,
+        model_id=model_id or model.config.name_or_path or type(model).__name__,
+        revision=revision,
+        folder=folder,
+    )
+    model.eval()
+    exact = _is_exact(model, layout, allow_approximate=allow_approximate)
+    model._juice_hooked = True
+    loaded = LoadedModel(
+        model,
+        tokenizer,
+        layout,
+        pattern,
+        rope_switch(model),
+        ModelHooks(layout),
+        identity,
+        modules=tuple(model.modules()),
+        exact=exact,
+    )
+    try:
+        with one_if_small(model):
+            check_heads(loaded)
+    except BaseException:
+        loaded.release()
+        raise
+    return loaded
+
+
+def _check_untouched(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError for a model in memory that is steered or sharded already."""
+    if getattr(model, "_juice_hooked", False):
+        raise UnsupportedModelError(
+            "this model object is already steered; use the SteeredModel that was made from it"
+        )
+    if (getattr(model, "tp_size", None) or 1) > 1:
+        raise UnsupportedModelError(
+            "this model object is sharded; give juice.load its folder or hub id, with "
+            'engine="vllm" and tp=N'
+        )
+
+
+def _is_exact(model: PreTrainedModel, layout: Layout, *, allow_approximate: bool) -> bool:
+    """Return whether the projections are linear, so that steering is exact.
+
+    Where they are not, warns, or raises UnsupportedModelError unless that is allowed.
+    """
+    with one_if_small(model):
+        reason = why_not_linear(model, layout, input_device(model))
+    if reason is None:
+        return True
+    problem = f"{type(model).__name__} cannot be steered exactly: {reason}"
+    if not allow_approximate:
+        raise UnsupportedModelError(
+            f"{problem}. Its activations are quantised: "
+            "load it with quantised weights alone (bnb-4bit, torchao-int8) or with none, "
+            "or accept approximate steering with allow_approximate=True (--allow-approximate)"
+        )
+    warnings.warn(f"{problem}; every answer reports `exact: false`", stacklevel=3)
+    return False
+
+
+def load_model(model: str | Path, options: LoadOptions | None = None) -> LoadedModel:
+    """Load a model and its tokenizer, and install the hooks.
+
+    Args:
+        model: A hub id, a local folder, or `mini`.
+        options: Its devices and its precision.
+
+    Raises:
+        ModelNotFoundError: The model cannot be found or loaded.
+        UnsupportedModelError: The model cannot be steered exactly.
+        UsageError: The options contradict each other, or cannot be used here.
+    """
+    options = options or LoadOptions()
+    source = source_of(model)
+    if options.device == "auto" and dist.is_torchelastic_launched():
+        raise UsageError(
+            "torchrun has started several processes, and each would load the whole model; start "
+            "one without it, or give each process its device"
+        )
+    device, placed = _placed(options)
+    tokenizer, network, report = _from_pretrained(str(model), source, options, device, placed)
+    if absent := sorted(
+        [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
+    ):
+        raise ModelNotFoundError(
+            f"the weights of {model} lack {len(absent)} tensors or have them in another shape "
+            f"({absent[0]} first); get them again"
+        )
+    if options.quantization is not None and not is_quantized(network):
+        name = type(network).__name__
+        raise UsageError(
+            f"{options.quantization} quantises nothing in {name}, "
+            "whose projections are not nn.Linear; choose another, such as bnb-4bit"
+        )
+    return prepare(
+        network,
+        tokenizer,
+        model_id=str(model),
+        revision=options.revision,
+        folder=weights_folder(source, options.revision),
+        allow_approximate=options.allow_approximate,
+    )
+
+
+def _placed(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
+    """Return the device of the inputs, and from_pretrained's arguments for devices and dtype."""
+    if options.device_map is None and options.offload_folder is not None:
+        raise UsageError(
+            "offload_folder is given, but no device_map; "
+            "give one that puts something on disk, such as auto"
+        )
+    if options.device_map is not None and options.device != "auto":
+        raise UsageError(f"device {options.device!r} and a device_map are given; drop one of them")
+    device = choose_device(options.device)
+    placed: dict[str, Any] = {}
+    if options.device_map is not None:
+        placed = {
+            "device_map": choose_map(options.device_map),
+            "offload_folder": options.offload_folder,
+        }
+        if isinstance(placed["device_map"], dict) and {
+            str(at) for at in placed["device_map"].values()
+        } <= {"cpu", "disk"}:
+            device = torch.device("cpu")
+    return device, {**placed, "dtype": choose_dtype(options.dtype, device)}
+
+
+def _from_pretrained(
+    model: str,
+    source: str,
+    options: LoadOptions,
+    device: torch.device,
+    placed: dict[str, Any],
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, dict[str, Any]]:
+    where: dict[str, Any] = {"revision": options.revision, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        config = AutoConfig.from_pretrained(source, **where)
+        placed |= _quantized(options.quantization, config, placed, device)
+        network, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            **where,
+            **placed,
+            use_safetensors=True,
+            attn_implementation=options.attn_implementation,
+            output_loading_info=True,
+        )
+        return tokenizer, network if "device_map" in placed else network.to(device), report
+    except JuiceError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise JuiceError(
+            f"{model} does not fit on {device}; "
+            "choose another --device or --device-map, or a smaller --dtype"
+        ) from error
+    except Exception as error:  # whatever a damaged folder makes the libraries raise
+        raise ModelNotFoundError(explain(model, error, placed)) from error
+
+
+def _quantized(
+    name: str | None, config: PretrainedConfig, placed: dict[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Return from_pretrained's arguments for a quantisation, requested or stored.
+
+    Packed weights go to their device as they load.
+    """
+    if name is None and getattr(config, "quantization_config", None) is None:
+        return {}
+    arguments = (
+        {}
+        if name is None
+        else {"quantization_config": choose_quantization(name, config, placed["dtype"])}
+    )
+    return {**arguments, "device_map": placed.get("device_map", {"": device})}
+
+
+def load(
+    model: str | Path | PreTrainedModel = "mini",
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    head_sets: str | Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    device_map: str | int | torch.device | Mapping[str, Any] | None = None,
+    offload_folder: str | Path | None = None,
+    quantization: str | None = None,
+    allow_approximate: bool = False,
+    allow_unverified: bool = False,
+    limits: Limits | None = None,
+    engine: EngineName = "own",
+    tp: int = 1,
+    pp: int = 1,
+    window: str = "auto",
+    deterministic: bool = False,
+    vllm_args: Mapping[str, Any] | None = None,
+) -> SteeredModel:
+    """Load a model and check that it is steered exactly.
+
+    Args:
+        model: A hub id, a local folder, `mini` (bundled), or a transformers model already in
+            memory. A compiled model runs uncompiled.
+        tokenizer: The tokenizer of a model in memory.
+        head_sets: Folder of head sets; None: JUICE_HEAD_SETS, else ./head_sets, else the shipped
+            ones.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        dtype: `auto` (as stored on a GPU, float32 on a CPU), `float32`, `bfloat16` or `float16`.
+        revision: Branch, tag or commit of a hub model.
+        attn_implementation: `eager`, `sdpa` or another of transformers'.
+        device_map: Accelerate's: auto, balanced, balanced_low_0, sequential, a device, or
+            {module: device, cpu or disk}.
+        offload_folder: Folder for the weights that the map puts on disk.
+        quantization: `bnb-4bit`, `bnb-8bit` or `torchao-int8`.
+        allow_approximate: Also steer a model with quantised activations (bnb-8bit); every answer
+            then has `exact` false.
+        allow_unverified: Also steer by head sets that do not say for which weights they were made,
+            where architecture and shape fit.
+        limits: Bounds of the engine's batches and memory.
+        engine: `own`, or `vllm` where it is installed: faster on GPUs, on many devices.
+        tp: Devices to shard each layer over (vllm only).
+        pp: Stages to spread the layers over (vllm only).
+        window: Layers that can be steered (vllm only): `auto` for those of the head sets, `all`, or
+            the first and the last, such as `3-9`.
+        deterministic: Give each request the same bits whatever else runs, at a price in throughput;
+            checked at load.
+        vllm_args: More of vLLM's own options, by name.
+
+    Returns:
+        The model with its engine and head sets; a `with` block closes it at the end.
+
+    Raises:
+        ModelNotFoundError: The model cannot be found or loaded.
+        UnsupportedModelError: The model cannot be steered exactly.
+        UsageError: Options contradict each other, or cannot be used here.
+    """
+    options = LoadOptions.of(
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        attn_implementation=attn_implementation,
+        device_map=str(device_map) if isinstance(device_map, torch.device) else device_map,
+        offload_folder=offload_folder,
+        quantization=quantization,
+        allow_approximate=allow_approximate,
+        allow_unverified=allow_unverified,
+    )
+    chosen = EngineOptions.of(
+        engine=engine,
+        tp=tp,
+        pp=pp,
+        window=window,
+        deterministic=deterministic,
+        vllm_args=dict(vllm_args or {}),
+    )
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if chosen.engine == "vllm":
+        if isinstance(model, PreTrainedModel):
+            raise UsageError("vLLM loads models itself; give juice.load a folder or a hub id")
+        served = checked_vllm(str(model), options, chosen, head_sets=head_sets, limits=limits)
+        return SteeredModel(served, head_sets, allow_unverified=allow_unverified)
+    loaded = (
+        _in_memory(model, tokenizer, options)
+        if isinstance(model, PreTrainedModel)
+        else load_model(model, options)
+    )
+    try:
+        running = checked_engine(loaded, limits, deterministic=deterministic)
+    except BaseException:
+        loaded.release()
+        raise
+    if deterministic:
+        with _closed_if_refused(running):
+            check_invariance(running)
+    return SteeredModel(running, head_sets, allow_unverified=allow_unverified)
+
+
+def checked_vllm(
+    model: str,
+    options: LoadOptions,
+    engine: EngineOptions,
+    *,
+    head_sets: str | Path | None = None,
+    limits: Limits | None = None,
+) -> Engine:
+    """Start vLLM on a model and check that it is steered exactly.
+
+    Takes what `juice.engine.vllm.launch.vllm_engine` takes, and raises what it raises.
+    """
+    running = vllm_engine(model, options, engine, head_sets=head_sets, limits=limits)
+    with _closed_if_refused(running):
+        check_vllm(running)
+        if engine.deterministic:
+            check_invariance(running)
+    return running
+
+
+@contextmanager
+def _closed_if_refused(engine: Engine) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _in_memory(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, options: LoadOptions
+) -> LoadedModel:
+    if tokenizer is None:
+        raise RequestError(
+            "a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer"
+        )
+    on_trust = {"allow_approximate", "allow_unverified"}
+    if options != LoadOptions(**options.model_dump(include=on_trust)):
+        raise UsageError(
+            "a model object stays on its device, unchanged; "
+            "give device, dtype and quantization to its from_pretrained"
+        )
+    return prepare(model, tokenizer, allow_approximate=options.allow_approximate)

@@ -1,0 +1,99 @@
+"""The definition of steering, slow and obvious: two runs, no cache, no batch, no permanent hooks.
+
+Run 1, the clean run, is the unmodified model and keeps z of the steered layers. Run 2, the steered
+run, adds to z of each steered head its coefficient times the clean run's z; the single run (JuNe)
+adds its own z instead. Everything faster is checked against this.
+
+`PaddedPrompts` is the forward for all that reads prompts at their ends, outside the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+
+import torch
+
+from juice.formula import Method, add_scaled
+from juice.model.hooks import at_z
+from juice.model.layout import AttentionLayer
+from juice.model.loaded import LoadedModel
+
+
+@torch.inference_mode()
+def two_runs(
+    loaded: LoadedModel,
+    ids: torch.Tensor,
+    coefficients: Mapping[int, torch.Tensor],
+    n_kept: int,
+    factors: torch.Tensor | None = None,
+    method: Method = "juice",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of the last tokens in the clean run and in the steered run.
+
+    Both are float32 [n_kept, vocabulary].
+
+    Args:
+        loaded: The model.
+        ids: The tokens, int64 [tokens].
+        coefficients: By layer, float32 [n_heads].
+        n_kept: The number of last tokens.
+        factors: The factor of the coefficients at each token, float32 [tokens]; None: 1.
+        method: The run whose z is added: the clean one (`juice`) or the steered itself (`june`).
+    """
+    clean: dict[int, torch.Tensor] = {}
+
+    def keep(layer: AttentionLayer, z: torch.Tensor) -> None:
+        clean[layer.index] = z  # [1, tokens, n_heads * d_head]
+
+    def add(layer: AttentionLayer, z: torch.Tensor) -> torch.Tensor:
+        source = clean[layer.index] if method == "juice" else z
+        coefficient = coefficients[layer.index][: layer.n_heads]
+        if factors is not None:
+            coefficient = factors[None, :, None] * coefficient.to(factors.device)
+        return add_scaled(z, source, coefficient)
+
+    # Many models can compute the logits of the last tokens only; those of a whole prompt would take
+    # gigabytes.
+    kept = (
+        {"logits_to_keep": n_kept}
+        if "logits_to_keep" in signature(loaded.model.forward).parameters
+        else {}
+    )
+    layers, runs = [loaded.layout.layers[index] for index in coefficients], list[torch.Tensor]()
+    with loaded.turn:
+        for act in (keep, add) if layers else (keep,):
+            with at_z(layers, act):
+                run = loaded.run(input_ids=ids[None], use_cache=False, **kept)
+            runs.append(run.logits[0, -n_kept:].float())
+    return runs[0], runs[-1]
+
+
+class PaddedPrompts:
+    """Prompts as one batch, padded on the right: a causal model never looks at what follows one.
+
+    Args:
+        loaded: The model.
+        prompts: The tokens of each prompt.
+
+    Attributes:
+        ids: The tokens with their padding, int64 [prompts, pos].
+        last: The last position of each prompt, int64 [prompts].
+    """
+
+    def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+        width = max(map(len, prompts))
+        padded = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
+        self._loaded = loaded
+        self.ids = torch.tensor(padded, device=loaded.device)
+        self.last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=loaded.device)
+
+    def logits(self) -> torch.Tensor:
+        """Run once; return the logits at the end of each prompt, float32 [prompts, vocabulary].
+
+        Gradients pass where they are enabled.
+        """
+        loaded, rows = self._loaded, torch.arange(len(self.ids), device=self.ids.device)
+        with loaded.turn, loaded.hooks.keep_logits(rows, self.last, self.ids.shape[1]):
+            logits: torch.Tensor = loaded.run(input_ids=self.ids, use_cache=False).logits
+        return logits[:, 0].float()

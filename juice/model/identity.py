@@ -1,0 +1,295 @@
+"""The identity of a model, its description and its files, without loading its weights.
+
+The identity of weights is the same in any folder, dtype or quantisation:
+
+    fingerprint = SHA-256(config fields, then for the embedding and every projection of the layers:
+    shape and sampled rows)
+
+Rows are read as float32 from the safetensors files as stored, so the dtype a model is loaded in
+does not matter, and packed or offloaded weights are never touched. A model built in memory is read
+from memory if its weights are float32; otherwise it has no fingerprint. Nor does a folder that was
+saved quantised: packed weights cannot be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import errors as hub
+from safetensors import safe_open
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.utils import cached_file
+
+from juice.engine.contract import ModelDescription
+from juice.engine.options import LoadOptions
+from juice.errors import ModelNotFoundError, causes_of, first_line
+from juice.files import MINI
+from juice.head_set.schema import ModelIdentity
+from juice.model.layout import Layout, features, resolve, text_config
+
+N_ROWS = 8
+INDEX_FILE, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
+# From a tensor's name to its shape and sampled rows, [N_ROWS or fewer, ...]; None without it.
+RowReader = Callable[[str], tuple[list[int], torch.Tensor] | None]
+
+
+def identify_model(
+    model: PreTrainedModel,
+    layout: Layout,
+    *,
+    model_id: str,
+    revision: str | None,
+    folder: Path | None,
+) -> ModelIdentity:
+    """Return a model's identity, with its fingerprint.
+
+    Args:
+        model: The model.
+        layout: Its layers and heads.
+        model_id: Its hub id, folder or name.
+        revision: Its revision on the hub; None: not recorded.
+        folder: The weight files to fingerprint; None: the weights in memory.
+    """
+    return ModelIdentity(
+        id=model_id,
+        revision=revision,
+        architecture=type(model).__name__,
+        n_layers=layout.n_layers,
+        n_heads=layout.n_heads,
+        fingerprint=_fingerprint(
+            model, layout, _rows_on_disk(model, folder) if folder else _rows_in_memory(model)
+        ),
+    )
+
+
+def _fingerprint(model: PreTrainedModel, layout: Layout, read: RowReader) -> str | None:
+    config = text_config(model)
+    fields = [
+        config.model_type,
+        layout.n_layers,
+        layout.n_heads,
+        config.hidden_size,
+        config.vocab_size,
+    ]
+    digest = hashlib.sha256(json.dumps(fields).encode())
+    sampled = [
+        model.get_input_embeddings(),
+        *(m for layer in layout.layers for m in layer.layer.modules() if features(m)),
+    ]
+    if not getattr(config, "tie_word_embeddings", False):
+        sampled.append(layout.output)
+    names = {module: name for name, module in model.named_modules()}
+    for number, module in enumerate(sampled):
+        samples = read(f"{names[module]}.weight")
+        if samples is None:
+            return None
+        shape, rows = samples
+        digest.update(json.dumps([number, shape]).encode())
+        digest.update(rows.to(torch.float32).contiguous().numpy().tobytes())
+    return "sha256:" + digest.hexdigest()
+
+
+def _sample(n_rows: int) -> list[int]:
+    return sorted({round(i * (n_rows - 1) / (N_ROWS - 1)) for i in range(N_ROWS)})
+
+
+def _rows_in_memory(model: PreTrainedModel) -> RowReader:
+    """Return the reader of a parameter's shape and sampled rows, [rows, ...], from memory."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    def read(name: str) -> tuple[list[int], torch.Tensor] | None:
+        weight = parameters.get(name)
+        if (
+            type(weight) is not nn.Parameter
+            or weight.dtype != torch.float32
+            or weight.device.type == "meta"
+        ):
+            return None
+        return list(weight.shape), weight.detach()[_sample(len(weight))].cpu()
+
+    return read
+
+
+def _rows_on_disk(model: PreTrainedModel, folder: Path) -> RowReader:
+    """Return the reader of a parameter's shape and sampled rows, [rows, ...], from its file."""
+    files = _file_of_each_tensor(folder)
+    # Checkpoints (gpt2, Pythia, multimodal models) may name tensors differently from modules;
+    # transformers has the mapping.
+    renamings = [
+        step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)
+    ]
+    parameters = dict.fromkeys(
+        (name for name, _ in model.named_parameters(remove_duplicate=False)), True
+    )
+    stored_as = {
+        rename_source_key(s, renamings, [], model.base_model_prefix, parameters)[0]: s
+        for s in files
+    }
+
+    def read(name: str) -> tuple[list[int], torch.Tensor] | None:
+        stored = stored_as.get(name)
+        if stored is None:
+            return None
+        with safe_open(files[stored], framework="pt") as file:
+            weight = file.get_slice(stored)
+            shape = list(weight.get_shape())
+            rows = torch.cat([weight[i : i + 1] for i in _sample(shape[0])])
+        return (shape, rows) if rows.is_floating_point() else None
+
+    return read
+
+
+def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
+    index = folder / INDEX_FILE
+    if index.exists():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in weight_map.items()}
+    path = folder / WEIGHTS_FILE
+    if not path.exists():
+        return {}
+    with safe_open(path, framework="pt") as file:
+        return dict.fromkeys(file.keys(), path)
+
+
+def describe(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    layout: Layout,
+    identity: ModelIdentity,
+    **how: Any,
+) -> ModelDescription:
+    """Return a model's description.
+
+    Args:
+        model: The model; its weights may be on the meta device.
+        tokenizer: Its tokenizer.
+        layout: Its layers and heads.
+        identity: Its identity.
+        how: How it runs: the fields of ModelDescription that the model does not know.
+    """
+    return ModelDescription(
+        identity=identity,
+        tokenizer=tokenizer,
+        heads_per_layer=tuple(layer.n_heads for layer in layout.layers),
+        max_positions=max_positions(model),
+        vocabulary_size=vocabulary_size(model),
+        stop_token_ids=stop_token_ids(model, tokenizer),
+        **how,
+    )
+
+
+def max_positions(model: PreTrainedModel) -> int | None:
+    """Return the model's context in tokens; None where its positions are unlimited."""
+    config = text_config(model)
+    named = (getattr(config, field, None) for field in ("max_position_embeddings", "max_seq_len"))
+    return next((value for value in named if isinstance(value, int)), None)
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """Return the number of tokens that the model knows; its tokenizer may name more or fewer."""
+    return int(text_config(model).vocab_size)
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the tokens that end an answer."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    named = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    return frozenset(token for token in named if 0 <= token < vocabulary_size(model))
+
+
+def source_of(model: str | Path) -> str:
+    """Return the hub id or folder that a model's name stands for."""
+    return str(MINI) if str(model) == "mini" else str(model)
+
+
+def weights_folder(source: str, revision: str | None) -> Path | None:
+    """Return the folder of a model's files; None where they are not on this machine."""
+    config_file = cached_file(
+        source,
+        "config.json",
+        revision=revision,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+    )
+    return Path(config_file).parent if config_file else None
+
+
+def explain(model: str, error: Exception, placed: dict[str, Any]) -> str:
+    """Return the reason why a model cannot be loaded, and the remedy, from a library's error."""
+    reason = first_line(error)
+    if "gated" in str(error) or any(isinstance(e, hub.GatedRepoError) for e in causes_of(error)):
+        return (
+            f"{model} is gated: "
+            "accept its licence on its hub page and set HF_TOKEN to a token that may read it"
+        )
+    if model.startswith((".", "/", "~")) and not Path(model).is_dir():
+        return (
+            f"cannot load the model {model!r}: there is no such folder; "
+            "give a local folder, a hub id, or `mini`"
+        )
+    if {"device_map", "quantization_config"} & placed.keys():
+        return (
+            f"{model} cannot be loaded with this device map or quantisation: {reason}; "
+            "try it without"
+        )
+    if Path(model).is_dir():
+        return (
+            f"the folder {model} cannot be loaded: {reason}; "
+            "expected config.json, tokenizer files and *.safetensors"
+        )
+    return (
+        f"cannot load the model {model!r}: {reason}; "
+        "give a hub id (network, or its cache, needed), a local folder, or `mini`"
+    )
+
+
+def describe_stored(model: str, options: LoadOptions, **how: Any) -> ModelDescription:
+    """Return the description of a stored model.
+
+    Args:
+        model: A hub id, a local folder, or `mini`.
+        options: Its revision.
+        how: How it is to run; see `describe`.
+
+    Raises:
+        ModelNotFoundError: The model cannot be found.
+        UnsupportedModelError: It has no heads that can be steered.
+    """
+    source = source_of(model)
+    where: dict[str, Any] = {"revision": options.revision, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        config = AutoConfig.from_pretrained(source, **where)
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # whatever a damaged folder makes the libraries raise
+        raise ModelNotFoundError(explain(model, error, {})) from error
+    with suppress(OSError):  # a model without one stops where its configuration says
+        network.generation_config = GenerationConfig.from_pretrained(source, **where)
+    layout = resolve(network)
+    identity = identify_model(
+        network,
+        layout,
+        model_id=model,
+        revision=options.revision,
+        folder=weights_folder(source, options.revision),
+    )
+    return describe(network, tokenizer, layout, identity, **how)

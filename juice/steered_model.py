@@ -1,0 +1,614 @@
+"""SteeredModel: prompts and options in, steered text out, whichever engine runs the model."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+from juice.engine.answer import Completion
+from juice.engine.contract import Engine, ModelDescription
+from juice.engine.request import Contrast, GenerationOptions, OptionFields, Request, gate_of
+from juice.engine.steer import Steer, Steering, resolve
+from juice.errors import HeadSetError, HeadSetMismatchError, JuiceError, RequestError, UsageError
+from juice.formula import CONTRASTS, METHODS, Method, Target
+from juice.head_set.head_set import HeadSet
+from juice.head_set.library import HeadSetLibrary
+from juice.head_set.schema import FORMAT, short
+from juice.model.loaded import LoadedModel
+from juice.model.prompts import PromptForm, own_template, read_template, sha256_of, user
+from juice.progress import Progress, silent
+
+Prompt = str | Sequence[int]
+
+
+def join_context(context: str, prompt: str) -> str:
+    """Put a context before a prompt, with a space between them unless one has white space there."""
+    glue = "" if not context or context[-1].isspace() or prompt[:1].isspace() else " "
+    return f"{context}{glue}{prompt}"
+
+
+class SteeredModel:
+    """A model that is steered request by request; any thread may generate.
+
+    Made by `juice.load`; use it as a context manager, or `close` it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        head_sets: str | Path | None = None,
+        *,
+        allow_unverified: bool = False,
+    ) -> None:
+        self.engine = engine
+        self.prompts = PromptForm(engine.description.tokenizer)
+        self._head_sets_folder = head_sets
+        self._allow_unverified = allow_unverified
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        options: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        progress: Progress = silent,
+        **fields: Unpack[OptionFields],
+    ) -> list[Completion]:
+        """Continue each prompt with its options; all of them share batches.
+
+        Args:
+            prompts: One text, or several texts or lists of tokens.
+            options: How to continue them, or each of them; None: as the defaults say.
+            progress: Reports how many prompts are done; see `juice.progress`.
+            fields: Fields of `GenerationOptions` that differ from these: one value for all prompts,
+                or a list with one value per prompt.
+
+        Returns:
+            A completion per prompt, in order.
+
+        Raises:
+            RequestError: An option is out of range, or a list does not have one value per prompt.
+            HeadSetError: No head set serves a request, or the given one does not fit the model.
+        """
+        return self.engine.generate(self.requests(prompts, options, **fields), progress=progress)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        options: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        progress: Progress = silent,
+        **fields: Unpack[OptionFields],
+    ) -> list[Completion]:
+        """As `generate`, without blocking the event loop."""
+        requests = self.requests(prompts, options, **fields)
+        done: dict[int, Completion] = {}
+        with progress("generating", len(requests)) as advance:
+            async for update in self.engine.astream(requests):
+                if update.completion is not None:
+                    done[update.index] = update.completion
+                    advance(1)
+        return [done[i] for i in range(len(requests))]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> Iterator[str]:
+        """Continue one prompt and yield its text in pieces; takes what `request` takes."""
+        updates = self.engine.stream([self.request(prompt, options, **fields)])
+        return (update.text for update in updates if update.text)
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> AsyncIterator[str]:
+        """As `stream`, without blocking the event loop; leaving it cancels the request."""
+        updates = self.engine.astream([self.request(prompt, options, **fields)])
+        try:
+            async for update in updates:
+                if update.text:
+                    yield update.text
+        finally:
+            await updates.aclose()  # type: ignore[attr-defined]
+
+    def next_token(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        *,
+        top: int = 10,
+        **fields: Unpack[OptionFields],
+    ) -> list[tuple[str, float]]:
+        """Return the likeliest next tokens and their probabilities, likeliest first.
+
+        Args:
+            prompt: A text, or tokens.
+            options: The steering; None: none.
+            top: The number of tokens to return.
+            fields: Fields of `GenerationOptions` that differ from these.
+
+        Raises:
+            RequestError: An option is out of range.
+            HeadSetError: No head set serves the request.
+            MissingCapabilityError: The engine cannot report log-probabilities of given tokens.
+        """
+        tokenizer = self.description.tokenizer
+        vocabulary = tuple(range(min(len(tokenizer), self.description.vocabulary_size)))
+        fields |= {"max_tokens": 1, "watch": vocabulary}
+        logprobs = self.engine.generate([self.request(prompt, options, **fields)])[0].watched
+        best = sorted(vocabulary, key=lambda token: -logprobs[token])[:top]
+        return [(str(tokenizer.decode([token])), math.exp(logprobs[token])) for token in best]
+
+    def answer_logprobs(
+        self, pairs: Sequence[tuple[str, str]], *, progress: Progress = silent
+    ) -> list[tuple[float, ...] | None]:
+        """Score answers where they continue their prompts.
+
+        Args:
+            pairs: Prompts and answers.
+            progress: Reports how many pairs are done.
+
+        Returns:
+            The natural log-probabilities of each answer's tokens: empty for an answer without
+            tokens of its own, None for a pair that is too long for the model.
+        """
+        requests: dict[int, Request] = {}
+        scores: list[tuple[float, ...] | None] = [()] * len(pairs)
+        starts: dict[int, int] = {}
+        for i, (prompt, answer) in enumerate(pairs):
+            ids, start = self.prompts.joined(prompt, answer)
+            starts[i] = max(1, start)  # a first token has no log-probability
+            if starts[i] >= len(ids) or not answer.strip():
+                continue
+            request = self.request(ids, max_tokens=0, prompt_logprobs=True)
+            if self.engine.fits(request):
+                requests[i] = request
+            else:
+                scores[i] = None
+        completions = self.engine.generate(
+            list(requests.values()), progress=progress, description="scoring answers"
+        )
+        for i, completion in zip(requests, completions, strict=True):
+            scored = completion.prompt_tokens[starts[i] :]
+            scores[i] = tuple(token.logprob for token in scored if token.logprob is not None)
+        return scores
+
+    def requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        options: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> list[Request]:
+        """Return a request for each prompt; see `generate`."""
+        is_one = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
+        texts: list[Any] = [prompts] if is_one else list(prompts)
+        n = len(texts)
+        given: dict[str, Any] = {**fields, "options": options}
+        for name, value in given.items():
+            if isinstance(value, list) and len(value) != n:
+                raise RequestError(
+                    f"{name} lists {len(value)} values for {n} prompts; a list has one value per"
+                    " prompt"
+                    + (
+                        ", several stop strings of one prompt are a tuple" if name == "stop" else ""
+                    ),
+                    param=name,
+                )
+        return [
+            self.request(
+                text,
+                index=i,
+                **{k: v[i] if isinstance(v, list) else v for k, v in given.items()},
+            )
+            for i, text in enumerate(texts)
+        ]
+
+    def request(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        *,
+        client: Hashable = None,
+        priority: int = 0,
+        index: int = 0,
+        **fields: Unpack[OptionFields],
+    ) -> Request:
+        """Make the request for the engine of a prompt and its options.
+
+        Args:
+            prompt: A text, or tokens.
+            options: How to continue it; None: as the defaults say.
+            client: For whom it is, where several share the engine.
+            priority: Lower ones go first.
+            index: Its number among those that are submitted together.
+            fields: Fields of `GenerationOptions` that differ from these, one value each.
+
+        Raises:
+            RequestError: An option is out of range or does not go with the others.
+            HeadSetError: No head set serves the request, or the one given does not fit.
+        """
+        for name, value in fields.items():
+            if name not in GenerationOptions.model_fields:
+                raise TypeError(f"{name} is no option; see juice.GenerationOptions")
+            if isinstance(value, list) and name != "without_context":
+                what = "several stop strings as a tuple" if name == "stop" else "one value"
+                raise RequestError(
+                    f"{name} is a list, which is one value a prompt (`generate` takes it); give "
+                    f"{what}",
+                    param=name,
+                )
+        options = GenerationOptions.of(options, **fields)
+        steer, question_at, alone = options.as_steer, options.question_at, options.without_context
+        if options.context is not None:
+            if not isinstance(prompt, str) or alone is not None:
+                raise RequestError(
+                    "context needs a prompt that is text, without without_context",
+                    param="context",
+                )
+            alone, prompt = prompt, join_context(options.context, prompt)
+            if steer.positions == "question":
+                question_at = self.prompts.first_position(prompt, len(prompt) - len(alone))
+        if steer.positions == "question" and question_at is None:
+            raise RequestError(
+                "positions is question, but nothing says where the question begins; give the"
+                " context apart, as `context`",
+                param="steer.positions",
+            )
+        without_context = None if alone is None else self._ids(alone)
+        head_set = self.head_set_of(steer)
+        steering = resolve(
+            steer,
+            head_set,
+            chat_template_sha256=self.prompts.sha256,
+            first_position=(question_at or 0) if steer.positions == "question" else 0,
+            exact=self.description.exact,
+        )
+        gate = None
+        if steer.gate == "auto" and head_set is not None and steering.coefficients:
+            gate = gate_of(
+                steer,
+                head_set,
+                chat_template_sha256=self.prompts.sha256,
+                without_context=without_context,
+            )
+        return Request(
+            prompt_ids=self._ids(prompt),
+            options=options,
+            steering=steering,
+            gate=gate,
+            contrast=_contrast(steer, without_context),
+            client=client,
+            priority=priority,
+            index=index,
+        )
+
+    def fits(self, prompt: str | Sequence[int], *, max_tokens: int) -> bool:
+        """Return whether a prompt leaves space for `max_tokens` new tokens.
+
+        Raises RequestError for a prompt that is not text.
+        """
+        return self.engine.fits(self.request(prompt, max_tokens=max_tokens))
+
+    def _ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        return self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    @property
+    def id(self) -> str:
+        """The id under which the model was loaded."""
+        return self.description.identity.id
+
+    @property
+    def description(self) -> ModelDescription:
+        """The model: its identity, tokenizer, shape and dtype."""
+        return self.engine.description
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model's modules and hooks, for finding heads and for analyses.
+
+        Raises:
+            MissingCapabilityError: The engine gives no access to them.
+        """
+        loaded: LoadedModel = self.engine.loaded
+        return loaded
+
+    def close(self) -> None:
+        """Stop the engine and all requests; a model object can then be loaded again."""
+        self.engine.close()
+
+    def tokenize(
+        self, prompt: str, *, opening: str = "", add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Return the tokens of a prompt, plain or through the chat template.
+
+        Args:
+            prompt: The text.
+            opening: Words with which the reply begins; they are the model's own in a chat.
+            add_special_tokens: Only for plain prompts; a chat template writes its own.
+
+        Raises:
+            RequestError: The prompt is empty, or not valid Unicode.
+        """
+        if not prompt:
+            raise RequestError("the prompt is empty; expected some text", param="prompt")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt is not text: {error.reason} at character {error.start}; send valid"
+                " Unicode",
+                param="prompt",
+            ) from error
+        if not add_special_tokens and self.prompts.chat_template is None:
+            text = f"{prompt} {opening}" if opening else prompt
+            return tuple(self.description.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.prompts.tokens(prompt, opening)
+
+    def first_token(self, prompt: str, answer: str, *, opening: str = "") -> int | None:
+        """Return the first token of an answer that continues a prompt and an opening, or None.
+
+        None means that the answer shares all its tokens with what is before it.
+        """
+        return self.prompts.first_token(prompt, answer, opening)
+
+    def with_chat_template(self, template: str | Path | None = "default") -> Self:
+        """Return the same model, which takes each text prompt as a user's message in a chat.
+
+        Both share the engine.
+
+        Args:
+            template: "default" for the tokenizer's own, a file, or the text of a template; None for
+                plain prompts.
+
+        Raises:
+            UsageError: The tokenizer has no template, the file cannot be read, or the template
+                leaves out the message.
+        """
+        if isinstance(template, Path) or (
+            template not in (None, "default") and not re.search("{[{%]", template)
+        ):
+            template = read_template(Path(template))
+        elif template == "default":
+            template = self.own_chat_template
+            if template is None:
+                raise UsageError(
+                    f"the tokenizer of {self.id} has no chat template; give a Jinja file"
+                    " (--chat-template FILE), or leave out --chat-template "
+                    "for plain prompts"
+                )
+        other = copy(self)
+        other.prompts = replace(self.prompts, chat_template=template)
+        if (
+            template is not None
+            and len({other.prompts.rendered([user(word)]) for word in ("lemon", "plum")}) < 2
+        ):
+            raise UsageError(
+                "the chat template leaves out the user's message; "
+                "give one that renders its messages"
+            )
+        return other
+
+    @property
+    def chat_template_sha256(self) -> str | None:
+        """The hash of the chat template that text prompts go through; None for plain prompts."""
+        return self.prompts.sha256
+
+    @property
+    def own_chat_template(self) -> str | None:
+        """The text of the tokenizer's chat template; None where it has none."""
+        return own_template(self.description.tokenizer)
+
+    @property
+    def _own_template_sha256(self) -> str | None:
+        return sha256_of(self.own_chat_template)
+
+    def __repr__(self) -> str:
+        description, identity = self.description, self.description.identity
+        shape = (
+            f"{identity.architecture}, {description.n_layers} layers of {identity.n_heads} heads, "
+            f"{description.dtype} on {description.device}"
+        )
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                sets = ", ".join(sorted(self.head_sets.by_name)) or "none"
+        except JuiceError as error:
+            sets = f"none ({error})"
+        return f"<SteeredModel {self.id!r}: {shape}; head sets: {sets}>"
+
+    @cached_property
+    def head_sets(self) -> HeadSetLibrary:
+        """The head sets for this model, looked up on first use.
+
+        Warns of sets that were found through another chat template.
+        """
+        library = HeadSetLibrary.scan(
+            self._head_sets_folder,
+            self.description.identity,
+            allow_unverified=self._allow_unverified,
+            layers=self.engine.steerable_layers,
+        )
+        tokenizer_template = self._own_template_sha256
+        for head_set in library.by_name.values():
+            set_template = head_set.chat_template_sha256
+            if set_template is not None and set_template not in (
+                tokenizer_template,
+                self.prompts.sha256,
+            ):
+                warnings.warn(
+                    f"head set {head_set.name!r} was found through the chat template"
+                    f" {short(set_template)}, that of {self.id} is"
+                    f" {_spelled_hash(tokenizer_template)}: it may steer less well",
+                    stacklevel=2,
+                )
+        return library
+
+    def with_head_sets(self, library: HeadSetLibrary) -> Self:
+        """Return the same model with other head sets; both share the engine."""
+        other = copy(self)
+        other.head_sets = library
+        return other
+
+    def resolve(self, steer: Steer, *, first_position: int = 0) -> Steering:
+        """Return the steering of a request: its head set, and the betas of each head.
+
+        Args:
+            steer: The steering that the request asks for.
+            first_position: The first token that is steered.
+
+        Raises:
+            HeadSetError: No head set serves the request, or the given one does not fit the model.
+            RequestError: The head set has another target, or neither it nor the request has betas.
+        """
+        return resolve(
+            steer,
+            self.head_set_of(steer),
+            chat_template_sha256=self.prompts.sha256,
+            first_position=first_position,
+            exact=self.description.exact,
+        )
+
+    def head_set_of(self, steer: Steer) -> HeadSet | None:
+        """Return the head set of a request; None where it uses no heads.
+
+        Raises HeadSetError where none serves the request, or the given one does not fit the model.
+        """
+        if not steer.uses_heads:
+            return None
+        if isinstance(steer.head_set, HeadSet):
+            chosen = steer.head_set
+            self.check_fits(chosen)
+        else:
+            chosen = self.head_sets.get(steer.target if steer.head_set is None else steer.head_set)
+        self._check_heads(chosen)
+        return chosen
+
+    def check_fits(self, head_set: HeadSet) -> None:
+        """Raise HeadSetMismatchError unless a head set may steer this model."""
+        # A set that was made with this very model needs no fingerprint to be known.
+        if head_set.model is not self.description.identity:
+            head_set.check_fits(self.description.identity, allow_unverified=self._allow_unverified)
+
+    def in_form_of(self, head_set: HeadSet) -> Self:
+        """Return the same model, which takes prompts as a head set was found: plain, or in a chat.
+
+        Raises:
+            UsageError: The model takes another form, or the tokenizer has another template.
+        """
+        set_template, here = head_set.chat_template_sha256, self.prompts.sha256
+        if head_set.identification is None or set_template == here:
+            return self
+        if set_template is None:
+            raise UsageError(
+                f"head set {head_set.name!r} was found on plain prompts; leave out --chat-template"
+            )
+        tokenizer_template = self._own_template_sha256
+        if here is None and tokenizer_template == set_template:
+            return self.with_chat_template()
+        given = (
+            f"the one given is {short(here)}"
+            if here
+            else f"the tokenizer's own is {_spelled_hash(tokenizer_template)}"
+        )
+        raise UsageError(
+            f"head set {head_set.name!r} was found through the chat template {short(set_template)},"
+            f" {given}; give the set's own file with --chat-template FILE"
+        )
+
+    def make_head_set(
+        self,
+        *,
+        name: str,
+        target: Target,
+        plus: Sequence[tuple[int, int]] = (),
+        minus: Sequence[tuple[int, int]] = (),
+        beta_plus: float | Sequence[float] | None = None,
+        beta_minus: float | Sequence[float] | None = None,
+        method: Method = "juice",
+    ) -> HeadSet:
+        """Make a head set by hand for this model.
+
+        Args:
+            name: Its name.
+            target: `context` or `parametric`.
+            plus: The + heads as (layer, head), best first.
+            minus: The - heads.
+            beta_plus: Scale of the + heads, 0 or more, or one for each of them; without betas, each
+                request must give them.
+            beta_minus: Scale of the - heads, 0 or less, or one for each. A sign without heads needs
+                no beta.
+            method: The method of the betas, which serves by default.
+
+        Raises:
+            HeadSetError: A head is out of range, or a beta has the wrong sign or is missing.
+        """
+        betas = None
+        if beta_plus is not None or beta_minus is not None:
+            if (plus and beta_plus is None) or (minus and beta_minus is None):
+                raise HeadSetError("one beta is given, the other is missing; give both, or neither")
+            is_per_head = any(isinstance(b, Sequence) for b in (beta_plus, beta_minus))
+            none: list[float] | float = [] if is_per_head else 0.0
+            betas = {
+                "plus": none if beta_plus is None else beta_plus,
+                "minus": none if beta_minus is None else beta_minus,
+            }
+        heads = {
+            "plus": [list(head) for head in plus],
+            "minus": [list(head) for head in minus],
+        }
+        content = {
+            "format": FORMAT,
+            "name": name,
+            "target": target,
+            "model": self.description.identity.model_dump(),
+            "method": method,
+            "methods": {
+                m: {"heads": heads, "betas": betas if m == method else None} for m in METHODS
+            },
+        }
+        made = HeadSet.parse(content, f"head set {name!r}")
+        return made.model_copy(update={"model": self.description.identity})
+
+    def _check_heads(self, head_set: HeadSet) -> None:
+        """Raise HeadSetMismatchError for a head that its layer does not have."""
+        for head in head_set.all_heads:
+            n_heads = self.description.heads_per_layer[head.layer]
+            if head.index >= n_heads:
+                raise HeadSetMismatchError(
+                    f"head {head} is out of range: layer {head.layer} of {self.id} has {n_heads}"
+                    f" heads (0-{n_heads - 1})"
+                )
+
+
+def _contrast(steer: Steer, without_context: tuple[int, ...] | None) -> Contrast | None:
+    if steer.method not in CONTRASTS or not steer.strength:
+        return None
+    if without_context is None:
+        raise RequestError(
+            f"method {steer.method} needs the context separately; give it as `context`",
+            param="context",
+        )
+    return Contrast(
+        prompt_ids=without_context,
+        weight=steer.strength,
+        is_adaptive=steer.method == "adacad",
+    )
+
+
+def _spelled_hash(sha256: str | None) -> str:
+    return short(sha256) if sha256 else "none"

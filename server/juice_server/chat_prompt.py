@@ -1,0 +1,216 @@
+"""A chat as one prompt: its template, functions, documents and context, for every protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol
+from uuid import uuid4
+
+from fastapi import Request as HttpRequest
+
+from juice.engine.request import Request
+from juice.errors import RequestError
+from juice.steered_model import SteeredModel, join_context
+from juice_server.chat import ChatFields, Document
+from juice_server.requests import Prompt, Translator
+from juice_server.tool_parser import PlainReader, Reader, ToolUse, use_of
+from juice_server.tools import Offer
+
+
+@dataclass(frozen=True, eq=False)
+class Chat:
+    """The requests of a chat, and the way to read their answers.
+
+    Args:
+        requests: One for each answer.
+        prompt: The text before them.
+        tools: The way in which they call functions; None: they do not.
+    """
+
+    requests: list[Request]
+    prompt: str
+    tools: ToolUse | None
+
+    def reader(self) -> Reader:
+        """Return a reader for one answer."""
+        return PlainReader() if self.tools is None else self.tools.reader(self.prompt)
+
+
+class Given(Protocol):
+    """A body that may give a chat more than its messages."""
+
+    context: str | None
+    documents: list[Document] | None
+
+    def offer(self) -> Offer | None:
+        """Return the functions that the answer may call."""
+
+
+def prompt_of(
+    translator: Translator,
+    messages: Sequence[dict[str, Any]],
+    given: Given | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    finds_question: bool = False,
+) -> Prompt:
+    """Return a chat as one text.
+
+    Args:
+        translator: Has the model and its chat template.
+        messages: The turns, which are not changed.
+        given: The functions; the context, which goes before the last user's words, or documents,
+            which go where the template puts them.
+        options: Other arguments of the template.
+        finds_question: Whether to look for the last user's words in the text.
+
+    Raises RequestError when there is no template, or when it refuses the messages or has no place
+    for functions or documents, or nobody speaks who could be given a context, or the last user's
+    words cannot be found.
+    """
+    if translator.chat_model.prompts.chat_template is None:
+        raise RequestError(
+            f"{translator.model_name} has no chat template; use /v1/completions or /generate",
+            param="messages",
+        )
+    context = None if given is None else given.context
+    documents = None if given is None else given.documents
+    offer = None if given is None else given.offer()
+    chat = _Turns(translator.chat_model, messages, options)
+    if offer is not None:
+        chat = chat.with_tools(offer.for_template())
+    if context is not None and chat.last is None:
+        raise RequestError(
+            "a context goes before the last user message, but there is none", param="context"
+        )
+    before = "" if context is None else join_context(context, chat.question)
+    before = before.removesuffix(chat.question)
+    text = alone = chat.asking(chat.question)
+    if documents:
+        chat = chat.with_options(documents=[document.model_dump() for document in documents])
+    if context is not None or documents:
+        text = chat.asking(before + chat.question)
+    if documents and text == alone:
+        raise RequestError(
+            "the chat template has no place for documents; send them as context",
+            param="documents",
+        )
+    return Prompt(
+        text=text,
+        without_context=alone if text != alone else None,
+        question_start=chat.question_start(text, before) if finds_question else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """The turns of a chat and what else its template takes."""
+
+    model: SteeredModel
+    messages: Sequence[dict[str, Any]]
+    options: Mapping[str, Any]
+
+    @property
+    def last(self) -> int | None:
+        """The number of the last user's turn."""
+        numbers = reversed(range(len(self.messages)))
+        return next((i for i in numbers if str(self.messages[i]["role"]) == "user"), None)
+
+    @property
+    def question(self) -> str:
+        """The last user's words."""
+        return "" if self.last is None else str(self.messages[self.last]["content"])
+
+    def with_options(self, **options: Any) -> _Turns:
+        return replace(self, options={**self.options, **options})
+
+    def with_tools(self, tools: Any) -> _Turns:
+        offered = self.with_options(tools=tools)
+        if offered.asking(self.question) == self.asking(self.question):
+            raise RequestError(
+                "the chat template has no place for tools; serve the model with one that has"
+                " (--chat-template FILE)",
+                param="tools",
+            )
+        return offered
+
+    def asking(self, words: str) -> str:
+        """Return the text with other words in the place of the last user's."""
+        turns = [*self.messages]
+        if self.last is not None and words != self.question:
+            turns[self.last] = {**turns[self.last], "content": words}
+        return self.model.prompts.rendered(turns, self.options)
+
+    def question_start(self, text: str, before: str) -> int | None:
+        """Return the character at which the question begins in a text, white space not counted.
+
+        Other text may say the same, so its place is that of a word that stands nowhere else.
+
+        Args:
+            text: The rendered chat.
+            before: The text before the question in its turn.
+
+        Returns None where no user speaks; raises RequestError where the template changes with the
+        words.
+        """
+        if self.last is None:
+            return None
+        word = uuid4().hex
+        *pieces, _ = self.asking(before + word).split(word)
+        for words in (self.question, self.question.strip(), self.question.rstrip()):
+            # A template may repeat the question; it is the last one that is answered.
+            found = words.join(pieces).rstrip()
+            if pieces and text.startswith(found):
+                return len(found)
+        raise RequestError(
+            "the chat template changes the last user's words or what stands before them, so they"
+            " cannot be found; steer all positions",
+            param="steer.positions",
+        )
+
+
+async def chat_of(
+    translator: Translator,
+    request: HttpRequest,
+    body: ChatFields,
+    messages: Sequence[dict[str, Any]],
+    options: Mapping[str, Any],
+    *,
+    top_logprobs: int = 0,
+) -> Chat:
+    """Return the requests of a chat; raises what `prompt_of` and the translator raise.
+
+    Args:
+        translator: Has the model.
+        request: The HTTP request.
+        body: Its fields.
+        messages: Its turns.
+        options: Other arguments of the template.
+        top_logprobs: The number of alternatives to report for each token.
+    """
+
+    def read() -> tuple[Prompt, ToolUse | None]:
+        finds_question = body.steer is not None and body.steer.positions == "question"
+        prompt = prompt_of(translator, messages, body, options, finds_question=finds_question)
+        offer, structures = body.offer(), translator.model.engine.structures
+        if offer is None:
+            return prompt, None
+        form, structure, field = translator.tool_format, body.structure, body.structure_field
+        return prompt, use_of(offer, form, structures, structure, field)
+
+    prompt, tools = await translator.off_loop(request, read)
+    asked: dict[str, Any] = {}
+    if tools is not None:  # calls may begin with a special token
+        asked = {"structure": tools.structure, "skip_special_tokens": False}
+    requests = await translator.requests(
+        request,
+        [prompt],
+        body,
+        alias=body.model,
+        is_chat=True,
+        top_logprobs=top_logprobs,
+        **asked,
+    )
+    return Chat(requests, str(prompt.text), tools)

@@ -1,0 +1,538 @@
+"""The guards between a socket and a route, in the order in which a request meets them.
+
+- A connection has bounds: on their number, on the time for headers, and on the time that the client
+  does not read. Where there are too many, the one that has been idle longest makes room, those that
+  never showed a key first; where none is idle, the new one gets a 503. No address may have nearly
+  all of them. A connection whose time is up is aborted without flushing its buffer, which cancels
+  its work, as when a client leaves.
+- A key is needed where any are set, `Authorization: Bearer KEY`, except for probes and pages.
+- A body is received as a whole, within a size and a time, before the app sees any of it.
+- No field of a body is given twice: programs differ in which of the two they take.
+- Work ends when its client leaves, or when the time of its request is up.
+
+`Observer` is the outermost: every request gets an id, a log line, a span, a count in metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import termios
+import time
+from array import array
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import h11
+from fastapi import HTTPException, Request, Response
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from juice.errors import EngineStoppedError
+from juice.files import without_twins
+from juice_server.errors import (
+    CLIENT_GONE,
+    CLOSE,
+    ClientGoneError,
+    Failure,
+    NotAllowedError,
+    TimedOutError,
+    failure_of,
+)
+from juice_server.keys import Keys, Permission
+from juice_server.telemetry.metrics import Metrics
+from juice_server.trace import Trace, network_of, trace_of
+
+if TYPE_CHECKING:
+    from juice_server.telemetry.spans import Spans
+
+T = TypeVar("T")
+# Connections beyond the bound that wait for their request, to be told why there is no room.
+OVERFLOW = 32
+REFUSAL_S = 2.0
+
+
+class GuardedProtocol(H11Protocol):
+    """Uvicorn's HTTP/1.1 with bounds; `guarded` makes a class with other bounds.
+
+    One timer runs while headers are awaited, and while the rest of a body that was already answered
+    arrives; the other while the client does not read.
+    """
+
+    header_timeout_s = 10.0
+    write_stall_s = 30.0
+    max_connections = 1000
+    max_per_address = 900
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._headers_timer = _Timer(self.loop, self.header_timeout_s, self._abort)
+        self._stall_timer = _Timer(self.loop, self.write_stall_s, self._abort_unless_it_reads)
+        self._n_unread = 0
+        self._has_key = False
+        self._is_leaving = False
+        self._refusal: Failure | None = None
+        self._idle_since = self.loop.time()
+        self._network = ""  # where it comes from
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for headers; make room for the connection, or refuse it."""
+        super().connection_made(transport)
+        self._network = network_of(self.client[0]) if self.client else ""
+        self._refusal = self._crowded()
+        if self._refusal is None:
+            self._headers_timer.start()
+        elif len(self.connections) > self.max_connections + OVERFLOW:
+            transport.abort()
+        else:
+            # A refusal that is sent before the request would be lost to a client that still sends.
+            self.loop.call_later(REFUSAL_S, self._abort)
+
+    def _crowded(self) -> Failure | None:
+        """Return the reason to refuse this connection, unless another one makes room for it."""
+        others = [
+            other
+            for other in self.connections
+            if isinstance(other, GuardedProtocol) and other is not self and other._takes_room
+        ]
+        n_alike = sum(other._network == self._network for other in others)
+        if self._network and n_alike >= self.max_per_address:
+            return _refused(f"{n_alike} connections come from this address; close some")
+        if len(others) < self.max_connections:
+            return None
+        idle = [other for other in others if other._is_idle]
+        if not idle:
+            return _refused(f"{len(others)} connections are open; try again later")
+        oldest = min(idle, key=lambda other: (other._has_key, other._idle_since))
+        oldest._is_leaving = True
+        oldest.transport.close()
+        return None
+
+    @property
+    def _takes_room(self) -> bool:
+        """Whether the connection counts: it was not refused, and is not being closed."""
+        return self._refusal is None and not self._is_leaving
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being received or answered, and the last answer was read."""
+        return (
+            self.conn.their_state is h11.IDLE
+            and not self.transport.get_write_buffer_size()
+            and not self.conn.trailing_data[0]
+            and (self.cycle is None or self.cycle.response_complete)
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """Run the timer until the headers of a request are complete."""
+        if self._refusal is not None:
+            self._send_and_close(self._refusal)
+            return
+        super().data_received(data)
+        if self._drops_a_body:
+            return
+        if self.conn.their_state is not h11.IDLE:
+            self._headers_timer.stop()
+        elif not self._headers_timer.is_running:
+            self._headers_timer.start()
+
+    def on_response_complete(self) -> None:
+        """Wait again if the next request's headers have begun, or an unread body still arrives."""
+        super().on_response_complete()
+        self._idle_since = self.loop.time()
+        self._has_key = self._has_key or trace_of(cast("Scope", self.scope)).client.has_key
+        if self._drops_a_body or (self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]):
+            self._headers_timer.start()
+
+    @property
+    def _drops_a_body(self) -> bool:
+        """Whether the answer was complete before the request's body."""
+        return (
+            self.conn.their_state is h11.SEND_BODY
+            and self.cycle is not None
+            and self.cycle.response_complete
+        )
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, in the envelope of every error."""
+        self._send_and_close(Failure(status=400, message=msg, code="invalid_http"))
+
+    def _send_and_close(self, failure: Failure) -> None:
+        body = json.dumps(failure.body()).encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+            *failure.headers.items(),
+        ]
+        head = h11.Response(status_code=failure.status, headers=headers)
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Start the timer: the client does not read."""
+        super().pause_writing()
+        self._n_unread = _n_unread(self.transport)
+        self._stall_timer.start()
+
+    def resume_writing(self) -> None:
+        """Stop the timer."""
+        super().resume_writing()
+        self._stall_timer.stop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop both timers."""
+        self._headers_timer.stop()
+        self._stall_timer.stop()
+        super().connection_lost(exc)
+
+    def _abort_unless_it_reads(self) -> None:
+        n_unread = _n_unread(self.transport)
+        if n_unread >= self._n_unread:
+            self._abort()
+        else:
+            self._n_unread = n_unread
+            self._stall_timer.start()
+
+    def _abort(self) -> None:
+        self.transport.abort()
+
+
+class _Timer:
+    """Calls an action once, some seconds after the start, unless stopped."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, action: Callable[[], None]
+    ) -> None:
+        self._loop, self._seconds, self._action = loop, seconds, action
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._handle is not None
+
+    def start(self) -> None:
+        self.stop()
+        self._handle = self._loop.call_later(self._seconds, self._action)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+def _n_unread(transport: asyncio.Transport) -> int:
+    """Return the written bytes that the client has not read: ours and, if known, the kernel's."""
+    in_kernel = array("i", [0])
+    with suppress(OSError):
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, in_kernel)
+    return transport.get_write_buffer_size() + in_kernel[0]
+
+
+def _refused(message: str) -> Failure:
+    return Failure(
+        status=503,
+        message=message,
+        type="overloaded_error",
+        code="too_many_connections",
+        headers={"retry-after": "1"},
+    )
+
+
+def guarded(
+    *,
+    header_timeout_s: float,
+    write_stall_s: float,
+    max_connections: int,
+    max_per_address: int | None = None,
+) -> type[GuardedProtocol]:
+    """Return a protocol class with these bounds; times are in seconds.
+
+    Without a bound per address, one may have nine tenths of the connections.
+    """
+    bounds = {
+        "header_timeout_s": header_timeout_s,
+        "write_stall_s": write_stall_s,
+        "max_connections": max_connections,
+        "max_per_address": max_per_address or max(1, max_connections * 9 // 10),
+    }
+    return type("Guarded", (GuardedProtocol,), bounds)
+
+
+PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping"})
+# Pages, which have nothing to hide: a browser sends no header when it opens one.
+OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
+OPEN_FOLDERS = ("/playground/", "/static-offline-docs/")
+# What needs more than to read, and what is sent but only reads.
+METRICS_PATH = "/metrics"
+READING = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+
+
+class KeyCheck:
+    """The middleware that requires a key which may do what is asked."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 401 or 403."""
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        answer = self._app if refusal is None else refusal.response(scope)
+        await answer(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Failure | None:
+        """Return the reason to refuse a request, None for one that may pass; note its client."""
+        client, needed = self._keys.find(_sent_key(scope)), _needed(scope)
+        if client is not None:
+            trace_of(scope).client = client
+        path: str = scope["path"]
+        if path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
+            return None
+        if client is None:
+            message = "the API key is missing or unknown; send the header Authorization: Bearer KEY"
+            headers = {"www-authenticate": "Bearer", **CLOSE}
+            return Failure(status=401, message=message, code="invalid_api_key", headers=headers)
+        if needed in client.scopes:
+            return None
+        return failure_of(
+            NotAllowedError(
+                f"the key {client.name} has no scope {needed}, but {', '.join(client.scopes)}: add "
+                "it in the keys file, or use another key"
+            )
+        )
+
+
+def _needed(scope: Scope) -> Permission:
+    """Return the scope that a request needs."""
+    if scope["path"] == METRICS_PATH:
+        return "metrics"
+    return "generate" if scope["method"] == "POST" and scope["path"] not in READING else "read"
+
+
+def _sent_key(scope: Scope) -> bytes:
+    """Return the key of a request, empty if it has none; Anthropic's clients have a header."""
+    headers: dict[bytes, bytes] = dict(reversed([*scope["headers"]]))  # the first of each name
+    kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return (headers.get(b"x-api-key") or (key if kind.lower() == b"bearer" else b"")).strip()
+
+
+class BodyIntake:
+    """The middleware that receives bodies: 413 if too large, 400 if too slow."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+        self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its whole body, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = await self._body(scope, receive)
+        if isinstance(body, Failure):
+            await body.response(scope)(scope, receive, send)
+            return
+        trace_of(scope).n_body_bytes = len(body)
+        await self._app(scope, replaying(body, receive), send)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | Failure:
+        """Return the body, or the reason to refuse it."""
+        headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            reason = "the request has a content-length and is chunked, too; send one of them"
+            return Failure(status=400, message=reason, code="invalid_http", headers=CLOSE)
+        if scope["path"] in OPEN_PATHS:
+            return b""  # nothing is received for whoever needs no key
+        if int(headers.get("content-length", "0")) > self._max_bytes:
+            return self._too_large()
+        body, is_whole = bytearray(), False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not is_whole:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return failure_of(ClientGoneError("the client left while sending its body"))
+                    body += message.get("body", b"")
+                    if len(body) > self._max_bytes:
+                        return self._too_large()
+                    is_whole = not message.get("more_body", False)
+        except TimeoutError:
+            reason = f"the body did not arrive within {self._timeout_s:g} s; send it without pauses"
+            return Failure(status=400, message=reason, code="body_timeout", headers=CLOSE)
+        return bytes(body)
+
+    def _too_large(self) -> Failure:
+        message = (
+            f"the body has more than {self._max_bytes} bytes; "
+            "send less, or raise the server's max_body"
+        )
+        return Failure(status=413, message=message, code="body_too_large", headers=CLOSE)
+
+
+def replaying(body: bytes, receive: Receive) -> Receive:
+    """Return a channel that gives a received body, and then whatever else comes."""
+    is_read = False
+
+    async def replay() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+class StrictRequest(Request):
+    """A request whose JSON has every field once, and no number that cannot be read."""
+
+    async def json(self) -> Any:
+        """Return the body; raises HTTPException for what no field can be."""
+        body = await self.body()
+        try:
+            return json.loads(body, object_pairs_hook=without_twins, parse_int=_whole)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise
+        except ValueError as error:
+            raise HTTPException(400, f"in the body {error}") from error
+
+
+def _whole(digits: str) -> int:
+    """Return a whole number; raises ValueError for one with more digits than Python reads."""
+    try:
+        return int(digits)
+    except ValueError:
+        raise ValueError(
+            f"is a number of {len(digits)} digits; no field takes one so large"
+        ) from None
+
+
+class StrictRoute(APIRoute):
+    """A route whose requests are StrictRequests."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler; it gets a StrictRequest."""
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(StrictRequest(request.scope, request.receive))
+
+        return handle_strictly
+
+
+def left_s(trace: Trace, timeout_s: float) -> float:
+    """Return the seconds that are left of a request's time, which began with its headers."""
+    return trace.begun + timeout_s - time.monotonic()
+
+
+def timed_out(timeout_s: float) -> TimedOutError:
+    """Return the error of a request whose time is up."""
+    return TimedOutError(f"the request took more than {timeout_s:g} s; ask for fewer tokens")
+
+
+async def while_present(request: Request, timeout_s: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work, which is cancelled when the client leaves or the time is up.
+
+    Raises ClientGoneError, TimedOutError, and what the work raises.
+    """
+    task, leaving = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        done, _ = await asyncio.wait(
+            (task, leaving),
+            timeout=max(0.0, left_s(trace_of(request.scope), timeout_s)),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if task in done:
+            return task.result()
+        if leaving in done:
+            raise ClientGoneError("the client left")
+        raise timed_out(timeout_s)
+    finally:
+        task.cancel()
+        leaving.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+ACCESS = logging.getLogger("juice_server.access")
+
+
+class Observer:
+    """The middleware that records every request; one without `spans` sends no traces."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, spans: Spans | None = None) -> None:
+        self._app = app
+        self._metrics, self._spans = metrics, spans
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request and record the outcome; an uncaught exception becomes a 500."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        trace, status = trace_of(scope), 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", trace.id.encode()),
+                ]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except (asyncio.CancelledError, Exception) as error:
+            if status:
+                raise
+            if isinstance(error, asyncio.CancelledError):  # the process ends before the request
+                error = EngineStoppedError("the server is shutting down")
+            await failure_of(error).response(scope)(scope, receive, watched)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            self._record(scope, trace, route, status or CLIENT_GONE)
+
+    def _record(self, scope: Scope, trace: Trace, route: str, status: int) -> None:
+        self._metrics.answered(route, status, trace)
+        trace_id = None
+        if self._spans is not None and not trace.is_dull:
+            trace_id = self._spans.record(scope, trace, route, status)
+        ACCESS.log(
+            logging.DEBUG if trace.is_dull else logging.INFO,
+            "request",
+            extra={"fields": _fields(scope, trace, route, status, trace_id)},
+        )
+
+
+def _fields(
+    scope: Scope, trace: Trace, route: str, status: int, trace_id: str | None
+) -> dict[str, Any]:
+    fields = {
+        "id": trace.id,
+        "trace_id": trace_id,
+        "key": trace.client.name if trace.client.has_key else None,
+        "method": scope["method"],
+        "route": route,
+        "status": status,
+        "code": trace.code or None,
+        "duration_s": round(trace.age_s, 4),
+        "steer": trace.steer or None,
+        "stream": trace.is_stream or None,
+        "prompt_tokens": trace.n_prompt_tokens or None,
+        "generated_tokens": trace.n_generated_tokens or None,
+        "finish_reasons": trace.finish_reasons or None,
+        "gates": [asdict(gate) for gate in trace.gates] or None,
+        "prompts": list(trace.prompts) or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

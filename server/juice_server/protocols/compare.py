@@ -1,0 +1,156 @@
+"""POST /compare: one prompt unsteered, toward its context and toward memory, in one batch."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, model_validator
+
+from juice.engine.answer import Completion, FinishReason, Update
+from juice.engine.steer import Steer, SteeringReport
+from juice.errors import HeadSetNotFoundError
+from juice.formula import TARGETS, GateMode, SteerTarget
+from juice.head_set.library import HeadSetLibrary
+from juice.head_set.schema import MAX_BETA
+from juice_server.fields import ABSENT, STREAMED, Answer, GenerationFields, Usage, usage_of
+from juice_server.http import StrictRoute
+from juice_server.protocols.explain import NamedHeadSets, Question, request_for
+from juice_server.protocols.native import NativeRenderer, Timing, timing_of
+from juice_server.protocols.stream import Event, answered
+from juice_server.requests import TokenProbability, TokenScore
+from juice_server.service import Service, ServiceOf
+from juice_server.trace import Trace, trace_of
+
+
+class CompareRequest(Question, NamedHeadSets, GenerationFields):
+    """The body of POST /compare."""
+
+    strength: float = Field(default=1.0, ge=0, le=MAX_BETA)
+    """Multiplies the betas."""
+    gate: GateMode | None = None
+    """Whether to steer only where a gate finds a reason to; without it, as the server is set."""
+    top: int = Field(default=10, ge=1, le=20)
+    """How many of the likeliest first tokens to report, and with `logprobs` of every token."""
+    logprobs: bool = False
+    """Whether to list the tokens of the answers."""
+
+    @model_validator(mode="after")
+    def _three_ways(self) -> CompareRequest:
+        if self.steer is not None:
+            raise ValueError("it is steered in every way; leave out steer, and give strength")
+        if self.n != 1:
+            raise ValueError("each way has one answer; leave out n")
+        return self
+
+    def steered(self, target: SteerTarget) -> CompareRequest:
+        """Return the same for one way of steering."""
+        if target == "none":
+            return self.model_copy(update={"steer": Steer(target="none")})
+        name = self.head_set_of(target)
+        steer = Steer(target=target, strength=self.strength, head_set=name, gate=self.gate)
+        return self.model_copy(update={"steer": steer})
+
+
+class SteeredAnswer(Answer):
+    """The answer under one way of steering."""
+
+    text: str
+    """The new text."""
+    finish_reason: FinishReason
+    """`stop`, or `length` after `max_tokens`."""
+    first_token: list[TokenProbability]
+    """The likeliest first tokens, best first."""
+    steering: SteeringReport
+    """What was applied."""
+    logprobs: list[TokenScore] | None = ABSENT
+    """Its tokens, where `logprobs` was asked for."""
+
+
+class CompareResponse(Answer):
+    """The answer of POST /compare; a target without a head set of its name is left out."""
+
+    id: str
+    """The id of the answer."""
+    model: str
+    """The name of the model."""
+    answers: dict[SteerTarget, SteeredAnswer]
+    """By target."""
+    disagree: bool | None
+    """Whether the answers of context and memory differ; null where one has no head set."""
+    usage: Usage
+    """Tokens of the prompt and of all answers."""
+    timing: Timing
+    """Where the time went."""
+
+
+router = APIRouter(route_class=StrictRoute)
+
+
+@router.post("/compare", response_model=CompareResponse, responses=STREAMED)
+async def compare(body: CompareRequest, request: Request, service: ServiceOf) -> Response:
+    """Show what context and memory would each answer.
+
+    With `stream`: events {"target", "text"}, with `logprobs` their tokens, a last one with the
+    rest, and [DONE].
+    """
+    trace = trace_of(request.scope)
+    translator = service.translator
+    targets = _targets(body, translator.model.head_sets)
+    requests = [
+        await request_for(translator, request, body, body.steered(target), top_logprobs=body.top)
+        for target in targets
+    ]
+    renderer = CompareRenderer(service, body, trace, targets)
+    return await answered(service, request, requests, renderer, is_stream=body.stream)
+
+
+def _targets(body: CompareRequest, sets: HeadSetLibrary) -> list[SteerTarget]:
+    """Return the ways that are compared; raises HeadSetNotFoundError."""
+    targets = body.targets(sets.targets())
+    if not targets:
+        raise HeadSetNotFoundError(
+            "there is nothing to compare: no head set named context or parametric has betas; "
+            "see /v1/head_sets and `juice tune`"
+        )
+    return ["none", *targets]
+
+
+class CompareRenderer(NativeRenderer):
+    """Renders the answer to POST /compare."""
+
+    streamed: ClassVar = {"answers": {"__all__": {"text", "logprobs"}}}
+
+    def __init__(
+        self, service: Service, body: CompareRequest, trace: Trace, targets: Sequence[SteerTarget]
+    ) -> None:
+        super().__init__(service, trace, has_logprobs=body.logprobs)
+        self._targets = targets
+
+    def events(self, update: Update) -> Iterable[Event]:
+        """Yield an event with new text of one way of steering."""
+        return self.piece(update, {"target": self._targets[update.index], "text": update.text})
+
+    def response(self, completions: list[Completion]) -> CompareResponse:
+        """Return the answer."""
+        answers = {
+            target: SteeredAnswer(
+                text=completion.text,
+                finish_reason=completion.finish_reason,
+                first_token=self._texts.alternatives(completion.tokens[0]),
+                steering=completion.steering,
+                logprobs=self.logprobs(completion.tokens),
+            )
+            for target, completion in zip(self._targets, completions, strict=True)
+        }
+        texts = {answers[target].text.strip() for target in TARGETS if target in answers}
+        return CompareResponse(
+            id=f"cmp-{uuid.uuid4().hex}",
+            model=self._model_name,
+            answers=answers,
+            disagree=len(texts) > 1 if len(answers) > 2 else None,
+            usage=usage_of(self._trace.n_prompt_tokens, self._trace.n_generated_tokens),
+            timing=timing_of(completions, self._trace),
+        )

@@ -1,0 +1,571 @@
+"""POST /v1/completions and /v1/chat/completions, as OpenAI's clients expect them, plus `steer`."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BeforeValidator, Field, model_validator
+
+from juice.engine.answer import Completion, FinishReason, ScoredToken, Update
+from juice.engine.steer import SteeringReport
+from juice_server.chat import ChatFields, Message, TemplateFields, ToolFields
+from juice_server.chat_prompt import Chat, chat_of
+from juice_server.errors import Failure
+from juice_server.fields import (
+    ABSENT,
+    MAX_PROMPTS,
+    MAX_TOKENS,
+    STREAMED,
+    TOP_LOGPROBS,
+    Answer,
+    Contexts,
+    OpenAIFields,
+    TokenId,
+    Usage,
+    as_list,
+    at_most,
+    usage_of,
+)
+from juice_server.http import StrictRoute
+from juice_server.protocols.stream import Event, answered
+from juice_server.requests import TokenTexts, finite, joined
+from juice_server.service import Service, ServiceOf
+from juice_server.tool_parser import Arguments, Call, Part, Reader, Thought, Words, whole
+from juice_server.trace import Trace, trace_of
+
+COMPLETION_EVENTS = (
+    "OpenAI's completion, with `steering`. A stream has an event for each piece of text: the same "
+    "object with one choice, whose `finish_reason` is null until its last piece, which has "
+    "`steering`; after them one without choices and with `usage`, where "
+    "`stream_options.include_usage` asks for it, and `[DONE]`."
+)
+CHAT_EVENTS = (
+    "OpenAI's chat completion, with `steering`. A stream has chunks (`chat.completion.chunk`) with "
+    "one choice, whose `delta` has the role first, then pieces of `content`, of "
+    "`reasoning_content`, or whole `tool_calls`; the last one of a choice has its `finish_reason` "
+    "and `steering`. Then one without choices and with `usage`, where "
+    "`stream_options.include_usage` asks for it, and `[DONE]`."
+)
+
+
+def _as_prompts(value: Any) -> Any:
+    """Turn a string, tokens, or a list of either into a list of prompts."""
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return [value]
+    return as_list(value)
+
+
+class CompletionRequest(OpenAIFields):
+    """The body of POST /v1/completions.
+
+    `prompt` is text, tokens, or a list of either; `context` goes before it.
+    """
+
+    default_max_tokens: ClassVar[int] = 16
+
+    prompt: Annotated[
+        list[str | Annotated[list[TokenId], Field(fail_fast=True)]],
+        Field(min_length=1, fail_fast=True),
+        at_most(MAX_PROMPTS),
+        BeforeValidator(_as_prompts),
+    ]
+    """A text, or a list of tokens, or a list of either."""
+    context: Contexts = None
+    """What goes before the prompt: one for all prompts, or one for each."""
+    logprobs: int | None = TOP_LOGPROBS
+    """How many alternatives to report for every token; without it, no tokens are listed."""
+    add_special_tokens: bool = True
+    """Whether a text gets the tokens with which the model's prompts begin."""
+    echo: bool = False
+    """Begin the answer with the prompt, and with `logprobs` score its tokens."""
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> CompletionRequest:
+        if self.echo and self.stream and self.logprobs is not None:
+            raise ValueError(
+                "echo with logprobs is not served as a stream; drop stream, echo or logprobs"
+            )
+        if self.echo and self.context is not None:
+            raise ValueError(
+                "echo with a context apart is not served; put the context into the prompt"
+            )
+        return self
+
+
+class ChatRequest(ToolFields, TemplateFields, ChatFields):
+    """The body of POST /v1/chat/completions.
+
+    Without `max_tokens`, an answer has at most 512 tokens, or what the context leaves. `context`
+    goes before the last user message, `documents` where the template puts them; the methods `cad`
+    and `adacad` need one of them.
+    """
+
+    default_max_tokens: ClassVar[int] = 512
+
+    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
+    """The turns of the chat."""
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    """The most new tokens; the same as `max_tokens`."""
+    logprobs: bool = False
+    """Whether to list the tokens of the answer."""
+    top_logprobs: int | None = TOP_LOGPROBS
+    """How many alternatives to report for each of them."""
+
+    @model_validator(mode="after")
+    def _settle(self) -> ChatRequest:
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self
+
+
+class OpenAIAnswer(Answer):
+    """What the answers of both routes have."""
+
+    id: str
+    """The id of the answer."""
+    object: str
+    created: int
+    """When it was begun, in seconds since 1970."""
+    model: str
+    """The name of the model."""
+    system_fingerprint: str
+    """A name for all that decides a request's bits alone: model, dtype, engine, versions, flags."""
+    choices: list[Any]
+    usage: Usage
+    """Tokens of prompts and answers."""
+    steering: SteeringReport
+    """What was applied."""
+
+
+class CompletionLogprobs(Answer):
+    """The tokens of a choice; those of the prompt first, where it is echoed."""
+
+    tokens: list[str]
+    """The text of each token."""
+    token_logprobs: list[float | None]
+    """The log-probability of each token; null for the first of a prompt."""
+    top_logprobs: list[dict[str, float] | None]
+    """The likeliest tokens in its place and itself, by text; null for the first of a prompt."""
+    text_offset: list[int]
+    """The character of the text at which each token begins."""
+
+
+class CompletionChoice(Answer):
+    """One text; choice i of prompt p has the index p * n + i."""
+
+    index: int
+    """The number of the choice."""
+    text: str
+    """The new text, after the prompt where it is echoed."""
+    finish_reason: FinishReason
+    """`stop`, or `length` after `max_tokens`."""
+    logprobs: CompletionLogprobs | None
+    """Its tokens, where `logprobs` was asked for."""
+
+
+class CompletionAnswer(OpenAIAnswer):
+    """The answer of POST /v1/completions."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    """The texts."""
+
+
+class ScoredText(Answer):
+    """A token and how likely it was."""
+
+    token: str
+    """Its text."""
+    logprob: float
+    """Its log-probability, that of the steered model before sampling."""
+    bytes: list[int]
+    """Its text in UTF-8."""
+
+
+class ScoredPlace(ScoredText):
+    """A token of the answer and its alternatives."""
+
+    top_logprobs: list[ScoredText]
+    """The likeliest tokens in its place and itself, best first."""
+
+
+class ChatLogprobs(Answer):
+    """The tokens of a chat's answer."""
+
+    content: list[ScoredPlace]
+    """Each of them, those of calls and thoughts too."""
+    refusal: None = None
+
+
+class AnsweredFunction(Answer):
+    """The function that the answer calls."""
+
+    name: str
+    """Its name."""
+    arguments: str
+    """Its arguments: a JSON object, as text."""
+
+
+class AnsweredCall(Answer):
+    """A call that the answer makes."""
+
+    id: str
+    """The id of the call, which its result repeats."""
+    type: Literal["function"] = "function"
+    function: AnsweredFunction
+    """What is called, and with what."""
+
+
+class AnsweredMessage(Answer):
+    """The assistant's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    """The text; null where there are calls alone."""
+    refusal: None = None
+    reasoning_content: str | None = ABSENT
+    """What the model thought first; absent where its tokenizer does not tell it apart."""
+    tool_calls: list[AnsweredCall] | None = ABSENT
+    """The calls; absent where there are none."""
+
+
+class ChatChoice(Answer):
+    """One answer."""
+
+    index: int
+    """The number of the choice."""
+    message: AnsweredMessage
+    """What the assistant says and calls."""
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    """`stop`, `length` after `max_tokens`, or `tool_calls` where it ends with calls."""
+    logprobs: ChatLogprobs | None
+    """Its tokens, where `logprobs` was asked for."""
+
+
+class ChatAnswer(OpenAIAnswer):
+    """The answer of POST /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    """The answers."""
+
+
+def alternatives(token: ScoredToken) -> list[tuple[int, float]]:
+    """Return the alternatives of a token, itself among them where there are any, best first."""
+    found = [*token.top]
+    if found and token.logprob is not None and token.id not in dict(found):
+        found.append((token.id, token.logprob))
+    return found
+
+
+def scored_places(texts: TokenTexts, tokens: Sequence[ScoredToken]) -> list[ScoredPlace]:
+    """Return the tokens of an answer with their alternatives, as chats and responses list them."""
+
+    def fields(token: int, logprob: float) -> dict[str, Any]:
+        text = texts[token]
+        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+
+    return [
+        ScoredPlace(
+            **fields(token.id, token.logprob or 0.0),
+            top_logprobs=[ScoredText(**fields(*other)) for other in alternatives(token)],
+        )
+        for token in tokens
+    ]
+
+
+class OpenAIRenderer:
+    """Renders completions as an answer, or their updates as the chunks of a stream."""
+
+    says_done = True
+    id_prefix: ClassVar[str]
+    answer: ClassVar[type[OpenAIAnswer]]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(
+        self, service: Service, body: ChatRequest | CompletionRequest, trace: Trace
+    ) -> None:
+        self._texts, self._model_name = service.translator.texts, service.translator.model_name
+        self._fingerprint = service.system_fingerprint
+        self._include_usage, self._trace = body.include_usage, trace
+        self._id, self._created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
+
+    def closing(self, completions: list[Completion]) -> Iterable[Event]:  # noqa: ARG002
+        """Yield a stream's last chunk, the usage, where it is wanted."""
+        if self._include_usage:
+            yield {**self._frame(self.chunk_kind, []), "usage": self._usage().model_dump()}
+
+    def failed(self, failure: Failure) -> Event:
+        """Return the event of an error."""
+        return failure.body()
+
+    def _whole(self, choices: Sequence[Any], steering: SteeringReport) -> Event:
+        frame = self._frame(self.kind, choices)
+        return self.answer(**frame, usage=self._usage(), steering=steering).model_dump()
+
+    def _chunk(self, choice: Event, steering: SteeringReport | None = None) -> Event:
+        chunk = self._frame(self.chunk_kind, [choice])
+        if self._include_usage:
+            chunk["usage"] = None
+        if steering is not None:
+            chunk["steering"] = steering.to_dict()
+        return chunk
+
+    def _frame(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model_name,
+            "system_fingerprint": self._fingerprint,
+            "choices": choices,
+        }
+
+    def _usage(self) -> Usage:
+        return usage_of(self._trace.n_prompt_tokens, self._trace.n_generated_tokens)
+
+
+router = APIRouter(route_class=StrictRoute)
+
+
+@router.post(
+    "/v1/completions",
+    response_model=CompletionAnswer,
+    response_description=COMPLETION_EVENTS,
+    responses=STREAMED,
+)
+async def completions(body: CompletionRequest, request: Request, service: ServiceOf) -> Response:
+    """Continue one or more prompts."""
+    trace = trace_of(request.scope)
+    scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
+    requests = await service.translator.requests(
+        request,
+        joined(body.prompt, body.context),
+        body,
+        alias=body.model,
+        add_special_tokens=body.add_special_tokens,
+        top_logprobs=body.logprobs or 0,
+        prompt_logprobs=scored_prompt,
+    )
+    renderer = CompletionRenderer(service, body, trace)
+    return await answered(service, request, requests, renderer, is_stream=body.stream)
+
+
+class CompletionRenderer(OpenAIRenderer):
+    """Renders the answer to POST /v1/completions; each chunk is like it, with one choice."""
+
+    id_prefix, answer = "cmpl", CompletionAnswer
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, service: Service, body: CompletionRequest, trace: Trace) -> None:
+        super().__init__(service, body, trace)
+        self._body = body
+        self._tokenizer = service.model.description.tokenizer
+        self._begun: set[int] = set()
+        self._offsets: dict[int, int] = {}
+
+    def of(self, completions: list[Completion]) -> Event:
+        """Return the whole answer."""
+        choices = [
+            self._choice(
+                i,
+                self._echoed(i) + done.text,
+                (*done.prompt_tokens, *done.tokens),
+                done.finish_reason,
+            )
+            for i, done in enumerate(completions)
+        ]
+        return self._whole(choices, completions[0].steering)
+
+    def events(self, update: Update) -> Iterable[Event]:
+        """Yield a chunk with new text or tokens, or with the end of a choice."""
+        i, done = update.index, update.completion
+        text = update.text if i in self._begun else self._echoed(i) + update.text
+        self._begun.add(i)
+        if text or done or (self._body.logprobs is not None and update.tokens):
+            choice = self._choice(i, text, update.tokens, done.finish_reason if done else None)
+            yield self._chunk(choice, done.steering if done else None)
+
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[ScoredToken], finish_reason: str | None
+    ) -> Event:
+        logprobs = None if self._body.logprobs is None else self._logprobs(index, tokens)
+        return {
+            "index": index,
+            "text": text,
+            "finish_reason": finish_reason,
+            "logprobs": None if logprobs is None else logprobs.model_dump(),
+        }
+
+    def _echoed(self, index: int) -> str:
+        """Return the prompt of a choice, where it is to be echoed."""
+        if not self._body.echo:
+            return ""
+        prompt = self._body.prompt[index // self._body.n]
+        return prompt if isinstance(prompt, str) else str(self._tokenizer.decode(prompt))
+
+    def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> CompletionLogprobs:
+        texts = [self._texts[token.id] for token in tokens]
+        offset = self._offsets.get(index, 0)
+        if index not in self._offsets and self._body.echo:
+            offset = -self._n_unwritten(index, tokens)
+        offsets = list(itertools.accumulate(map(len, texts), initial=offset))
+        self._offsets[index] = offsets[-1]
+        return CompletionLogprobs(
+            tokens=texts,
+            token_logprobs=[
+                None if token.logprob is None else finite(token.logprob) for token in tokens
+            ],
+            top_logprobs=[self._top(token) for token in tokens],
+            text_offset=[max(0, start) for start in offsets[:-1]],
+        )
+
+    def _n_unwritten(self, index: int, tokens: Sequence[ScoredToken]) -> int:
+        """Return how many characters of the first tokens the echo of a prompt leaves out.
+
+        They are those of the special tokens that the tokenizer has put before the text.
+        """
+        special = {*self._tokenizer.all_special_ids}
+        first = itertools.takewhile(lambda token: token.id in special, tokens)
+        texts, prompt = [self._texts[token.id] for token in first], self._echoed(index)
+        written = (i for i in range(len(texts) + 1) if prompt.startswith("".join(texts[i:])))
+        return sum(map(len, texts[: next(written)]))
+
+    def _top(self, token: ScoredToken) -> dict[str, float] | None:
+        if token.logprob is None:
+            return None
+        # Of two tokens with the same text, the likelier one is kept.
+        return {
+            self._texts[other]: finite(logprob) for other, logprob in reversed(alternatives(token))
+        }
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatAnswer,
+    response_description=CHAT_EVENTS,
+    responses=STREAMED,
+)
+async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Response:
+    """Answer a chat."""
+    chat = await chat_of(
+        service.translator,
+        request,
+        body,
+        [message.plain() for message in body.messages],
+        body.for_template(),
+        top_logprobs=body.top_logprobs or 0,
+    )
+    renderer = ChatRenderer(service, body, trace_of(request.scope), chat)
+    return await answered(service, request, chat.requests, renderer, is_stream=body.stream)
+
+
+class ChatRenderer(OpenAIRenderer):
+    """Renders the answer to POST /v1/chat/completions; a chunk has a `delta` for its message."""
+
+    id_prefix, answer = "chatcmpl", ChatAnswer
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, service: Service, body: ChatRequest, trace: Trace, chat: Chat) -> None:
+        super().__init__(service, body, trace)
+        self._has_logprobs, self._chat = body.logprobs, chat
+        self._begun: dict[int, _Begun] = {}
+
+    def of(self, completions: list[Completion]) -> Event:
+        """Return the whole answer."""
+        choices = []
+        for i, done in enumerate(completions):
+            message = _message(whole(self._chat.reader(), done.text))
+            choices.append(
+                ChatChoice(
+                    index=i,
+                    message=message,
+                    finish_reason=_reason(done, has_calls=message.tool_calls is not None),
+                    logprobs=self._logprobs(done.tokens),
+                )
+            )
+        return self._whole(choices, completions[0].steering)
+
+    def events(self, update: Update) -> Iterable[Event]:
+        """Yield the chunks of an update: the role first, then parts of the turn, then its end."""
+        i, done = update.index, update.completion
+        if i not in self._begun:
+            self._begun[i] = _Begun(self._chat.reader())
+            yield self._chunk(_choice(i, {"role": "assistant", "content": ""}))
+        begun = self._begun[i]
+        parts = begun.reader.feed(update.text)
+        if done is not None:
+            parts += begun.reader.finish()
+        deltas = [begun.delta(part) for part in parts]
+        logprobs = self._logprobs(update.tokens) if update.tokens else None
+        if logprobs is not None and not deltas:
+            deltas.append({"content": ""})
+        for delta in deltas:
+            yield self._chunk(_choice(i, delta, logprobs=logprobs))
+            logprobs = None  # once for each token
+        if done is not None:
+            reason = _reason(done, has_calls=begun.n_calls > 0)
+            yield self._chunk(_choice(i, {}, finish_reason=reason), done.steering)
+
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
+        if not self._has_logprobs:
+            return None
+        return ChatLogprobs(content=scored_places(self._texts, tokens))
+
+
+@dataclass
+class _Begun:
+    """A streamed choice: its reader, and how many calls it has so far."""
+
+    reader: Reader
+    n_calls: int = 0
+
+    def delta(self, part: Part) -> Event:
+        if isinstance(part, Words):
+            return {"content": part.text}
+        if isinstance(part, Thought):
+            return {"reasoning_content": part.text}
+        if isinstance(part, Arguments):
+            more = {"index": self.n_calls - 1, "function": {"arguments": part.text}}
+            return {"tool_calls": [more]}
+        self.n_calls += 1
+        return {"tool_calls": [{"index": self.n_calls - 1, **_call(part).model_dump()}]}
+
+
+def _message(parts: Sequence[Part]) -> AnsweredMessage:
+    calls = [_call(part) for part in parts if isinstance(part, Call)]
+    text = "".join(part.text for part in parts if isinstance(part, Words))
+    return AnsweredMessage(
+        content=text if text or not calls else None,
+        reasoning_content="".join(p.text for p in parts if isinstance(p, Thought)) or None,
+        tool_calls=calls or None,
+    )
+
+
+def _call(call: Call) -> AnsweredCall:
+    function = AnsweredFunction(name=call.name, arguments=call.arguments)
+    return AnsweredCall(id=call.id, function=function)
+
+
+def _reason(done: Completion, *, has_calls: bool) -> Literal["stop", "length", "tool_calls"]:
+    return "tool_calls" if has_calls and done.finish_reason == "stop" else done.finish_reason
+
+
+def _choice(
+    index: int,
+    delta: Event,
+    *,
+    finish_reason: str | None = None,
+    logprobs: ChatLogprobs | None = None,
+) -> Event:
+    listed = None if logprobs is None else logprobs.model_dump()
+    return {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": listed}

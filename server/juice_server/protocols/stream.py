@@ -1,0 +1,144 @@
+"""Server-sent events: the status waits for the first update.
+
+`[DONE]` ends a stream, except on routes whose protocols have another last event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from fastapi import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from juice.engine.answer import Completion, Update
+from juice.engine.request import Request
+from juice.engine.steer import SteeringReport
+from juice.errors import JuiceError
+from juice_server.errors import Failure, failure_of
+from juice_server.fields import STEERING_HEADER
+from juice_server.http import while_present
+from juice_server.service import Service
+from juice_server.trace import trace_of
+
+Event = dict[str, Any]
+TOLD = ("applied", "target", "method", "head_set", "strength")
+DONE = "data: [DONE]\n\n"
+
+
+class Renderer(Protocol):
+    """Turns completions into the answer of a protocol, or updates into the events of a stream."""
+
+    says_done: bool
+    """Whether `[DONE]` ends a stream."""
+
+    def of(self, completions: list[Completion]) -> Event:
+        """Return the whole answer."""
+
+    def events(self, update: Update) -> Iterable[Event]:
+        """Return the events of one update."""
+
+    def closing(self, completions: list[Completion]) -> Iterable[Event]:
+        """Return the events after the last update."""
+
+    def failed(self, failure: Failure) -> Event:
+        """Return the event of an error."""
+
+
+class EventStream(StreamingResponse):
+    """A stream that ends what runs for it however it ends."""
+
+    def __init__(
+        self,
+        lines: AsyncIterator[str],
+        headers: Mapping[str, str],
+        updates: AsyncGenerator[Update],
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        super().__init__(lines, media_type="text/event-stream", headers=headers)
+        self._updates = updates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        async with aclosing(self._updates):
+            await super().__call__(scope, receive, send)
+
+
+async def answered(
+    service: Service,
+    request: HttpRequest,
+    requests: Sequence[Request],
+    renderer: Renderer,
+    *,
+    is_stream: bool,
+) -> Response:
+    """Generate, and return a stream or the whole answer; raises JuiceError."""
+    if is_stream:
+        return await stream(service, request, requests, renderer)
+    completions = await service.complete(request, requests)
+    headers = _told(completions[0].steering)
+    return await asyncio.to_thread(lambda: JSONResponse(renderer.of(completions), headers=headers))
+
+
+async def stream(
+    service: Service, request: HttpRequest, requests: Sequence[Request], renderer: Renderer
+) -> EventStream:
+    """Start generating and return the stream.
+
+    Args:
+        service: Runs the requests.
+        request: The HTTP request; what runs ends with it.
+        requests: What to generate.
+        renderer: Turns updates into events.
+
+    Raises JuiceError before the first update, which becomes the status; a later one is an event.
+    """
+    trace = trace_of(request.scope)
+    trace.is_stream = True
+    updates = service.updates(request, requests)
+
+    async def begun() -> Update | None:
+        return await anext(updates, None)
+
+    try:
+        first = await while_present(request, service.settings.request_timeout, begun())
+    except BaseException:
+        await updates.aclose()
+        raise
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            for event in renderer.events(first) if first is not None else ():
+                yield line(event)
+            async for update in updates:
+                for event in renderer.events(update):
+                    yield line(event)
+            for event in renderer.closing(trace.submissions[-1].completions):
+                yield line(event)
+        except JuiceError as error:
+            failure = failure_of(error)
+            trace.code = failure.code or ""
+            yield line(renderer.failed(failure))
+        if renderer.says_done:
+            yield DONE
+
+    return EventStream(lines(), _told(requests[0].steering.report), updates)
+
+
+def _told(steering: SteeringReport) -> dict[str, str]:
+    """Return the header that says what was applied, for clients that drop fields they do not know.
+
+    A stream's is written before a gate has decided.
+    """
+    told = {name: value for name, value in steering.to_dict().items() if name in TOLD}
+    return {STEERING_HEADER: json.dumps(told, separators=(",", ":"))}
+
+
+def line(event: Event) -> str:
+    """Format an event for sending; one that has a type is named by it."""
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"

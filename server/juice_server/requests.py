@@ -1,0 +1,389 @@
+"""From bodies to the engine's requests, and from tokens to text, the same for every route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from fastapi import Request as HttpRequest
+from transformers import PreTrainedTokenizerBase
+
+from juice.engine.answer import ScoredToken
+from juice.engine.request import GenerationOptions, Request
+from juice.engine.steer import Steer
+from juice.engine.structure import Structure
+from juice.errors import ContextLengthError, RequestError
+from juice.formula import STEER_TARGETS, SteerTarget
+from juice.head_set.library import HeadSetLibrary
+from juice.steered_model import SteeredModel, join_context
+from juice_server.dispatcher import Tokenizing
+from juice_server.errors import NotAllowedError, UnknownModelError
+from juice_server.fields import Documented, GenerationFields
+from juice_server.http import while_present
+from juice_server.keys import Client
+from juice_server.settings import Settings
+from juice_server.tools import format_of
+from juice_server.trace import trace_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A prompt, and its parts where its context is given apart.
+
+    Args:
+        text: The whole prompt, or its tokens.
+        without_context: The prompt without its context.
+        question_start: The character of the text at which the question begins.
+    """
+
+    text: str | Sequence[int]
+    without_context: str | None = None
+    question_start: int | None = None
+
+
+def joined(prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None) -> list[Prompt]:
+    """Put each prompt's context before it: one for all, or one for each.
+
+    Raises RequestError where they do not match.
+    """
+    if contexts is None:
+        return [Prompt(text=prompt) for prompt in prompts]
+    if len(contexts) not in (1, len(prompts)):
+        raise RequestError(
+            f"there are {len(contexts)} contexts for {len(prompts)} prompts; "
+            "give one, or one for each prompt",
+            param="context",
+        )
+    each = contexts if len(contexts) == len(prompts) else [contexts[0]] * len(prompts)
+    made: list[Prompt] = []
+    for prompt, context in zip(prompts, each, strict=True):
+        if not isinstance(prompt, str):
+            raise RequestError(
+                "a context goes before a prompt of text, but this one is tokens; "
+                "put both into the prompt",
+                param="context",
+            )
+        text = join_context(context, prompt)
+        start = len(text) - len(prompt)
+        made.append(Prompt(text=text, without_context=prompt, question_start=start))
+    return made
+
+
+LOWEST_LOGPROB = -9999.0
+
+
+class TokenProbability(Documented):
+    """One token of a distribution."""
+
+    id: int
+    """The token."""
+    token: str
+    """Its text."""
+    logprob: float
+    """Its log-probability, that of the steered model before sampling."""
+
+
+class TokenScore(Documented):
+    """A generated token and its alternatives, best first."""
+
+    id: int
+    """The token."""
+    token: str
+    """Its text when it stands alone."""
+    logprob: float
+    """Its log-probability, that of the steered model before sampling."""
+    top: list[TokenProbability]
+    """The likeliest tokens in its place, best first."""
+    text: str
+    """Its share of the answer: the shares of all tokens, joined, are the answer's text. A special
+    token has none, nor has one that ends within a character.
+    """
+
+
+class TokenTexts(dict[int, str]):
+    """The text of single tokens, cached; part of a character becomes the replacement character."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str:
+        """Return and keep one token's text."""
+        text = str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        return self.setdefault(token, text)
+
+    def alternatives(self, token: ScoredToken) -> list[TokenProbability]:
+        """Return the likeliest tokens at the place of a token."""
+        return [
+            TokenProbability(id=other, token=self[other], logprob=finite(logprob))
+            for other, logprob in token.top
+        ]
+
+    def scores(self, tokens: Sequence[ScoredToken]) -> list[TokenScore]:
+        """Return every token with its alternatives."""
+        return [
+            TokenScore(
+                id=t.id,
+                token=self[t.id],
+                logprob=finite(t.logprob or 0.0),
+                top=self.alternatives(t),
+                text=t.text,
+            )
+            for t in tokens
+        ]
+
+
+def finite(logprob: float) -> float:
+    """Return a log-probability that JSON can hold: excluded tokens have minus infinity."""
+    return max(logprob, LOWEST_LOGPROB)
+
+
+# Text has about four characters a token; this many hold well over two tokens each that fits.
+CHARACTERS_PER_TOKEN = 16
+
+
+class Translator:
+    """Translates for one model and its head sets, within the bounds of the settings."""
+
+    def __init__(self, model: SteeredModel, settings: Settings) -> None:
+        self.model = model
+        # For prompts that went through the tokenizer's chat template, if it has one.
+        self.chat_model = model.with_chat_template(model.own_chat_template)
+        self.settings = settings
+        self.model_name = settings.served_model_name or model.id
+        self.texts = TokenTexts(model.description.tokenizer)
+        self.tokenizing = Tokenizing(settings.max_body)
+        template = self.chat_model.prompts.chat_template or ""
+        self.tool_format = format_of(model.description.tokenizer, template, settings.tool_format)
+
+    def with_head_sets(self, library: HeadSetLibrary) -> Translator:
+        """Return a translator for other head sets; requests made by this one keep theirs."""
+        other = copy(self)
+        other.model = self.model.with_head_sets(library)
+        other.chat_model = self.chat_model.with_head_sets(library)
+        return other
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The most tokens of a request, prompt and new ones together."""
+        return self.model.engine.limits.max_model_len
+
+    async def off_loop(self, request: HttpRequest, work: Callable[[], T]) -> T:
+        """Do work that is slow for large bodies in a thread, when it is its client's turn.
+
+        Raises BusyError, ClientGoneError, TimedOutError, and what the work raises.
+        """
+        trace = trace_of(request.scope)
+        turn = self.tokenizing.run(trace.client.name, trace.n_body_bytes, work)
+        return await while_present(request, self.settings.request_timeout, turn)
+
+    async def requests(
+        self,
+        request: HttpRequest,
+        prompts: Sequence[Prompt],
+        fields: GenerationFields,
+        *,
+        alias: str | None = None,
+        is_chat: bool = False,
+        add_special_tokens: bool = True,
+        **options: Any,
+    ) -> list[Request]:
+        """Turn prompts and a body's fields into requests, n for each prompt, off the event loop.
+
+        Args:
+            request: The HTTP request; its trace records the target.
+            prompts: The prompts.
+            fields: The body's options for steering, sampling and stopping.
+            alias: The model name in the body, which may carry a target.
+            is_chat: Whether the chat template made the prompts, special tokens included.
+            add_special_tokens: Whether other prompts begin with the model's special tokens.
+            **options: Further arguments of `SteeredModel.request`.
+
+        Raises RequestError for what the settings or the model do not allow.
+        """
+        trace = trace_of(request.scope)
+        # The fields were checked with the body.
+        shared = GenerationOptions.model_construct(
+            **{**fields.options(), **options, "steer": self.steer(fields, alias)}
+        )
+        priority = _priority(fields.priority, trace.client)
+        if self.settings.log_prompts:
+            trace.prompts = [str(prompt.text) for prompt in prompts]
+
+        model = self.chat_model if is_chat else self.model
+        seeds = [None if fields.seed is None else fields.seed + i for i in range(fields.n)]
+
+        def work() -> list[Request]:
+            self._check_counts(len(prompts), fields.n)
+            param = "tools" if "structure" in options else fields.structure_field
+            self._check_structure(shared.structure, param)
+            made: list[Request] = []
+            for prompt in prompts:
+                ids, of_prompt = self._options_of(
+                    prompt,
+                    shared,
+                    fields,
+                    model,
+                    add_special_tokens=add_special_tokens and not is_chat,
+                )
+                one = model.request(ids, of_prompt, client=trace.client, priority=priority)
+                made += [one.with_options(seed=seed) for seed in seeds]
+            return made
+
+        return await self.off_loop(request, work)
+
+    def steer(self, fields: GenerationFields, model_name: str | None) -> Steer:
+        """Return the steering of the body, else of the model's alias, else the default.
+
+        Raises RequestError where body and alias contradict each other.
+        """
+        alias = self._alias(model_name)
+        steer = fields.steer or Steer(target=alias or self.settings.default_steer)
+        if alias is not None and alias != steer.target:
+            raise RequestError(
+                f"the model {model_name!r} steers toward {alias}, "
+                f"but steer is {steer.target}; drop one",
+                param="steer",
+            )
+        if steer.uses_heads and steer.gate is None:
+            return replace(steer, gate=self.settings.default_gate)
+        return steer
+
+    def _alias(self, name: str | None) -> SteerTarget | None:
+        """Return the target in a model name such as `mini:context`, None for the plain name.
+
+        Raises UnknownModelError.
+        """
+        if name is None or name == self.model_name:
+            return None
+        for target in STEER_TARGETS:
+            if name == f"{self.model_name}:{target}":
+                return target
+        raise UnknownModelError(
+            f"the model {name!r} is not served; {self.model_name} is, see /v1/models",
+            param="model",
+        )
+
+    def _check_counts(self, n_prompts: int, n: int) -> None:
+        """Raise RequestError for more prompts or answers than the settings allow."""
+        settings = self.settings
+        text, place = f"there are {n_prompts} prompts", " in one request"
+        _check_bound(n_prompts, settings.max_prompts, text, "prompt", place)
+        _check_bound(n, settings.max_n, f"n is {n}", "n")
+        # As many as of one client may wait, and no fewer than it may have prompts.
+        most = max(settings.max_prompts, settings.max_batch + settings.max_queue)
+        text = f"n is {n} for each of {n_prompts} prompts, {n_prompts * n} answers in all"
+        _check_bound(n_prompts * n, most, text, "n", f"{place}: send several")
+
+    def _check_structure(self, structure: Structure | None, param: str | None) -> None:
+        """Raise RequestError for an impossible structure, which takes a while to compile."""
+        if structure is None:
+            return
+        try:
+            self.model.engine.structures.check(structure)
+        except RequestError as error:
+            error.param = param
+            raise
+
+    def _options_of(
+        self,
+        prompt: Prompt,
+        shared: GenerationOptions,
+        fields: GenerationFields,
+        model: SteeredModel,
+        *,
+        add_special_tokens: bool,
+    ) -> tuple[tuple[int, ...], GenerationOptions]:
+        """Return the tokens of a prompt, and its options."""
+        text, start = prompt.text, prompt.question_start
+        ids = self.tokens(text, add_special_tokens=add_special_tokens)
+        special: dict[str, Any] = {"max_tokens": self._max_tokens(fields, ids)}
+        if prompt.without_context is not None:
+            special["without_context"] = self.tokens(
+                prompt.without_context, add_special_tokens=add_special_tokens
+            )
+        asks = shared.as_steer.positions == "question"
+        if asks and start is not None and isinstance(text, str):
+            special["question_at"] = model.prompts.position_in(
+                text, start, add_special_tokens=add_special_tokens
+            )
+        return ids, shared.model_copy(update=special)
+
+    def tokens(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        is_to_fit: bool = True,
+    ) -> tuple[int, ...]:
+        """Return a prompt's tokens; raises RequestError for one that is too long.
+
+        Unless it `is_to_fit`, it may have more tokens than the model takes.
+        """
+        settings = self.settings
+        if isinstance(prompt, str):
+            text = f"the {param} has {len(prompt)} characters"
+            _check_bound(len(prompt), settings.max_prompt_characters, text, param)
+            try:
+                if is_to_fit:
+                    self._check_beginning(prompt)
+                ids = self.model.tokenize(prompt, add_special_tokens=add_special_tokens)
+            except RequestError as error:
+                error.param = param
+                raise
+        else:
+            ids = tuple(prompt)
+        text = f"the {param} has {len(ids)} tokens"
+        _check_bound(len(ids), settings.max_prompt_tokens, text, param)
+        return ids
+
+    def _check_beginning(self, prompt: str) -> None:
+        """Raise ContextLengthError for a text whose beginning alone is far too long.
+
+        Tokenizing all of it would take seconds, only to refuse it then.
+        """
+        bounds = (self.settings.max_prompt_tokens, self.max_model_len)
+        most = min((bound for bound in bounds if bound is not None), default=None)
+        if most is None or len(prompt) <= 2 * CHARACTERS_PER_TOKEN * most:
+            return
+        beginning = prompt[: CHARACTERS_PER_TOKEN * most]
+        if len(self.model.tokenize(beginning, add_special_tokens=False)) > 2 * most:
+            raise ContextLengthError(
+                f"the text has {len(prompt)} characters, and more than twice as many tokens as "
+                f"the {most} that fit; shorten it"
+            )
+
+    def _max_tokens(self, fields: GenerationFields, ids: Sequence[int]) -> int:
+        """Return the requested max_tokens, else the default, cut to the room after the prompt."""
+        if fields.max_tokens is not None:
+            self.check_max_tokens(fields.max_tokens)
+            return fields.max_tokens
+        bound = self.settings.max_tokens
+        left = max(1, (self.max_model_len or len(ids) + fields.default_max_tokens) - len(ids))
+        return min(fields.default_max_tokens, left, bound or left)
+
+    def check_max_tokens(self, max_tokens: int) -> None:
+        """Raise RequestError for more new tokens than the settings allow."""
+        text = f"max_tokens is {max_tokens}"
+        _check_bound(max_tokens, self.settings.max_tokens, text, "max_tokens")
+
+
+def _check_bound(n: int, most: int | None, text: str, param: str, place: str = "") -> None:
+    """Raise RequestError, saying the text, for an n above the bound."""
+    if most is not None and n > most:
+        raise RequestError(f"{text}; expected at most {most}{place}", param=param)
+
+
+def _priority(asked: int | None, client: Client) -> int:
+    """Return the priority of a request; raises NotAllowedError for one before the client's own."""
+    if asked is not None and asked < client.priority:
+        raise NotAllowedError(
+            f"priority is {asked}; this client may use {client.priority} and later ones, which are "
+            "higher"
+        )
+    return client.priority if asked is None else asked

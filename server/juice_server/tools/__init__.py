@@ -1,1 +1,0 @@
-"""Functions that a model may call: how its prompt lists them and its answer names them."""

@@ -1,0 +1,127 @@
+"""Steering under a plain `vllm serve`: what it is told to load, by short names that stay.
+
+    --logits-processors juice_server.vllm:RowWriter
+    --scheduler-cls juice_server.vllm.scheduler
+    --middleware juice_server.vllm.Steering
+
+The middleware: a JSON body may have `steer`, as on JuICE's own routes, or `steer` within
+`vllm_xargs`, as text or JSON text. It becomes the coefficients that the plugin reads; what cannot
+be steered is refused before vLLM sees it. Every other request passes unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter, ValidationError
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from juice.engine.steer import Steer
+from juice.engine.vllm.plugin import FIELDS, PlainVllm, take_requests
+from juice.errors import JuiceError, MissingCapabilityError, RequestError
+from juice.formula import CONTRASTS
+from juice_server.errors import failure_of
+from juice_server.fields import SteerField
+from juice_server.http import replaying
+
+HOMES = {
+    "RowWriter": ("juice.engine.vllm.state", "RowWriter"),
+    "scheduler": ("juice.engine.vllm.patches", "salting_scheduler"),
+}
+STEER = TypeAdapter(SteerField)
+
+
+class Steering:
+    """The middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._model: PlainVllm | None = None
+        take_requests()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, with coefficients where it steers."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        body, rest = bytearray(), True
+        while rest:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            rest = message.get("more_body", False)
+        try:
+            new = self._translated(bytes(body), scope)
+        except (JuiceError, RequestValidationError) as error:
+            failure = failure_of(error)
+            await failure.response(scope)(scope, receive, send)
+            return
+        headers = [(k, v) for k, v in scope["headers"] if k != b"content-length"]
+        scope["headers"] = [*headers, (b"content-length", str(len(new)).encode())]
+        await self._app(scope, replaying(new, receive), send)
+
+    def _translated(self, body: bytes, scope: Scope) -> bytes:
+        """Return a body with coefficients in place of `steer`.
+
+        Raises JuiceError or RequestValidationError for one that cannot be steered as it asks.
+        """
+        try:
+            fields = json.loads(body)
+        except ValueError:
+            return body  # vLLM refuses it, or it is no JSON at all
+        if not isinstance(fields, dict):
+            return body
+        others = fields.get("vllm_xargs")
+        others = dict(others) if isinstance(others, dict) else {}
+        if taken := sorted(FIELDS & others.keys()):
+            raise RequestError(
+                f"vllm_xargs holds {taken[0]!r}, which JuICE writes itself; send steer",
+                param="vllm_xargs",
+            )
+        asked = fields.pop("steer", None)
+        if asked is None:
+            asked = others.pop("steer", None)
+        if asked is None:
+            return body
+        steer = _parsed(asked)
+        if steer.method in CONTRASTS:
+            raise MissingCapabilityError(
+                "vLLM cannot run context-aware decoding (method cad or adacad); use juice's own "
+                "engine"
+            )
+        if steer.gate == "auto" or steer.positions != "all":
+            raise MissingCapabilityError(
+                "a plain vllm serve has no gates and steers all positions; use `juice serve "
+                "--engine vllm`, or drop gate and positions"
+            )
+        if self._model is None:
+            self._model = PlainVllm.of(scope["app"].state.vllm_config)
+        fields["vllm_xargs"] = {**others, **self._model.extra_args(steer)}
+        return json.dumps(fields).encode()
+
+
+def _parsed(asked: Any) -> Steer:
+    """Return what a request asks for; an object may be JSON text, as `vllm_xargs` hold no other."""
+    try:
+        if isinstance(asked, str) and asked.lstrip().startswith("{"):
+            asked = json.loads(asked)
+        steer = STEER.validate_python(asked)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"steer is not JSON: {error}", param="steer") from error
+    except ValidationError as error:
+        errors = [{**own, "loc": ("body", "steer", *own["loc"])} for own in error.errors()]
+        raise RequestValidationError(errors) from error
+    assert steer is not None, "null means no steering, and was taken for that"
+    return steer
+
+
+def __getattr__(name: str) -> Any:
+    """Return what needs vLLM itself, imported when it is asked for."""
+    if name not in HOMES:
+        raise AttributeError(f"module 'juice_server.vllm' has no attribute {name!r}")
+    module, attribute = HOMES[name]
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,220 @@
+"""Mistakes that would silently steer wrongly, each made on purpose in vLLM's running workers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import parent_process
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from juice.engine.vllm import model as companion
+from juice.engine.vllm.arguments import Coefficients
+from juice.engine.vllm.model import Shadow
+from juice.engine.vllm.patches import SaltingScheduler
+from juice.engine.vllm.state import CLEAN, OWN, Table
+
+Patch, Head = pytest.MonkeyPatch, tuple[int, int, float]
+Mistake = Callable[[Patch, Any], None]
+WRITE, PLACE, ATTEND = Table.write, Table.place, companion.vllm_attention_forward
+
+
+@contextmanager
+def possible() -> Iterator[None]:
+    """Let workers that start within take functions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+        yield
+
+
+class Workers:
+    """vLLM's workers, each in its process.
+
+    Args:
+        engine: A running `VllmEngine`, started where mistakes are `possible`.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def make(self, mistake: Mistake) -> None:
+        """Make a mistake in every worker."""
+        self._call(_make, mistake.__name__)
+
+    def undo(self) -> None:
+        """Undo it."""
+        self._call(_undo)
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        self._engine._call(self._engine._llm.collective_rpc(function, args=args))
+
+
+_made = pytest.MonkeyPatch()
+
+
+def _make(worker: Any, name: str) -> None:
+    globals()[name](_made, worker.model_runner.get_model())
+
+
+def _undo(_worker: Any) -> None:
+    _made.undo()
+
+
+def another_head(patch: Patch, _model: Any) -> None:
+    _change_heads(patch, lambda layer, head, value: (layer, (head + 1) % 4, value))
+
+
+def another_layer(patch: Patch, _model: Any) -> None:
+    _change_heads(patch, lambda layer, head, value: ((layer + 1) % 4, head, value))
+
+
+def another_scale(patch: Patch, _model: Any) -> None:
+    _change_heads(patch, lambda layer, head, value: (layer, head, 1.25 * value))
+
+
+def another_sign(patch: Patch, _model: Any) -> None:
+    _change_heads(patch, lambda layer, head, value: (layer, head, -value))
+
+
+def the_last_layer_missing(patch: Patch, _model: Any) -> None:
+    _change_heads(patch, lambda layer, head, value: (layer, head, value if layer < 3 else 0.0))
+
+
+def all_heads_but_the_first_of_a_layer(patch: Patch, _model: Any) -> None:
+    _change_heads(patch, lambda layer, head, value: (layer, head, value if head else 0.0))
+
+
+def another_row(patch: Patch, _model: Any) -> None:
+    _change_rows(patch, lambda table, rows, _: (rows + 1) % (table.n_rows + 1))
+
+
+def no_steering_in_the_last_row(patch: Patch, _model: Any) -> None:
+    _change_rows(patch, lambda table, rows, _: rows.where(rows < table.n_rows - 1, table.n_rows))
+
+
+def the_prompt_alone(patch: Patch, _model: Any) -> None:
+    def change(table: Table, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return rows if len(positions) > table.n_rows else torch.full_like(rows, table.n_rows)
+
+    _change_rows(patch, change)
+
+
+def new_tokens_alone(patch: Patch, _model: Any) -> None:
+    def change(table: Table, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(rows, table.n_rows) if len(positions) > table.n_rows else rows
+
+    _change_rows(patch, change)
+
+
+def tokens_after_the_first_alone(patch: Patch, _model: Any) -> None:
+    _change_rows(patch, lambda table, rows, positions: rows.where(positions > 0, table.n_rows))
+
+
+def rows_that_do_not_move(patch: Patch, _model: Any) -> None:
+    patch.setattr(Table, "move", lambda *_: None)
+
+
+def rows_that_stay_steered(patch: Patch, _model: Any) -> None:
+    patch.setattr(Table, "write", lambda self, row, given: given is None or WRITE(self, row, given))
+
+
+def hooks_that_do_not_fire(patch: Patch, model: Any) -> None:
+    for projection in model.companions.projections.values():
+        patch.setattr(projection, "_forward_pre_hooks", OrderedDict())
+
+
+def one_hook_that_does_not_fire(patch: Patch, model: Any) -> None:
+    patch.setattr(model.companions.projections[2], "_forward_pre_hooks", OrderedDict())
+
+
+def its_own_run_as_source(patch: Patch, _model: Any) -> None:
+    patch.setattr(companion, "OWN", CLEAN)
+    patch.setattr(companion, "CLEAN", OWN)
+
+
+def companions_in_the_caches_of_their_tokens(patch: Patch, _model: Any) -> None:
+    last: list[Any] = []
+
+    def attend(module: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(module, Shadow):
+            last[:] = [module]
+        return ATTEND(last[0], *arguments, **options)
+
+    patch.setattr(companion, "vllm_attention_forward", attend)
+
+
+def companions_that_are_steered_too(patch: Patch, model: Any) -> None:
+    def steering_both(steer: Any) -> Any:
+        def both(module: Any, args: Any) -> Any:
+            changed = steer(module, args)
+            if changed is None:
+                return None
+            z = changed[0]
+            n = z.shape[-2] // 2
+            return (torch.cat([z[..., :n, :], z[..., :n, :]], -2), *changed[1:])
+
+        return both
+
+    for projection in model.companions.projections.values():
+        hooks = projection._forward_pre_hooks
+        changed = type(hooks)((key, steering_both(hook)) for key, hook in hooks.items())
+        patch.setattr(projection, "_forward_pre_hooks", changed)
+
+
+def a_cache_that_knows_tokens_alone() -> None:
+    """Made in every process that vLLM starts."""
+    if parent_process() is not None:
+        SaltingScheduler.add_request = Scheduler.add_request
+
+
+def the_heads_of_the_first_rank(patch: Patch, model: Any) -> None:
+    patch.setattr(model.companions, "_rank", 0)
+
+
+ON_ONE_DEVICE = (
+    another_head,
+    another_layer,
+    another_scale,
+    another_sign,
+    the_last_layer_missing,
+    all_heads_but_the_first_of_a_layer,
+    another_row,
+    no_steering_in_the_last_row,
+    the_prompt_alone,
+    new_tokens_alone,
+    tokens_after_the_first_alone,
+    rows_that_do_not_move,
+    rows_that_stay_steered,
+    hooks_that_do_not_fire,
+    one_hook_that_does_not_fire,
+    its_own_run_as_source,
+    companions_in_the_caches_of_their_tokens,
+    companions_that_are_steered_too,
+)
+
+
+def _change_heads(patch: Patch, change: Callable[[int, int, float], Head]) -> None:
+    """Let every row be written with other layers, heads or coefficients."""
+
+    def write(self: Table, row: int, given: Coefficients | None) -> None:
+        if given is not None:
+            heads = tuple(change(*head) for head in given.heads)
+            given = Coefficients(heads, given.is_single, given.first_position)
+        WRITE(self, row, given)
+
+    patch.setattr(Table, "write", write)
+
+
+def _change_rows(patch: Patch, change: Callable[[Table, torch.Tensor, torch.Tensor], Any]) -> None:
+    """Let every token be given another row."""
+
+    def place(self: Table, starts: Any, positions: torch.Tensor) -> None:
+        PLACE(self, starts, positions)
+        own = self.row_of_token[: len(positions)]
+        own.copy_(change(self, own.clone(), positions))
+
+    patch.setattr(Table, "place", place)

@@ -1,0 +1,216 @@
+"""`vllm serve` with the plugin: OpenAI's client steers, and what would go wrong is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+import juice
+from tests.support.on_vllm import save_with_set
+from tests.support.serving import free_port
+
+PROMPT = "The capital of France is the city of Paris, and it has been for many years. It is"
+MODEL = ("--model-impl", "transformers")
+SCHEDULER = ("--scheduler-cls", "juice_server.vllm.scheduler")
+PROCESSOR = ("--logits-processors", "juice_server.vllm:RowWriter")
+MIDDLEWARE = ("--middleware", "juice_server.vllm.Steering")
+TINY = (
+    *("--dtype", "float32", "--max-model-len", "128", "--block-size", "32"),
+    *("--kv-cache-memory-bytes", "33554432", "--max-num-seqs", "4", "--enforce-eager"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("served")
+    save_with_set(root, "context")
+    return root
+
+
+@contextmanager
+def vllm_serve(folder: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run on the model what `vllm serve` runs; vLLM's build for CPUs lacks that command itself."""
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(folder / "model")),
+        *("--port", str(port), *TINY, *arguments),
+    ]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # A test before this one may have shortened this process's vLLM log.
+            env={
+                **os.environ,
+                "VLLM_LOGGING_LEVEL": "INFO",
+                "JUICE_HEAD_SETS": str(folder / "head_sets"),
+            },
+        )
+    try:
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 180
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    raise AssertionError("vllm serve did not become ready")
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[openai.OpenAI]:
+    with vllm_serve(folder, *MODEL, *SCHEDULER, *PROCESSOR, *MIDDLEWARE) as (url, process):
+        wait_until_ready(url, process)
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+
+
+def complete(client: openai.OpenAI, **extra: object) -> list[int]:
+    answer = client.completions.create(
+        model=client.models.list().data[0].id,
+        prompt=PROMPT,
+        temperature=0,
+        max_tokens=12,
+        extra_body={"ignore_eos": True, "return_token_ids": True, **extra},
+    )
+    return list(answer.choices[0].token_ids)
+
+
+@pytest.mark.usefixtures("client")
+def test_the_start_says_that_steering_is_not_checked(folder: Path) -> None:
+    assert "juice doctor --engine vllm" in (folder / "log").read_text()
+
+
+def test_each_request_is_steered_as_it_asks_though_all_share_a_prefix(
+    client: openai.OpenAI, folder: Path
+) -> None:
+    asked = {
+        "plain": {},
+        "named": {"steer": "context"},
+        "weaker": {"steer": {"target": "context", "strength": 0.5}},
+        "once": {"steer": {"target": "context", "method": "june", "beta_plus": 3}},
+    }
+    with juice.load(folder / "model", head_sets=folder / "head_sets") as model:
+        expected = {
+            "plain": model.generate(PROMPT, max_tokens=12, ignore_eos=True),
+            "named": model.generate(PROMPT, max_tokens=12, ignore_eos=True, steer="context"),
+            "weaker": model.generate(
+                PROMPT, max_tokens=12, ignore_eos=True, steer="context", strength=0.5
+            ),
+            "once": model.generate(
+                PROMPT,
+                max_tokens=12,
+                ignore_eos=True,
+                steer=juice.Steer(target="context", method="june", beta_plus=3, beta_minus=-1),
+            ),
+        }
+    asked["once"]["steer"]["beta_minus"] = -1
+    assert len({one[0].token_ids for one in expected.values()}) == 4
+    for _ in range(2):
+        for name, extra in asked.items():
+            assert complete(client, **extra) == list(expected[name][0].token_ids), name
+
+
+def test_xargs_steer_too(client: openai.OpenAI) -> None:
+    by_body = complete(client, steer={"target": "context", "strength": 0.5})
+    as_text = '{"target": "context", "strength": 0.5}'
+    assert complete(client, vllm_xargs={"steer": as_text}) == by_body
+    assert complete(client, vllm_xargs={"steer": "context"}) == complete(client, steer="context")
+
+
+@pytest.mark.parametrize(
+    ("extra", "status", "reason"),
+    [
+        ({"steer": "contxt"}, 400, "'context', 'parametric' or 'none'"),
+        ({"steer": {"target": "context", "strength": -1}}, 400, "strength"),
+        ({"steer": "parametric"}, 404, "no head set 'parametric'"),
+        ({"steer": {"target": "context", "method": "cad"}}, 400, "method cad"),
+        ({"vllm_xargs": {"juice": "{}"}}, 400, "send steer"),
+        ({"vllm_xargs": {"steer": "{"}}, 400, "not JSON"),
+    ],
+)
+def test_what_cannot_be_steered_is_refused(
+    client: openai.OpenAI, extra: dict[str, object], status: int, reason: str
+) -> None:
+    with pytest.raises(openai.APIStatusError, match=reason) as caught:
+        complete(client, **extra)
+    assert caught.value.status_code == status
+
+
+@pytest.mark.long
+def test_without_the_middleware_what_asks_for_steering_is_refused(folder: Path) -> None:
+    with vllm_serve(folder, *MODEL, *SCHEDULER, *PROCESSOR) as (url, process):
+        wait_until_ready(url, process)
+        own = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+        assert complete(own)
+        with pytest.raises(openai.BadRequestError, match="--middleware"):
+            complete(own, vllm_xargs={"steer": "context"})
+
+
+# Starts vLLM in its own process once for each line of JSON that it reads, and writes what it said.
+STARTS = """
+import json, sys
+from vllm import LLM
+for line in sys.stdin:
+    try:
+        LLM(**json.loads(line))
+        print("said: started", flush=True)
+    except Exception as error:
+        print("said:", repr(error), flush=True)
+"""
+OPTIONS = {
+    "model_impl": "transformers",
+    "scheduler_cls": SCHEDULER[1],
+    "logits_processors": [PROCESSOR[1]],
+}
+
+
+def test_a_start_that_could_steer_wrongly_fails_with_what_is_missing(folder: Path) -> None:
+    reasons = {
+        None: "started",
+        "scheduler_cls": "--scheduler-cls juice",
+        "logits_processors": "--logits-processors juice",
+        "model_impl": "--model-impl transformers",
+    }
+    tiny = {"dtype": "float32", "max_model_len": 128, "block_size": 32, "max_num_seqs": 4}
+    tiny |= {"kv_cache_memory_bytes": 33554432, "enforce_eager": True}
+    lines = [
+        json.dumps(
+            {"model": str(folder / "model"), **tiny}
+            | {own: value for own, value in OPTIONS.items() if own != name}
+        )
+        for name in reasons
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS],
+        input="\n".join(lines),
+        env={
+            **os.environ,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "JUICE_HEAD_SETS": str(folder / "head_sets"),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = [line for line in done.stdout.splitlines() if line.startswith("said: ")]
+    for reason, own in zip(reasons.values(), said, strict=True):
+        assert reason in own

@@ -1,0 +1,72 @@
+"""Loading a model from a folder, and what is said of a folder that cannot be loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import juice
+from juice.engine.options import LoadOptions
+from juice.errors import ModelNotFoundError, UsageError
+from juice.loading import load_model
+from tests.support import oracle, tiny
+from tests.support.tiny import saved
+
+
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_a_folder_loads_and_generates_as_the_model_that_was_saved(
+    tmp_path: Path, shape: str
+) -> None:
+    network = tiny.tiny_model(shape)
+    model = juice.load(saved(tmp_path, shape), device="cpu")
+    completion = model.generate("abc", max_tokens=5, ignore_eos=True)[0]
+    assert (
+        list(completion.token_ids)
+        == oracle.generate(network, list(model.tokenize("abc")), {}, 5)[0]
+    )
+    assert model.loaded.model.dtype == torch.float32
+    assert model.loaded.identity.fingerprint
+
+
+def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
+    saved(tmp_path)
+    torch.save(tiny.tiny_model("llama").state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match="safetensors"):
+        load_model(tmp_path)
+
+
+def test_what_cannot_be_loaded_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="cannot load the model"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
+        load_model(tmp_path)
+    saved(tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelNotFoundError, match="cannot be loaded"):
+        load_model(tmp_path / "cut")
+    with pytest.raises(UsageError, match="dtype"):
+        load_model("mini", LoadOptions(dtype="float12"))
+    with pytest.raises(UsageError, match="device"):
+        load_model("mini", LoadOptions(device="quantum"))
+
+
+def test_weights_that_are_missing_are_an_error_not_random_numbers(tmp_path: Path) -> None:
+    saved(tmp_path, "gpt2")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["transformer.h.2.mlp.c_fc.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelNotFoundError, match=r"lack 1 tensors .*h\.2\.mlp\.c_fc"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("config", ["[]", '{"model_type": "gpt2", "n_embd": "abc"}'])
+def test_a_nonsensical_configuration_is_one_clear_error(tmp_path: Path, config: str) -> None:
+    saved(tmp_path, "gpt2")
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ModelNotFoundError, match="cannot be loaded"):
+        load_model(tmp_path)
