@@ -7,7 +7,6 @@ JuiceError                        exit code 1: the work failed
 │   └── CancelledError            it was cancelled
 ├── OverloadedError               the queue of waiting requests is full
 ├── EngineStoppedError            the engine was closed, or failed as a whole
-│   └── RankLostError             a rank of a sharded model ended or failed, and so all ended
 └── UsageError                    exit code 2: what the caller gave cannot be used
     ├── ModelNotFoundError        no such model, or the hub refuses it
     ├── UnsupportedModelError     the model has no heads that can be steered exactly
@@ -15,7 +14,7 @@ JuiceError                        exit code 1: the work failed
     ├── HeadSetError              a head set that is malformed or damaged
     │   ├── HeadSetNotFoundError  no such head set, in the folder or on the hub
     │   └── HeadSetMismatchError  a sound head set of another model
-│       └── WindowError       its heads are in layers in which this engine does not steer
+│       └── WindowError           its heads are in layers in which this engine does not steer
     ├── RequestError              a request that cannot be run; `param` names the field
     │   ├── ContextLengthError    prompt and new tokens exceed the model's context
     │   └── MissingCapabilityError  this engine cannot do it
@@ -23,6 +22,11 @@ JuiceError                        exit code 1: the work failed
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class JuiceError(Exception):
@@ -42,13 +46,19 @@ class GenerationError(JuiceError):
 class NonFiniteError(GenerationError):
     """The logits of a request were not finite."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's logits are not finite; lower the strength, or load the model with "
+            "--dtype float32"
+        )
+
 
 class CancelledError(GenerationError):
     """The request was cancelled before it was done."""
 
 
 class OverloadedError(JuiceError):
-    """The engine's inbox is full."""
+    """The queue of waiting requests is full."""
 
 
 class EngineStoppedError(JuiceError):
@@ -122,3 +132,10 @@ def causes_of(error: BaseException) -> list[BaseException]:
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
     return causes
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """Return the first wrong field, as a dotted path, and what is wrong with it."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return field, first["msg"].removeprefix("Value error, ")

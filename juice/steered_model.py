@@ -14,10 +14,10 @@ from typing import Any, Self, Unpack
 
 from juice.engine.answer import Completion
 from juice.engine.contract import Engine, ModelDescription
-from juice.engine.request import Contrast, GenerationOptions, OptionFields, Request, gate_of
+from juice.engine.request import GenerationOptions, OptionFields, Request, contrast_of, gate_of
 from juice.engine.steer import Steer, Steering, resolve
 from juice.errors import HeadSetError, HeadSetMismatchError, JuiceError, RequestError, UsageError
-from juice.formula import CONTRASTS, METHODS, Method, Target
+from juice.formula import METHODS, Method, Target
 from juice.head_set.head_set import HeadSet
 from juice.head_set.library import HeadSetLibrary
 from juice.head_set.schema import FORMAT, short
@@ -193,7 +193,8 @@ class SteeredModel:
         is_one = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
         texts: list[Any] = [prompts] if is_one else list(prompts)
         n = len(texts)
-        given: dict[str, Any] = {**fields, "options": options}
+        each = options if isinstance(options, GenerationOptions | None) else list(options)
+        given: dict[str, Any] = {**fields, "options": each}
         for name, value in given.items():
             if isinstance(value, list) and len(value) != n:
                 raise RequestError(
@@ -266,13 +267,8 @@ class SteeredModel:
             )
         without_context = None if alone is None else self._ids(alone)
         head_set = self.head_set_of(steer)
-        steering = resolve(
-            steer,
-            head_set,
-            chat_template_sha256=self.prompts.sha256,
-            first_position=(question_at or 0) if steer.positions == "question" else 0,
-            exact=self.description.exact,
-        )
+        first = (question_at or 0) if steer.positions == "question" else 0
+        steering = self._steering(steer, head_set, first_position=first)
         gate = None
         if steer.gate == "auto" and head_set is not None and steering.coefficients:
             gate = gate_of(
@@ -286,7 +282,7 @@ class SteeredModel:
             options=options,
             steering=steering,
             gate=gate,
-            contrast=_contrast(steer, without_context),
+            contrast=contrast_of(steer, without_context),
             client=client,
             priority=priority,
             index=index,
@@ -464,20 +460,24 @@ class SteeredModel:
         other.head_sets = library
         return other
 
-    def resolve(self, steer: Steer, *, first_position: int = 0) -> Steering:
+    def resolve(self, steer: Steer) -> Steering:
         """Return the steering of a request: its head set, and the betas of each head.
 
         Args:
             steer: The steering that the request asks for.
-            first_position: The first token that is steered.
 
         Raises:
             HeadSetError: No head set serves the request, or the given one does not fit the model.
             RequestError: The head set has another target, or neither it nor the request has betas.
         """
+        return self._steering(steer, self.head_set_of(steer))
+
+    def _steering(
+        self, steer: Steer, head_set: HeadSet | None, *, first_position: int = 0
+    ) -> Steering:
         return resolve(
             steer,
-            self.head_set_of(steer),
+            head_set,
             chat_template_sha256=self.prompts.sha256,
             first_position=first_position,
             exact=self.description.exact,
@@ -593,21 +593,6 @@ class SteeredModel:
                     f"head {head} is out of range: layer {head.layer} of {self.id} has {n_heads}"
                     f" heads (0-{n_heads - 1})"
                 )
-
-
-def _contrast(steer: Steer, without_context: tuple[int, ...] | None) -> Contrast | None:
-    if steer.method not in CONTRASTS or not steer.strength:
-        return None
-    if without_context is None:
-        raise RequestError(
-            f"method {steer.method} needs the context separately; give it as `context`",
-            param="context",
-        )
-    return Contrast(
-        prompt_ids=without_context,
-        weight=steer.strength,
-        is_adaptive=steer.method == "adacad",
-    )
 
 
 def _spelled_hash(sha256: str | None) -> str:

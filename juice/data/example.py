@@ -33,8 +33,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from juice.data.judging import MAX_TOKENS, N_WORDS, begins_with_answer, contains_answer
 from juice.data.passages import MAX_SENTENCE_TOKENS, first_sentence, swapped, verdict
-from juice.engine.options import first_problem
-from juice.errors import ExampleError
+from juice.errors import ExampleError, first_problem
 from juice.formula import CONFLICT_TYPES, ConflictType, Target
 
 

@@ -19,6 +19,7 @@ Longpre et al., 2021.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -269,7 +270,7 @@ def _question(values: Mapping[str, object], template: str, where: str) -> Questi
     try:
         popularity = float(text["popularity"] or "")
     except ValueError:
-        popularity = None
+        popularity = math.nan
     return Question(
         asked=asked,
         context=" ".join(context.split()),
@@ -277,7 +278,7 @@ def _question(values: Mapping[str, object], template: str, where: str) -> Questi
         kind=kind,
         subject=text["subject"] or f"{asked.rstrip(' ?')[:MAX_SUBJECT]}?",
         relation=relation or kind,
-        popularity=popularity,
+        popularity=popularity if math.isfinite(popularity) else None,
         clean=prompt_of(template, asked),
         where=where,
     )

@@ -244,13 +244,9 @@ class Engine(ABC):
             sink: Takes their updates, in the engine's thread, without blocking.
 
         Returns:
-            The requests that run, in this order; others have ended with an error.
+            The requests that run, in this order; the others have sent their error.
         """
-        if any(request.gate is not None for request in requests):
-            return start_gated(self, requests, sink)
-        return [
-            running for request in requests if (running := self.attempt(request, sink)) is not None
-        ]
+        return start_gated(self, requests, sink)
 
     def attempt(
         self, request: Request, sink: Sink, *, instead_of: Running | None = None
@@ -380,7 +376,7 @@ class Engine(ABC):
         # Longest first, so that prompts prefilled together need little padding.
         ordered = sorted(self._checked(requests), key=lambda request: -len(request.prompt_ids))
         running = self.begin(ordered, sink)
-        n_open = len(running)
+        n_open = len(ordered)
         try:
             while n_open:
                 update = updates.get()
@@ -408,7 +404,7 @@ class Engine(ABC):
 
         try:
             await asyncio.to_thread(submit)
-            n_open = len(running)
+            n_open = len(requests)
             while n_open:
                 update = await updates.get()
                 if update.error is not None:

@@ -30,18 +30,22 @@ class Starter(Protocol):
 def start_gated(engine: Starter, requests: Sequence[Request], sink: Sink) -> list[Running]:
     """Start requests, those with a gate after the run that decides; see `Engine.begin`."""
     decisions: dict[int, _Decision] = {}
-    runs: list[_Run] = []
-    for request in requests:
-        decision = None
+    gated: dict[int, _Run] = {}
+    for i, request in enumerate(requests):
         if request.gate is not None:
             decision = decisions.setdefault(id(request.gate), _Decision(request, request.gate))
-        runs.append(_Run(engine, request, decision, sink))
+            gated[i] = _Run(engine, request, decision, sink)
     # What decides goes first, so that nothing runs for long that need not.
     for decision in decisions.values():
         decision.ask(engine)
-    for run in runs:
-        run.start()
-    return list(runs)
+    started: list[Running] = []
+    for i, request in enumerate(requests):
+        if (run := gated.get(i)) is not None:
+            run.start()
+            started.append(run)
+        elif (running := engine.attempt(request, sink)) is not None:
+            started.append(running)
+    return started
 
 
 class _Decision:
@@ -92,15 +96,12 @@ class _Decision:
 
 
 class _Run:
-    """A request that may have a gate; any thread may call `cancel`, the rest is the engine's."""
+    """A request with a gate; any thread may call `cancel`, the rest is the engine's."""
 
-    def __init__(
-        self, engine: Starter, request: Request, decision: _Decision | None, sink: Sink
-    ) -> None:
+    def __init__(self, engine: Starter, request: Request, decision: _Decision, sink: Sink) -> None:
         self._engine, self._request, self._sink = engine, request, sink
         self._decision = decision
-        if decision is not None:
-            decision.runs.append(self)
+        decision.runs.append(self)
         self._held: list[Update] = []
         self._gated_s = 0.0
         self._is_over = self._is_unsteered = False
@@ -109,14 +110,12 @@ class _Run:
         self._cancelled: JuiceError | None = None
 
     def start(self) -> None:
-        """Start the request: steered, if a gate is still to decide."""
-        if self._decision is None:
-            self._begin(self._request, self._sink)
-        elif not self._is_over and not self._is_unsteered:
-            n_top = max(1, self._request.options.top_logprobs)
-            self._begin(
-                replace(self._request.with_options(top_logprobs=n_top), gate=None), self._take
-            )
+        """Start the steered run, unless the decision came first, by another run."""
+        if self._is_over or self._is_unsteered:
+            return
+        n_top = max(1, self._request.options.top_logprobs)
+        steered = replace(self._request.with_options(top_logprobs=n_top), gate=None)
+        self._keep(self._engine.attempt(steered, self._take), is_steered=True)
 
     def cancel(self, reason: JuiceError | None = None) -> None:
         """End it soon; its last update is then an error."""
@@ -126,10 +125,10 @@ class _Run:
         if running is not None:
             running.cancel(reason)
 
-    def _begin(self, request: Request, sink: Sink, *, instead_of: Running | None = None) -> None:
-        running = self._engine.attempt(request, sink, instead_of=instead_of)
+    def _keep(self, running: Running | None, *, is_steered: bool) -> None:
+        """Keep what runs now; what has started too late is cancelled."""
         with self._lock:
-            is_late = self._is_unsteered and instead_of is None
+            is_late = is_steered and (self._is_over or self._is_unsteered)
             if not is_late:
                 self._running = running
             cancelled = self._cancelled
@@ -138,7 +137,6 @@ class _Run:
 
     def _take(self, update: Update) -> None:
         """Take an update of the steered run."""
-        assert self._decision is not None
         if self._is_over or self._is_unsteered:
             return
         if self._decision.report is not None or update.error is not None:
@@ -167,9 +165,8 @@ class _Run:
             self._send(Update(index=self._request.index, error=self._cancelled))
             return
         steering = self._request.steering.turned_off(report)
-        self._begin(
-            replace(self._request, gate=None, steering=steering), self._send, instead_of=steered
-        )
+        plain = replace(self._request, gate=None, steering=steering)
+        self._keep(self._engine.attempt(plain, self._send, instead_of=steered), is_steered=False)
 
     def fail(self, error: JuiceError) -> None:
         """End it with an error."""
@@ -191,7 +188,6 @@ class _Run:
 
     def _as_asked(self, completion: Completion) -> Completion:
         """Return a completion with the gate's decision and the times of what was held back."""
-        assert self._decision is not None
         if not self._request.options.top_logprobs:
             completion = replace(
                 completion,

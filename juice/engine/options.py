@@ -31,7 +31,7 @@ from pydantic import (
     field_validator,
 )
 
-from juice.errors import RequestError
+from juice.errors import RequestError, first_problem
 
 
 class Options(BaseModel):
@@ -57,13 +57,6 @@ class Options(BaseModel):
             raise RequestError(
                 f"{path} is {shortened(error.errors()[0]['input'])}: {problem}", param=name
             ) from error
-
-
-def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the first wrong field, as a dotted path, and what is wrong with it."""
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
-    return field, first["msg"].removeprefix("Value error, ")
 
 
 MAX_BIASES = 1024

@@ -19,7 +19,7 @@ from juice.engine.options import SamplingOptions
 from juice.engine.steer import GateReport, GivenHeadSet, Steer, Steering, unsteered
 from juice.engine.structure import Structure
 from juice.errors import ContextLengthError, JuiceError, RequestError
-from juice.formula import GateMode, SteerTarget
+from juice.formula import CONTRASTS, GateMode, SteerTarget
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import GateRule, Signal
 
@@ -231,6 +231,25 @@ class Contrast:
     prompt_ids: tuple[int, ...]
     weight: float = 1.0
     is_adaptive: bool = False
+
+
+def contrast_of(steer: Steer, without_context: tuple[int, ...] | None) -> Contrast | None:
+    """Return the contrast of a request; None where its method has none, or its weight is 0.
+
+    Raises RequestError where the prompt without its context is not given.
+    """
+    if steer.method not in CONTRASTS or not steer.strength:
+        return None
+    if without_context is None:
+        raise RequestError(
+            f"method {steer.method} needs the context separately; give it as `context`",
+            param="context",
+        )
+    return Contrast(
+        prompt_ids=without_context,
+        weight=steer.strength,
+        is_adaptive=steer.method == "adacad",
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

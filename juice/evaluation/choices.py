@@ -152,7 +152,10 @@ class Preparer:
 
     def _betas(self, recipe: Recipe, target: Target) -> dict[str, Choice]:
         head_set = self._head_set(recipe, target)
-        method, pairs = recipe.method or head_set.method, grid_of(head_set)
+        method = recipe.method or head_set.method
+        if method not in head_set.methods.given:
+            raise MethodUnavailableError(f"{head_set.name!r} has no heads for {method}")
+        pairs = grid_of(head_set, method)
         trials = try_betas(
             self.model, head_set, self.splits.validation, method, self.progress, pairs
         )

@@ -273,7 +273,9 @@ def over_seeds(every: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """
     import pandas
 
-    rows = pandas.concat([measured(results).assign(seed=seed) for seed, results in every.items()])
+    # The numbers of each seed alone: those of a resumed evaluation hold the others' too.
+    numbers = {seed: measured({"targets": found["targets"]}) for seed, found in every.items()}
+    rows = pandas.concat([found.assign(seed=seed) for seed, found in numbers.items()])
     values = rows.groupby([*KEYS, "seed"], sort=False).accuracy.first().unstack(sort=False)
     targets: dict[str, Any] = {target: {} for target in next(iter(every.values()))["targets"]}
     for (target, method, measure, domain, conflict_type), found in values.iterrows():

@@ -11,8 +11,13 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from juice.engine.options import first_problem
-from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError, RequestError
+from juice.errors import (
+    HeadSetError,
+    HeadSetMismatchError,
+    HeadSetNotFoundError,
+    RequestError,
+    first_problem,
+)
 from juice.formula import METHODS, Method, Target
 from juice.head_set import hub, storage
 from juice.head_set.hub import card_of
@@ -408,12 +413,15 @@ class HeadSet(Part):
         betas = self.applied_betas(method, beta_plus=beta_plus, beta_minus=beta_minus)
         return lens_hooks(self.coefficients(method, betas, strength), method or self.method)
 
-    def with_betas(self, method: Method, betas: Betas) -> Self:
-        """Return this set with the betas of one method, and without what others of it did.
+    def having(self, method: Method) -> Self:
+        """Return this set with a method; one that it lacks gets the heads of the default one."""
+        if method in self.methods.given:
+            return self
+        return self._with(method, Intervention(heads=self.heads))
 
-        A method that the set does not have gets the heads of the default one.
-        """
-        heads = (self.methods.given.get(method) or self.intervention()).heads
+    def with_betas(self, method: Method, betas: Betas) -> Self:
+        """Return this set, `having` a method, with its betas, and without what others of it did."""
+        heads = self.having(method).intervention(method).heads
         kept = {k: v for k, v in self.metrics.items() if k != f"validation_{method}"}
         changed = self._with(method, Intervention(heads=heads, betas=betas))
         return changed.model_copy(update={"metrics": kept})

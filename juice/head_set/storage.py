@@ -1,9 +1,10 @@
 """A head set's folder: `head_set.json` and, where there are scores, the file that it names.
 
 The scores `scores-<12 hex digits>.safetensors` are named by their hash, and written first.
-`head_set.json` takes its name in one step, last, and commits the set; then the scores that it does
-not name are removed. So a reader sees the old set or the new one, and an interrupted save leaves
-the old one. A reader that finds the scores gone reads the JSON again.
+`head_set.json` takes its name in one step, last, and commits the set; then the scores that the
+replaced JSON named are removed. So a reader sees the old set or the new one, and an interrupted
+save leaves the old one, perhaps beside files that no set names. A reader that finds the scores gone
+reads the JSON again.
 
 The JSON ends with the hash of all of it (`sha256`), the scores' hash included. Reading checks both
 hashes; nothing is guessed or converted. Older formats name their scores `scores.safetensors`.

@@ -141,7 +141,8 @@ def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") 
         ExampleError: No validation example can be used.
         UsageError: Each head of a candidate has its own beta.
     """
-    chosen, model = candidates[0], task.model
+    candidates, model = [one.having(method) for one in candidates], task.model
+    chosen = candidates[0]
     betas = chosen.betas(method)
     if betas is not None and betas.is_per_head:
         raise UsageError(
@@ -151,7 +152,7 @@ def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") 
         )
     examples = task.held_out
     if task.options.method == "probe":
-        pairs = grid_of(chosen)
+        pairs = grid_of(chosen, method)
     else:
         mixed = Random(0).sample(examples, len(examples))  # a file may be sorted by relation
         some, more = taking_turns(mixed[:N_READ], task.target), mixed[:N_PROTECTED]
@@ -233,7 +234,7 @@ class Search:
 
     def best(self, candidates: Sequence[HeadSet]) -> tuple[HeadSet, list[Pair]]:
         """Return the best candidate, and the pairs of betas that were tried on it, best first."""
-        starts = [(one, pair) for one in candidates for pair in _compared_at(one)]
+        starts = [(one, pair) for one in candidates for pair in _compared_at(one, self._method)]
         found = self._values(starts, "comparing candidates for")
         best = starts[max(range(len(starts)), key=lambda i: found[i])][0]
         pairs = climb(
@@ -285,9 +286,10 @@ class Search:
         return self._tokens.read(steerings, self._task.progress, description)
 
 
-def _compared_at(head_set: HeadSet) -> list[Pair]:
+def _compared_at(head_set: HeadSet, method: Method) -> list[Pair]:
     """Return the betas at which candidates are compared; those of a sign without heads are 0."""
-    plus, minus = bool(head_set.heads.plus), bool(head_set.heads.minus)
+    heads = head_set.intervention(method).heads
+    plus, minus = bool(heads.plus), bool(heads.minus)
     return list(dict.fromkeys((a * plus, b * minus) for a, b in COMPARED_AT))
 
 
@@ -372,14 +374,10 @@ def steering(model: SteeredModel, head_set: HeadSet, pair: Pair, method: Method)
     )
 
 
-def grid_of(head_set: HeadSet) -> list[Pair]:
-    """Return the pairs of betas to try."""
-    return list(
-        product(
-            GRID_PLUS if head_set.heads.plus else (0.0,),
-            GRID_MINUS if head_set.heads.minus else (0.0,),
-        )
-    )
+def grid_of(head_set: HeadSet, method: Method) -> list[Pair]:
+    """Return the pairs of betas of a method to try; those of a sign without heads are 0."""
+    heads = head_set.intervention(method).heads
+    return list(product(GRID_PLUS if heads.plus else (0.0,), GRID_MINUS if heads.minus else (0.0,)))
 
 
 def best_betas(

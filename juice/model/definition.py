@@ -26,8 +26,8 @@ def two_runs(
     ids: torch.Tensor,
     coefficients: Mapping[int, torch.Tensor],
     n_kept: int,
-    factors: torch.Tensor | None = None,
-    method: Method = "juice",
+    factors: torch.Tensor,
+    method: Method,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of the last tokens in the clean run and in the steered run.
 
@@ -38,7 +38,7 @@ def two_runs(
         ids: The tokens, int64 [tokens].
         coefficients: By layer, float32 [n_heads].
         n_kept: The number of last tokens.
-        factors: The factor of the coefficients at each token, float32 [tokens]; None: 1.
+        factors: The factor of the coefficients at each token, float32 [tokens].
         method: The run whose z is added: the clean one (`juice`) or the steered itself (`june`).
     """
     clean: dict[int, torch.Tensor] = {}
@@ -48,10 +48,8 @@ def two_runs(
 
     def add(layer: AttentionLayer, z: torch.Tensor) -> torch.Tensor:
         source = clean[layer.index] if method == "juice" else z
-        coefficient = coefficients[layer.index][: layer.n_heads]
-        if factors is not None:
-            coefficient = factors[None, :, None] * coefficient.to(factors.device)
-        return add_scaled(z, source, coefficient)
+        coefficient = coefficients[layer.index][: layer.n_heads].to(factors.device)
+        return add_scaled(z, source, factors[None, :, None] * coefficient)
 
     # Many models can compute the logits of the last tokens only; those of a whole prompt would take
     # gigabytes.

@@ -284,7 +284,7 @@ class Turn(Work):
             n_rows=min(n, part_of(engine.limits.max_batch)),
             n_bytes=min(n_bytes, part_of(engine.status.max_kv_bytes)) if n > 1 else n_bytes,
             size=n,
-            priority=requests[0].priority,
+            priority=max(requests[0].priority, whose.priority),
             max_running=whose.max_running,
         )
         self.whose = whose

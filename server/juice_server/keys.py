@@ -30,8 +30,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from juice.engine.options import first_problem
-from juice.errors import UsageError
+from juice.errors import UsageError, first_problem
 
 Permission = Literal["generate", "read", "metrics"]
 PERMISSIONS: tuple[Permission, ...] = get_args(Permission)

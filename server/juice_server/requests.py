@@ -205,12 +205,9 @@ class Translator:
 
         Raises RequestError for what the settings or the model do not allow.
         """
-        trace = trace_of(request.scope)
-        # The fields were checked with the body.
-        shared = GenerationOptions.model_construct(
-            **{**fields.options(), **options, "steer": self.steer(fields, alias)}
-        )
+        trace, steer = trace_of(request.scope), self.steer(fields, alias)
         priority = _priority(fields.priority, trace.client)
+        trace.steer, trace.n_choices = steer.target, fields.n
         if self.settings.log_prompts:
             trace.prompts = [str(prompt.text) for prompt in prompts]
 
@@ -218,6 +215,10 @@ class Translator:
         seeds = [None if fields.seed is None else fields.seed + i for i in range(fields.n)]
 
         def work() -> list[Request]:
+            # The fields were checked with the body.
+            shared = GenerationOptions.model_construct(
+                **{**fields.options(), **options, "steer": steer}
+            )
             self._check_counts(len(prompts), fields.n)
             param = "tools" if "structure" in options else fields.structure_field
             self._check_structure(shared.structure, param)
@@ -361,16 +362,12 @@ class Translator:
     def _max_tokens(self, fields: GenerationFields, ids: Sequence[int]) -> int:
         """Return the requested max_tokens, else the default, cut to the room after the prompt."""
         if fields.max_tokens is not None:
-            self.check_max_tokens(fields.max_tokens)
+            text = f"max_tokens is {fields.max_tokens}"
+            _check_bound(fields.max_tokens, self.settings.max_tokens, text, "max_tokens")
             return fields.max_tokens
         bound = self.settings.max_tokens
         left = max(1, (self.max_model_len or len(ids) + fields.default_max_tokens) - len(ids))
         return min(fields.default_max_tokens, left, bound or left)
-
-    def check_max_tokens(self, max_tokens: int) -> None:
-        """Raise RequestError for more new tokens than the settings allow."""
-        text = f"max_tokens is {max_tokens}"
-        _check_bound(max_tokens, self.settings.max_tokens, text, "max_tokens")
 
 
 def _check_bound(n: int, most: int | None, text: str, param: str, place: str = "") -> None:

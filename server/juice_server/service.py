@@ -194,7 +194,7 @@ class Service:
             if update.is_last or not only_last:
                 loop.call_soon_threadsafe(queue.put_nowait, update)
 
-        submission = Submission(numbered(requests))
+        submission = Submission(numbered(requests), trace.n_choices)
         turns = self.dispatcher.submit(trace.client, submission.requests, sink)
         trace.submissions.append(submission)
         self.metrics.read_prompts(submission, trace)

@@ -24,9 +24,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from juice.engine.options import EngineOptions, Limits, LoadOptions, first_problem
+from juice.engine.options import EngineOptions, Limits, LoadOptions
 from juice.engine.queue import with_room
-from juice.errors import UsageError
+from juice.errors import UsageError, first_problem
 from juice_server.keys import Keys
 from juice_server.telemetry.logs import LogFormat
 from juice_server.tools import FormatName

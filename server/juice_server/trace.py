@@ -27,10 +27,12 @@ class Submission:
 
     Args:
         requests: The requests, numbered in this order.
+        n_choices: How many of them in a row share a prompt.
         ended: The completions so far, by number.
     """
 
     requests: Sequence[Request]
+    n_choices: int = 1
     ended: dict[int, Completion] = field(default_factory=dict)
 
     @property
@@ -39,20 +41,9 @@ class Submission:
         return [self.ended[i] for i in sorted(self.ended)]
 
     @property
-    def prompts(self) -> list[tuple[int, ...]]:
-        """The tokens of the prompts, those of several choices once.
-
-        Choices share their steering; a sweep steers one prompt in several ways, each counted.
-        """
-        by_source = {
-            (id(one.prompt_ids), id(one.steering)): one.prompt_ids for one in self.requests
-        }
-        return list(by_source.values())
-
-    @property
     def n_prompt_tokens(self) -> int:
-        """The tokens of all prompts."""
-        return sum(map(len, self.prompts))
+        """The tokens of the prompts, each once."""
+        return sum(len(one.prompt_ids) for one in self.requests[:: self.n_choices])
 
 
 @dataclass
@@ -60,7 +51,8 @@ class Trace:
     """The record of one HTTP request: its id, who sent it, its outcome; `code` is that of an error.
 
     `begun` is a time of the monotonic clock, in seconds. What `is_dull` comes every few seconds
-    and is worth no line. `prompts` are kept where the settings say so.
+    and is worth no line. `steer` is the target, empty for several; each prompt gets `n_choices`
+    answers. `prompts` are kept where the settings say so.
     """
 
     id: str
@@ -68,6 +60,8 @@ class Trace:
     n_body_bytes: int = 0
     begun: float = field(default_factory=time.monotonic)
     code: str = ""
+    steer: str = ""
+    n_choices: int = 1
     is_stream: bool = False
     is_dull: bool = False
     prompts: Sequence[str] = ()
@@ -82,18 +76,6 @@ class Trace:
     def requests(self) -> list[Request]:
         """All requests that were submitted."""
         return [one for submission in self.submissions for one in submission.requests]
-
-    @property
-    def steer(self) -> str:
-        """The target of all requests; empty for none, or for several."""
-        targets = {one.steering.report.target for one in self.requests}
-        return targets.pop() if len(targets) == 1 else ""
-
-    @property
-    def n_choices(self) -> int:
-        """The number of answers that each prompt gets."""
-        n_prompts = sum(len(submission.prompts) for submission in self.submissions)
-        return len(self.requests) // max(1, n_prompts)
 
     @property
     def completions(self) -> list[Completion]:

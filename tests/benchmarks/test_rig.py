@@ -79,7 +79,6 @@ def turns(start: Start) -> Iterator[Turns]:
     taking.close()
 
 
-@pytest.mark.long
 def test_a_way_that_fails_keeps_what_it_had_and_the_others_go_on(turns: Turns) -> None:
     turns.admit(["good", "fail 4", "end 4", "fail start", "hang 4", "late 4"])
     seen = list[str]()
@@ -101,7 +100,6 @@ def test_a_way_that_fails_keeps_what_it_had_and_the_others_go_on(turns: Turns) -
     assert seen[-1] == "4 at once: round 2 of 2"
 
 
-@pytest.mark.long
 def test_a_way_of_two_groups_goes_on_and_one_that_failed_is_not_started_again(
     start: Start,
 ) -> None:

@@ -149,3 +149,12 @@ def test_without_a_single_example_the_error_counts_the_reasons(mini: SteeredMode
         ),
     ):
         make_conflicts(mini, rows(OTHER, DROPPED["malformed"]))
+
+
+@pytest.mark.parametrize("popularity", [float("nan"), "nan", "inf", None, "many"])
+def test_a_popularity_that_is_no_number_is_none(mini: SteeredModel, popularity: object) -> None:
+    """Rows of a table of pandas have NaN where they have nothing."""
+    data = [{**row, "popularity": popularity} for row in languages()[:8]]
+    made = make_conflicts(mini, rows(*data))
+    assert made.examples
+    assert {e.popularity for e in made.examples} == {None}

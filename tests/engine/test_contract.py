@@ -17,7 +17,7 @@ from juice.checks.doctor import diagnose
 from juice.engine.answer import Sink, Update
 from juice.engine.contract import Capability, Engine
 from juice.engine.own.thread import BatchingEngine
-from juice.engine.request import Contrast, Request
+from juice.engine.request import Contrast, Request, Running
 from juice.errors import (
     ContextLengthError,
     EngineStoppedError,
@@ -274,3 +274,38 @@ def test_the_contract_says_nothing_of_torch_models() -> None:
     with loaded() as model:
         for name, value in vars(model.description).items():
             assert not isinstance(value, torch.nn.Module | torch.Tensor | torch.dtype), name
+
+
+class FailsToStart(CannedEngine):
+    """An engine that starts no request of more than three tokens."""
+
+    def start(
+        self, request: Request, sink: Sink, *, instead_of: Running | None = None
+    ) -> CannedRequest:
+        if len(request.prompt_ids) > 3:
+            raise EngineStoppedError("it is too late")
+        return super().start(request, sink, instead_of=instead_of)
+
+
+@pytest.mark.parametrize("prompts", [[(1,) * 4], [(1,), (1,) * 4], [(1,) * 4, (1,)]])
+def test_what_cannot_start_raises_its_error(prompts: list[tuple[int, ...]]) -> None:
+    """Kills: a stream that ends without the answers, and says nothing."""
+    engine = FailsToStart()
+    requests = [Request.of(prompt_ids=prompt, max_tokens=3) for prompt in prompts]
+    with pytest.raises(EngineStoppedError, match="too late"):
+        engine.generate(requests)
+
+    async def stream() -> None:
+        async for _ in engine.astream(requests):
+            pass
+
+    with pytest.raises(EngineStoppedError, match="too late"):
+        asyncio.run(asyncio.wait_for(stream(), 20))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_each_prompt_may_have_options(model: SteeredModel, kind: type) -> None:
+    each = kind(juice.GenerationOptions(max_tokens=n) for n in (4, 2))
+    model.generate(["a", "a"], each)
+    given = [one.request.options.max_tokens for one in model.engine.submitted]
+    assert sorted(given) == [2, 4]

@@ -12,12 +12,14 @@ from random import Random
 import pytest
 from transformers import PreTrainedModel
 
+from juice.engine.answer import Sink
 from juice.engine.contract import Engine
 from juice.engine.options import SamplingOptions
-from juice.engine.request import Request, RequestGate
+from juice.engine.request import Request, RequestGate, Running
 from juice.errors import CancelledError, ContextLengthError, RequestError
 from tests.engine.conftest import LIMITS
 from tests.support import oracle, tiny
+from tests.support.canned_engine import CannedEngine, CannedRequest
 from tests.support.mixed import mixed_requests, steering
 from tests.support.running import Collector, assert_completes
 
@@ -226,3 +228,36 @@ def test_what_cannot_run_is_refused_with_all_that_came_with_it(engine: Engine) -
     gate = RequestGate(signal="steered", threshold=NEVER)
     with pytest.raises(RequestError, match="gate decides by the first new token"):
         replace(request.with_options(max_tokens=0, prompt_logprobs=True), gate=gate)
+
+
+class DecidesAtOnce(CannedEngine):
+    """An engine that ends what decides as it starts, and the rest when it is told to."""
+
+    def start(
+        self,
+        request: Request,
+        sink: Sink,
+        *,
+        instead_of: Running | None = None,  # noqa: ARG002
+    ) -> CannedRequest:
+        made = CannedRequest(request, sink)
+        if request.options.max_tokens == 1 or request.steering.coefficients:
+            made.run()
+        else:
+            self.submitted.append(made)
+        return made
+
+
+@pytest.mark.parametrize("signal", ["memory", "steered"])
+def test_a_decision_that_comes_before_a_run_has_started_does_not_cancel_it(signal: str) -> None:
+    """Kills: a no that comes as the steered run starts, and ends the unsteered one."""
+    engine, collector = DecidesAtOnce(), Collector()
+    gate = RequestGate(signal=signal, threshold=NEVER, without_context=(5,))
+    request = Request.of(prompt_ids=PROMPT, max_tokens=3, steering=steering(HEADS), gate=gate)
+    engine.submit([request] * 3, collector)
+    assert len(engine.submitted) == 3
+    for unsteered in engine.submitted:
+        unsteered.run()
+    collector.wait(3)
+    reports = [collector.completion(i).steering for i in range(3)]
+    assert [(one.applied, one.gate.steers) for one in reports] == [(False, False)] * 3

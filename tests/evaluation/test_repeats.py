@@ -21,7 +21,7 @@ from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Request
 from juice.errors import UsageError
 from juice.evaluation import side_effects
-from juice.evaluation.results import spread
+from juice.evaluation.results import over_seeds, spread
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
@@ -215,3 +215,19 @@ def test_no_seed_is_refused(model: juice.SteeredModel, tmp_path: Path) -> None:
         UsageError, match="n_seeds is 0: Input should be greater than or equal to 1"
     ):
         juice.evaluate(model, "mini", tmp_path / "out", n_seeds=0)
+
+
+def test_a_resumed_evaluation_gives_no_seed_the_numbers_of_another() -> None:
+    """Kills: a method that only the second seed has, credited to the first."""
+
+    def found(seed: int, **methods: float) -> dict[str, Any]:
+        table = {
+            name: {"table": {"all": {"clean": {"n": 9, "accuracy": share, "interval": None}}}}
+            for name, share in methods.items()
+        }
+        return {"identity": {"seed": seed}, "targets": {"context": {"methods": table}}}
+
+    first, second = found(3, original=0.5), found(4, original=0.7, served=0.9)
+    fresh = over_seeds({3: first, 4: second})
+    assert fresh["targets"]["context"]["served"]["table"]["all"]["clean"]["values"] == [None, 0.9]
+    assert over_seeds({3: {**first, "seeds": fresh}, 4: second}) == fresh

@@ -67,7 +67,6 @@ def by_command(file: Path, out: Path, *flags: str) -> HeadSet:
         pytest.param(
             ("--target", "context", "--method", "probe", "--n-examples", "2", "--alphas-plus", "3"),
             {"target": "context", "method": "probe", "n_examples": 2, "alphas_plus": (3.0,)},
-            marks=pytest.mark.long,
         ),
         pytest.param(
             ("--target", "context", "--protect", "none", "--top-k", "3", "--june", "--seed", "1"),

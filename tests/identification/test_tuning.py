@@ -19,7 +19,7 @@ from juice.identification.gates import measured_gate
 from juice.identification.options import PROTECTED, IdentificationOptions
 from juice.identification.outcomes import answer, outcome
 from juice.identification.task import Task
-from juice.identification.tune import GRID_MINUS, GRID_PLUS, choose
+from juice.identification.tune import GRID_MINUS, GRID_PLUS, choose, grid_of
 from juice.progress import silent
 from tests.support import tiny
 from tests.support.conflicts import examples
@@ -168,3 +168,36 @@ def test_a_set_whose_heads_have_their_own_betas_is_not_tuned() -> None:
     per_head = model.make_head_set(name="t", target="context", plus=[(0, 1)], beta_plus=[1.0])
     with pytest.raises(UsageError, match="there is nothing to tune"):
         juice.tune(model, per_head, examples())
+
+
+def test_betas_are_tried_of_the_heads_that_the_method_has() -> None:
+    """Kills: the default method's heads, where the two methods differ."""
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    plus = model.make_head_set(name="t", target="context", plus=[(0, 1)])
+    minus = model.make_head_set(name="t", target="context", minus=[(2, 2)], method="june")
+    methods = Methods(juice=plus.intervention("juice"), june=minus.intervention("june"))
+    both = plus.model_copy(update={"methods": methods})
+    assert {pair[1] for pair in grid_of(both, "juice")} == {0.0}
+    assert {pair[0] for pair in grid_of(both, "june")} == {0.0}
+    assert {pair[1] for pair in grid_of(both, "june")} == {*GRID_MINUS}
+
+
+@FEW_EXAMPLES
+@pytest.mark.parametrize("how", ["probe", "attribution"])
+def test_a_method_that_a_set_lacks_is_tuned_with_the_heads_of_its_default(how: str) -> None:
+    facts = juice.read_examples("mini")[:4]
+    with juice.load("mini") as model:
+        shipped = model.head_sets.get("context")
+        lacking = shipped.model_copy(
+            update={"methods": Methods(juice=shipped.intervention("juice"))}
+        )
+        task = Task(
+            model=model,
+            target="context",
+            validation=facts,
+            options=IdentificationOptions(method=how, protect=()),
+        )
+        tuned = choose(task, [lacking], "june")
+        assert tuned.intervention("june").heads == shipped.heads
+        assert tuned.betas("june") is not None
+        assert tuned.betas("juice") == shipped.betas("juice")

@@ -199,3 +199,13 @@ def test_an_engine_that_ends_ends_all_that_wait(
     model.close()
     collector.wait(400)
     assert dispatcher.n_waiting == 0
+
+
+def test_no_request_goes_before_the_priority_of_its_client(
+    model: juice.SteeredModel, dispatcher: Dispatcher
+) -> None:
+    """Kills: a request that a route makes without the priority of the key."""
+    collector = Collector()
+    (turn,) = submit(dispatcher, Client(name="slow", priority=10), [request(2)], collector)
+    collector.wait(1)
+    assert turn.priority == 10

@@ -6,7 +6,6 @@ import hashlib
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -18,7 +17,7 @@ from juice_server.dispatcher import RateLimits, Throughput
 from juice_server.errors import RateLimitedError
 from juice_server.keys import Client, Keys
 from juice_server.trace import network_of
-from tests.support.serving import CONFLICT, LONG, Server, gauge, serving, within
+from tests.support.serving import CONFLICT, LONG, gauge, serving, within
 
 SHORT = {"prompt": CONFLICT, "max_tokens": 2}
 
@@ -177,11 +176,11 @@ def test_each_key_may_do_what_the_file_says_and_the_file_is_read_again(tmp_path:
         assert named >= {"reader", "app", "slow", "urgent", "new"}
 
 
-def test_a_hang_up_without_a_file_of_keys_ends_nothing(served: Callable[..., Server]) -> None:
-    server = served()
-    server.process.send_signal(signal.SIGHUP)
-    time.sleep(0.3)
-    assert httpx.get(f"{server.url}/healthz").status_code == 200
+def test_a_hang_up_without_a_file_of_keys_ends_nothing() -> None:
+    with serving() as server:
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
 
 
 def test_a_short_request_does_not_wait_behind_500_long_ones_of_another_key(tmp_path: Path) -> None:

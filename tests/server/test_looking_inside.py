@@ -292,3 +292,10 @@ def test_what_cannot_be_shown_is_refused(
     answer = client.post(route, json=body)
     assert answer.status_code == 400, answer.text
     assert named in answer.json()["error"]["message"]
+
+
+def test_a_comparison_counts_its_prompt_once(client: httpx.Client) -> None:
+    found = post(client, "/compare", **ASKED, max_tokens=3)
+    assert len(found["answers"]) == 3
+    n_prompt = len(prompt_ids(client, f"{CONTEXT} {QUESTION}"))
+    assert found["usage"]["prompt_tokens"] == n_prompt

@@ -32,7 +32,7 @@ class CannedRequest:
         self.cancelled = reason or CancelledError("the request was cancelled")
 
     def run(self) -> None:
-        tokens = tuple(ScoredToken(i, -0.5) for i, _ in enumerate(WORDS))
+        tokens = tuple(ScoredToken(i, -0.5, ((i, -0.5),)) for i, _ in enumerate(WORDS))
         for token, word in zip(tokens, WORDS, strict=True):
             if self.cancelled is not None:
                 self.sink(Update(index=self.request.index, error=self.cancelled))

@@ -260,9 +260,9 @@ def columns_of(
 
 
 def text_of(value: Any) -> str | None:
-    """Return the text of a value, stripped; None if it has no text."""
+    """Return the text of a value, stripped; None if it has no text, as pandas' NaN has none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+        return None if value != value else str(value)
     return value.strip() or None if isinstance(value, str) else None
 
 

@@ -323,10 +323,7 @@ class Loop:
             return  # its other row has failed in this forward
         try:
             if not outcome.is_finite:
-                raise NonFiniteError(
-                    "the model's logits are not finite; lower the strength, or load the model with "
-                    "--dtype float32"
-                )
+                raise NonFiniteError
             sequence.transcript.prompt_tokens += outcome.prompt
             if outcome.token is None:
                 return

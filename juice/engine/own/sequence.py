@@ -85,11 +85,6 @@ class Sequence:
         """The tokens of the prompt that are not cached yet."""
         return len(self.request.prompt_ids) - self.n_cached
 
-    @property
-    def n_rows(self) -> int:
-        """The rows that this sequence occupies in its widest layer."""
-        return 2 if self.window else 1
-
     def pending(self, n_tokens: int) -> tuple[int, ...]:
         """Return the next n tokens for the model: the rest of the prompt, then new ones."""
         start, n_prompt = self.n_cached, len(self.request.prompt_ids)

@@ -1,4 +1,4 @@
 """The dual run inside vLLM: the second engine of the contract, and steering in plain vLLM.
 
-Only `launch`, `arguments` and `plugin` can be imported where vLLM is not installed.
+Only `launch`, `check`, `arguments` and `plugin` can be imported where vLLM is not installed.
 """

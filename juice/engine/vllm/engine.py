@@ -233,10 +233,7 @@ class VllmSequence:
     def _scored(self, token: int, logprobs: Mapping[int, Any]) -> ScoredToken:
         logprob = logprobs[token].logprob
         if math.isnan(logprob):
-            raise NonFiniteError(
-                "the model's logits are not finite; lower the strength, or load the model with "
-                "--dtype float32"
-            )
+            raise NonFiniteError
         n_top = self.request.options.top_logprobs
         top = sorted(logprobs.items(), key=lambda item: item[1].rank)[:n_top]
         return ScoredToken(token, logprob, tuple((other, scored.logprob) for other, scored in top))

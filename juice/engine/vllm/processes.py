@@ -22,8 +22,7 @@ from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from juice.engine.options import first_problem
-from juice.errors import JuiceError, UnsupportedModelError, UsageError, first_line
+from juice.errors import JuiceError, UnsupportedModelError, UsageError, first_line, first_problem
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -108,6 +108,7 @@ class Ingress:
         self._calls = {
             name: handles[name].options(stream=True, method_name="answer") for name in read.models
         }
+        self._n_replicas = dict.fromkeys(read.models, 0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app; Ray Serve calls this."""
@@ -128,20 +129,30 @@ class Ingress:
 
     async def _readyz(self, _request: Request) -> Response:
         """Report how many replicas each model has, and whether all have one."""
-        status = await asyncio.to_thread(serve.status)
-        deployments = status.applications[serve.get_replica_context().app_name].deployments
-        running = {name: one.replica_states.get("RUNNING", 0) for name, one in deployments.items()}
-        n_replicas = {name: running.get(deployment_name(name), 0) for name in self._calls}
+        n_replicas = await self._counted()
         is_ready = all(n_replicas.values())
         state = {"status": "ready" if is_ready else "loading", "replicas": n_replicas}
         return JSONResponse(state, 200 if is_ready else 503)
+
+    async def _counted(self) -> dict[str, int]:
+        """Return how many replicas each model has, as last known where Ray cannot say."""
+        try:
+            status = await asyncio.to_thread(serve.status)
+        except (RayError, RayServeException) as error:
+            LOG.warning("Ray does not say how many replicas run: %s", type(error).__name__)
+            return self._n_replicas
+        deployments = status.applications[serve.get_replica_context().app_name].deployments
+        running = {name: one.replica_states.get("RUNNING", 0) for name, one in deployments.items()}
+        self._n_replicas = {name: running.get(deployment_name(name), 0) for name in self._calls}
+        return self._n_replicas
 
     async def _metrics(self, _request: Request) -> Response:
         raise HTTPException(404, "Ray exports the metrics of all replicas, on each host")
 
     async def _models(self, request: Request) -> Response:
         """List the names of all models; one without a replica is left out."""
-        lists = await asyncio.gather(*(self._names(request.scope, name) for name in self._calls))
+        running = [name for name, n in (await self._counted()).items() if n]
+        lists = await asyncio.gather(*(self._names(request.scope, name) for name in running))
         if not any(lists):
             raise NotReadyError("no model has a replica; ask /readyz")
         return JSONResponse({"object": "list", "data": [one for names in lists for one in names]})

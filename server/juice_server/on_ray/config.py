@@ -15,8 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.types import Scope
 
-from juice.engine.options import first_problem
-from juice.errors import UsageError
+from juice.errors import UsageError, first_problem
 from juice.formula import STEER_TARGETS
 from juice_server import settings as settings_module
 from juice_server.errors import UnknownModelError

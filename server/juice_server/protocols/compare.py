@@ -103,6 +103,7 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
         await request_for(translator, request, body, body.steered(target), top_logprobs=body.top)
         for target in targets
     ]
+    trace.steer, trace.n_choices = "", len(targets)
     renderer = CompareRenderer(service, body, trace, targets)
     return await answered(service, request, requests, renderer, is_stream=body.stream)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -421,7 +422,8 @@ class _Sweep:
 
     async def run(self) -> SweepResponse:
         body = self._body
-        prompt = (await self._request(Steer(target="none"))).prompt_ids
+        first = await self._request(Steer(target="none"))
+        prompt, self._priority = first.prompt_ids, first.priority
         pair = await self._given_answers() if body.answers else await self._found_answers()
         shared = pair[0][: _n_shared(*pair)]
         ends = [ids[len(shared) :] for ids in pair]
@@ -476,20 +478,17 @@ class _Sweep:
         self, prompt: Ids, ends: Sequence[Ids], strengths: Sequence[float]
     ) -> list[list[float]]:
         """Return how likely each end is at each strength, in one batch."""
-        model, steers = self._model, [self._body.steer(strength) for strength in strengths]
+        steers = [self._body.steer(strength) for strength in strengths]
+        request = partial(self._model.request, priority=self._priority)
         if all(len(end) == 1 for end in ends):
             watch = tuple(end[0] for end in ends)
             done = await self._complete(
-                [model.request(prompt, steer=steer, max_tokens=1, watch=watch) for steer in steers]
+                [request(prompt, steer=steer, max_tokens=1, watch=watch) for steer in steers]
             )
             return [[math.exp(answer.watched[i]) for answer in done] for i in range(len(ends))]
         scored: dict[str, Any] = {"max_tokens": 0, "prompt_logprobs": True}
         done = await self._complete(
-            [
-                model.request([*prompt, *end], steer=steer, **scored)
-                for end in ends
-                for steer in steers
-            ]
+            [request([*prompt, *end], steer=steer, **scored) for end in ends for steer in steers]
         )
         found = [
             math.exp(sum(token.logprob or 0.0 for token in answer.prompt_tokens[len(prompt) :]))

@@ -10,10 +10,9 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
-LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 # Loggers for operators, heard from "info" on; other libraries are heard from "warning" on.
 LOUD = ("juice", "juice_server")
 HEARD = (*LOUD, "uvicorn.error", "asyncio", "opentelemetry")

@@ -112,6 +112,13 @@ def test_every_prompt_of_a_request_counts(server: Server) -> None:
         assert total(grown, f"{name}_total", **PROMPT.get(name, {})) == n_in, name
 
 
+def test_what_is_refused_counts_for_its_target(server: Server) -> None:
+    growth = Growth(server)
+    body = {"prompt": CONFLICT, "steer": "context", "max_tokens": 100_000}
+    assert httpx.post(f"{server.url}/generate", json=body, headers=BEARER).status_code == 400
+    assert total(growth(), "juice_requests_total", status="400", steer="context") == 1
+
+
 def test_keys_are_counted_by_their_names(server: Server) -> None:
     growth = Growth(server)
     answer, _ = ask(server, max_tokens=5)
