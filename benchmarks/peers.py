@@ -56,7 +56,7 @@ from benchmarks.rig import (
     prompts,
     step_s,
 )
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.scheduler import TOKENS_PER_FORWARD, Costs
 from juice.engine.request import Request
 from juice.engine.steer import unsteered

@@ -32,7 +32,7 @@ from transformers import LlamaForCausalLM
 import juice
 from benchmarks import rig
 from benchmarks.rig import SMALL, medians, prompts, show
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Request
 from juice.engine.steer import Steering

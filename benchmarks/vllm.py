@@ -29,7 +29,7 @@ import httpx
 import juice
 from benchmarks import rig
 from benchmarks.rig import SMALL, VLLM_RESTS_WITHIN_S, Worker, answer_questions, prompts, show
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.request import Request
 from juice.engine.steer import unsteered
 from tests.support import tiny

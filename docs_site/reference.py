@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from juice.cli.main import app
-from juice.engine.options import EngineOptions, LoadOptions
+from juice.engine.load_options import EngineOptions, LoadOptions
 from juice_server.app import create
 from juice_server.settings import Settings
 

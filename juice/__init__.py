@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from juice.data.example import ConflictExample
     from juice.data.readers.sources import read_examples
     from juice.engine.answer import Completion
-    from juice.engine.options import Limits, LoadOptions, SamplingOptions
+    from juice.engine.load_options import Limits, LoadOptions
     from juice.engine.request import GenerationOptions
+    from juice.engine.sampling_options import SamplingOptions
     from juice.engine.steer import Steer
     from juice.errors import JuiceError
     from juice.evaluation.run import evaluate
@@ -56,9 +57,9 @@ _HOMES = {
     "Head": "juice.head_set.schema",
     "HeadSet": "juice.head_set.head_set",
     "JuiceError": "juice.errors",
-    "Limits": "juice.engine.options",
-    "LoadOptions": "juice.engine.options",
-    "SamplingOptions": "juice.engine.options",
+    "Limits": "juice.engine.load_options",
+    "LoadOptions": "juice.engine.load_options",
+    "SamplingOptions": "juice.engine.sampling_options",
     "Steer": "juice.engine.steer",
     "SteeredModel": "juice.steered_model",
     "evaluate": "juice.evaluation.run",

@@ -28,7 +28,7 @@ from juice.checks.heads import check_heads
 from juice.checks.linearity import why_not_linear
 from juice.checks.two_runs import check_invariance, check_vllm
 from juice.engine.contract import Engine
-from juice.engine.options import EngineName, EngineOptions, Limits, LoadOptions
+from juice.engine.load_options import EngineName, EngineOptions, Limits, LoadOptions
 from juice.engine.vllm.launch import vllm_engine
 from juice.errors import (
     JuiceError,
@@ -37,11 +37,11 @@ from juice.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from juice.model.hooks import ModelHooks
 from juice.model.identity import explain, identify_model, source_of, weights_folder
 from juice.model.layout import Layout, resolve
 from juice.model.loaded import LoadedModel, input_device
 from juice.model.masks import attention_pattern, rope_switch
+from juice.model.steering_hooks import ModelHooks
 from juice.placement import (
     choose_device,
     choose_dtype,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel, TorchAoConfig
 
-from juice.engine.options import DeviceMap
+from juice.engine.load_options import DeviceMap
 from juice.errors import UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import juice
-from juice.engine.options import LoadOptions
+from juice.engine.load_options import LoadOptions
 from juice.errors import ModelNotFoundError, UsageError
 from juice.loading import load_model
 from tests.support import oracle, tiny

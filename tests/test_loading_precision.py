@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 import juice
 from juice.checks.at_load import checked_engine
 from juice.checks.linearity import TOLERANCE, why_not_linear
-from juice.engine.options import LoadOptions
+from juice.engine.load_options import LoadOptions
 from juice.errors import HeadSetMismatchError, JuiceError, UnsupportedModelError, UsageError
 from juice.loading import load_model, prepare
-from juice.model.hooks import ModelHooks, SteeringPlan
 from juice.model.layout import resolve
+from juice.model.steering_hooks import ModelHooks, SteeringPlan
 from tests.support import oracle, precise, tiny
 from tests.support.architectures import build
 from tests.support.serving import serving

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import juice
 from juice.checks.at_load import checked_engine
-from juice.engine.options import LoadOptions
+from juice.engine.load_options import LoadOptions
 from juice.loading import load_model, prepare
 from tests.support import oracle, precise, tiny
 from tests.support.mixed import TOLERANCE

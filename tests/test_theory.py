@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from juice.model.hooks import ModelHooks, SteeringPlan
 from juice.model.layout import AttentionLayer, Layout
+from juice.model.steering_hooks import ModelHooks, SteeringPlan
 
 N_SUBJECTS, N_NOISE, N_POSITIONS = 6, 14, 10
 SUBJECTS = range(N_SUBJECTS)

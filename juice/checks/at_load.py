@@ -37,7 +37,7 @@ from juice.checks.two_runs import (
     largest,
     steering_by,
 )
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.batch import Mode
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import MAX_TOP_LOGPROBS, Request

@@ -26,9 +26,9 @@ from torch.overrides import TorchFunctionMode
 
 from juice.checks.two_runs import largest
 from juice.errors import JuiceError, UnsupportedModelError, UsageError
-from juice.model.hooks import SteeringPlan, at_z, copy_rows, hooked, in_this_thread
 from juice.model.layout import AttentionLayer, text_config
 from juice.model.loaded import LoadedModel
+from juice.model.steering_hooks import SteeringPlan, at_z, copy_rows, hooked, in_this_thread
 
 N_TOKENS = 3
 # Doubling is exact in floating point; only the order of sums differs.

@@ -24,9 +24,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from juice.errors import JuiceError, UnsupportedModelError
-from juice.model.hooks import hooked, in_this_thread
 from juice.model.layout import Layout, features
 from juice.model.loaded import uncompiled
+from juice.model.steering_hooks import hooked, in_this_thread
 
 # Relative to the output's norm. 8-bit activations are off by 0.017 and more; bfloat16, which some
 # 4-bit kernels use whatever their input, rounds by 0.004, TF32 and float16 by less.

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from juice.cli import console, options
-from juice.engine.options import EngineOptions, LoadOptions, SamplingOptions
+from juice.engine.load_options import EngineOptions, LoadOptions
+from juice.engine.sampling_options import SamplingOptions
 from juice.errors import JuiceError, RequestError, UsageError
 from juice.formula import STEER_TARGETS, SteerTarget
 

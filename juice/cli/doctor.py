@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from juice.cli import console, options
-from juice.engine.options import EngineOptions, LoadOptions
+from juice.engine.load_options import EngineOptions, LoadOptions
 from juice.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import typer
 from pydantic import Field
 
 from juice.cli import console, options
-from juice.engine.options import LoadOptions, Options
+from juice.engine.load_options import LoadOptions
+from juice.engine.sampling_options import Options
 from juice.errors import UsageError
 from juice.evaluation.options import (
     ANALYSIS_NAMES,

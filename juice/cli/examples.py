@@ -16,7 +16,8 @@ from pydantic import Field
 from juice.cli import console, options
 from juice.data.make import QUESTION_TEMPLATE, check_template
 from juice.data.passages import MAX_SENTENCE_TOKENS
-from juice.engine.options import LoadOptions, Options
+from juice.engine.load_options import LoadOptions
+from juice.engine.sampling_options import Options
 from juice.errors import UsageError
 
 if TYPE_CHECKING:

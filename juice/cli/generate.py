@@ -8,7 +8,8 @@ import typer
 from pydantic import Field
 
 from juice.cli import console, options
-from juice.engine.options import EngineOptions, LoadOptions, Options, SamplingOptions
+from juice.engine.load_options import EngineOptions, LoadOptions
+from juice.engine.sampling_options import Options, SamplingOptions
 from juice.errors import HeadSetNotFoundError, UsageError
 from juice.formula import TARGETS, GateMode, Positions, SteerMethod, SteerTarget, scales_heads
 

@@ -11,7 +11,7 @@ import typer
 from juice.cli import console, options
 from juice.cli.inspect import check_page, write_page
 from juice.cli.tune import answer_effect
-from juice.engine.options import LoadOptions
+from juice.engine.load_options import LoadOptions
 from juice.errors import JuiceError
 from juice.identification.options import IdentificationOptions
 

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from juice import uncollected
 from juice.cli import console
-from juice.engine.options import EngineOptions, LoadOptions, Options
+from juice.engine.load_options import EngineOptions, LoadOptions
+from juice.engine.sampling_options import Options
 from juice.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from juice.cli import console, options
-from juice.engine.options import LoadOptions
+from juice.engine.load_options import LoadOptions
 from juice.formula import Method
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from transformers import PreTrainedTokenizerBase
 
 from juice.engine.answer import Completion, Sink, Update
 from juice.engine.gate import start_gated
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.request import Request, Running, numbered
 from juice.engine.steer import Steering
 from juice.engine.structure import Structures

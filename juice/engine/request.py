@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol, Self, TypeAlias, TypedDict, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from juice.engine.answer import ScoredToken
-from juice.engine.options import SamplingOptions
+from juice.engine.sampling_options import SamplingOptions
 from juice.engine.steer import GateReport, GivenHeadSet, Steer, Steering, unsteered
 from juice.engine.structure import Structure
 from juice.errors import ContextLengthError, JuiceError, RequestError

@@ -4,7 +4,7 @@ A `Steer` is a request's wish; `Steering` is its meaning for one model, resolved
 coefficients by layer and head. The report of what was applied is part of every answer. A request
 whose coefficients are all zero takes the unsteered path. Context-aware decoding (`cad`, `adacad`)
 uses no heads: its strength is the weight of the contrast between the prompt with and without its
-context. The hooks that change z are in `juice.model.hooks`.
+context. The hooks that change z are in `juice.model.steering_hooks`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict, get_args
 
 from pydantic import Field
 
-from juice.engine.options import Options
+from juice.engine.sampling_options import Options
 from juice.errors import UsageError
 from juice.formula import Target
 

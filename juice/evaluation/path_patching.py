@@ -32,9 +32,9 @@ from juice.formula import ConflictType
 from juice.head_set.schema import Head
 from juice.identification.examples import scored_prompt
 from juice.model.definition import PaddedPrompts
-from juice.model.hooks import at_z
 from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
+from juice.model.steering_hooks import at_z
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 

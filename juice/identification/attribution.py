@@ -39,9 +39,9 @@ from juice.head_set.schema import HeadScores
 from juice.identification.examples import ScoredPrompt, scored_prompt
 from juice.identification.task import Unfinished
 from juice.model.definition import PaddedPrompts
-from juice.model.hooks import at_z
 from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
+from juice.model.steering_hooks import at_z
 from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
 

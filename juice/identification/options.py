@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
-from juice.engine.options import Options
+from juice.engine.sampling_options import Options
 from juice.errors import UsageError
 from juice.formula import METHODS, Method, Target
 

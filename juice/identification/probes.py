@@ -40,9 +40,9 @@ from juice.head_set.schema import HeadScores
 from juice.identification.examples import scored_prompt
 from juice.identification.task import Unfinished
 from juice.model.definition import PaddedPrompts
-from juice.model.hooks import SteeringPlan, copy_rows, hooked, in_this_thread
 from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
+from juice.model.steering_hooks import SteeringPlan, copy_rows, hooked, in_this_thread
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 

@@ -26,8 +26,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from juice.engine.answer import Completion
-from juice.engine.options import SamplingOptions
 from juice.engine.request import MAX_STOPS, Request
+from juice.engine.sampling_options import SamplingOptions
 from juice.engine.steer import Steer
 from juice.errors import ContextLengthError, RequestError, UsageError
 from juice.loading import load

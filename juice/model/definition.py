@@ -15,9 +15,9 @@ from inspect import signature
 import torch
 
 from juice.formula import Method, add_scaled
-from juice.model.hooks import at_z
 from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
+from juice.model.steering_hooks import at_z
 
 
 @torch.inference_mode()

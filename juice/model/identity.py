@@ -37,7 +37,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.utils import cached_file
 
 from juice.engine.contract import ModelDescription
-from juice.engine.options import LoadOptions
+from juice.engine.load_options import LoadOptions
 from juice.errors import ModelNotFoundError, causes_of, first_line
 from juice.files import MINI
 from juice.head_set.schema import ModelIdentity

@@ -20,10 +20,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from juice.engine.contract import ModelDescription
 from juice.head_set.schema import ModelIdentity
-from juice.model.hooks import ModelHooks
 from juice.model.identity import describe, max_positions, vocabulary_size
 from juice.model.layout import Layout
 from juice.model.masks import AttentionPattern
+from juice.model.steering_hooks import ModelHooks
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from juice_server.errors import ErrorAnswer, MessagesErrorAnswer, documented
 from juice_server.fields import STEERING_HEADER
 from juice_server.http import BodyIntake, KeyCheck, Observer
 from juice_server.keys import Keys
-from juice_server.protocols import about, anthropic, compare, explain, native, openai, responses
+from juice_server.routes import about, anthropic, compare, explain, native, openai, responses
 from juice_server.service import Service
 from juice_server.settings import Settings
 from juice_server.telemetry.metrics import Metrics

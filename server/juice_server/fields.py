@@ -17,8 +17,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from juice.engine.options import MAX_BIASES, Bias, SamplingOptions
 from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
+from juice.engine.sampling_options import MAX_BIASES, Bias, SamplingOptions
 from juice.engine.steer import Steer
 from juice.engine.structure import Structure
 from juice_server.keys import MAX_PRIORITY

@@ -24,7 +24,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from juice.engine.options import EngineOptions, Limits, LoadOptions
+from juice.engine.load_options import EngineOptions, Limits, LoadOptions
 from juice.engine.queue import with_room
 from juice.errors import UsageError, first_problem
 from juice_server.keys import Keys

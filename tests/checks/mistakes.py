@@ -14,9 +14,9 @@ from juice.engine.own.loop import Loop
 from juice.engine.own.rows import RowList
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.steer import Steering
-from juice.model import hooks
-from juice.model.hooks import ModelHooks, SteeringPlan
+from juice.model import steering_hooks as hooks
 from juice.model.masks import AttentionPattern
+from juice.model.steering_hooks import ModelHooks, SteeringPlan
 
 Patch = pytest.MonkeyPatch
 Change = Callable[[SteeringPlan], SteeringPlan]

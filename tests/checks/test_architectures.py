@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import juice
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.batch import Mode
 from juice.engine.own.thread import BatchingEngine
 from juice.errors import UnsupportedModelError
 from juice.identification.probes import CleanRun, Prober
-from juice.model.hooks import knocked_out
+from juice.model.steering_hooks import knocked_out
 from tests.support import oracle, tiny
 from tests.support.architectures import ARCHITECTURES, REFUSED, SWITCH, WINDOW, Architecture
 from tests.support.mixed import TOLERANCE, mixed_requests

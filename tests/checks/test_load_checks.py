@@ -16,7 +16,8 @@ from juice.checks.heads import heads_to_check
 from juice.engine.own.batch import Mode
 from juice.errors import UnsupportedModelError
 from juice.loading import prepare
-from juice.model import hooks, layout, masks
+from juice.model import layout, masks
+from juice.model import steering_hooks as hooks
 from tests.support import oracle, tiny
 from tests.support.architectures import build
 

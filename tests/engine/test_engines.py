@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 import juice
 from juice.engine.answer import Completion
 from juice.engine.contract import Capability, Engine
-from juice.engine.options import SamplingOptions
 from juice.engine.request import Request
+from juice.engine.sampling_options import SamplingOptions
 from juice.engine.steer import Steer, resolve
 from juice.errors import (
     CancelledError,

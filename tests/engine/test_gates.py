@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from juice.engine.answer import Sink
 from juice.engine.contract import Engine
-from juice.engine.options import SamplingOptions
 from juice.engine.request import Request, RequestGate, Running
+from juice.engine.sampling_options import SamplingOptions
 from juice.errors import CancelledError, ContextLengthError, RequestError
 from tests.engine.conftest import LIMITS
 from tests.support import oracle, tiny

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from juice.engine.answer import Completion
 from juice.engine.contract import Engine
-from juice.engine.options import SamplingOptions
 from juice.engine.request import Request
+from juice.engine.sampling_options import SamplingOptions
 from juice.engine.steer import Steering
 from juice.engine.structure import Structure
 from juice.errors import RequestError

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import juice
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from tests.support import tiny
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from juice.engine.options import LoadOptions
+from juice.engine.load_options import LoadOptions
 from juice.loading import load_model, prepare
 from tests.support import tiny
 from tests.support.architectures import build

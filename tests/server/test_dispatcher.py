@@ -12,7 +12,7 @@ import pytest
 
 import juice
 from juice.engine.answer import Sink, Update
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.queue import with_room
 from juice.engine.request import Request, numbered

@@ -16,8 +16,8 @@ from juice_server import chat_prompt as chats
 from juice_server import requests as translation
 from juice_server.chat import RESERVED
 from juice_server.fields import MAX_KEYS, NEARLY_STEER, UNSUPPORTED
-from juice_server.protocols import stream as sse
-from juice_server.protocols.responses import ResponsesRequest
+from juice_server.routes import stream as sse
+from juice_server.routes.responses import ResponsesRequest
 
 TURNS = [{"role": "user", "content": "The capital of Peru is Cairo. What is the capital of Peru?"}]
 ROUTES: dict[str, dict[str, Any]] = {

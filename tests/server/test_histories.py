@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
 from juice_server.chat import RESERVED
-from juice_server.protocols.anthropic import MessagesRequest, block_of
-from juice_server.protocols.openai import ChatRequest
-from juice_server.protocols.responses import ResponsesRequest, item_of
+from juice_server.routes.anthropic import MessagesRequest, block_of
+from juice_server.routes.openai import ChatRequest
+from juice_server.routes.responses import ResponsesRequest, item_of
 from juice_server.tool_parser import Call, Thought, Words
 
 ASK = {"role": "user", "content": "Hi"}

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 import juice
 from juice.errors import ContextLengthError
-from juice_server.protocols.native import DetokenizeRequest, GenerateRequest
-from juice_server.protocols.openai import ChatRequest, CompletionRequest
 from juice_server.requests import Translator
+from juice_server.routes.native import DetokenizeRequest, GenerateRequest
+from juice_server.routes.openai import ChatRequest, CompletionRequest
 from juice_server.settings import Settings
 
 WRONG = {

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from juice.engine.answer import Completion, ScoredToken, Sink, Timing, Update
 from juice.engine.contract import Engine, ModelDescription, Status
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.request import Request, Running
 from juice.engine.steer import Steering
 from juice.errors import CancelledError, EngineStoppedError, JuiceError

@@ -10,7 +10,7 @@ from typing import Any
 
 import juice
 from juice.engine.contract import Engine
-from juice.engine.options import EngineOptions, Limits, LoadOptions
+from juice.engine.load_options import EngineOptions, Limits, LoadOptions
 from juice.formula import Target
 from juice.loading import checked_vllm
 from tests.support import tiny

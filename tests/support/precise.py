@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.thread import BatchingEngine
 from juice.model.loaded import LoadedModel
 from tests.support import oracle, tiny

@@ -11,12 +11,13 @@ import torch
 
 import juice
 from juice.engine.answer import Completion, Update
-from juice.engine.options import Limits, SamplingOptions
+from juice.engine.load_options import Limits
 from juice.engine.own import rows as shelves
 from juice.engine.own import scheduler as costs
 from juice.engine.own.cache import SlotLayer
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Contrast, Request
+from juice.engine.sampling_options import SamplingOptions
 from juice.steered_model import SteeredModel
 from tests.support import tiny
 from tests.support.mixed import steering

@@ -17,9 +17,9 @@ import torch
 from juice.engine.own.cache import Access, SlotCache, Span
 from juice.engine.own.rows import RowTable
 from juice.engine.own.sequence import Sequence
-from juice.model.hooks import LayerRows, SteeringPlan
 from juice.model.loaded import LoadedModel
 from juice.model.masks import narrow_sliding_windows
+from juice.model.steering_hooks import LayerRows, SteeringPlan
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import torch
 
 from juice.engine.answer import ScoredToken
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.batch import ForwardBatch, ForwardRows, Mode, Runner, arrange, forward_batch
 from juice.engine.own.cache import SlotsBrokenError
 from juice.engine.own.rows import Shelves
-from juice.engine.own.sampling import Draw, choose, on_device
+from juice.engine.own.sampler import Draw, choose, on_device
 from juice.engine.own.scheduler import Costs, Inbox, Scheduler
 from juice.engine.own.sequence import Sequence
 from juice.engine.request import Request

@@ -36,7 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Condition
 
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.rows import Shelves
 from juice.engine.own.sequence import Sequence
 from juice.errors import EngineStoppedError, JuiceError

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from juice.engine.answer import ScoredToken
-from juice.engine.own.sampling import Draw, new_generator
+from juice.engine.own.sampler import Draw, new_generator
 from juice.engine.request import Request
 from juice.engine.structure import Constraint
 from juice.engine.text import Transcript

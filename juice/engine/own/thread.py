@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from juice.engine.answer import Sink
 from juice.engine.contract import Capability, Engine, ModelDescription, Status, settled
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.batch import Mode, Runner
 from juice.engine.own.cache import ShelfSize
 from juice.engine.own.loop import Loop

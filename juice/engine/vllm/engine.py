@@ -33,7 +33,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from juice.engine.answer import ScoredToken, Sink
 from juice.engine.contract import Capability, Engine, ModelDescription, Status
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.request import Request, Running
 from juice.engine.steer import Steering
 from juice.engine.structure import CANNOT_FOLLOW

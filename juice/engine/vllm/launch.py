@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from juice.engine.options import EngineOptions, Limits, LoadOptions
+from juice.engine.load_options import EngineOptions, Limits, LoadOptions
 from juice.engine.vllm.arguments import choose_window
 from juice.errors import UsageError
 from juice.head_set.library import HeadSetLibrary

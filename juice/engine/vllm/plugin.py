@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from juice.engine.contract import ModelDescription
-from juice.engine.options import LoadOptions
+from juice.engine.load_options import LoadOptions
 from juice.engine.steer import Steer, resolve
 from juice.engine.vllm.arguments import (
     FIRST,

@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
 
 from juice.engine.contract import ModelDescription, free_bytes
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.request import MAX_TOP_LOGPROBS
 from juice.engine.vllm.arguments import WINDOW_KEY
 from juice.engine.vllm.engine import VllmEngine

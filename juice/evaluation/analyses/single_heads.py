@@ -26,8 +26,8 @@ from juice.identification.examples import scored_prompt
 from juice.identification.find import chosen_heads
 from juice.identification.probes import score_heads
 from juice.model.definition import PaddedPrompts
-from juice.model.hooks import Component, knocked_out
 from juice.model.loaded import LoadedModel
+from juice.model.steering_hooks import Component, knocked_out
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 

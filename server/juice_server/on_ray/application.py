@@ -42,7 +42,7 @@ from juice_server.http import while_present
 from juice_server.on_ray import config
 from juice_server.on_ray.config import deployment_name
 from juice_server.on_ray.replica import Replica
-from juice_server.protocols.stream import line
+from juice_server.routes.stream import line
 from juice_server.telemetry import logs
 from juice_server.trace import trace_of
 

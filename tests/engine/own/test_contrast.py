@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import juice
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Contrast, Request
 from juice.errors import NonFiniteError, RequestError

@@ -13,7 +13,7 @@ import torch
 
 from juice.checks.two_runs import check_invariance
 from juice.engine.answer import Completion
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own import scheduler as scheduling
 from juice.engine.own.batch import Mode
 from juice.engine.own.thread import BatchingEngine

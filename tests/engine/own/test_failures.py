@@ -15,7 +15,7 @@ import torch
 
 import juice
 from juice.engine.answer import Update
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.request import Request
 from juice.errors import CancelledError, EngineStoppedError, GenerationError, NonFiniteError
 from juice.steered_model import SteeredModel

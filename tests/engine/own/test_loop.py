@@ -14,7 +14,7 @@ from random import Random
 import pytest
 import torch
 
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own.scheduler import MAX_SCORED_CHUNK
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Request

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import juice
 from juice.engine.answer import Update
-from juice.engine.options import Limits
+from juice.engine.load_options import Limits
 from juice.engine.own import scheduler as costs
 from juice.engine.own.batch import ForwardBatch
 from juice.engine.own.cache import SlotLayer

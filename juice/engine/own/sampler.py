@@ -1,4 +1,4 @@
-"""Sampling: the next tokens of all rows at once, from logits, as `juice.engine.options` orders.
+"""The sampler: the next tokens of all rows, as `juice.engine.sampling_options` orders the steps.
 
 One uniform number from a request's own CPU generator picks each of its tokens. Probabilities become
 whole numbers of 2^-40 before they are added up, so neither the order of a sum nor the other rows of
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from juice.engine.options import SamplingOptions
+from juice.engine.sampling_options import SamplingOptions
 from juice.engine.structure import Constraint, rule_out
 
 # From logits, float32 [rows, vocabulary], and each row's options to the mass that its cuts leave,

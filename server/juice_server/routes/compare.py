@@ -17,10 +17,10 @@ from juice.head_set.library import HeadSetLibrary
 from juice.head_set.schema import MAX_BETA
 from juice_server.fields import ABSENT, STREAMED, Answer, GenerationFields, Usage, usage_of
 from juice_server.http import StrictRoute
-from juice_server.protocols.explain import NamedHeadSets, Question, request_for
-from juice_server.protocols.native import NativeRenderer, Timing, timing_of
-from juice_server.protocols.stream import Event, answered
 from juice_server.requests import TokenProbability, TokenScore
+from juice_server.routes.explain import NamedHeadSets, Question, request_for
+from juice_server.routes.native import NativeRenderer, Timing, timing_of
+from juice_server.routes.stream import Event, answered
 from juice_server.service import Service, ServiceOf
 from juice_server.trace import Trace, trace_of
 

@@ -30,7 +30,7 @@ from juice_server.chat_prompt import Chat, chat_of, prompt_of
 from juice_server.errors import Failure, in_anthropics_words
 from juice_server.fields import MAX_TOKENS, STREAMED, Answer, Documented, Unsupported, at_most
 from juice_server.http import StrictRoute
-from juice_server.protocols.stream import Event, answered
+from juice_server.routes.stream import Event, answered
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import (
     Arguments,

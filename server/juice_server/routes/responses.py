@@ -43,8 +43,8 @@ from juice_server.fields import (
     is_none,
 )
 from juice_server.http import StrictRoute
-from juice_server.protocols.openai import ScoredPlace, scored_places
-from juice_server.protocols.stream import Event, answered
+from juice_server.routes.openai import ScoredPlace, scored_places
+from juice_server.routes.stream import Event, answered
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import (
     Arguments,

@@ -8,8 +8,8 @@ import torch
 import juice
 from juice.errors import UnsupportedModelError
 from juice.loading import prepare
-from juice.model.hooks import ModelHooks, SteeringPlan
 from juice.model.layout import AttentionLayer, Layout
+from juice.model.steering_hooks import ModelHooks, SteeringPlan
 from tests.support import tiny
 
 

@@ -19,9 +19,9 @@ from transformers.generation.logits_process import (
 )
 
 import juice
-from juice.engine.options import SamplingOptions
-from juice.engine.own.sampling import N_CANDIDATES, Draw, _cuts_of, adjusted, choose, new_generator
+from juice.engine.own.sampler import N_CANDIDATES, Draw, _cuts_of, adjusted, choose, new_generator
 from juice.engine.request import Request
+from juice.engine.sampling_options import SamplingOptions
 from juice.errors import RequestError
 from tests.support import tiny
 

@@ -36,8 +36,8 @@ from juice_server.fields import (
     usage_of,
 )
 from juice_server.http import StrictRoute
-from juice_server.protocols.stream import Event, answered
 from juice_server.requests import TokenScore, joined
+from juice_server.routes.stream import Event, answered
 from juice_server.service import Service, ServiceOf
 from juice_server.trace import Trace, trace_of
 
