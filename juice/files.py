@@ -1,12 +1,12 @@
-"""Files that come with the package, and files written in one step.
+"""Files that come with the package, and files written in one step, hashed and read strictly.
 
-Readers of such a file see the old one or the new one; an interrupted write leaves nothing.
-
-Strict JSON: an object has every name once; programs differ in which of two they take.
+Readers of a file written in one step see the old one or the new one; an interrupted write leaves
+nothing. In strict JSON an object has every name once: programs differ in which of two they take.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -57,8 +57,8 @@ def write_lines(path: Path, lines: Iterable[str], *, overwrite: bool) -> None:
 def new_file(path: Path, *, overwrite: bool = True) -> Iterator[BinaryIO]:
     """Open a file that takes its name once it is written and synced, and none after an error.
 
-    Until then it is hidden, beside its place. Raises FileExistsError where the name is taken and
-    nothing may be overwritten.
+    Until then it is hidden, beside its place. Raises FileExistsError where nothing may be
+    overwritten and the name is taken.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     hidden = Path(name)
@@ -76,11 +76,13 @@ def new_file(path: Path, *, overwrite: bool = True) -> Iterator[BinaryIO]:
         hidden.unlink(missing_ok=True)
 
 
-def without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object from its pairs, for `object_pairs_hook`.
+def sha256_of(data: bytes) -> str:
+    """Return the hash of a file's bytes: `sha256:` and 64 hexadecimal digits."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
 
-    Raises ValueError for a name that is given twice.
-    """
+
+def without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object from its pairs, for `object_pairs_hook`; raises ValueError for twins."""
     found = dict[str, Any]()
     for name, value in pairs:
         if name in found:

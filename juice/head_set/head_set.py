@@ -6,10 +6,10 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
 import torch
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from juice.errors import (
     HeadSetError,
@@ -18,28 +18,21 @@ from juice.errors import (
     RequestError,
     first_problem,
 )
-from juice.formula import METHODS, Method, Target
+from juice.files import sha256_of
+from juice.formula import METHODS, Method
 from juice.head_set import hub, storage
-from juice.head_set.hub import card_of
 from juice.head_set.lens import LensHooks, lens_hooks
 from juice.head_set.schema import (
     FIRST_FORMAT,
-    FORMAT,
-    NAME_PATTERN,
-    SHA256_PATTERN,
     Betas,
+    Content,
     Gate,
     Head,
     HeadLists,
     HeadScores,
-    Identification,
     Intervention,
-    Methods,
     ModelIdentity,
-    Part,
-    Validation,
     check_scale,
-    checked_metrics,
     public_id,
     sealed,
     short,
@@ -50,7 +43,7 @@ from juice.head_set.schema import (
 PUBLISHED = frozenset({"sha256:6dfa721e2ef107762ec55c5cffff699bbb6e1ea8a5653a91931f0930d72e8862"})
 
 
-class HeadSet(Part):
+class HeadSet(Content):
     """The heads that steer a model toward a target, and how strongly.
 
     Immutable, and valid once it exists: its heads are within the model that it names, each sign
@@ -68,30 +61,6 @@ class HeadSet(Part):
         scores_sha256: The hash of the scores' file; None without scores.
         scores: The scores that the heads were chosen from.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    format: Literal["juice.head_set/3"] = FORMAT
-    name: str = Field(pattern=NAME_PATTERN)
-    target: Target
-    source: str | None = None
-    model: ModelIdentity
-    method: Method = "juice"
-    methods: Methods
-    identification: Identification | None = None
-    metrics: Annotated[dict[str, Any], AfterValidator(checked_metrics)] = Field(
-        default_factory=dict
-    )
-    scores_sha256: str | None = Field(default=None, pattern=SHA256_PATTERN)
-    scores: HeadScores | None = Field(default=None, exclude=True)
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> Self:
-        if self.method not in self.methods.given:
-            raise ValueError(f"method is {self.method}, but methods.{self.method} is not given")
-        for intervention in self.methods.given.values():
-            self.model.check_holds(intervention.heads)
-        return self
 
     def __repr__(self) -> str:
         signs = (("+", self.heads.plus), ("-", self.heads.minus))
@@ -140,21 +109,18 @@ class HeadSet(Part):
         if data is None:
             return head_set
         scores = HeadScores.parse(data, folder / str(storage.scores_name(content)))
-        head_set._check_scores(scores, folder)
-        return head_set.model_copy(update={"scores": scores})
-
-    def _check_scores(self, scores: HeadScores, folder: Path) -> None:
-        expected = (self.model.n_layers, self.model.n_heads)
+        expected = (head_set.model.n_layers, head_set.model.n_heads)
         if scores.plus.shape[1:] != expected:
             raise HeadSetError(
                 f"{folder} holds scores of shape {list(scores.plus.shape)}; "
                 f"the model has (n_layers, n_heads) = {expected}"
             )
-        if scores.target != self.target:
+        if scores.target != head_set.target:
             raise HeadSetError(
                 f"{folder} holds scores toward {scores.target}; the head set's target is "
-                f"{self.target}"
+                f"{head_set.target}"
             )
+        return head_set.model_copy(update={"scores": scores})
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Save to a folder in one step and make its parents.
@@ -169,7 +135,7 @@ class HeadSet(Part):
         data = None if self.scores is None else self.scores.to_bytes()
         content = self.model_dump(mode="json")
         if data is not None:
-            content["scores_sha256"] = storage.sha256_of(data)
+            content["scores_sha256"] = sha256_of(data)
         return storage.files_of(content, data)
 
     @classmethod
@@ -248,19 +214,10 @@ class HeadSet(Part):
         """
         # A model's path on this machine is nobody else's business.
         model = self.model.model_copy(update={"id": public_id(self.model.id)})
+        public = self.model_copy(update={"model": model})
         return hub.push(
-            self.model_copy(update={"model": model}).to_files(),
-            lambda repo: card_of(
-                repo,
-                name=self.name,
-                target=self.target,
-                source=self.source,
-                model=model,
-                method=self.method,
-                methods=self.methods,
-                identification=self.identification,
-                validations={m: v for m in METHODS if (v := self.validation(m)) is not None},
-            ),
+            public,
+            public.to_files(),
             repo_id,
             private=private,
             token=token,
@@ -290,15 +247,16 @@ class HeadSet(Part):
     @property
     def all_heads(self) -> tuple[Head, ...]:
         """The heads of all methods and signs, each once, in order."""
-        lists = [method.heads for method in self.methods.given.values()]
-        return tuple(sorted({head for heads in lists for head in heads.all}))
+        given = self.methods.given.values()
+        return tuple(sorted({head for one in given for head in one.heads.all}))
 
     @property
     def layers(self) -> list[int]:
         """The layers that are steered: by the tuned betas, or with all heads where none are."""
         tuned = [m for m in self.methods.given if self.betas(m) is not None]
-        steered = {layer for m in tuned for layer in self.coefficients(m)}
-        return sorted(steered if tuned else {head.layer for head in self.all_heads})
+        if not tuned:
+            return sorted({head.layer for head in self.all_heads})
+        return sorted({layer for method in tuned for layer in self.coefficients(method)})
 
     def intervention(self, method: Method | None = None) -> Intervention:
         """Return the heads, betas and gate of a method; None: of the default one.
@@ -324,11 +282,6 @@ class HeadSet(Part):
         intervention = self.methods.given.get(method or self.method)
         return intervention.gate if intervention else None
 
-    def validation(self, method: Method | None = None) -> Validation | None:
-        """Return the effect of a method's tuned betas on their validation examples, or None."""
-        measured = self.metrics.get(f"validation_{method or self.method}")
-        return Validation.model_validate(measured) if measured else None
-
     def applied_betas(
         self,
         method: Method | None = None,
@@ -343,29 +296,28 @@ class HeadSet(Part):
         """
         intervention = self.intervention(method)
         heads, tuned = intervention.heads, intervention.betas
-        given = {"beta_plus": beta_plus, "beta_minus": beta_minus}
+        given = {"plus": beta_plus, "minus": beta_minus}
         if tuned is not None and tuned.is_per_head:
-            for name, value in given.items():
+            for sign, value in given.items():
                 if value is not None:
                     raise RequestError(
-                        f"{name} is given, but each head of the set {self.name!r} has a beta of "
-                        "its own; drop it, and scale all of them with strength",
-                        param=f"steer.{name}",
+                        f"beta_{sign} is given, but each head of the set {self.name!r} has a beta "
+                        "of its own; drop it, and scale all of them with strength",
+                        param=f"steer.beta_{sign}",
                     )
             return tuned
-        for sign, signed in (("plus", heads.plus), ("minus", heads.minus)):
-            if given[f"beta_{sign}"] is None:
+        for sign, signed in heads:
+            if given[sign] is None:
                 # A sign without heads needs no beta: it would scale nothing.
-                given[f"beta_{sign}"] = getattr(tuned, sign, None if signed else 0.0)
-        for name, value in given.items():
-            if value is None:
+                given[sign] = getattr(tuned, sign, None if signed else 0.0)
+            if given[sign] is None:
                 raise RequestError(
                     f"head set {self.name!r} has no betas for method {method or self.method!r}; "
                     "give beta_plus and beta_minus (--beta-plus, --beta-minus), or set them with "
                     "`juice tune`",
-                    param=f"steer.{name}",
+                    param=f"steer.beta_{sign}",
                 )
-        return Betas.model_validate({name.removeprefix("beta_"): v for name, v in given.items()})
+        return Betas.model_validate(given)
 
     def coefficients(
         self, method: Method | None = None, betas: Betas | None = None, strength: float = 1.0
@@ -423,16 +375,15 @@ class HeadSet(Part):
         """Return this set, `having` a method, with its betas, and without what others of it did."""
         heads = self.having(method).intervention(method).heads
         kept = {k: v for k, v in self.metrics.items() if k != f"validation_{method}"}
-        changed = self._with(method, Intervention(heads=heads, betas=betas))
-        return changed.model_copy(update={"metrics": kept})
+        return self._with(method, Intervention(heads=heads, betas=betas), metrics=kept)
 
     def with_gate(self, method: Method, gate: Gate | None) -> Self:
         """Return this set with another gate for the betas of a method, or without one."""
         return self._with(method, self.intervention(method).model_copy(update={"gate": gate}))
 
-    def _with(self, method: Method, intervention: Intervention) -> Self:
+    def _with(self, method: Method, intervention: Intervention, **others: Any) -> Self:
         methods = self.methods.model_copy(update={method: intervention})
-        return self.model_copy(update={"methods": methods})
+        return self.model_copy(update={"methods": methods, **others})
 
     def with_metrics(self, metrics: Mapping[str, Any]) -> Self:
         """Return this set with metrics added."""

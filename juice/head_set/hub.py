@@ -1,13 +1,9 @@
-"""Head sets on the hub: pulled into the folder of head sets, pushed with a card.
-
-A card is the README.md of a pushed set: what it is, how it was found and what it did, from its
-file alone.
-"""
+"""Head sets on the hub: pulled into its cache, and pushed with a card, their README.md."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from huggingface_hub import (
@@ -21,15 +17,11 @@ from huggingface_hub import (
 )
 
 from juice.errors import HeadSetNotFoundError, OutputError, causes_of, first_line
-from juice.formula import Method, Target
-from juice.head_set.schema import (
-    Identification,
-    Methods,
-    ModelIdentity,
-    Validation,
-)
+from juice.formula import METHODS
+from juice.head_set.schema import Content
 from juice.head_set.storage import JSON_FILE, is_scores_name
 
+CARD_FILE = "README.md"
 PAPER = "https://proceedings.mlr.press/v267/li25c.html"
 NOUNS = {"attribution": "attribution", "learned": "learning", "probe": "probes"}
 WINS = {"context": "what it reads in the prompt", "parametric": "what it remembers"}
@@ -37,7 +29,7 @@ CARD = """---
 {data}
 ---
 
-# {name}: {model.id} toward {target}
+# {own.name}: {model.id} toward {own.target}
 
 A head set for [JuICE](https://github.com/juice-steering/juice): it steers `{model.id}`, at \
 inference time and without training, so that in a conflict {wins} wins. Method: \
@@ -52,7 +44,7 @@ Layer and query head, both counted from 0, best first.
 | model | {model.architecture}, {model.n_layers} layers of {model.n_heads} heads |
 | revision | {revision} |
 | fingerprint | {fingerprint} |
-| default method | {method} |
+| default method | {own.method} |
 {heads}
 
 ## How the heads were found
@@ -64,7 +56,7 @@ Layer and query head, both counted from 0, best first.
 ```python
 from juice import HeadSet, Steer, load
 model, head_set = load("{model.id}"), HeadSet.from_pretrained("{repo_id}")
-print(model.generate("...", steer=Steer(target="{target}", head_set=head_set{options}))[0])
+print(model.generate("...", steer=Steer(target="{own.target}", head_set=head_set{options}))[0])
 ```
 
 ```sh
@@ -74,111 +66,77 @@ curl -s http://127.0.0.1:8000/generate -H 'content-type: application/json' -d '{
 """
 
 
-def card_of(
-    repo_id: str,
-    *,
-    name: str,
-    target: Target,
-    source: str | None,
-    model: ModelIdentity,
-    method: Method,
-    methods: Methods,
-    identification: Identification | None,
-    validations: Mapping[Method, Validation],
-) -> str:
-    """Return the card as Markdown, with the hub's metadata before it.
-
-    Args:
-        repo_id: The repository that the card names.
-        name: The head set's name.
-        target: The target that it steers toward.
-        source: The publication of its heads.
-        model: The model that it is for.
-        method: The method that serves by default.
-        methods: The heads, betas and gates.
-        identification: The way in which the heads were found.
-        validations: The effect of the betas on their validation examples, by method.
-    """
-    is_hub_id = "/" in model.id and not model.id.startswith((".", "/", "~"))
+def card_of(head_set: Content, repo_id: str) -> str:
+    """Return a head set's card as Markdown, with the hub's metadata before it."""
+    model, target = head_set.model, head_set.target
     data = ModelCardData(
         library_name="juice",
-        base_model=model.id if is_hub_id else None,
+        base_model=model.id if "/" in model.id else None,  # a path has lost its folders
         tags=["head-set", "steering", "knowledge-conflicts", target],
     )
-    is_tuned = methods.given[method].betas is not None
+    is_tuned = head_set.methods.given[head_set.method].betas is not None
+    steer = {"target": target, "head_set": head_set.name}
     betas = {} if is_tuned else {"beta_plus": 1.0, "beta_minus": -1.0}
     unknown = "none: matched by architecture and shape"
     text = CARD.format(
         data=data,
-        name=name,
+        own=head_set,
         model=model,
-        target=target,
         wins=WINS[target],
         paper=PAPER,
         revision=model.revision or "not recorded",
         fingerprint=f"`{model.fingerprint}`" if model.fingerprint else unknown,
-        method=method,
-        heads="\n".join(_heads(methods)),
-        origin=_origin(source, identification),
-        effect=_effect(target, methods, validations),
+        heads="\n".join(_heads(head_set)),
+        origin=_origin(head_set),
+        effect=_effect(head_set),
         repo_id=repo_id,
         options="".join(f", {field}={value}" for field, value in betas.items()),
-        body=json.dumps({"prompt": "...", "steer": {"target": target, "head_set": name, **betas}}),
+        body=json.dumps({"prompt": "...", "steer": {**steer, **betas}}),
     )
     return str(ModelCard(text))
 
 
-def _heads(methods: Methods) -> Iterator[str]:
-    for method, given in methods.given.items():
+def _heads(head_set: Content) -> Iterator[str]:
+    for method, given in head_set.methods.given.items():
         for sign, heads in (("+", given.heads.plus), ("-", given.heads.minus)):
             yield f"| {sign} heads, {method} | {' '.join(map(str, heads)) or 'none'} |"
         yield f"| betas, {method} | {given.betas or 'untuned: give them, or run `juice tune`'} |"
 
 
-def _origin(source: str | None, identification: Identification | None) -> str:
-    lines = []
-    if source:
-        lines.append(f"Source: {source}")
-    if identification:
-        n_examples, seed = identification.n_examples, identification.seed
-        alphas = " ".join(
-            f"{alpha:g}" for alpha in (*identification.alphas_plus, *identification.alphas_minus)
-        )
-        how = f"probes scaled by {alphas}" if alphas else NOUNS[identification.method]
-        kept = (
-            f", the best {identification.top_k} of each sign kept" if identification.top_k else ""
-        )
-        versions = ", ".join(
-            f"{name} {version}" for name, version in identification.versions.items()
-        )
+def _origin(head_set: Content) -> str:
+    lines = [f"Source: {head_set.source}"] if head_set.source else []
+    if found := head_set.identification:
+        alphas = " ".join(f"{alpha:g}" for alpha in (*found.alphas_plus, *found.alphas_minus))
+        how = f"probes scaled by {alphas}" if alphas else NOUNS[found.method]
+        kept = f", the best {found.top_k} of each sign kept" if found.top_k else ""
+        versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
         lines.append(
-            f"Identified by {how} on {n_examples} examples (seed {seed}) under "
-            f"the conflict types {', '.join(identification.conflict_types)}{kept} ({versions})."
+            f"Identified by {how} on {found.n_examples} examples (seed {found.seed}) under "
+            f"the conflict types {', '.join(found.conflict_types)}{kept} ({versions})."
         )
     return "\n\n".join(lines) or "Made by hand."
 
 
-def _effect(target: Target, methods: Methods, validations: Mapping[Method, Validation]) -> str:
-    if not validations:
+def _effect(head_set: Content) -> str:
+    measured = {m: v for m in METHODS if (v := head_set.validation(m)) is not None}
+    if not measured:
         return ""
     rows = [
-        f"| {method} | {kind} | {measured.accuracy_unsteered[kind]:.3f} | {value:.3f} | "
-        f"{measured.n_examples} |"
-        for method, measured in validations.items()
-        for kind, value in measured.accuracy.items()
+        f"| {method} | {kind} | {one.accuracy_unsteered[kind]:.3f} | {value:.3f} | "
+        f"{one.n_examples} |"
+        for method, one in measured.items()
+        for kind, value in one.accuracy.items()
     ]
-    for method, given in methods.given.items():
+    for method, given in head_set.methods.given.items():
         if given.gate:
             rows += ["", f"Gate of {method}, used where a request asks for `gate: auto`:", ""]
             rows += [f"- {rule}" for rule in given.gate.rules]
     head = ["| method | conflict type | unsteered | steered | facts |", "|---|---|---|---|---|"]
     summary = (
-        f"Share of {target} answers on the examples that tuned the betas; expect less on others."
+        f"Share of {head_set.target} answers on the examples that tuned the betas; "
+        "expect less on others."
     )
     return "\n".join(["", "## What it did on validation", "", summary, "", *head, *rows, ""])
-
-
-CARD_FILE = "README.md"
 
 
 def pull(
@@ -217,38 +175,36 @@ def pull(
 
 
 def push(
+    head_set: Content,
     files: Mapping[str, bytes],
-    card: Callable[[str], str],
     repo_id: str,
     *,
     private: bool | None,
     token: str | bool | None,
-    commit_message: str,
     revision: str | None,
+    commit_message: str,
     create_pr: bool,
 ) -> str:
-    """Commit the files of a head set and its card to a repository, and return the commit's URL.
+    """Commit a head set's files and card to a repository, and return the commit's URL.
 
-    Scores of an earlier set are removed in the same commit. `card` makes the model card for the
-    repository's full name; the options are those of `HeadSet.push_to_hub`. Raises OutputError.
+    Scores of an earlier set are removed in the same commit. The options are those of
+    `HeadSet.push_to_hub`. Raises OutputError.
     """
     api = HfApi(token=token)
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        named = {**files, CARD_FILE: card(repo).encode()}
-        existing = api.list_repo_files(repo, revision=revision)
-        operations: list[CommitOperationAdd | CommitOperationDelete] = [
-            CommitOperationAdd(path_in_repo=name, path_or_fileobj=data)
-            for name, data in named.items()
-        ]
-        operations += [
-            CommitOperationDelete(path_in_repo=name)
-            for name in existing
+        named = {**files, CARD_FILE: card_of(head_set, repo).encode()}
+        stale = [
+            name
+            for name in api.list_repo_files(repo, revision=revision)
             if is_scores_name(name) and name not in named
         ]
         commit = api.create_commit(
             repo,
-            operations,
+            [
+                *(CommitOperationAdd(name, data) for name, data in named.items()),
+                *(CommitOperationDelete(name) for name in stale),
+            ],
             commit_message=commit_message,
             revision=revision,
             create_pr=create_pr,

@@ -1,8 +1,8 @@
-"""The parts of a head set: heads, betas and gates of each method, model, origin, effect, scores.
+"""The content of a head set: heads, betas and gates by method, model, origin, effect, scores.
 
-All are immutable, finite and without unknown fields. A **method** scales its heads: `juice` in two
-runs, `june` in one. Its **betas** scale the recorded z, one for all heads of a sign or one for each
-head. Its **gate** tells, by a number at a prompt's end, whether a request should be steered:
+All parts are immutable, finite and without unknown fields. A **method** scales its heads: `juice`
+in two runs, `june` in one. Its **betas** scale the recorded z, one for all heads of a sign or one
+for each head. Its **gate** tells, by a number at a prompt's end, whether a request is steered:
 
     memory   the largest probability of the next token without the context and without steering
     steered  the same of the steered run
@@ -21,12 +21,11 @@ head. Their kind:
     attribution  how fast the lead of the target's answer grows with the head's coefficient
     learned      the coefficient that the head was given, once for all conflict types
 
-Content of the older formats is turned into that of this one here; `HeadSet` holds all of it.
+Content of the older formats is turned into that of this one here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -35,12 +34,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from juice.errors import HeadSetError, RequestError
-from juice.formula import CONFLICT_TYPES, METHODS, TARGETS, Method
+from juice.files import sha256_of
+from juice.formula import CONFLICT_TYPES, METHODS, TARGETS, Method, Target
 
 FORMAT: Final = "juice.head_set/3"
 # Without methods: one list of heads for both. The first had no seal, and one beta a sign.
@@ -111,7 +111,7 @@ class HeadLists(Part):
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
-        for sign, heads in (("plus", self.plus), ("minus", self.minus)):
+        for sign, heads in self:
             if len(set(heads)) < len(heads):
                 raise ValueError(f"the {sign} heads list a head twice")
         if not self.plus and not self.minus:
@@ -152,11 +152,6 @@ class Betas(Part):
     def is_per_head(self) -> bool:
         """Whether each head has a beta of its own."""
         return isinstance(self.plus, tuple)
-
-    def each(self, sign: Sign, n_heads: int) -> tuple[float, ...]:
-        """Return the beta of each of the `n_heads` heads of a sign."""
-        given: float | tuple[float, ...] = getattr(self, sign)
-        return given if isinstance(given, tuple) else (given,) * n_heads
 
     def spread(self, sign: Sign) -> Spread:
         """Return the beta of a sign, or the smallest and largest of its heads; 0 without heads."""
@@ -256,13 +251,11 @@ class Intervention(Part):
         A head in both lists gets the sum.
         """
         coefficients: dict[int, torch.Tensor] = {}
-        for heads, scales in (
-            (self.heads.plus, betas.each("plus", len(self.heads.plus))),
-            (self.heads.minus, betas.each("minus", len(self.heads.minus))),
-        ):
-            for head, beta in zip(heads, scales, strict=True):
+        for heads, beta in ((self.heads.plus, betas.plus), (self.heads.minus, betas.minus)):
+            scales = beta if isinstance(beta, tuple) else (beta,) * len(heads)
+            for head, scale in zip(heads, scales, strict=True):
                 layer = coefficients.setdefault(head.layer, torch.zeros(n_heads))
-                layer[head.index] += strength * beta
+                layer[head.index] += strength * scale
         return {layer: values for layer, values in coefficients.items() if values.any()}
 
 
@@ -401,16 +394,16 @@ def checked_metrics(value: dict[str, Any]) -> dict[str, Any]:
     for method in METHODS:
         if f"validation_{method}" in value:
             Validation.model_validate(value[f"validation_{method}"])
-    return _finite(value)  # type: ignore[no-any-return]
+    _check_finite(value)
+    return value
 
 
-def _finite(value: Any) -> Any:
+def _check_finite(value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"holds {value}; expected finite numbers")
     if isinstance(value, Mapping):
         for item in value.values():
-            _finite(item)
-    return value
+            _check_finite(item)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -434,7 +427,7 @@ class HeadScores:
 
     def sha256(self) -> str:
         """Hash the serialised scores."""
-        return "sha256:" + hashlib.sha256(self.to_bytes()).hexdigest()
+        return sha256_of(self.to_bytes())
 
     @classmethod
     def parse(cls, data: bytes, path: str | Path) -> HeadScores:
@@ -484,10 +477,42 @@ class HeadScores:
         return None
 
 
+class Content(Part):
+    """What `head_set.json` holds, in its order, and the scores beside it; see `HeadSet`."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    format: Literal["juice.head_set/3"] = FORMAT
+    name: str = Field(pattern=NAME_PATTERN)
+    target: Target
+    source: str | None = None
+    model: ModelIdentity
+    method: Method = "juice"
+    methods: Methods
+    identification: Identification | None = None
+    metrics: Annotated[dict[str, Any], AfterValidator(checked_metrics)] = Field(
+        default_factory=dict
+    )
+    scores_sha256: str | None = Field(default=None, pattern=SHA256_PATTERN)
+    scores: HeadScores | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.method not in self.methods.given:
+            raise ValueError(f"method is {self.method}, but methods.{self.method} is not given")
+        for intervention in self.methods.given.values():
+            self.model.check_holds(intervention.heads)
+        return self
+
+    def validation(self, method: Method | None = None) -> Validation | None:
+        """Return the effect of a method's tuned betas on their validation examples, or None."""
+        measured = self.metrics.get(f"validation_{method or self.method}")
+        return Validation.model_validate(measured) if measured else None
+
+
 def sealed(content: Mapping[str, Any]) -> str:
     """Return the hash of a head set's JSON content, whatever its order and white space."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def upgraded(content: Mapping[str, Any], where: str) -> dict[str, Any]:

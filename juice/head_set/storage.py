@@ -12,7 +12,6 @@ hashes; nothing is guessed or converted. Older formats name their scores `scores
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from juice.errors import HeadSetError, OutputError
-from juice.files import new_file, without_twins
+from juice.files import new_file, sha256_of, without_twins
 from juice.head_set.schema import FIRST_FORMAT, FORMAT, SECOND_FORMAT, SHA256_PATTERN, sealed
 
 JSON_FILE, OLD_SCORES_FILE = "head_set.json", "scores.safetensors"
@@ -116,11 +115,6 @@ def _read(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise HeadSetError(f"{path} has more than {most:,} bytes, the most in a head set")
     return data
-
-
-def sha256_of(data: bytes) -> str:
-    """Return the hash of a file's bytes."""
-    return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def scores_name(content: Mapping[str, Any]) -> str | None:
