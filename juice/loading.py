@@ -7,7 +7,7 @@ files, and remote code is never run. `HF_TOKEN` and the hub's cache variables wo
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -64,16 +63,14 @@ def prepare(
     """Find the heads of a transformers model in memory, install the hooks and check both.
 
     Args:
-        model: The model, which is not steered already.
+        model: The model.
         tokenizer: Its tokenizer.
         model_id: Its hub id or folder; None: the name in its configuration.
         revision: Its revision on the hub.
         folder: Its weight files, for the fingerprint; None: the weights in memory.
         allow_approximate: Accept quantised activations, with a warning.
 
-    Raises:
-        UnsupportedModelError: The model cannot be steered exactly, or is steered or sharded
-            already.
+    Raises UnsupportedModelError for a model that cannot be steered exactly, or is already.
     """
     _check_untouched(model)
     layout, pattern = resolve(model), attention_pattern(model)
@@ -98,13 +95,18 @@ def prepare(
         modules=tuple(model.modules()),
         exact=exact,
     )
-    try:
-        with one_if_small(model):
-            check_heads(loaded)
-    except BaseException:
-        loaded.release()
-        raise
+    with _undone_if_refused(loaded.release), one_if_small(model):
+        check_heads(loaded)
     return loaded
+
+
+@contextmanager
+def _undone_if_refused(undo: Callable[[], None]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 def _check_untouched(model: PreTrainedModel) -> None:
@@ -141,29 +143,15 @@ def _is_exact(model: PreTrainedModel, layout: Layout, *, allow_approximate: bool
 
 
 def load_model(model: str | Path, options: LoadOptions | None = None) -> LoadedModel:
-    """Load a model and its tokenizer, and install the hooks.
-
-    Args:
-        model: A hub id, a local folder, or `mini`.
-        options: Its devices and its precision.
-
-    Raises:
-        ModelNotFoundError: The model cannot be found or loaded.
-        UnsupportedModelError: The model cannot be steered exactly.
-        UsageError: The options contradict each other, or cannot be used here.
-    """
+    """Load a stored model and its tokenizer, and install the hooks; raises what `load` raises."""
     options = options or LoadOptions()
-    source = source_of(model)
     if options.device == "auto" and dist.is_torchelastic_launched():
         raise UsageError(
             "torchrun has started several processes, and each would load the whole model; start "
             "one without it, or give each process its device"
         )
-    device, placed = _placed(options)
-    tokenizer, network, report = _from_pretrained(str(model), source, options, device, placed)
-    if absent := sorted(
-        [*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]
-    ):
+    tokenizer, network, report = _from_pretrained(str(model), options)
+    if absent := sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])]):
         raise ModelNotFoundError(
             f"the weights of {model} lack {len(absent)} tensors or have them in another shape "
             f"({absent[0]} first); get them again"
@@ -179,7 +167,7 @@ def load_model(model: str | Path, options: LoadOptions | None = None) -> LoadedM
         tokenizer,
         model_id=str(model),
         revision=options.revision,
-        folder=weights_folder(source, options.revision),
+        folder=weights_folder(source_of(model), options.revision),
         allow_approximate=options.allow_approximate,
     )
 
@@ -193,32 +181,28 @@ def _placed(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
         )
     if options.device_map is not None and options.device != "auto":
         raise UsageError(f"device {options.device!r} and a device_map are given; drop one of them")
-    device = choose_device(options.device)
-    placed: dict[str, Any] = {}
+    device, placed = choose_device(options.device), dict[str, Any]()
     if options.device_map is not None:
-        placed = {
-            "device_map": choose_map(options.device_map),
-            "offload_folder": options.offload_folder,
-        }
-        if isinstance(placed["device_map"], dict) and {
-            str(at) for at in placed["device_map"].values()
-        } <= {"cpu", "disk"}:
+        chosen = choose_map(options.device_map)
+        placed = {"device_map": chosen, "offload_folder": options.offload_folder}
+        if isinstance(chosen, dict) and {str(at) for at in chosen.values()} <= {"cpu", "disk"}:
             device = torch.device("cpu")
     return device, {**placed, "dtype": choose_dtype(options.dtype, device)}
 
 
 def _from_pretrained(
-    model: str,
-    source: str,
-    options: LoadOptions,
-    device: torch.device,
-    placed: dict[str, Any],
+    model: str, options: LoadOptions
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, dict[str, Any]]:
+    device, placed = _placed(options)
+    source, name = source_of(model), options.quantization
     where: dict[str, Any] = {"revision": options.revision, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **where)
         config = AutoConfig.from_pretrained(source, **where)
-        placed |= _quantized(options.quantization, config, placed, device)
+        if name is not None:
+            placed["quantization_config"] = choose_quantization(name, config, placed["dtype"])
+        if name is not None or getattr(config, "quantization_config", None) is not None:
+            placed.setdefault("device_map", {"": device})  # packed weights go there as they load
         network, report = AutoModelForCausalLM.from_pretrained(
             source,
             **where,
@@ -237,23 +221,6 @@ def _from_pretrained(
         ) from error
     except Exception as error:  # whatever a damaged folder makes the libraries raise
         raise ModelNotFoundError(explain(model, error, placed)) from error
-
-
-def _quantized(
-    name: str | None, config: PretrainedConfig, placed: dict[str, Any], device: torch.device
-) -> dict[str, Any]:
-    """Return from_pretrained's arguments for a quantisation, requested or stored.
-
-    Packed weights go to their device as they load.
-    """
-    if name is None and getattr(config, "quantization_config", None) is None:
-        return {}
-    arguments = (
-        {}
-        if name is None
-        else {"quantization_config": choose_quantization(name, config, placed["dtype"])}
-    )
-    return {**arguments, "device_map": placed.get("device_map", {"": device})}
 
 
 def load(
@@ -346,13 +313,10 @@ def load(
         if isinstance(model, PreTrainedModel)
         else load_model(model, options)
     )
-    try:
+    with _undone_if_refused(loaded.release):
         running = checked_engine(loaded, limits, deterministic=deterministic)
-    except BaseException:
-        loaded.release()
-        raise
     if deterministic:
-        with _closed_if_refused(running):
+        with _undone_if_refused(running.close):
             check_invariance(running)
     return SteeredModel(running, head_sets, allow_unverified=allow_unverified)
 
@@ -365,25 +329,13 @@ def checked_vllm(
     head_sets: str | Path | None = None,
     limits: Limits | None = None,
 ) -> Engine:
-    """Start vLLM on a model and check that it is steered exactly.
-
-    Takes what `juice.engine.vllm.launch.vllm_engine` takes, and raises what it raises.
-    """
+    """Start vLLM on a model and check that it is steered exactly; see `vllm_engine`."""
     running = vllm_engine(model, options, engine, head_sets=head_sets, limits=limits)
-    with _closed_if_refused(running):
+    with _undone_if_refused(running.close):
         check_vllm(running)
         if engine.deterministic:
             check_invariance(running)
     return running
-
-
-@contextmanager
-def _closed_if_refused(engine: Engine) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        engine.close()
-        raise
 
 
 def _in_memory(

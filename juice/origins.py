@@ -33,15 +33,10 @@ def origin_requests(
     without_context: Sequence[int],
     answers: Sequence[Sequence[int]],
 ) -> list[Request]:
-    """Return the requests that read answers, for `origins_of`.
+    """Return two requests for each answer, of tokens, that read it for `origins_of`.
 
-    Args:
-        model: The model.
-        prompt_ids: The tokens of the prompt with its context.
-        without_context: Those of the prompt alone.
-        answers: Those of each answer.
-
-    Raises RequestError for what cannot be read.
+    It follows the prompt with its context, then the prompt alone. Raises RequestError for what
+    cannot be read.
     """
     return [
         model.request([*ids, *answer], max_tokens=0, prompt_logprobs=True)
@@ -54,19 +49,11 @@ def origins_of(
     completions: Sequence[Completion], answers: Sequence[Sequence[int]]
 ) -> list[list[Origin]]:
     """Return the origin of each token of each answer, from the completions of its requests."""
-    read = [
-        [token.logprob or 0.0 for token in completion.prompt_tokens] for completion in completions
-    ]
-    return [
-        [
-            Origin(*each)
-            for each in zip(
-                answer, _end(read[2 * i], answer), _end(read[2 * i + 1], answer), strict=True
-            )
-        ]
-        for i, answer in enumerate(answers)
-    ]
+    read = [_end(completions[i], answers[i // 2]) for i in range(len(completions))]
+    pairs = zip(answers, read[::2], read[1::2], strict=True)
+    return [[Origin(*token) for token in zip(*each, strict=True)] for each in pairs]
 
 
-def _end(logprobs: Sequence[float], answer: Sequence[int]) -> Sequence[float]:
-    return logprobs[len(logprobs) - len(answer) :]
+def _end(completion: Completion, answer: Sequence[int]) -> list[float]:
+    tokens = completion.prompt_tokens
+    return [token.logprob or 0.0 for token in tokens[len(tokens) - len(answer) :]]

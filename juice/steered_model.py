@@ -162,24 +162,23 @@ class SteeredModel:
             The natural log-probabilities of each answer's tokens: empty for an answer without
             tokens of its own, None for a pair that is too long for the model.
         """
-        requests: dict[int, Request] = {}
         scores: list[tuple[float, ...] | None] = [()] * len(pairs)
-        starts: dict[int, int] = {}
+        asked: list[tuple[int, int, Request]] = []
         for i, (prompt, answer) in enumerate(pairs):
             ids, start = self.prompts.joined(prompt, answer)
-            starts[i] = max(1, start)  # a first token has no log-probability
-            if starts[i] >= len(ids) or not answer.strip():
+            start = max(1, start)  # a first token has no log-probability
+            if start >= len(ids) or not answer.strip():
                 continue
             request = self.request(ids, max_tokens=0, prompt_logprobs=True)
             if self.engine.fits(request):
-                requests[i] = request
+                asked.append((i, start, request))
             else:
                 scores[i] = None
         completions = self.engine.generate(
-            list(requests.values()), progress=progress, description="scoring answers"
+            [request for *_, request in asked], progress=progress, description="scoring answers"
         )
-        for i, completion in zip(requests, completions, strict=True):
-            scored = completion.prompt_tokens[starts[i] :]
+        for (i, start, _), completion in zip(asked, completions, strict=True):
+            scored = completion.prompt_tokens[start:]
             scores[i] = tuple(token.logprob for token in scored if token.logprob is not None)
         return scores
 
@@ -197,19 +196,15 @@ class SteeredModel:
         given: dict[str, Any] = {**fields, "options": each}
         for name, value in given.items():
             if isinstance(value, list) and len(value) != n:
+                stops = ", several stop strings of one prompt are a tuple" * (name == "stop")
                 raise RequestError(
                     f"{name} lists {len(value)} values for {n} prompts; a list has one value per"
-                    " prompt"
-                    + (
-                        ", several stop strings of one prompt are a tuple" if name == "stop" else ""
-                    ),
+                    f" prompt{stops}",
                     param=name,
                 )
         return [
             self.request(
-                text,
-                index=i,
-                **{k: v[i] if isinstance(v, list) else v for k, v in given.items()},
+                text, index=i, **{k: v[i] if isinstance(v, list) else v for k, v in given.items()}
             )
             for i, text in enumerate(texts)
         ]
@@ -253,8 +248,7 @@ class SteeredModel:
         if options.context is not None:
             if not isinstance(prompt, str) or alone is not None:
                 raise RequestError(
-                    "context needs a prompt that is text, without without_context",
-                    param="context",
+                    "context needs a prompt that is text, without without_context", param="context"
                 )
             alone, prompt = prompt, join_context(options.context, prompt)
             if steer.positions == "question":
@@ -385,19 +379,17 @@ class SteeredModel:
             if template is None:
                 raise UsageError(
                     f"the tokenizer of {self.id} has no chat template; give a Jinja file"
-                    " (--chat-template FILE), or leave out --chat-template "
-                    "for plain prompts"
+                    " (--chat-template FILE), or leave out --chat-template for plain prompts"
                 )
         other = copy(self)
         other.prompts = replace(self.prompts, chat_template=template)
-        if (
-            template is not None
-            and len({other.prompts.rendered([user(word)]) for word in ("lemon", "plum")}) < 2
-        ):
-            raise UsageError(
-                "the chat template leaves out the user's message; "
-                "give one that renders its messages"
-            )
+        if template is not None:
+            lemon, plum = (other.prompts.rendered([user(word)]) for word in ("lemon", "plum"))
+            if lemon == plum:
+                raise UsageError(
+                    "the chat template leaves out the user's message; "
+                    "give one that renders its messages"
+                )
         return other
 
     @property
@@ -409,10 +401,6 @@ class SteeredModel:
     def own_chat_template(self) -> str | None:
         """The text of the tokenizer's chat template; None where it has none."""
         return own_template(self.description.tokenizer)
-
-    @property
-    def _own_template_sha256(self) -> str | None:
-        return sha256_of(self.own_chat_template)
 
     def __repr__(self) -> str:
         description, identity = self.description, self.description.identity
@@ -439,17 +427,14 @@ class SteeredModel:
             allow_unverified=self._allow_unverified,
             layers=self.engine.steerable_layers,
         )
-        tokenizer_template = self._own_template_sha256
+        tokenizer_template = sha256_of(self.own_chat_template)
         for head_set in library.by_name.values():
             set_template = head_set.chat_template_sha256
-            if set_template is not None and set_template not in (
-                tokenizer_template,
-                self.prompts.sha256,
-            ):
+            if set_template not in (None, tokenizer_template, self.prompts.sha256):
                 warnings.warn(
                     f"head set {head_set.name!r} was found through the chat template"
                     f" {short(set_template)}, that of {self.id} is"
-                    f" {_spelled_hash(tokenizer_template)}: it may steer less well",
+                    f" {short(tokenizer_template)}: it may steer less well",
                     stacklevel=2,
                 )
         return library
@@ -517,17 +502,14 @@ class SteeredModel:
             raise UsageError(
                 f"head set {head_set.name!r} was found on plain prompts; leave out --chat-template"
             )
-        tokenizer_template = self._own_template_sha256
+        tokenizer_template = sha256_of(self.own_chat_template)
         if here is None and tokenizer_template == set_template:
             return self.with_chat_template()
-        given = (
-            f"the one given is {short(here)}"
-            if here
-            else f"the tokenizer's own is {_spelled_hash(tokenizer_template)}"
-        )
+        given = "the one given" if here else "the tokenizer's own"
         raise UsageError(
             f"head set {head_set.name!r} was found through the chat template {short(set_template)},"
-            f" {given}; give the set's own file with --chat-template FILE"
+            f" {given} is {short(here or tokenizer_template)}; give the set's own file with"
+            " --chat-template FILE"
         )
 
     def make_head_set(
@@ -557,20 +539,15 @@ class SteeredModel:
         Raises:
             HeadSetError: A head is out of range, or a beta has the wrong sign or is missing.
         """
-        betas = None
-        if beta_plus is not None or beta_minus is not None:
-            if (plus and beta_plus is None) or (minus and beta_minus is None):
+        heads = {"plus": [list(head) for head in plus], "minus": [list(head) for head in minus]}
+        given = {"plus": beta_plus, "minus": beta_minus}
+        betas: dict[str, float | Sequence[float]] | None = None
+        if any(beta is not None for beta in given.values()):
+            if any(heads[sign] and beta is None for sign, beta in given.items()):
                 raise HeadSetError("one beta is given, the other is missing; give both, or neither")
-            is_per_head = any(isinstance(b, Sequence) for b in (beta_plus, beta_minus))
-            none: list[float] | float = [] if is_per_head else 0.0
-            betas = {
-                "plus": none if beta_plus is None else beta_plus,
-                "minus": none if beta_minus is None else beta_minus,
-            }
-        heads = {
-            "plus": [list(head) for head in plus],
-            "minus": [list(head) for head in minus],
-        }
+            is_per_head = any(isinstance(beta, Sequence) for beta in given.values())
+            none: Sequence[float] | float = () if is_per_head else 0.0
+            betas = {sign: none if beta is None else beta for sign, beta in given.items()}
         content = {
             "format": FORMAT,
             "name": name,
@@ -593,7 +570,3 @@ class SteeredModel:
                     f"head {head} is out of range: layer {head.layer} of {self.id} has {n_heads}"
                     f" heads (0-{n_heads - 1})"
                 )
-
-
-def _spelled_hash(sha256: str | None) -> str:
-    return short(sha256) if sha256 else "none"

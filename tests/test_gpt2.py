@@ -195,7 +195,7 @@ def test_the_files_are_those_of_gpt2(subject: Subject) -> None:
     assert tokenizer.eos_token_id == 50256
     text = "Ça va? 東京\n\n  the  capital of Zürich…"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert subject.model.loaded.max_positions == 1024
+    assert subject.model.description.max_positions == 1024
 
 
 def test_the_heads_are_found_and_scored_as_the_naive_loop_scores_them(subject: Subject) -> None:

@@ -188,7 +188,7 @@ def _rounding(loaded: LoadedModel, sliding_window: int | None) -> float:
 
 def requests_at(loaded: LoadedModel, scale: float) -> list[Request]:
     """Return the requests of the check, whose largest coefficient is `scale`."""
-    n, last = loaded.vocabulary_size, loaded.layout.n_layers - 1
+    n, last = loaded.describe().vocabulary_size, loaded.layout.n_layers - 1
     middle = last // 2
     windows = [(0, last), (middle, middle + 1), (0, 1), (0, middle, last), (last - 1, last)]
     windows += [(1, last - 1)]

@@ -132,7 +132,7 @@ def _both_outputs(
     layer's projection runs.
     """
     ids = torch.arange(1, N_TOKENS + 1, device=loaded.device)[None].repeat(n_rows, 1)
-    ids %= loaded.vocabulary_size  # [rows, tokens]
+    ids %= loaded.describe().vocabulary_size  # [rows, tokens]
     layers = loaded.layout.layers
     plan = _one_head_a_row(layers, n_rows, loaded.device)
 

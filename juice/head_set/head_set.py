@@ -18,7 +18,6 @@ from juice.errors import (
     RequestError,
     first_problem,
 )
-from juice.files import sha256_of
 from juice.formula import METHODS, Method
 from juice.head_set import hub, storage
 from juice.head_set.lens import LensHooks, lens_hooks
@@ -132,11 +131,8 @@ class HeadSet(Content):
 
     def to_files(self) -> dict[str, bytes]:
         """Return the files of this set's folder by name, the one that commits it last."""
-        data = None if self.scores is None else self.scores.to_bytes()
-        content = self.model_dump(mode="json")
-        if data is not None:
-            content["scores_sha256"] = sha256_of(data)
-        return storage.files_of(content, data)
+        scores = None if self.scores is None else self.scores.to_bytes()
+        return storage.files_of(self.model_dump(mode="json"), scores)
 
     @classmethod
     def from_pretrained(

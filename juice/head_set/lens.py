@@ -7,13 +7,14 @@
 
 The single run (JuNe) scales its own z instead, and records nothing. z is
 `blocks.{layer}.attn.hook_z`, which a bridge gives as [batch, pos, head, d_head] or, for some
-architectures, flat as [batch, pos, head * d_head]. Only torch is needed here.
+architectures, flat as [batch, pos, head * d_head].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,7 @@ HOOK_NAME = "blocks.{}.attn.hook_z"
 class LensHooks:
     """Hooks for `fwd_hooks`: `record` for the clean run, then `steer` for the steered run.
 
-    Both runs have the same tokens. One object holds one record, the latest. Both lists are empty
-    where nothing is scaled.
+    Both runs have the same tokens. One object holds one record, the latest.
     """
 
     record: list[tuple[str, Hook]]
@@ -46,30 +46,20 @@ def lens_hooks(coefficients: Mapping[int, torch.Tensor], method: Method) -> Lens
     """
     recorded: dict[int, torch.Tensor] = {}
 
-    def recording(layer: int) -> Hook:
-        def record(z: torch.Tensor, hook: Any = None) -> None:  # noqa: ARG001 -- passed by name
-            # A copy: hooks that run after this one may change z in place.
-            recorded[layer] = z.detach().clone()
+    def record(layer: int, z: torch.Tensor, hook: Any = None) -> None:  # noqa: ARG001 -- by name
+        # A copy: hooks that run after this one may change z in place.
+        recorded[layer] = z.detach().clone()
 
-        return record
+    def steer(layer: int, z: torch.Tensor, hook: Any = None) -> torch.Tensor:  # noqa: ARG001
+        clean = z if method == "june" else _record_of(recorded.get(layer), z, layer)
+        return _steered(z, clean, coefficients[layer], layer)
 
-    def steering(layer: int, coefficient: torch.Tensor) -> Hook:
-        def steer(z: torch.Tensor, hook: Any = None) -> torch.Tensor:  # noqa: ARG001
-            clean = z if method == "june" else _record_of(recorded.get(layer), z, layer)
-            return _steered(z, clean, coefficient, layer)
-
-        return steer
-
+    names = {layer: HOOK_NAME.format(layer) for layer in coefficients}
     return LensHooks(
-        record=(
-            [(HOOK_NAME.format(layer), recording(layer)) for layer in coefficients]
-            if method == "juice"
-            else []
-        ),
-        steer=[
-            (HOOK_NAME.format(layer), steering(layer, values))
-            for layer, values in coefficients.items()
-        ],
+        record=[(name, partial(record, layer)) for layer, name in names.items()]
+        if method == "juice"
+        else [],
+        steer=[(name, partial(steer, layer)) for layer, name in names.items()],
     )
 
 

@@ -28,10 +28,7 @@ def shipped_folder() -> Path:
 
 
 def find_folder(given: str | Path | None) -> Path:
-    """Return the folder to search.
-
-    Raises HeadSetNotFoundError for a named folder that does not exist or is not one of head sets.
-    """
+    """Return the folder to search; raises HeadSetNotFoundError for a named one of no head sets."""
     named = given or os.environ.get("JUICE_HEAD_SETS")
     if named:
         folder = Path(named)
@@ -51,10 +48,7 @@ def find_folder(given: str | Path | None) -> Path:
 
 
 def sets_in(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the folders of the head sets in a folder, by `<model>/<name>`.
-
-    In addition, what cannot be looked into, with the reason.
-    """
+    """Return the head sets' folders by `<model>/<name>`, and why others cannot be looked into."""
     folders, unreadable = dict[str, Path](), dict[str, str]()
     for of_model in _models_in(folder):
         try:
@@ -75,7 +69,7 @@ def key_of(path: Path) -> str:
 def stamp_of(folder: Path) -> Hashable:
     """Return a value that changes with the sets of a folder: their files' inodes, sizes and times.
 
-    Raises HeadSetNotFoundError for a folder that cannot be looked into.
+    Raises HeadSetNotFoundError.
     """
     paths, unreadable = sets_in(folder)
     files = [
@@ -95,10 +89,7 @@ def _stamp_of(file: Path) -> Hashable:
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """Return the folders of models in a folder of head sets.
-
-    Raises HeadSetNotFoundError for one that cannot be looked into.
-    """
+    """Return the folders of models in a folder; raises HeadSetNotFoundError."""
     try:
         return _folders_in(folder)
     except OSError as error:
@@ -139,16 +130,11 @@ def printable(text: str) -> str:
 
 
 def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tuple[Path, HeadSet]:
-    """Return a head set and its folder, given in one of three ways.
+    """Return a head set and its folder.
 
-    Args:
-        given: The folder of a head set, its scores file, or its name (or `<model>/<name>`) in the
-            folder of head sets.
-        head_sets: The folder of head sets; None: the one that is searched for a model.
-
-    Raises:
-        HeadSetNotFoundError: There is none, or several models have one of that name.
-        HeadSetError: The set is damaged.
+    It is given by its folder, its scores file, or its name (or `<model>/<name>`) in the folder of
+    head sets; None is the one that is searched for a model. Raises HeadSetNotFoundError where there
+    is none, or several models have one of that name, and HeadSetError for a damaged set.
     """
     path = Path(given)
     if is_scores_name(path.name):
@@ -157,9 +143,10 @@ def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tup
         return path, HeadSet.load(path)
     folder, name = find_folder(head_sets), str(given)
     folders, _ = sets_in(folder)
-    named = [key for key in folders if name in (folders[key].name, key)]
+    named = {key: path for key, path in folders.items() if name in (path.name, key)}
     if len(named) == 1:
-        return folders[named[0]], HeadSet.load(folders[named[0]])
+        (path,) = named.values()
+        return path, HeadSet.load(path)
     if named:
         raise HeadSetNotFoundError(
             f"several models have a head set {name!r} in {folder}: give {' or '.join(named)}"
@@ -224,21 +211,12 @@ class HeadSetLibrary:
         allow_unverified: bool = False,
         layers: range | None = None,
     ) -> HeadSetLibrary:
-        """Read every set of the folder.
+        """Read every set of a folder; None is the one that is searched.
 
         A set that cannot be read, is damaged or was made for another model is listed in `unfit`
         with the reason. Of two sets of one name, one of which has the model's fingerprint, that one
-        is served.
-
-        Args:
-            given: The folder; None: the one that is searched.
-            model: The model to serve.
-            allow_unverified: Whether to serve sets that fit by architecture and shape alone.
-            layers: The layers in which the engine can steer; None: all of them.
-
-        Raises:
-            HeadSetNotFoundError: There is no such folder.
-            HeadSetError: Two fitting sets have one name.
+        is served. Raises HeadSetNotFoundError without such a folder, and HeadSetError where two
+        fitting sets have one name.
         """
         folder = find_folder(given)
         return cls(folder, model, allow_unverified=allow_unverified, layers=layers).again()
@@ -275,12 +253,8 @@ class HeadSetLibrary:
 
     def _add(self, key: str, path: Path, head_set: HeadSet) -> None:
         rival, model = self.by_name.get(head_set.name), head_set.model
-        if (
-            rival
-            and rival.model.is_certain(self.model)
-            and not model.is_certain(self.model)
-            and not model.difference(self.model)
-        ):
+        is_guess = not (model.is_certain(self.model) or model.difference(self.model))
+        if rival and rival.model.is_certain(self.model) and is_guess:
             self.unfit[key] = (
                 "it has no fingerprint, "
                 f"and another head set {rival.name!r} has the fingerprint of {self.model.id}"
@@ -302,13 +276,10 @@ class HeadSetLibrary:
         self.paths[head_set.name] = path
 
     def check_fits(self, head_set: HeadSet) -> None:
-        """Raise HeadSetMismatchError unless a set was made for the model.
-
-        Raises WindowError for heads in layers in which the engine cannot steer.
-        """
+        """Raise HeadSetMismatchError for a set of another model, WindowError for other layers."""
         head_set.check_fits(self.model, allow_unverified=self.allow_unverified)
         needed = head_set.layers
-        if self.layers is not None and any(layer not in self.layers for layer in needed):
+        if self.layers is not None and not {*needed} <= {*self.layers}:
             all_of_them = (*needed, *self.layers)
             raise WindowError(
                 f"the heads of {head_set.name!r} are in layers {min(needed)} to {max(needed)}, and "
@@ -318,11 +289,7 @@ class HeadSetLibrary:
             )
 
     def targets(self, method: Method | None = None) -> list[Target]:
-        """Return the targets that `steer` alone reaches.
-
-        Those are the targets with a set of the same name that has betas for the method, or for its
-        default one where none is named.
-        """
+        """Return the targets with a set of that name and betas for a method; None: its own one."""
         named = {target: self.named_after(target) for target in TARGETS}
         return [target for target, head_set in named.items() if head_set and head_set.betas(method)]
 
@@ -332,10 +299,7 @@ class HeadSetLibrary:
         return head_set if head_set and head_set.target == target else None
 
     def get(self, name: str) -> HeadSet:
-        """Return the set of that name.
-
-        Raises HeadSetMismatchError for a set that does not fit, HeadSetNotFoundError for no set.
-        """
+        """Return a set; raises HeadSetMismatchError where it does not fit, HeadSetNotFoundError."""
         if name in self.by_name:
             return self.by_name[name]
         for key, reason in self.unfit.items():

@@ -74,8 +74,10 @@ def public_id(model_id: str) -> str:
     return Path(model_id).resolve().name if is_path else model_id
 
 
-def short(sha256: str) -> str:
-    """Return the beginning of a hash, enough to tell two apart."""
+def short(sha256: str | None) -> str:
+    """Return the beginning of a hash, enough to tell two apart, or `none`."""
+    if sha256 is None:
+        return "none"
     kind, colon, digits = sha256.rpartition(":")
     return f"{kind}{colon}{digits[:12]}…"
 

@@ -7,7 +7,7 @@ save leaves the old one, perhaps beside files that no set names. A reader that f
 reads the JSON again.
 
 The JSON ends with the hash of all of it (`sha256`), the scores' hash included. Reading checks both
-hashes; nothing is guessed or converted. Older formats name their scores `scores.safetensors`.
+hashes. Older formats name their scores `scores.safetensors`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ N_TRIES, PAUSE_S = 100, 0.005
 def read(folder: Path) -> tuple[dict[str, Any], bytes | None]:
     """Return the content of a folder's `head_set.json`, without its hash, and the scores' bytes.
 
-    Both have the hashes that the JSON gives. Raises HeadSetError.
+    Raises HeadSetError, also where one of them has another hash than the JSON gives.
     """
     for _ in range(N_TRIES):
         content = content_of(_read(folder / JSON_FILE, MAX_JSON_BYTES), folder / JSON_FILE)
@@ -64,10 +64,7 @@ def read_scores(path: Path) -> bytes:
 
 
 def content_of(data: bytes, path: Path) -> dict[str, Any]:
-    """Return the content of a head set's JSON without its hash, which it must have.
-
-    `path` is named in errors. Raises HeadSetError.
-    """
+    """Return the content of a head set's JSON without its hash; raises HeadSetError."""
     try:
         content = json.loads(
             data.decode(), object_pairs_hook=without_twins, parse_constant=_refused
@@ -133,10 +130,9 @@ def is_scores_name(name: str) -> bool:
 
 
 def files_of(content: Mapping[str, Any], scores: bytes | None) -> dict[str, bytes]:
-    """Return the files of a head set by name: its scores, if any, and its sealed JSON.
-
-    The content's `scores_sha256` is that of the scores.
-    """
+    """Return the files of a head set by name: its scores, if any, then its sealed JSON."""
+    if scores is not None:
+        content = {**content, "scores_sha256": sha256_of(scores)}
     text = json.dumps({**content, "sha256": sealed(content)}, indent=1, ensure_ascii=False) + "\n"
     name = scores_name(content)
     files = {} if name is None or scores is None else {name: scores}
@@ -192,13 +188,7 @@ def _is_left_over(name: str) -> bool:
 def save(files: Mapping[str, bytes], folder: Path, *, overwrite: bool) -> None:
     """Write a head set's files to a folder, made with its parents; the last one commits the set.
 
-    Args:
-        files: Their contents by name, as `files_of` gives them.
-        folder: The folder.
-        overwrite: Whether a set that is there is replaced.
-
-    Raises:
-        OutputError: There is a set, which must not be replaced, or the folder cannot be written.
+    Raises OutputError for a set that must not be overwritten, or a folder that cannot be written.
     """
     check_writable(folder, overwrite=overwrite)
     scores = {name: data for name, data in files.items() if name != JSON_FILE}

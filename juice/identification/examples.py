@@ -62,7 +62,7 @@ def in_form_of_examples(
         return model
     if others != {by_default}:
         raise UsageError(
-            f"{made}, and that of {model.id} is {short(by_default) if by_default else 'none'}; "
+            f"{made}, and that of {model.id} is {short(by_default)}; "
             "give the file with --chat-template FILE, or --chat-template none for plain prompts"
         )
     return model.with_chat_template()

@@ -57,37 +57,22 @@ def identify_model(
     revision: str | None,
     folder: Path | None,
 ) -> ModelIdentity:
-    """Return a model's identity, with its fingerprint.
-
-    Args:
-        model: The model.
-        layout: Its layers and heads.
-        model_id: Its hub id, folder or name.
-        revision: Its revision on the hub; None: not recorded.
-        folder: The weight files to fingerprint; None: the weights in memory.
-    """
+    """Return a model's identity, with the fingerprint of the weights in a folder, or in memory."""
+    read = _rows_on_disk(model, folder) if folder else _rows_in_memory(model)
     return ModelIdentity(
         id=model_id,
         revision=revision,
         architecture=type(model).__name__,
         n_layers=layout.n_layers,
         n_heads=layout.n_heads,
-        fingerprint=_fingerprint(
-            model, layout, _rows_on_disk(model, folder) if folder else _rows_in_memory(model)
-        ),
+        fingerprint=_fingerprint(model, layout, read),
     )
 
 
 def _fingerprint(model: PreTrainedModel, layout: Layout, read: RowReader) -> str | None:
     config = text_config(model)
-    fields = [
-        config.model_type,
-        layout.n_layers,
-        layout.n_heads,
-        config.hidden_size,
-        config.vocab_size,
-    ]
-    digest = hashlib.sha256(json.dumps(fields).encode())
+    shape = [layout.n_layers, layout.n_heads, config.hidden_size, config.vocab_size]
+    digest = hashlib.sha256(json.dumps([config.model_type, *shape]).encode())
     sampled = [
         model.get_input_embeddings(),
         *(m for layer in layout.layers for m in layer.layer.modules() if features(m)),
@@ -110,16 +95,12 @@ def _sample(n_rows: int) -> list[int]:
 
 
 def _rows_in_memory(model: PreTrainedModel) -> RowReader:
-    """Return the reader of a parameter's shape and sampled rows, [rows, ...], from memory."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def read(name: str) -> tuple[list[int], torch.Tensor] | None:
         weight = parameters.get(name)
-        if (
-            type(weight) is not nn.Parameter
-            or weight.dtype != torch.float32
-            or weight.device.type == "meta"
-        ):
+        is_plain = type(weight) is nn.Parameter and weight.dtype == torch.float32
+        if not is_plain or weight.device.type == "meta":
             return None
         return list(weight.shape), weight.detach()[_sample(len(weight))].cpu()
 
@@ -127,16 +108,13 @@ def _rows_in_memory(model: PreTrainedModel) -> RowReader:
 
 
 def _rows_on_disk(model: PreTrainedModel, folder: Path) -> RowReader:
-    """Return the reader of a parameter's shape and sampled rows, [rows, ...], from its file."""
     files = _file_of_each_tensor(folder)
     # Checkpoints (gpt2, Pythia, multimodal models) may name tensors differently from modules;
     # transformers has the mapping.
     renamings = [
         step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)
     ]
-    parameters = dict.fromkeys(
-        (name for name, _ in model.named_parameters(remove_duplicate=False)), True
-    )
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     stored_as = {
         rename_source_key(s, renamings, [], model.base_model_prefix, parameters)[0]: s
         for s in files
@@ -174,45 +152,25 @@ def describe(
     identity: ModelIdentity,
     **how: Any,
 ) -> ModelDescription:
-    """Return a model's description.
+    """Return a model's description, also of one on the meta device.
 
-    Args:
-        model: The model; its weights may be on the meta device.
-        tokenizer: Its tokenizer.
-        layout: Its layers and heads.
-        identity: Its identity.
-        how: How it runs: the fields of ModelDescription that the model does not know.
+    `how` are the fields of ModelDescription that the model does not know: how it runs.
     """
+    config = text_config(model)
+    lengths = (getattr(config, field, None) for field in ("max_position_embeddings", "max_seq_len"))
+    stops = getattr(model.generation_config, "eos_token_id", None)
+    if stops is None:
+        stops = tokenizer.eos_token_id
+    named = stops if isinstance(stops, list) else [] if stops is None else [stops]
     return ModelDescription(
         identity=identity,
         tokenizer=tokenizer,
         heads_per_layer=tuple(layer.n_heads for layer in layout.layers),
-        max_positions=max_positions(model),
-        vocabulary_size=vocabulary_size(model),
-        stop_token_ids=stop_token_ids(model, tokenizer),
+        max_positions=next((value for value in lengths if isinstance(value, int)), None),
+        vocabulary_size=int(config.vocab_size),
+        stop_token_ids=frozenset(token for token in named if 0 <= token < config.vocab_size),
         **how,
     )
-
-
-def max_positions(model: PreTrainedModel) -> int | None:
-    """Return the model's context in tokens; None where its positions are unlimited."""
-    config = text_config(model)
-    named = (getattr(config, field, None) for field in ("max_position_embeddings", "max_seq_len"))
-    return next((value for value in named if isinstance(value, int)), None)
-
-
-def vocabulary_size(model: PreTrainedModel) -> int:
-    """Return the number of tokens that the model knows; its tokenizer may name more or fewer."""
-    return int(text_config(model).vocab_size)
-
-
-def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that end an answer."""
-    ids = getattr(model.generation_config, "eos_token_id", None)
-    if ids is None:
-        ids = tokenizer.eos_token_id
-    named = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    return frozenset(token for token in named if 0 <= token < vocabulary_size(model))
 
 
 def source_of(model: str | Path) -> str:
@@ -262,16 +220,9 @@ def explain(model: str, error: Exception, placed: dict[str, Any]) -> str:
 
 
 def describe_stored(model: str, options: LoadOptions, **how: Any) -> ModelDescription:
-    """Return the description of a stored model.
+    """Return the description of a stored model: a hub id, a folder, or `mini`; see `describe`.
 
-    Args:
-        model: A hub id, a local folder, or `mini`.
-        options: Its revision.
-        how: How it is to run; see `describe`.
-
-    Raises:
-        ModelNotFoundError: The model cannot be found.
-        UnsupportedModelError: It has no heads that can be steered.
+    Raises ModelNotFoundError, and UnsupportedModelError without heads that can be steered.
     """
     source = source_of(model)
     where: dict[str, Any] = {"revision": options.revision, "trust_remote_code": False}

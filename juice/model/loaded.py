@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from juice.engine.contract import ModelDescription
 from juice.head_set.schema import ModelIdentity
-from juice.model.identity import describe, max_positions, vocabulary_size
+from juice.model.identity import describe
 from juice.model.layout import Layout
 from juice.model.masks import AttentionPattern
 from juice.model.steering_hooks import ModelHooks
@@ -90,10 +90,7 @@ class LoadedModel:
 
     @property
     def quantization(self) -> str | None:
-        """The quantisation of the weights, such as bitsandbytes-4bit or torchao.
-
-        None where transformers knows of no quantisation.
-        """
+        """The quantisation that transformers knows of, such as bitsandbytes-4bit or torchao."""
         config = getattr(self.model.config, "quantization_config", None)
         if config is None:
             return None
@@ -101,16 +98,6 @@ class LoadedModel:
         method = values.get("quant_method")
         bits = next((f"-{n}bit" for n in (4, 8) if values.get(f"load_in_{n}bit")), "")
         return f"{getattr(method, 'value', method)}{bits}"
-
-    @property
-    def max_positions(self) -> int | None:
-        """The model's context in tokens; None where its positions are unlimited."""
-        return max_positions(self.model)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The number of tokens that the model knows; its tokenizer may name more or fewer."""
-        return vocabulary_size(self.model)
 
     def describe(self) -> ModelDescription:
         """Return the model's description in the terms of the engine contract."""

@@ -52,13 +52,9 @@ class AttentionPattern:
 
     def narrowed(self, sliding_window: int) -> AttentionPattern:
         """Return the pattern with another sliding window."""
-        return replace(
-            self,
-            sliding_windows={
-                kind: None if width is None else sliding_window
-                for kind, width in self.sliding_windows.items()
-            },
-        )
+        kinds = self.sliding_windows.items()
+        narrow = {kind: None if width is None else sliding_window for kind, width in kinds}
+        return replace(self, sliding_windows=narrow)
 
     def masks(
         self, positions: torch.Tensor, n_keys: int, dtype: torch.dtype
@@ -71,14 +67,11 @@ class AttentionPattern:
         distance = positions[:, None, :, None] - keys  # [rows, 1, queries, n_keys]
         masks = {}
         for kind, sliding_window in self.sliding_windows.items():
-            hidden = (
-                distance < 0
-                if sliding_window is None
-                else (distance < 0) | (distance >= sliding_window)
-            )
-            masks[kind] = torch.zeros(
-                hidden.shape, dtype=dtype, device=positions.device
-            ).masked_fill_(hidden, torch.finfo(dtype).min)
+            hidden = distance < 0
+            if sliding_window is not None:
+                hidden |= distance >= sliding_window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            masks[kind] = mask.masked_fill_(hidden, torch.finfo(dtype).min)
         return masks if self.by_name else next(iter(masks.values()))
 
 
@@ -133,12 +126,9 @@ def narrow_sliding_windows(model: PreTrainedModel, sliding_window: int | None) -
 
     None keeps its own; a model without one is left alone.
     """
-    if sliding_window is None:
-        yield
-        return
     config = text_config(model)
     before = getattr(config, "sliding_window", None)
-    if not before:
+    if sliding_window is None or not before:
         yield
         return
     config.sliding_window = sliding_window

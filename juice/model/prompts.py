@@ -44,11 +44,8 @@ class PromptForm:
         """
         if opening:
             return self.joined(prompt, opening)[0]
-        return (
-            self.encode(prompt)
-            if self.chat_template is None
-            else self.encode(self.rendered([user(prompt)]))
-        )
+        is_plain = self.chat_template is None
+        return self.encode(prompt if is_plain else self.rendered([user(prompt)]))
 
     def encode(self, text: str, *, add_special_tokens: bool | None = None) -> tuple[int, ...]:
         """Return the tokens of a whole text.
@@ -62,10 +59,8 @@ class PromptForm:
     def first_position(self, prompt: str, start: int) -> int:
         """Return the position of the first token that holds a character from `start` on.
 
-        A space before it does not count. `start` counts the prompt's characters.
-
-        Raises:
-            RequestError: The template changes the prompt, so that it cannot be found again.
+        A space before it does not count. `start` counts the prompt's characters. Raises
+        RequestError where the template changes the prompt.
         """
         text = prompt
         if self.chat_template is not None:
@@ -89,9 +84,7 @@ class PromptForm:
         if not self.tokenizer.is_fast:
             # It tells no offsets: the tokens that the text before shares with the whole are before.
             before = self.encode(text[:start].rstrip(), add_special_tokens=adds)
-            whole = self.encode(text, add_special_tokens=adds)
-            pairs = enumerate(zip(before, whole, strict=False))
-            return next((i for i, (a, b) in pairs if a != b), len(before))
+            return _first_difference(before, self.encode(text, add_special_tokens=adds))
         encoded = self.tokenizer(text, add_special_tokens=adds, return_offsets_mapping=True)
         spans = encoded["offset_mapping"]
         return next((i for i, (a, b) in enumerate(spans) if b > max(a, start)), len(spans))
@@ -101,13 +94,9 @@ class PromptForm:
     ) -> str:
         """Return a chat as one text, up to where the assistant's turn begins.
 
-        Args:
-            messages: The turns.
-            options: What else transformers' `apply_chat_template` and the template take, such as
-                `documents`, `continue_final_message`, and `add_generation_prompt`, which is true
-                by default.
-
-        Raises RequestError where the template refuses it.
+        `options` are what else transformers' `apply_chat_template` and the template take, such as
+        `documents` and `add_generation_prompt`, here true by default. Raises RequestError where the
+        template refuses the chat.
         """
         given = {"add_generation_prompt": True, **options}
         given |= {"chat_template": self.chat_template, "tokenize": False}
@@ -143,9 +132,8 @@ class PromptForm:
             return ids, _first_difference(ids, self.encode(prompt))
         text = self.rendered([user(prompt)])
         ids = self.encode(text)
-        return ids + self._behind(text, ids, self._glue(prompt, text, ids, answer) + answer), len(
-            ids
-        )
+        turn = self._glue(prompt, text, ids, answer) + answer
+        return ids + self._behind(text, ids, turn), len(ids)
 
     def _glue(self, prompt: str, text: str, ids: tuple[int, ...], answer: str) -> str:
         """Return the text between a rendered prompt and an answer, the template's own if known."""
@@ -173,15 +161,11 @@ class PromptForm:
             return whole[len(ids) :]
         # The end of the text may split differently when something follows: two line ends are one
         # token, but two before a word.
-        ends = (
-            whole[start:] for start in range(max(0, len(whole) - len(turn.encode())), len(whole))
-        )
-        spelled = (
-            end
-            for end in ends
-            if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == turn
-        )
-        return next(spelled, None) or self.encode(turn)
+        for start in range(max(0, len(whole) - len(turn.encode())), len(whole)):
+            end = whole[start:]
+            if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == turn:
+                return end
+        return self.encode(turn)
 
 
 def _first_difference(ids: tuple[int, ...], others: tuple[int, ...]) -> int:
