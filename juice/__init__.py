@@ -94,8 +94,7 @@ def quiet_imports() -> Iterator[None]:
 def uncollected() -> Iterator[None]:
     """Collect no garbage while within.
 
-    Imports make a million objects that stay; looking through them again and again finds nothing,
-    and takes a sixth of the time.
+    Imports make a million objects that stay; looking through them takes a sixth of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()

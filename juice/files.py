@@ -39,10 +39,7 @@ def check_writable(path: Path, *, overwrite: bool) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str], *, overwrite: bool) -> None:
-    """Write lines, which carry their line ends, to a file in one step.
-
-    Makes the folder. Raises OutputError.
-    """
+    """Write lines, with their line ends, to a file in one step; raises OutputError."""
     check_writable(path, overwrite=overwrite)
     path = path.resolve()
     try:

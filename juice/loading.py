@@ -62,15 +62,10 @@ def prepare(
 ) -> LoadedModel:
     """Find the heads of a transformers model in memory, install the hooks and check both.
 
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        model_id: Its hub id or folder; None: the name in its configuration.
-        revision: Its revision on the hub.
-        folder: Its weight files, for the fingerprint; None: the weights in memory.
-        allow_approximate: Accept quantised activations, with a warning.
-
-    Raises UnsupportedModelError for a model that cannot be steered exactly, or is already.
+    `model_id` is its hub id or folder; None: the name in its configuration. `folder` has its weight
+    files, for the fingerprint; None: the weights in memory. Quantised activations are refused, or
+    warned of with `allow_approximate`. Raises UnsupportedModelError for a model that cannot be
+    steered exactly, or is steered or sharded already.
     """
     _check_untouched(model)
     layout, pattern = resolve(model), attention_pattern(model)
@@ -123,10 +118,7 @@ def _check_untouched(model: PreTrainedModel) -> None:
 
 
 def _is_exact(model: PreTrainedModel, layout: Layout, *, allow_approximate: bool) -> bool:
-    """Return whether the projections are linear, so that steering is exact.
-
-    Where they are not, warns, or raises UnsupportedModelError unless that is allowed.
-    """
+    """Return whether the projections are linear; where not, warn if that is allowed, or raise."""
     with one_if_small(model):
         reason = why_not_linear(model, layout, input_device(model))
     if reason is None:

@@ -41,10 +41,7 @@ def choose_device(device: str) -> torch.device:
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
-    """Turn `auto` into float32 on a CPU and the stored dtype elsewhere.
-
-    Raises UsageError for an unknown name.
-    """
+    """Turn `auto` into float32 on a CPU, the stored dtype elsewhere; raises UsageError."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     if dtype not in DTYPES:
@@ -53,11 +50,9 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 
 def choose_map(device_map: DeviceMap) -> str | dict[str, Any]:
-    """Return a device map for Accelerate.
+    """Return a device map for Accelerate: one of its own names, or devices by module.
 
-    Takes one of Accelerate's own names, a device for all modules, or a device for each module (JSON
-    on the command line). Raises UsageError for anything else, and where Accelerate is not
-    installed.
+    Raises UsageError for anything else, and where Accelerate is not installed.
     """
     _require("accelerate", "a device map")
     if isinstance(device_map, Mapping):
@@ -98,11 +93,8 @@ def choose_quantization(name: str, config: PretrainedConfig, dtype: torch.dtype 
         return TorchAoConfig(Int8WeightOnlyConfig())
     if name == "bnb-8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
-    compute = (
-        dtype
-        if isinstance(dtype, torch.dtype)
-        else getattr(config, "dtype", None) or torch.bfloat16
-    )
+    stored = getattr(config, "dtype", None) or torch.bfloat16
+    compute = dtype if isinstance(dtype, torch.dtype) else stored
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
     )

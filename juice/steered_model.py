@@ -41,11 +41,7 @@ class SteeredModel:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        head_sets: str | Path | None = None,
-        *,
-        allow_unverified: bool = False,
+        self, engine: Engine, head_sets: str | Path | None = None, *, allow_unverified: bool = False
     ) -> None:
         self.engine = engine
         self.prompts = PromptForm(engine.description.tokenizer)
@@ -283,10 +279,7 @@ class SteeredModel:
         )
 
     def fits(self, prompt: str | Sequence[int], *, max_tokens: int) -> bool:
-        """Return whether a prompt leaves space for `max_tokens` new tokens.
-
-        Raises RequestError for a prompt that is not text.
-        """
+        """Return whether a prompt leaves space for `max_tokens` new tokens; raises RequestError."""
         return self.engine.fits(self.request(prompt, max_tokens=max_tokens))
 
     def _ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
@@ -310,11 +303,7 @@ class SteeredModel:
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model's modules and hooks, for finding heads and for analyses.
-
-        Raises:
-            MissingCapabilityError: The engine gives no access to them.
-        """
+        """The model's modules and hooks; raises MissingCapabilityError if the engine has none."""
         loaded: LoadedModel = self.engine.loaded
         return loaded
 
@@ -347,11 +336,11 @@ class SteeredModel:
             ) from error
         if not add_special_tokens and self.prompts.chat_template is None:
             text = f"{prompt} {opening}" if opening else prompt
-            return tuple(self.description.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return self.prompts.encode(text, add_special_tokens=False)
         return self.prompts.tokens(prompt, opening)
 
     def first_token(self, prompt: str, answer: str, *, opening: str = "") -> int | None:
-        """Return the first token of an answer that continues a prompt and an opening, or None.
+        """Return the first token of an answer that continues a prompt and an opening.
 
         None means that the answer shares all its tokens with what is before it.
         """
@@ -360,15 +349,9 @@ class SteeredModel:
     def with_chat_template(self, template: str | Path | None = "default") -> Self:
         """Return the same model, which takes each text prompt as a user's message in a chat.
 
-        Both share the engine.
-
-        Args:
-            template: "default" for the tokenizer's own, a file, or the text of a template; None for
-                plain prompts.
-
-        Raises:
-            UsageError: The tokenizer has no template, the file cannot be read, or the template
-                leaves out the message.
+        Both share the engine. `template` is "default" for the tokenizer's own, a file, or the text
+        of one; None for plain prompts. Raises UsageError where the tokenizer has none, the file
+        cannot be read, or the template leaves out the message.
         """
         if isinstance(template, Path) or (
             template not in (None, "default") and not re.search("{[{%]", template)
@@ -448,9 +431,6 @@ class SteeredModel:
     def resolve(self, steer: Steer) -> Steering:
         """Return the steering of a request: its head set, and the betas of each head.
 
-        Args:
-            steer: The steering that the request asks for.
-
         Raises:
             HeadSetError: No head set serves the request, or the given one does not fit the model.
             RequestError: The head set has another target, or neither it nor the request has betas.
@@ -469,10 +449,7 @@ class SteeredModel:
         )
 
     def head_set_of(self, steer: Steer) -> HeadSet | None:
-        """Return the head set of a request; None where it uses no heads.
-
-        Raises HeadSetError where none serves the request, or the given one does not fit the model.
-        """
+        """Return the head set of a request, None where it uses no heads; raises HeadSetError."""
         if not steer.uses_heads:
             return None
         if isinstance(steer.head_set, HeadSet):
@@ -480,7 +457,13 @@ class SteeredModel:
             self.check_fits(chosen)
         else:
             chosen = self.head_sets.get(steer.target if steer.head_set is None else steer.head_set)
-        self._check_heads(chosen)
+        for head in chosen.all_heads:
+            n_heads = self.description.heads_per_layer[head.layer]
+            if head.index >= n_heads:
+                raise HeadSetMismatchError(
+                    f"head {head} is out of range: layer {head.layer} of {self.id} has {n_heads}"
+                    f" heads (0-{n_heads - 1})"
+                )
         return chosen
 
     def check_fits(self, head_set: HeadSet) -> None:
@@ -492,8 +475,7 @@ class SteeredModel:
     def in_form_of(self, head_set: HeadSet) -> Self:
         """Return the same model, which takes prompts as a head set was found: plain, or in a chat.
 
-        Raises:
-            UsageError: The model takes another form, or the tokenizer has another template.
+        Raises UsageError where the model takes another form, or the tokenizer has another template.
         """
         set_template, here = head_set.chat_template_sha256, self.prompts.sha256
         if head_set.identification is None or set_template == here:
@@ -560,13 +542,3 @@ class SteeredModel:
         }
         made = HeadSet.parse(content, f"head set {name!r}")
         return made.model_copy(update={"model": self.description.identity})
-
-    def _check_heads(self, head_set: HeadSet) -> None:
-        """Raise HeadSetMismatchError for a head that its layer does not have."""
-        for head in head_set.all_heads:
-            n_heads = self.description.heads_per_layer[head.layer]
-            if head.index >= n_heads:
-                raise HeadSetMismatchError(
-                    f"head {head} is out of range: layer {head.layer} of {self.id} has {n_heads}"
-                    f" heads (0-{n_heads - 1})"
-                )

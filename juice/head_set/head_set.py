@@ -72,10 +72,7 @@ class HeadSet(Content):
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], where: str) -> Self:
-        """Return a head set from the JSON content of one, of this format or an older one.
-
-        Raises HeadSetError, which names `where` and the field.
-        """
+        """Return the head set of JSON content, of any format; HeadSetError names `where`."""
         try:
             text = json.dumps(upgraded(content, where), default=_plain)
             return cls.model_validate_json(text, strict=True)
@@ -87,10 +84,9 @@ class HeadSet(Content):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Load and verify a head set's folder.
+        """Load and verify a head set's folder; raises HeadSetError.
 
-        Warns of a set of the first format, which has no hash over the whole of it. Raises
-        HeadSetError.
+        Warns of a set of the first format, which has no hash over the whole of it.
         """
         folder = Path(path)
         file = folder / storage.JSON_FILE
@@ -124,8 +120,7 @@ class HeadSet(Content):
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Save to a folder in one step and make its parents.
 
-        Raises:
-            OutputError: The folder cannot be written, or holds a set that must not be overwritten.
+        Raises OutputError where that fails, or a set is there that must not be overwritten.
         """
         storage.save(self.to_files(), Path(path), overwrite=overwrite)
 
@@ -166,11 +161,7 @@ class HeadSet(Content):
                 "give a head set's folder, or a hub id such as owner/name"
             )
         folder = hub.pull(
-            name,
-            revision=revision,
-            subfolder=subfolder,
-            token=token,
-            force_download=force_download,
+            name, revision=revision, subfolder=subfolder, token=token, force_download=force_download
         )
         try:
             return cls.load(folder)
@@ -229,10 +220,7 @@ class HeadSet(Content):
 
     @property
     def chat_template_sha256(self) -> str | None:
-        """The hash of the chat template through which the heads were found.
-
-        None for plain prompts, and where it is not known.
-        """
+        """The hash of the chat template of the heads' prompts; None: plain ones, or unknown."""
         return self.identification.chat_template_sha256 if self.identification else None
 
     @property
@@ -255,10 +243,7 @@ class HeadSet(Content):
         return sorted({layer for method in tuned for layer in self.coefficients(method)})
 
     def intervention(self, method: Method | None = None) -> Intervention:
-        """Return the heads, betas and gate of a method; None: of the default one.
-
-        Raises RequestError for a method that this set does not have.
-        """
+        """Return the heads, betas and gate of a method or the default one; raises RequestError."""
         intervention = self.methods.given.get(method or self.method)
         if intervention is None:
             raise RequestError(
@@ -325,8 +310,7 @@ class HeadSet(Content):
             betas: Their betas; None: the tuned ones.
             strength: Multiplies the betas.
 
-        Raises:
-            RequestError: There are no betas.
+        Raises RequestError where there are no betas.
         """
         betas = betas or self.applied_betas(method)
         return self.intervention(method).coefficients(betas, strength, self.model.n_heads)
@@ -388,8 +372,8 @@ class HeadSet(Content):
     def form_warning(self, used_sha256: str | None) -> str | None:
         """Return a warning if a prompt's form is not the one the heads were found in, else None.
 
-        The form is the hash of the chat template that a prompt went through, None for a plain one.
-        A set without an identification (made by hand) gives no warning.
+        The form is the hash of the prompt's chat template, None for a plain one. A set that was
+        made by hand gives no warning.
         """
         tuned_sha256 = self.chat_template_sha256
         if self.identification is None or tuned_sha256 == used_sha256:

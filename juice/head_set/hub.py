@@ -21,7 +21,6 @@ from juice.formula import METHODS
 from juice.head_set.schema import Content
 from juice.head_set.storage import JSON_FILE, is_scores_name
 
-CARD_FILE = "README.md"
 PAPER = "https://proceedings.mlr.press/v267/li25c.html"
 NOUNS = {"attribution": "attribution", "learned": "learning", "probe": "probes"}
 WINS = {"context": "what it reads in the prompt", "parametric": "what it remembers"}
@@ -193,7 +192,7 @@ def push(
     api = HfApi(token=token)
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        named = {**files, CARD_FILE: card_of(head_set, repo).encode()}
+        named = {**files, "README.md": card_of(head_set, repo).encode()}
         stale = [
             name
             for name in api.list_repo_files(repo, revision=revision)

@@ -57,13 +57,8 @@ def sets_in(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
             model = printable(of_model.name)
             unreadable[f"{model}/*"] = f"cannot look into {model}: {error.strerror}"
         else:
-            folders |= {key_of(path): path for path in paths}
+            folders |= {printable(f"{of_model.name}/{path.name}"): path for path in paths}
     return folders, unreadable
-
-
-def key_of(path: Path) -> str:
-    """Return the name of a head set's folder for others to see: `<model>/<name>`."""
-    return printable(f"{path.parent.name}/{path.name}")
 
 
 def stamp_of(folder: Path) -> Hashable:
@@ -117,10 +112,8 @@ def _may_be_there(path: Path) -> bool:
     """Return whether there is a file, or something keeps us from seeing whether there is one."""
     try:
         path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        pass
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
     return True
 
 
@@ -163,10 +156,7 @@ def find_head_set(given: str | Path, head_sets: str | Path | None = None) -> tup
 
 
 def find_scores(given: str | Path, head_sets: str | Path | None = None) -> HeadScores:
-    """Return the scores of a head set, given as for `find_head_set`, or of a lone scores file.
-
-    Raises HeadSetError.
-    """
+    """Return the scores of a lone file, or of what `find_head_set` finds; raises HeadSetError."""
     path = Path(given)
     if path.is_file() and not (path.parent / JSON_FILE).exists():
         return HeadScores.parse(read_scores(path), path)
@@ -181,10 +171,8 @@ class HeadSetLibrary:
     """The head sets of one folder, seen from one model.
 
     Args:
-        folder: The folder.
-        model: The model.
         by_name: The sets that are served.
-        paths: The folder of each of them, by name.
+        keys: The `<model>/<folder>` of each of them, by name.
         unfit: Why others are not served, or a set's files cannot be read, by `<model>/<folder>`.
         foreign: Those of `unfit` whose sets were made for a model of another name.
         gone: Names that were served before.
@@ -195,7 +183,7 @@ class HeadSetLibrary:
     folder: Path
     model: ModelIdentity
     by_name: dict[str, HeadSet] = field(default_factory=dict)
-    paths: dict[str, Path] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
     unfit: dict[str, str] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
     gone: frozenset[str] = frozenset()
@@ -222,36 +210,34 @@ class HeadSetLibrary:
         return cls(folder, model, allow_unverified=allow_unverified, layers=layers).again()
 
     def again(self) -> HeadSetLibrary:
-        """Read the folder again; a set that is there but cannot be read stays as it was.
+        """Read the folder again as `scan` does; a set that is the same stays the same object.
 
-        A set that is the same stays the same object. Raises what `scan` raises.
+        So does one that is there but cannot be read.
         """
         paths, unreadable = sets_in(find_folder(self.folder))
-        fresh = replace(self, by_name={}, paths={}, unfit=unreadable, foreign=set())
-        before = {key_of(path): (path, self.by_name[name]) for name, path in self.paths.items()}
-        readable: dict[str, tuple[Path, HeadSet]] = {}
+        fresh = replace(self, by_name={}, keys={}, unfit=unreadable, foreign=set())
+        before = {key: self.by_name[name] for name, key in self.keys.items()}
+        # Those whose model's folder cannot be looked into stay as well.
+        readable = {k: old for k, old in before.items() if f"{k.split('/')[0]}/*" in unreadable}
         for key, path in paths.items():
             old = before.get(key)
             try:
                 new = HeadSet.load(path)
-                readable[key] = old if old and old[1].seal == new.seal else (path, new)
+                readable[key] = old if old and old.seal == new.seal else new
             except HeadSetError as error:
                 # Whoever asks the server need not know where its files are.
                 fresh.unfit[key] = printable(str(error).replace(str(path), key))
                 if old is not None:
                     readable[key] = old
                     fresh.unfit[key] += "; the set that was read before is still served"
-        # Those whose folder, too, cannot be looked into.
-        readable |= {
-            key: old for key, old in before.items() if f"{old[0].parent.name}/*" in unreadable
-        }
-        for key, (path, head_set) in sorted(
-            readable.items(), key=lambda item: not item[1][1].model.is_certain(self.model)
-        ):
-            fresh._add(key, path, head_set)
+        certain_first = sorted(
+            readable.items(), key=lambda item: not item[1].model.is_certain(self.model)
+        )
+        for key, head_set in certain_first:
+            fresh._add(key, head_set)
         return replace(fresh, gone=(self.gone | set(self.by_name)) - set(fresh.by_name))
 
-    def _add(self, key: str, path: Path, head_set: HeadSet) -> None:
+    def _add(self, key: str, head_set: HeadSet) -> None:
         rival, model = self.by_name.get(head_set.name), head_set.model
         is_guess = not (model.is_certain(self.model) or model.difference(self.model))
         if rival and rival.model.is_certain(self.model) and is_guess:
@@ -273,17 +259,18 @@ class HeadSetLibrary:
                 f"{self.model.id}; rename or remove one ({key})"
             )
         self.by_name[head_set.name] = head_set
-        self.paths[head_set.name] = path
+        self.keys[head_set.name] = key
 
     def check_fits(self, head_set: HeadSet) -> None:
         """Raise HeadSetMismatchError for a set of another model, WindowError for other layers."""
         head_set.check_fits(self.model, allow_unverified=self.allow_unverified)
-        needed = head_set.layers
-        if self.layers is not None and not {*needed} <= {*self.layers}:
-            all_of_them = (*needed, *self.layers)
+        needed, here = head_set.layers, self.layers
+        if here is not None and not {*needed} <= {*here}:
+            all_of_them = (*needed, *here)
+            steers = f"layers {here.start} to {here.stop - 1}" if here else "no layer"
             raise WindowError(
                 f"the heads of {head_set.name!r} are in layers {min(needed)} to {max(needed)}, and "
-                f"this engine steers {spelled(self.layers)}: start it with --window "
+                f"this engine steers {steers}: start it with --window "
                 f"{min(all_of_them)}-{max(all_of_them)} or --window all, or anew with the set in "
                 "its folder"
             )
@@ -316,8 +303,3 @@ class HeadSetLibrary:
             f"no head set {name!r} for {self.model.id} (served: {served}); "
             "make one with `juice identify`, or give its folder (--head-sets)"
         )
-
-
-def spelled(layers: range) -> str:
-    """Return layers as words."""
-    return f"layers {layers.start} to {layers.stop - 1}" if layers else "no layer"

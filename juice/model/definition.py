@@ -70,13 +70,8 @@ def two_runs(
 class PaddedPrompts:
     """Prompts as one batch, padded on the right: a causal model never looks at what follows one.
 
-    Args:
-        loaded: The model.
-        prompts: The tokens of each prompt.
-
-    Attributes:
-        ids: The tokens with their padding, int64 [prompts, pos].
-        last: The last position of each prompt, int64 [prompts].
+    `ids` are their tokens with the padding, int64 [prompts, pos], and `last` the last position of
+    each prompt, int64 [prompts].
     """
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:

@@ -99,8 +99,7 @@ def _rows_in_memory(model: PreTrainedModel) -> RowReader:
 
     def read(name: str) -> tuple[list[int], torch.Tensor] | None:
         weight = parameters.get(name)
-        is_plain = type(weight) is nn.Parameter and weight.dtype == torch.float32
-        if not is_plain or weight.device.type == "meta":
+        if type(weight) is not nn.Parameter or weight.dtype != torch.float32 or weight.is_meta:
             return None
         return list(weight.shape), weight.detach()[_sample(len(weight))].cpu()
 

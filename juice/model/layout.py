@@ -102,20 +102,15 @@ def _attentions(layer: nn.Module) -> list[nn.Module]:
     """Return the outermost attention modules of a layer."""
     attentions: list[nn.Module] = []
     for child in layer.children():
-        if "attention" in type(child).__name__.lower() and _projections(child):
-            attentions.append(child)
-        else:
-            attentions.extend(_attentions(child))
+        is_attention = "attention" in type(child).__name__.lower() and _projections(child)
+        attentions += [child] if is_attention else _attentions(child)
     return attentions
 
 
 def _projections(attention: nn.Module) -> dict[str, nn.Module]:
     """Return the linear projections within an attention module, by name."""
-    return {
-        n.rsplit(".", 1)[-1]: m
-        for n, m in attention.named_modules()
-        if n and features(m) is not None
-    }
+    named = attention.named_modules()
+    return {name.rsplit(".", 1)[-1]: m for name, m in named if name and features(m)}
 
 
 def features(module: nn.Module) -> tuple[int, int] | None:

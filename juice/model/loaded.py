@@ -114,10 +114,7 @@ class LoadedModel:
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """Return the device of a model's inputs.
-
-    Where the embedding is fetched for each forward, that is the device it computes on.
-    """
+    """Return the device of a model's inputs, also where the embedding is fetched each time."""
     embedding = model.get_input_embeddings()
     if embedding.weight.device.type != "meta":
         return torch.device(embedding.weight.device)

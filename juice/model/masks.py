@@ -76,10 +76,9 @@ class AttentionPattern:
 
 
 def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
-    """Return the kinds of attention that a model's configuration names.
+    """Return the kinds of attention of a model; None for one that must build its own masks.
 
-    None for a model that must build its own masks. Raises UnsupportedModelError for a model that is
-    not causal.
+    Raises UnsupportedModelError for a model that is not causal.
     """
     config = text_config(model)
     if not getattr(config, "is_causal", True) or (
@@ -89,12 +88,10 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
             f"{type(model).__name__} is not causal: its tokens see what follows them; "
             "load a decoder"
         )
-    if config._attn_implementation not in TAKING_MASKS:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if config._attn_implementation not in TAKING_MASKS or kinds - {FULL, SLIDING}:
         return None
     if getattr(config, "alibi", False) or config.model_type in MASKING_MODEL_TYPES:
-        return None
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds - {FULL, SLIDING}:
         return None
     sliding_window = _sliding_window(model, config)
     if len(kinds) == 2:
@@ -108,10 +105,7 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
 
 
 def _sliding_window(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
-    """Return the sliding window, if the model's code masks by one.
-
-    Many configurations have a number that no code reads.
-    """
+    """Return the sliding window; many configurations have a number that no code reads."""
     code = sys.modules[type(model).__module__]
     if getattr(config, "use_sliding_window", True) is False or not hasattr(
         code, "create_sliding_window_causal_mask"
@@ -122,10 +116,7 @@ def _sliding_window(model: PreTrainedModel, config: PretrainedConfig) -> int | N
 
 @contextmanager
 def narrow_sliding_windows(model: PreTrainedModel, sliding_window: int | None) -> Iterator[None]:
-    """Give the masks that a model builds another sliding window, while within.
-
-    None keeps its own; a model without one is left alone.
-    """
+    """Give a model's masks another sliding window, if given and if they have one, while within."""
     config = text_config(model)
     before = getattr(config, "sliding_window", None)
     if sliding_window is None or not before:

@@ -38,21 +38,14 @@ class PromptForm:
         return sha256_of(self.chat_template)
 
     def tokens(self, prompt: str, opening: str = "") -> tuple[int, ...]:
-        """Return the tokens of a prompt and of the opening of its reply.
-
-        Raises RequestError where the template refuses the prompt.
-        """
+        """Return the tokens of a prompt and of its reply's opening; raises RequestError."""
         if opening:
             return self.joined(prompt, opening)[0]
         is_plain = self.chat_template is None
         return self.encode(prompt if is_plain else self.rendered([user(prompt)]))
 
     def encode(self, text: str, *, add_special_tokens: bool | None = None) -> tuple[int, ...]:
-        """Return the tokens of a whole text.
-
-        A chat template has written the special tokens; without one the tokenizer adds its own,
-        unless told otherwise.
-        """
+        """Return a whole text's tokens; special ones are added where no chat template has them."""
         adds = self.chat_template is None if add_special_tokens is None else add_special_tokens
         return tuple(self.tokenizer(text, add_special_tokens=adds)["input_ids"])
 
@@ -108,10 +101,7 @@ class PromptForm:
             ) from error
 
     def first_token(self, prompt: str, answer: str, opening: str = "") -> int | None:
-        """Return the first token of an answer's first word when it follows a prompt and an opening.
-
-        None if the word has no token of its own.
-        """
+        """Return the first token of an answer's first word in its place; None if it has none."""
         words = answer.split()
         if not words:
             return None

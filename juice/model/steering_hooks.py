@@ -80,9 +80,7 @@ class _Here(local):
     steered: frozenset[int] = frozenset()
     kept: tuple[torch.Tensor, torch.Tensor] | None = None
     length = 0
-
-    def __init__(self) -> None:
-        self.copies: Copies = {}
+    copies: Copies
 
 
 class ModelHooks:
@@ -104,51 +102,40 @@ class ModelHooks:
             handle.remove()
 
     @contextmanager
-    def route(self, rows: Sequence[LayerRows], n_rows: int) -> Iterator[None]:
-        """Route rows through the layers, which have these; the model is called with n_rows."""
-        here = self._here
-        here.rows, here.n_rows = rows, n_rows
+    def _ordered(self, **orders: Any) -> Iterator[_Here]:
+        """Set orders for this thread; at the end, those of the class hold again: none."""
+        here = vars(self._here)
+        here.update(orders)
         try:
-            yield
+            yield self._here
         finally:
-            here.rows = None
-            here.copies.clear()
+            for name in orders:
+                here.pop(name, None)
+
+    def route(self, rows: Sequence[LayerRows], n_rows: int) -> AbstractContextManager[object]:
+        """Route rows through the layers, which have these; the model is called with n_rows."""
+        return self._ordered(rows=rows, n_rows=n_rows, copies={})
 
     @contextmanager
     def steer(self, plan: SteeringPlan) -> Iterator[None]:
         """Steer; raise RuntimeError at the end for a layer whose hook did not fire."""
-        here = self._here
-        here.plan, here.steered = plan, frozenset()
-        try:
+        with self._ordered(plan=plan, steered=frozenset()) as here:
             yield
             if missed := plan.coefficients.keys() - here.steered:
                 raise RuntimeError(
                     f"steering did not reach layers {sorted(missed)}: "
                     "their output projections were bypassed"
                 )
-        finally:
-            here.plan = None
 
-    @contextmanager
     def keep_logits(
         self, rows: torch.Tensor, positions: torch.Tensor, length: int
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[object]:
         """Project only position `positions[i]` of row `rows[i]`: logits [kept, 1, vocabulary].
 
-        A vocabulary has up to 256,000 entries: projecting every position of a prompt would cost
-        more than the rest of its prefill.
-
-        Args:
-            rows: int64 [kept].
-            positions: int64 [kept].
-            length: The number of positions that each row of the batch has.
+        Both are int64 [kept]; each row of the batch has `length` positions. A vocabulary has up to
+        256,000 entries: projecting all of a prompt would cost more than the rest of its prefill.
         """
-        here = self._here
-        here.kept, here.length = (rows, positions), length
-        try:
-            yield
-        finally:
-            here.kept = None
+        return self._ordered(kept=(rows, positions), length=length)
 
     def _enter(self, index: int) -> Any:
         """Assemble a layer's rows; companions get the masks and positions of what they copy."""
@@ -165,13 +152,10 @@ class ModelHooks:
             hidden = args[0] if args else kwargs["hidden_states"]  # [rows below, pos, d_model]
             if taken is not None:
                 hidden = hidden[taken.to(hidden.device)]
-            others = (
-                args[1:],
-                {name: value for name, value in kwargs.items() if name != "hidden_states"},
-            )
+            rest = args[1:]
+            named = {name: value for name, value in kwargs.items() if name != "hidden_states"}
             if origins is not None:
-                others = copy_rows(others, here.n_rows, origins, here.copies)
-            rest, named = others
+                rest, named = copy_rows((rest, named), here.n_rows, origins, here.copies)
             return ((hidden, *rest), named) if args else (rest, {**named, "hidden_states": hidden})
 
         return enter
@@ -207,15 +191,9 @@ class ModelHooks:
 
 
 def copy_rows(value: Any, n_rows: int, origins: torch.Tensor, copies: Copies | None = None) -> Any:
-    """Gather the rows `origins` of every tensor in `value` that has n_rows rows.
+    """Gather the rows `origins`, int64 [rows], of every tensor in `value` that has n_rows rows.
 
-    Values that all rows share are returned unchanged.
-
-    Args:
-        value: A tensor, or a tuple, list or dict of values.
-        n_rows: The rows of the call.
-        origins: The rows to gather, int64 [rows].
-        copies: The copies that were gathered before, and are not gathered again.
+    Values that all rows share are returned unchanged. `copies` are not gathered again.
     """
     if isinstance(value, torch.Tensor):
         if value.dim() <= 1 or n_rows <= 1 or value.shape[0] != n_rows:
@@ -294,10 +272,7 @@ Component = Literal["attention", "mlp"]
 
 @contextmanager
 def knocked_out(layer: AttentionLayer, components: Collection[Component]) -> Iterator[None]:
-    """Zero what these components of a layer add to the residual stream, while within.
-
-    Raises UnsupportedModelError for a layer without an MLP.
-    """
+    """Zero what components of a layer add to the residual stream, while within; see `mlp_of`."""
     modules = [layer.attention if c == "attention" else mlp_of(layer) for c in components]
     with hooked(module.register_forward_hook(in_this_thread(_zero)) for module in modules):
         yield
@@ -323,9 +298,7 @@ def _zero(_module: nn.Module, args: Any, output: Any) -> Any:
     """Return the output, [rows, pos, d_model] or a tuple with it first, without what was added."""
     added, *others = output if isinstance(output, tuple) else (output,)
     # BLOOM and MPT pass the residual stream to the module, which adds it.
-    residual = (
-        args[1]
-        if len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].shape == added.shape
-        else added * 0
-    )
+    passed = args[1] if len(args) > 1 else None
+    is_residual = isinstance(passed, torch.Tensor) and passed.shape == added.shape
+    residual = passed if is_residual else added * 0
     return (residual, *others) if isinstance(output, tuple) else residual
