@@ -305,12 +305,8 @@ class HeadSet(Content):
     ) -> dict[int, torch.Tensor]:
         """Return the coefficients of z in each steered layer, float32 [n_heads].
 
-        Args:
-            method: Whose heads; None: those of the default method.
-            betas: Their betas; None: the tuned ones.
-            strength: Multiplies the betas.
-
-        Raises RequestError where there are no betas.
+        They are those of a method (None: the default one), from betas (None: the tuned ones) that
+        strength multiplies. Raises RequestError where there are no betas.
         """
         betas = betas or self.applied_betas(method)
         return self.intervention(method).coefficients(betas, strength, self.model.n_heads)
@@ -395,8 +391,7 @@ class HeadSet(Content):
         enough, with a warning, for a set that comes with JuICE as its authors published it, and
         for any set with `allow_unverified`.
         """
-        difference = self.model.difference(model)
-        if difference:
+        if difference := self.model.difference(model):
             raise HeadSetMismatchError(
                 f"head set {self.name!r} was made for {self.model.id} and does not fit the loaded "
                 f"{model.id}: {difference}; identify heads on this model (`juice identify`)"

@@ -1,4 +1,4 @@
-"""Head sets on the hub: pulled into its cache, and pushed with a card, their README.md."""
+"""Head sets on the hub: pulled into its cache, and pushed with a card as their README.md."""
 
 from __future__ import annotations
 

@@ -117,9 +117,12 @@ def _sliding_window(model: PreTrainedModel, config: PretrainedConfig) -> int | N
 @contextmanager
 def narrow_sliding_windows(model: PreTrainedModel, sliding_window: int | None) -> Iterator[None]:
     """Give a model's masks another sliding window, if given and if they have one, while within."""
+    if sliding_window is None:
+        yield
+        return
     config = text_config(model)
     before = getattr(config, "sliding_window", None)
-    if sliding_window is None or not before:
+    if not before:
         yield
         return
     config.sliding_window = sliding_window

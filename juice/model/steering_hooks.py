@@ -270,12 +270,12 @@ def at_z(
 Component = Literal["attention", "mlp"]
 
 
-@contextmanager
-def knocked_out(layer: AttentionLayer, components: Collection[Component]) -> Iterator[None]:
+def knocked_out(
+    layer: AttentionLayer, components: Collection[Component]
+) -> AbstractContextManager[None]:
     """Zero what components of a layer add to the residual stream, while within; see `mlp_of`."""
     modules = [layer.attention if c == "attention" else mlp_of(layer) for c in components]
-    with hooked(module.register_forward_hook(in_this_thread(_zero)) for module in modules):
-        yield
+    return hooked(module.register_forward_hook(in_this_thread(_zero)) for module in modules)
 
 
 def mlp_of(layer: AttentionLayer) -> nn.Module:
