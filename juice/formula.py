@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # torch takes a second to import
 
 Target = Literal["context", "parametric"]
 TARGETS: tuple[Target, ...] = ("context", "parametric")
+OTHER: dict[Target, Target] = {"context": "parametric", "parametric": "context"}
 SteerTarget = Literal["context", "parametric", "none"]
 STEER_TARGETS: tuple[SteerTarget, ...] = (*TARGETS, "none")
 

@@ -14,7 +14,8 @@ import typer
 from pydantic import Field
 
 from juice.cli import console, options
-from juice.data.make import QUESTION_TEMPLATE, check_template
+from juice.data.example import QUESTION_TEMPLATE
+from juice.data.make import check_template
 from juice.data.passages import MAX_SENTENCE_TOKENS
 from juice.engine.load_options import LoadOptions
 from juice.engine.sampling_options import Options

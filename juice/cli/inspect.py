@@ -18,7 +18,7 @@ from rich.text import Text
 from juice.cli import console, options
 from juice.errors import UsageError
 from juice.files import check_writable, write_lines
-from juice.formula import METHODS, Target
+from juice.formula import METHODS, OTHER, Target
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,6 @@ SHADES = " ░▒▓█"
 CELL = 3  # a mark, a shade, a mark
 WINNERS: dict[Target, str] = {"context": "the context", "parametric": "memory"}
 COLOURS: dict[Target, str] = {"context": "cyan", "parametric": "yellow"}
-OTHER: dict[Target, Target] = {"context": "parametric", "parametric": "context"}
 BESIDE = "│"  # at the layers in which the clean run goes along
 
 

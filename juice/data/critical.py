@@ -79,19 +79,13 @@ def mark_critical(
 ) -> Marked:
     """Mark the rows by whether they need their context; of n measured, floor(share * n) do not.
 
-    Args:
-        model: The model that scores the answers.
-        rows: The fine-tuning rows.
-        share: The share of measured rows that do not need their context, between 0 and 1.
-        columns: The columns of fields whose names differ, by field.
-        progress: Called with the progress of scoring.
-
-    Raises UsageError for an invalid share or an unknown field, and ExampleError for missing columns
-    or when no row can be measured.
+    `columns` has the columns of fields whose names differ, by field. Raises UsageError for an
+    invalid share or an unknown field, and ExampleError for missing columns or when no row can be
+    measured.
     """
     check_share(share)
     column = columns_of(rows, CRITICAL_FIELDS, tuple(CRITICAL_FIELDS), columns or {})
-    unmeasured: Counter[str] = Counter()
+    unmeasured, perplexities = Counter[str](), dict[int, float]()
     pairs: dict[int, tuple[str, str]] = {}
     for i, row in enumerate(rows):
         pair = _pair({field: row.values.get(name) for field, name in column.items()})
@@ -99,10 +93,8 @@ def mark_critical(
             unmeasured[pair] += 1
         else:
             pairs[i] = pair
-    perplexities: dict[int, float] = {}
-    for i, logprobs in zip(
-        pairs, model.answer_logprobs(list(pairs.values()), progress=progress), strict=True
-    ):
+    scored = model.answer_logprobs(list(pairs.values()), progress=progress)
+    for i, logprobs in zip(pairs, scored, strict=True):
         if logprobs:
             perplexities[i] = perplexity(logprobs)
         else:
@@ -127,10 +119,7 @@ def mark_critical(
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
-    """Return the perplexity of tokens from their natural log-probabilities.
-
-    Raises ValueError for none.
-    """
+    """Return the perplexity of natural log-probabilities; raises ValueError for none."""
     if not logprobs:
         raise ValueError("perplexity of no tokens")
     return math.exp(min(LARGEST_LOG, -sum(logprobs) / len(logprobs)))

@@ -34,7 +34,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from juice.data.judging import MAX_TOKENS, N_WORDS, begins_with_answer, contains_answer
 from juice.data.passages import MAX_SENTENCE_TOKENS, first_sentence, swapped, verdict
 from juice.errors import ExampleError, first_problem
-from juice.formula import CONFLICT_TYPES, ConflictType, Target
+from juice.formula import CONFLICT_TYPES, OTHER, ConflictType, Target
 
 
 def _as_tuple(value: Any) -> Any:
@@ -50,6 +50,8 @@ def _not_blank(text: str) -> str:
 Text = Annotated[str, BeforeValidator(lambda v: _not_blank(v) if isinstance(v, str) else v)]
 Answers = Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 QUESTION = re.compile(r"question:", re.IGNORECASE)
+QUESTION_TEMPLATE = "Question: {question} Answer:"
+MAX_SUBJECT = 80  # characters of a question that stands for its subject
 
 
 class ConflictExample(BaseModel):
@@ -93,10 +95,9 @@ class ConflictExample(BaseModel):
         if self.match == "begins":
             return begins_with_answer(output, self.accepted(target))
         if self.match == "sentence":
-            others = self.accepted("context" if target == "parametric" else "parametric")
-            sentence, asked = first_sentence(output), self.question or ""
-            found = verdict(sentence, self.accepted(target), others=others, question=asked)
-            return found == "given"
+            others, asked = self.accepted(OTHER[target]), self.question or ""
+            sentence, accepted = first_sentence(output), self.accepted(target)
+            return verdict(sentence, accepted, others=others, question=asked) == "given"
         return contains_answer(output, self.accepted(target), self.n_words)
 
     @property
@@ -106,10 +107,7 @@ class ConflictExample(BaseModel):
 
 
 def parse_example(row: Any, where: str) -> ConflictExample:
-    """Make an example from a row of the file format.
-
-    Raises ExampleError that names `where` and the first wrong field.
-    """
+    """Make an example of a row; raises ExampleError, which names `where` and the wrong field."""
     try:
         return ConflictExample.model_validate(row)
     except ValidationError as error:
@@ -126,9 +124,8 @@ def judged_types(
 
     Toward the context, clean prompts have no right answer.
     """
-    return tuple(
-        t for t in conflict_types(examples, enough) if t != "clean" or target == "parametric"
-    )
+    types = conflict_types(examples, enough)
+    return types if target == "parametric" else tuple(t for t in types if t != "clean")
 
 
 def conflict_types(
@@ -138,9 +135,9 @@ def conflict_types(
     return tuple(t for t in CONFLICT_TYPES if enough(t in e.prompts for e in examples))
 
 
-def question_prompt(question: str) -> str:
-    """Return `Question: <question>? Answer:`, with exactly one question mark."""
-    return f"Question: {question.strip().rstrip(' ?')}? Answer:"
+def question_prompt(question: str, template: str = QUESTION_TEMPLATE) -> str:
+    """Return a template with a question, which ends in exactly one question mark."""
+    return template.replace("{question}", f"{question.strip().rstrip(' ?')}?")
 
 
 def without_context(example: ConflictExample, conflict_type: ConflictType) -> str:
@@ -174,11 +171,7 @@ def context_end(example: ConflictExample, conflict_type: ConflictType) -> int | 
 
 def has_context_apart(example: ConflictExample) -> bool:
     """Return whether every conflict prompt of an example can be parted from its context."""
-    return all(
-        without_context(example, t) != prompt
-        for t, prompt in example.prompts.items()
-        if t != "clean"
-    )
+    return all(prompt_alone(example, t) is not None for t in example.prompts)
 
 
 def draw(
@@ -201,10 +194,7 @@ def draw(
 
 def examples_sha256(examples: Sequence[ConflictExample]) -> str:
     """Hash examples by content: SHA-256 over their canonical JSON lines."""
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(to_json_line(example).encode())
-    return digest.hexdigest()
+    return hashlib.sha256("".join(map(to_json_line, examples)).encode()).hexdigest()
 
 
 def to_json_line(example: ConflictExample) -> str:
@@ -219,14 +209,11 @@ CODAS = ("", "n", "r", "l", "s", "m", "th", "nd")
 
 def true_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
     """Return true versions of the examples whose conflict prompts can be made true."""
-    made = []
-    for example in filter(_is_about_something, examples):
-        changed = _replaced(
-            example, dict.fromkeys(example.context_answer, example.parametric_answer[0])
-        )
-        if changed is not None:
-            made.append(changed)
-    return made
+    made = (
+        _replaced(e, dict.fromkeys(e.context_answer, e.parametric_answer[0]))
+        for e in filter(_is_about_something, examples)
+    )
+    return [example for example in made if example is not None]
 
 
 def unknown_subjects(examples: Sequence[ConflictExample], seed: int) -> list[ConflictExample]:
@@ -234,14 +221,12 @@ def unknown_subjects(examples: Sequence[ConflictExample], seed: int) -> list[Con
 
     Of several words the longest is invented: New Zealand becomes New Quailoth.
     """
-    rng, made = Random(seed), []
+    rng, made = Random(seed), list[ConflictExample | None]()
     for example in filter(_is_about_something, examples):
         longest = max(example.subject.split(), key=len, default="")
         name = example.subject.replace(longest, invented_name(rng), 1)
-        changed = _replaced(example, {example.subject: name})
-        if changed is not None:
-            made.append(changed)
-    return made
+        made.append(_replaced(example, {example.subject: name}))
+    return [example for example in made if example is not None]
 
 
 def invented_name(rng: Random) -> str:

@@ -47,11 +47,8 @@ def contains_answer(output: str, accepted: Iterable[str], n_words: int = N_WORDS
 def begins_with_answer(output: str, accepted: Iterable[str]) -> bool:
     """Return whether the output begins with an accepted answer, word for word."""
     words = normalise(output).split()
-    return any(
-        words[: len(answer)] == answer
-        for answer in (normalise(text).split() for text in accepted)
-        if answer
-    )
+    answers = [normalise(text).split() for text in accepted]
+    return any(words[: len(answer)] == answer for answer in answers if answer)
 
 
 def is_among(answer: str, accepted: Iterable[str]) -> bool:

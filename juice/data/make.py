@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from textwrap import shorten
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from juice.data import passages
-from juice.data.example import ConflictExample
+from juice.data.example import MAX_SUBJECT, QUESTION_TEMPLATE, ConflictExample, question_prompt
 from juice.data.judging import MAX_TOKENS, begins_with_answer, contains_answer, kind_of, normalise
 from juice.data.passages import MAX_SENTENCE_TOKENS, first_sentence, lead_to, verdict
 from juice.data.readers.rows import Row, columns_of, text_of, texts_of
@@ -37,8 +37,7 @@ from juice.errors import ExampleError, UsageError
 from juice.formula import ConflictType
 from juice.progress import Progress, silent
 
-T = TypeVar("T")
-QUESTION_TEMPLATE = "Question: {question} Answer:"
+Given, Made = TypeVar("Given"), TypeVar("Made")
 FIELDS = {
     "question": ("question",),
     "context": ("context",),
@@ -68,7 +67,6 @@ REMEDIES = {
     "too_long": "shorten the passages, or lower --max-tokens",
 }
 REQUIRED = ("question", "context", "answer")
-MAX_SUBJECT = 80
 SHOWN = 200  # characters of a text in a message
 N_TRIES = 50
 
@@ -104,18 +102,19 @@ class AskedModel(Protocol):
         """Return whether a prompt leaves room for `max_tokens` new tokens."""
 
     def first_token(self, prompt: str, answer: str, *, opening: str = "") -> int | None:
-        """Return the first token of an answer after a prompt and the opening of its reply.
-
-        None if it has none of its own.
-        """
+        """Return an answer's first token after a prompt and an opening; None without its own."""
 
     def answer_logprobs(
         self, pairs: Sequence[tuple[str, str]], *, progress: Progress = silent
     ) -> Sequence[tuple[float, ...] | None]:
-        """Return the log-probabilities of each answer's tokens after its prompt.
+        """Score the tokens of each answer after its prompt; None for a pair that is too long."""
 
-        None for a pair that is too long.
-        """
+
+class DroppedError(Exception):
+    """A row gives no example: the reason, and what shows it."""
+
+    def __init__(self, reason: str, example: str) -> None:
+        self.reason, self.example = reason, example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +134,8 @@ class Question:
     clean: str
     where: str
 
-    def dropped(self, reason: str, example: str) -> Dropped:
-        """Return the question as dropped, for a reason and with what shows it."""
-        return Dropped(reason, f"{self.where}: {example}")
-
-
-class Dropped(NamedTuple):
-    """A row that gives no example: the reason, and what shows it."""
-
-    reason: str
-    example: str
+    def dropped(self, reason: str, example: str) -> DroppedError:
+        return DroppedError(reason, f"{self.where}: {example}")
 
 
 @dataclass(frozen=True)
@@ -172,21 +163,17 @@ class Conflicts:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """The reply of a model to a question.
+    """The reply of a model to a question: its first sentence, and the answers that this gives.
 
-    Args:
-        sentence: The first sentence.
-        given: The accepted answers that it gives.
-        is_unclear: True if it names an answer without giving one.
-        opening: Its words before the first of them, if the answer then comes next.
-        match: The rule by which a reply, after its opening, is right.
+    `is_unclear` is True if it names an answer without giving one. The `opening` are its words
+    before the first answer, and `match` is the rule by which a reply, after its opening, is right.
     """
 
     sentence: str
     given: tuple[str, ...]
     is_unclear: bool
     opening: str
-    match: Literal["contains", "sentence"] = "contains"
+    match: Literal["contains", "sentence"]
 
 
 def make_conflicts(
@@ -215,27 +202,16 @@ def make_conflicts(
     """
     check_template(question_template)
     column = columns_of(rows, FIELDS, REQUIRED, columns or {})
-    drops: list[Dropped] = []
-    read = (
-        _question(
-            {field: row.values.get(name) for field, name in column.items()},
-            question_template,
-            row.where,
-        )
-        for row in rows
-    )
-    questions = _kept(read, drops)
+    drops: list[DroppedError] = []
+    questions = _kept(drops, rows, lambda row: _question(row, column, question_template))
     pools: dict[str, dict[str, None]] = {}  # each kind's answers, once and in order
     for question in questions:
         pools.setdefault(question.kind, {})[question.answers[0]] = None
-    asked = _kept((_obstacle(model, one, max_tokens) or one for one in questions), drops)
+    asked = _kept(drops, questions, lambda question: _askable(model, question, max_tokens))
     rivals = [list(pools[question.kind]) for question in asked]
     replies = ask(model, asked, rivals, max_tokens=max_tokens, progress=progress)
-    made = (
-        _conflict(model, question, reply, pool, seed)
-        for question, reply, pool in zip(asked, replies, rivals, strict=True)
-    )
-    examples = _kept(made, drops)
+    answered = zip(asked, replies, rivals, strict=True)
+    examples = _kept(drops, answered, lambda one: _conflict(model, *one, seed))
     found = Conflicts(
         examples,
         {reason: sum(one.reason == reason for one in drops) for reason in REASONS},
@@ -246,18 +222,21 @@ def make_conflicts(
     return found
 
 
-def _kept(made: Iterable[T | Dropped], drops: list[Dropped]) -> list[T]:
-    """Return what was made of the rows, and move the rows that were dropped to `drops`."""
-    kept: list[T] = []
-    for one in made:
-        if isinstance(one, Dropped):
-            drops.append(one)
-        else:
-            kept.append(one)
+def _kept(
+    drops: list[DroppedError], given: Iterable[Given], make: Callable[[Given], Made]
+) -> list[Made]:
+    """Return what is made of each, and append those that are dropped to `drops`."""
+    kept: list[Made] = []
+    for one in given:
+        try:
+            kept.append(make(one))
+        except DroppedError as drop:
+            drops.append(drop)
     return kept
 
 
-def _question(values: Mapping[str, object], template: str, where: str) -> Question | Dropped:
+def _question(row: Row, column: Mapping[str, str], template: str) -> Question:
+    values = {field: row.values.get(name) for field, name in column.items()}
     text = {field: text_of(values.get(field)) for field in FIELDS}
     asked, context, relation = text["question"], text["context"], text["relation"]
     answers = tuple(
@@ -265,7 +244,7 @@ def _question(values: Mapping[str, object], template: str, where: str) -> Questi
     )
     if asked is None or context is None or not answers:
         lacking = "question" if asked is None else "context" if context is None else "answer"
-        return Dropped("malformed", f"{where} has no {lacking}")
+        raise DroppedError("malformed", f"{row.where} has no {lacking}")
     kind = text["kind"] or relation or kind_of(answers[0])
     try:
         popularity = float(text["popularity"] or "")
@@ -279,35 +258,31 @@ def _question(values: Mapping[str, object], template: str, where: str) -> Questi
         subject=text["subject"] or f"{asked.rstrip(' ?')[:MAX_SUBJECT]}?",
         relation=relation or kind,
         popularity=popularity if math.isfinite(popularity) else None,
-        clean=prompt_of(template, asked),
-        where=where,
+        clean=question_prompt(asked, template),
+        where=row.where,
     )
 
 
-def _obstacle(model: AskedModel, question: Question, max_tokens: int) -> Dropped | None:
-    """Return the reason to drop a question before the model is asked, if there is one."""
+def _askable(model: AskedModel, question: Question, max_tokens: int) -> Question:
     if not passages.find(question.context, question.answers):
         shown = shorten(question.context, SHOWN)
-        return question.dropped("answer_not_in_context", f"{question.answers[0]!r} in {shown!r}")
+        raise question.dropped("answer_not_in_context", f"{question.answers[0]!r} in {shown!r}")
     if not model.fits(question.clean, max_tokens=max_tokens):
-        return question.dropped("too_long", shorten(question.asked, SHOWN))
-    return None
+        raise question.dropped("too_long", shorten(question.asked, SHOWN))
+    return question
 
 
 def _conflict(
     model: AskedModel, question: Question, reply: Reply, pool: Sequence[str], seed: int
-) -> ConflictExample | Dropped:
-    """Make an example of a question that the model answered, or return the reason against it."""
+) -> ConflictExample:
     if not reply.given:
-        return question.dropped(
+        raise question.dropped(
             "unclear" if reply.is_unclear else "not_known",
             f"{question.clean!r} was answered {shorten(reply.sentence, SHOWN)!r}, expected "
             f"{question.answers[0]!r}",
         )
     question = replace(question, answers=tuple(dict.fromkeys([*reply.given, *question.answers])))
     new = _swapped_in(model, question, reply.opening, pool, seed)
-    if isinstance(new, Dropped):
-        return new
     spans = passages.find(question.context, question.answers)
     context, spans = passages.replace(question.context, spans, new)
     sentences = passages.sentences_with(context, spans)
@@ -332,13 +307,13 @@ def _conflict(
     )
     asked = [model.tokenize(prompt, opening=reply.opening) for prompt in prompts.values()]
     if not all(model.fits(ids, max_tokens=made.max_tokens) for ids in asked):
-        return question.dropped("too_long", shorten(question.asked, SHOWN))
+        raise question.dropped("too_long", shorten(question.asked, SHOWN))
     return made
 
 
 def _swapped_in(
     model: AskedModel, question: Question, opening: str, pool: Sequence[str], seed: int
-) -> str | Dropped:
+) -> str:
     """Return another answer from the pool, which begins with another token than the first."""
     # Each question has its own seed, so its swap does not depend on which others the model knows.
     drawn = Random(f"{seed} {question.asked}").sample(pool, min(N_TRIES, len(pool)))
@@ -350,13 +325,14 @@ def _swapped_in(
     ]
     right = question.answers[0]
     if not others:
-        return question.dropped(
-            "no_other_answer", f"{right!r} is alone of the kind {question.kind!r}"
-        )
+        alone = f"{right!r} is alone of the kind {question.kind!r}"
+        raise question.dropped("no_other_answer", alone)
     first_token = partial(model.first_token, question.clean, opening=opening)
     token = first_token(right)
-    new = next((other for other in others if first_token(other) not in (None, token)), None)
-    return new or question.dropped("same_first_token", f"{right!r} and {others[0]!r}")
+    for other in others:
+        if first_token(other) not in (None, token):
+            return other
+    raise question.dropped("same_first_token", f"{right!r} and {others[0]!r}")
 
 
 def check_template(template: str) -> None:
@@ -375,11 +351,6 @@ def check_template(template: str) -> None:
         )
 
 
-def prompt_of(template: str, question: str) -> str:
-    """Return a template with a question, which ends in exactly one question mark."""
-    return template.replace("{question}", f"{question.strip().rstrip(' ?')}?")
-
-
 def ask(
     model: AskedModel,
     questions: Sequence[Question],
@@ -388,14 +359,9 @@ def ask(
     max_tokens: int,
     progress: Progress = silent,
 ) -> list[Reply]:
-    """Ask the questions, and find where the answers are.
+    """Ask the questions, and find where in `max_tokens` of each reply the answers are.
 
-    Args:
-        model: The model.
-        questions: The questions.
-        others: For each question, the answers to others of its kind.
-        max_tokens: The number of tokens of each reply that are read.
-        progress: Called with the progress of generation.
+    `others` has, for each question, the answers to others of its kind.
     """
     done = model.generate([q.clean for q in questions], max_tokens=max_tokens, progress=progress)
     replies = [
@@ -403,15 +369,17 @@ def ask(
         for question, completion, rivals in zip(questions, done, others, strict=True)
     ]
     opened = {
-        i: model.tokenize(question.clean, opening=reply.opening)
+        i: ids
         for i, (question, reply) in enumerate(zip(questions, replies, strict=True))
         if reply.opening
+        and model.fits(
+            ids := model.tokenize(question.clean, opening=reply.opening), max_tokens=MAX_TOKENS
+        )
     }
-    fitting = {i: ids for i, ids in opened.items() if model.fits(ids, max_tokens=MAX_TOKENS)}
-    again = model.generate(list(fitting.values()), max_tokens=MAX_TOKENS, progress=progress)
+    again = model.generate(list(opened.values()), max_tokens=MAX_TOKENS, progress=progress)
     goes_on = {
         i
-        for i, completion in zip(fitting, again, strict=True)
+        for i, completion in zip(opened, again, strict=True)
         if _is_first(completion.text, replies[i].given)
     }
     return [

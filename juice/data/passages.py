@@ -21,7 +21,7 @@ no spaces, each character is a word. What is not certain is unclear: a right ans
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
@@ -79,13 +79,12 @@ def replace(passage: str, spans: Iterable[Span], new: str) -> tuple[str, list[Sp
     return "".join([*pieces, passage[end:]]), placed
 
 
-def sentences_with(passage: str, spans: Iterable[Span]) -> str:
+def sentences_with(passage: str, spans: Sequence[Span]) -> str:
     """Return the sentences of a passage that overlap the spans, in their order."""
-    wanted = list(spans)
     return " ".join(
         passage[a:b].strip()
         for a, b in sentences(passage)
-        if any(start < b and a < stop for start, stop in wanted)
+        if any(start < b and a < stop for start, stop in spans)
     )
 
 
@@ -119,12 +118,8 @@ def verdict(
 ) -> Verdict:
     """Return the verdict on a sentence: an accepted answer is given, unclear or absent.
 
-    Args:
-        sentence: A sentence (`first_sentence`).
-        accepted: The accepted answers.
-        others: Answers that must not be given as well. Those that share their words with an
-            accepted one, or that the question names, do not count.
-        question: What was asked, whose words the sentence may repeat.
+    The sentence may repeat the words of the question. The others must not be given as well, unless
+    they share their words with an accepted answer, or the question names them.
     """
     said, asked = _Sentence(sentence), _words(question)
     right = [words for words in map(_words, accepted) if words]
@@ -162,7 +157,6 @@ class _Sentence:
         self.clauses = [i for i, clause in enumerate(clauses) for _ in clause]
 
     def places(self, words: Words) -> list[int]:
-        """Return the places at which words begin that occur one after the other."""
         return _places(self.words, words)
 
     def n_repeated(self, words: Words, asked: Words) -> int:
@@ -190,6 +184,7 @@ class _Sentence:
 
 
 def _places(text: Words, words: Words) -> list[int]:
+    """Return the places in a text at which words begin that occur one after the other."""
     n = len(words)
     return [i for i in range(len(text) - n + 1) if n and text[i : i + n] == words]
 

@@ -35,7 +35,7 @@ from juice.evaluation.answers import Answer
 from juice.evaluation.options import require_extra
 from juice.evaluation.splits import domain_of
 from juice.files import write_lines
-from juice.formula import ConflictType, Target
+from juice.formula import OTHER, ConflictType, Target
 from juice.identification.outcomes import share_interval
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ FILE = "results.json"
 AVERAGE = "average"
 ACCURACY = "accuracy"
 N_POPULARITY_BINS = 3
-OTHER: dict[Target, Target] = {"parametric": "context", "context": "parametric"}
 KEYS = ("target", "method", "measure", "domain", "conflict_type")
 BOUNDS = ("low", "high")
 CELL = ("n", "accuracy", *BOUNDS)

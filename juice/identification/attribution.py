@@ -8,16 +8,11 @@ c = 0, and p the probability of an answer's first token at the prompt's end. One
 backward of each prompt give all heads, for both targets: the context's scores are memory's with the
 other sign (docs/method.md, "Attribution").
 
-`DualRun` is the dual run of prompts outside the engine, read or differentiated at their ends. A
-clean run keeps z of every layer; a steered run adds to z of each head its coefficient times the
-clean run's z, so one clean run serves any number of steered ones. The single run (JuNe) scales its
-own z instead. Prompts go in micro-batches, padded on the right: a causal model never looks at what
-follows a prompt.
-
-`gradients` differentiates any objective by all heads' coefficients at once; at zero coefficients
-the clean run and the steered run are one. Only the coefficients need gradients, so what is kept for
-the backward pass are activations; of a large model only the layers' inputs, and the rest is
-computed again.
+`DualRun` is the dual run of prompts outside the engine, read or differentiated at their ends: one
+clean run serves any number of steered ones. `gradients` differentiates any objective by all heads'
+coefficients at once; at zero coefficients the clean run and the steered run are one. Only the
+coefficients need gradients, so what is kept for the backward pass are activations; of a large model
+only the layers' inputs, and the rest is computed again.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ from juice.data.example import ConflictExample, conflict_types
 from juice.errors import JuiceError, UnsupportedModelError
 from juice.formula import ConflictType, Method, Target, add_scaled
 from juice.head_set.schema import HeadScores
-from juice.identification.examples import ScoredPrompt, scored_prompt
+from juice.identification.examples import scored_prompt
 from juice.identification.task import Unfinished
 from juice.model.definition import PaddedPrompts
 from juice.model.layout import AttentionLayer
@@ -69,13 +64,7 @@ def micro_batches(lengths: Sequence[int], switch: int | None) -> list[list[int]]
 
 
 class DualRun:
-    """The runs of one micro-batch.
-
-    Args:
-        loaded: The model.
-        prompts: The tokens of each prompt.
-        method: `juice` for two runs, `june` for one.
-    """
+    """The runs of one micro-batch of prompts: two (`juice`), or one that scales its own z."""
 
     def __init__(
         self, loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], method: Method
@@ -152,16 +141,8 @@ def gradients(
 ) -> Gradients:
     """Differentiate an objective of the steered logits at the end of each prompt.
 
-    Args:
-        loaded: The model.
-        prompts: The tokens of each prompt.
-        objective: Gives a value for each prompt from its logits.
-        coefficients: Where to differentiate, float32 [n_layers, n_heads]; None: at zero.
-        method: `juice` for two runs, `june` for one.
-        advance: Told how many prompts are done.
-
-    Raises:
-        UnsupportedModelError: Gradients do not pass through this model.
+    Where is given by coefficients, float32 [n_layers, n_heads]; None: at zero. Raises
+    UnsupportedModelError where gradients do not pass through the model.
     """
     shape = (loaded.layout.n_layers, loaded.layout.n_heads)
     at = torch.zeros(shape) if coefficients is None else coefficients.detach().cpu()
@@ -263,31 +244,25 @@ def attribute_heads(
 ) -> dict[Target, HeadScores]:
     """Return the scores of every head for each target over its conflict types.
 
-    Args:
-        model: The model.
-        examples: The examples to score on, which all have these conflict types.
-        targets: The targets, each with the conflict types that it is scored on.
-        progress: Reports how many prompts are done.
-        unfinished: Keeps the derivatives by conflict type, and does not compute them again.
-
-    Raises:
-        UnsupportedModelError: Gradients do not pass through the model.
+    The examples all have these conflict types. Derivatives by conflict type are kept in
+    `unfinished`, and not computed again. Raises UnsupportedModelError where gradients do not pass
+    through the model.
     """
     wanted = [t for t in conflict_types(examples) if any(t in types for types in targets.values())]
     unfinished = unfinished or Unfinished()
-    by_type = torch.zeros(len(wanted), model.loaded.layout.n_layers, model.loaded.layout.n_heads)
+    slopes: dict[str, torch.Tensor] = {}
     with progress("scoring heads", len(wanted) * len(examples)) as advance:
-        for j, conflict_type in enumerate(wanted):
+        for conflict_type in wanted:
             key = f"attribution {conflict_type}"
-            if (kept := unfinished.get(key)) is not None:
-                by_type[j] = torch.tensor(kept)
+            if (kept := unfinished.get(key)) is None:
+                kept = _mean_slope(model, examples, conflict_type, advance).tolist()
+                unfinished.put(key, kept)
+            else:
                 advance(len(examples))
-                continue
-            by_type[j] = _mean_slope(model, examples, conflict_type, advance)
-            unfinished.put(key, by_type[j].tolist())
+            slopes[conflict_type] = torch.tensor(kept)  # [n_layers, n_heads]
     scores: dict[Target, HeadScores] = {}
     for target, types in targets.items():
-        of_memory = by_type[[wanted.index(t) for t in types]]
+        of_memory = torch.stack([slopes[t] for t in types])
         plus = of_memory if target == "parametric" else -of_memory
         scores[target] = HeadScores(
             target=target, conflict_types=types, plus=plus, minus=-plus, kind="attribution"
@@ -303,29 +278,13 @@ def _mean_slope(
 ) -> torch.Tensor:
     """Return the derivatives of memory's lead by each head, float32 [n_layers, n_heads]."""
     prompts = [scored_prompt(model, e, conflict_type) for e in examples]
-    found = gradients(
-        model.loaded,
-        [prompt.ids for prompt in prompts],
-        lambda logits, chosen: lead(logits, [prompts[i] for i in chosen], "parametric"),
-        advance=advance,
-    )
-    return found.by_head.mean(0)
-
-
-def lead(logits: torch.Tensor, prompts: Sequence[ScoredPrompt], target: Target) -> torch.Tensor:
-    """Return the log-probability of the target's answer less that of the other one.
-
-    Args:
-        logits: At the prompts' ends, float32 [prompts, vocabulary].
-        prompts: The prompts.
-        target: Whose answer is to lead.
-
-    Returns:
-        Natural logs, float32 [prompts].
-    """
-    other: Target = "context" if target == "parametric" else "parametric"
     pairs = torch.tensor(
-        [[p.answer_tokens[target], p.answer_tokens[other]] for p in prompts], device=logits.device
+        [[p.answer_tokens["parametric"], p.answer_tokens["context"]] for p in prompts]
     )
-    ahead, behind = logits.gather(1, pairs).unbind(1)
-    return ahead - behind
+
+    def lead(logits: torch.Tensor, chosen: list[int]) -> torch.Tensor:
+        ahead, behind = logits.gather(1, pairs[chosen].to(logits.device)).unbind(1)
+        return ahead - behind
+
+    ids = [prompt.ids for prompt in prompts]
+    return gradients(model.loaded, ids, lead, advance=advance).by_head.mean(0)

@@ -1,8 +1,7 @@
 """The one door to identification: from examples to tuned head sets, whichever way they are found.
 
-`find` draws the examples, scores heads on them, selects, and lets the candidates compete on other
-examples, which tune the betas and measure the gate. Python, the command and the evaluation all come
-through it.
+Heads are scored on some examples, and candidates compete on others, which tune their betas and
+measure the gate.
 
 Scores select heads by the consistency filter and the top K (method.md, stage 1, steps 2 and 3): a
 head is kept for a sign only if its score is above zero under every conflict type; kept heads are
@@ -15,6 +14,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -36,11 +36,7 @@ from juice.identification.examples import (
     with_scored_answers,
 )
 from juice.identification.learned import learn_set
-from juice.identification.options import (
-    TOP_K,
-    IdentificationFields,
-    IdentificationOptions,
-)
+from juice.identification.options import TOP_K, IdentificationFields, IdentificationOptions
 from juice.identification.probes import score_heads
 from juice.identification.task import Task, Unfinished, UnfinishedFile
 from juice.identification.tune import choose_and_tune, measure
@@ -132,14 +128,8 @@ def find(
 ) -> Found:
     """Find a head set toward each target that is asked for, all on the same drawn examples.
 
-    Args:
-        model: The model, which takes prompts in the form in which heads are looked for.
-        examples: The examples to draw from.
-        options: The targets, and how heads are looked for.
-        validation: The examples to choose and tune on; None: 40 of those that are not drawn.
-        progress: Reports how far each piece of work is.
-        kept_in: A file that keeps what is computed, for a later call with the same words; None:
-            nothing is kept.
+    Betas are tuned on the validation examples; None: on 40 of those that are not drawn. A file
+    `kept_in` keeps what is computed, for a later call with the same words.
 
     Raises:
         ExampleError: Too few examples can be used, or they have no conflict for a target.
@@ -151,10 +141,11 @@ def find(
     for name in options.names.values():
         check_name(name)
     drawn, rest = usable_examples(model, with_scored_answers(model, examples), options)
-    if validation is None:
-        held_out = validation_share(rest, options.seed, n=N_TUNED_ON)
-    else:
-        held_out = with_scored_answers(model, validation)
+    held_out = (
+        validation_share(rest, options.seed, n=N_TUNED_ON)
+        if validation is None
+        else with_scored_answers(model, validation)
+    )
     unfinished = Unfinished()
     if kept_in is not None:
         unfinished = UnfinishedFile(kept_in, _identity(model, drawn, held_out, options))
@@ -232,25 +223,16 @@ def _scores(
     task: Task, targets: dict[Target, tuple[ConflictType, ...]]
 ) -> dict[Target, HeadScores]:
     """Return the scores of every head for each target, from one pass over a task's examples."""
-    options = task.options
+    options, score = task.options, partial(attribute_heads, task.model, task.examples)
     if options.method == "probe":
-        scores = score_heads(
+        score = partial(
+            score_heads,
             task.model,
             task.examples,
-            targets=targets,
             alphas_plus=options.alphas_plus,
             alphas_minus=options.alphas_minus,
-            progress=task.progress,
-            unfinished=task.unfinished,
         )
-    else:
-        scores = attribute_heads(
-            task.model,
-            task.examples,
-            targets=targets,
-            progress=task.progress,
-            unfinished=task.unfinished,
-        )
+    scores = score(targets=targets, progress=task.progress, unfinished=task.unfinished)
     if not all(one.plus.isfinite().all() and one.minus.isfinite().all() for one in scores.values()):
         remedy = "give smaller alphas, or " if options.method == "probe" else ""
         raise JuiceError(
@@ -268,19 +250,8 @@ def candidates(task: Task, scores: HeadScores) -> list[HeadSet]:
     sets: list[HeadSet] = []
     for top_k in task.options.top_ks:
         heads = chosen_heads(scores, top_k)
-        if any(heads == other.heads for other in sets):
-            continue
-        sets.append(
-            HeadSet(
-                name=task.name,
-                target=task.target,
-                model=task.model.description.identity,
-                methods=Methods.sharing(heads),
-                identification=task.origin(top_k),
-                scores=scores,
-                scores_sha256=scores.sha256(),
-            )
-        )
+        if all(heads != other.heads for other in sets):
+            sets.append(task.head_set(Methods.sharing(heads), scores, top_k))
     return sets
 
 

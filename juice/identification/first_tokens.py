@@ -31,10 +31,6 @@ from juice.steered_model import SteeredModel
 
 # Tokens times layers whose clean z is kept between readings: 2 GiB at a width of 4096 in float16.
 MOST_KEPT = 250_000
-ENDANGERS: dict[Target, tuple[Protected, ...]] = {
-    "parametric": ("unknown", "clean"),
-    "context": ("clean",),
-}
 # The tokens of a prompt, and the first token of its right answer.
 Asked = tuple[tuple[int, ...], int]
 
@@ -52,12 +48,9 @@ class Reading:
 
 
 class FirstTokens:
-    """Prompts that are read under many ways of steering; their clean runs are kept if small.
+    """Groups of prompts that are read under many ways of steering, all of one method.
 
-    Args:
-        loaded: The model.
-        groups: The prompts, by group.
-        method: `juice` for two runs, `june` for one.
+    Their clean runs are kept if small.
     """
 
     def __init__(
@@ -78,13 +71,7 @@ class FirstTokens:
     def read(
         self, steerings: Sequence[Steering], progress: Progress, description: str
     ) -> list[Reading]:
-        """Read all prompts under each way of steering.
-
-        Args:
-            steerings: The ways of steering, all of the method.
-            progress: Reports how many prompts are read.
-            description: What the progress is called.
-        """
+        """Read all prompts under each way of steering."""
         loaded, n = self._loaded, len(self._asked)
         tables = [table_of(loaded, steering).to(loaded.device) for steering in steerings]
         answers = torch.tensor([token for *_, token in self._asked], device=loaded.device)
@@ -124,86 +111,63 @@ def table_of(loaded: LoadedModel, steering: Steering) -> torch.Tensor:
     return table
 
 
+class Case(NamedTuple):
+    """A prompt of an example, whose answer to it is right, and the prompt without its context."""
+
+    prompt: str
+    example: ConflictExample
+    answer: Target
+    alone: str | None = None
+
+
 def protected_prompts(
     model: SteeredModel,
     target: Target,
     examples: Sequence[ConflictExample],
     kinds: Sequence[Protected],
 ) -> dict[str, list[Asked]]:
-    """Return the prompts that steering toward a target endangers, with their right answers.
+    """Return the prompts of some kinds that steering toward a target endangers, with their answers.
 
-    Args:
-        model: The model.
-        target: What is steered toward.
-        examples: The examples that they are made from.
-        kinds: Which prompts to protect, whatever the target.
-
-    Returns:
-        By kind, the tokens of each prompt and the first one of its answer; kinds that the target
-        does not endanger, or that cannot be made of the examples, are left out.
+    Kinds that the target does not endanger, or that cannot be made of the examples, are left out.
     """
-    return asked_of(
-        model,
-        {
-            kind: [(one.example, one.prompt, one.answer) for one in prompts]
-            for kind, prompts in endangered_prompts(target, examples).items()
-            if kind in kinds
-        },
-    )
+    endangered = endangered_prompts(target, examples)
+    return asked_of(model, {kind: endangered[kind] for kind in endangered if kind in kinds})
 
 
-def asked_of(
-    model: SteeredModel, groups: Mapping[str, Sequence[tuple[ConflictExample, str, Target]]]
-) -> dict[str, list[Asked]]:
+def asked_of(model: SteeredModel, groups: Mapping[str, Sequence[Case]]) -> dict[str, list[Asked]]:
     """Return the tokens of each prompt and the first one of its answer, by group.
 
     Answers without a token of their own are left out, and groups without a prompt.
-
-    Args:
-        model: The model.
-        groups: Examples, each with the prompt to ask and whose answer is right.
     """
     asked = {
         group: [
             (model.prompts.tokens(prompt, example.opening), token)
-            for example, prompt, answer in prompts
+            for prompt, example, answer, _ in cases
             if (token := model.first_token(prompt, example.answer(answer), opening=example.opening))
             is not None
         ]
-        for group, prompts in groups.items()
+        for group, cases in groups.items()
     }
     return {group: found for group, found in asked.items() if found}
 
 
-class Endangered(NamedTuple):
-    """A prompt that steering should leave alone, without its context, and whose answer is right."""
-
-    prompt: str
-    alone: str | None
-    example: ConflictExample
-    answer: Target
-
-
 def endangered_prompts(
     target: Target, examples: Sequence[ConflictExample]
-) -> dict[str, list[Endangered]]:
+) -> dict[str, list[Case]]:
     """Return the prompts that steering toward a target endangers, by kind; none for no prompt."""
-    made = {"unknown": _about_nobody, "clean": _without_context}
-    found = {kind: list(made[kind](examples)) for kind in ENDANGERS[target]}
-    return {kind: prompts for kind, prompts in found.items() if prompts}
+    unknown = _about_nobody(examples) if target == "parametric" else ()
+    clean = ((e.prompts["clean"], e) for e in examples if "clean" in e.prompts)
+    made = {
+        "unknown": list(unknown),
+        "clean": [Case(prompt, e, "parametric", alone=prompt) for prompt, e in clean],
+    }
+    return {kind: cases for kind, cases in made.items() if cases}
 
 
-def _without_context(examples: Sequence[ConflictExample]) -> Iterator[Endangered]:
-    for example in examples:
-        if "clean" in example.prompts:
-            clean = example.prompts["clean"]
-            yield Endangered(clean, clean, example, "parametric")
-
-
-def _about_nobody(examples: Sequence[ConflictExample]) -> Iterator[Endangered]:
+def _about_nobody(examples: Sequence[ConflictExample]) -> Iterator[Case]:
     """Yield prompts about invented subjects, of the conflict types in turn."""
     for i, example in enumerate(unknown_subjects(examples, seed=0)):
         conflicts = [t for t in CONFLICTS if t in example.prompts]
         conflict = conflicts[i % len(conflicts)]
         alone = prompt_alone(example, conflict)
-        yield Endangered(example.prompts[conflict], alone, example, "context")
+        yield Case(example.prompts[conflict], example, "context", alone)

@@ -20,7 +20,7 @@ from juice.engine.steer import Steer
 from juice.formula import Method, Target
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Gate, GateRule, Signal
-from juice.identification.first_tokens import Endangered, endangered_prompts
+from juice.identification.first_tokens import Case, endangered_prompts
 from juice.identification.options import Protected
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
@@ -43,23 +43,15 @@ def measured_gate(
     protect: Sequence[Protected],
     progress: Progress,
 ) -> tuple[Gate | None, dict[str, tuple[float, float]]]:
-    """Return the gate of a method's betas, and what these do without one.
+    """Return the gate of a method's betas on examples that the model knows, and their side effects.
 
-    That is, by kind of prompt that steering should leave alone, the shares of right answers without
-    and with steering. The gate is None where none is good enough.
-
-    Args:
-        model: The model, which takes prompts in the form of the set.
-        head_set: The head set.
-        method: Whose betas.
-        examples: Examples that the model knows.
-        protect: Which prompts steering should leave alone.
-        progress: Reports how many prompts are read.
+    These are, by kind of prompt that steering should leave alone, the shares of right answers
+    without and with steering, without a gate. The gate is None where none is good enough.
     """
     target = head_set.target
     some = Random(0).sample(examples, min(N_MEASURED, len(examples)))
     conflicts = [
-        Endangered(e.prompts[t], prompt_alone(e, t), e, target)
+        Case(e.prompts[t], e, target, prompt_alone(e, t))
         for t in judged_types(target, some)
         if t != "clean"
         for e in some
@@ -68,7 +60,9 @@ def measured_gate(
     steer = Steer(target=target, head_set=head_set, method=method)
     seen = _seen(model, groups, steer, f"measuring the gate of {head_set.name}", progress)
     rules = [_rule(signal, seen) for signal in SIGNALS[target]]
-    good = tuple(rule for rule in rules if rule is not None and _is_good(rule))
+    good = tuple(
+        rule for rule in rules if rule and rule.kept >= LEAST_KEPT and rule.lost <= MOST_LOST
+    )
     gate = Gate(chat_template_sha256=model.prompts.sha256, rules=good) if good else None
     protected = {kind: group for kind, group in seen.items() if kind in protect}
     return gate, {kind: _right(group, [True] * len(group)) for kind, group in protected.items()}
@@ -76,9 +70,9 @@ def measured_gate(
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """The answers of a prompt's runs: steered, unsteered, and without its context."""
+    """The answers to a case: steered, unsteered, and without its context."""
 
-    prompt: Endangered
+    case: Case
     prompt_ids: tuple[int, ...]
     steered: Completion
     unsteered: Completion | None = None
@@ -90,14 +84,13 @@ class _Seen:
         return None if run is None else value_of(signal, self.prompt_ids, run.tokens[0])
 
     def is_right(self, *, steers: bool) -> bool:
-        """Return True where the answer is right, with steering or without."""
         run = self.steered if steers else self.unsteered
-        return run is not None and self.prompt.example.is_right(run.text, self.prompt.answer)
+        return run is not None and self.case.example.is_right(run.text, self.case.answer)
 
 
 def _seen(
     model: SteeredModel,
-    groups: dict[str, list[Endangered]],
+    groups: dict[str, list[Case]],
     steer: Steer,
     description: str,
     progress: Progress,
@@ -108,26 +101,24 @@ def _seen(
         return model.request(ids, steer=steer, max_tokens=max_tokens, top_logprobs=1)
 
     none, wanted = Steer(target="none"), []
-    for kind, prompts in groups.items():
-        for asked in prompts:
-            n, opening = asked.example.max_tokens, asked.example.opening
-            ids = model.tokenize(asked.prompt, opening=opening)
+    for kind, cases in groups.items():
+        for case in cases:
+            n, opening = case.example.max_tokens, case.example.opening
+            ids = model.tokenize(case.prompt, opening=opening)
             if not model.fits(ids, max_tokens=n):
                 continue
             runs = {"steered": ask(ids, steer, 1 if kind == "conflicts" else n)}
             if kind != "conflicts":
                 runs["unsteered"] = ask(ids, none, n)
-            if steer.target == "parametric" and asked.alone is not None:
-                runs["alone"] = ask(model.tokenize(asked.alone, opening=opening), none, 1)
-            wanted.append((kind, asked, runs))
+            if steer.target == "parametric" and case.alone is not None:
+                runs["alone"] = ask(model.tokenize(case.alone, opening=opening), none, 1)
+            wanted.append((kind, case, runs))
     requests = [request for _, _, runs in wanted for request in runs.values()]
     done = iter(model.engine.generate(requests, progress=progress, description=description))
     seen: dict[str, list[_Seen]] = {kind: [] for kind, _, _ in wanted}
-    for kind, asked, runs in wanted:
-        ids = runs["steered"].prompt_ids
-        seen[kind].append(
-            _Seen(prompt=asked, prompt_ids=ids, **{name: next(done) for name in runs})
-        )
+    for kind, case, runs in wanted:
+        ids, answers = runs["steered"].prompt_ids, {name: next(done) for name in runs}
+        seen[kind].append(_Seen(case=case, prompt_ids=ids, **answers))
     return seen
 
 
@@ -144,11 +135,7 @@ def _rule(signal: Signal, seen: dict[str, list[_Seen]]) -> GateRule | None:
     values = {kind: [one.value(signal) for one in group] for kind, group in seen.items()}
     known = {kind: [v for v in found if v is not None] for kind, found in values.items()}
     endangered = [kind for kind in seen if kind != "conflicts"]
-    if (
-        not endangered
-        or "conflicts" not in seen
-        or any(len(known[kind]) < len(values[kind]) for kind in seen)
-    ):
+    if not endangered or "conflicts" not in seen or known != values:
         return None
 
     def at(threshold: float) -> GateRule:
@@ -177,7 +164,3 @@ def _rule(signal: Signal, seen: dict[str, list[_Seen]]) -> GateRule | None:
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the value below which a share of the values lies, one of them."""
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
-
-
-def _is_good(rule: GateRule) -> bool:
-    return rule.kept >= LEAST_KEPT and rule.lost <= MOST_LOST

@@ -22,7 +22,7 @@ import torch
 
 from juice.data.example import ConflictExample
 from juice.errors import NoConsistentHeadError
-from juice.formula import Method, Target
+from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Betas, Head, HeadLists, HeadScores, Methods
 from juice.identification.attribution import gradients
@@ -39,7 +39,7 @@ N_BATCH = 16  # prompts
 N_BETWEEN_LOOKS = 5
 PATIENCE = 3  # looks
 SMALLEST, LARGEST = 0.1, 4.0
-PENALTIES: dict[Target, float] = {"parametric": 0.02, "context": 0.02}
+PENALTY = 0.02
 
 
 def learn(
@@ -52,24 +52,16 @@ def learn(
 ) -> torch.Tensor:
     """Learn the coefficients of all heads toward a target, float32 [n_layers, n_heads].
 
-    How far it is at every look is kept, and learning goes on from there.
-
-    Args:
-        task: What to push toward, and what steering should leave alone.
-        examples: The examples to learn from.
-        held_out: Those on which the best coefficients are chosen.
-        among: The heads that may have a coefficient, each of its sign; None: all, of either sign.
-        method: `juice` for two runs, `june` for one.
-
-    Raises:
-        UnsupportedModelError: Gradients do not pass through the model.
+    How far it is at every look is kept, and learning goes on from there. The best coefficients are
+    those that do best on the examples held out; with `among`, only these heads have any, each of
+    its sign. Raises UnsupportedModelError where gradients do not pass through the model.
     """
     model, target = task.model, task.target
     quiet = replace(task, progress=silent)
     prompts = Search(quiet, method, examples, examples).prompts
     looked_at = Search(quiet, method, taking_turns(held_out, target), held_out)
     layout, rng = model.loaded.layout, Random(task.options.seed)
-    penalty = PENALTIES[target] if task.options.penalty is None else task.options.penalty
+    penalty = PENALTY if task.options.penalty is None else task.options.penalty
     smallest = SMALLEST if among is None else 0.0
     state = _State(torch.zeros(layout.n_layers, layout.n_heads), looked_at)
     low, high = _bounds(state.coefficients, among)
@@ -170,45 +162,36 @@ def _bounds(
 
 
 def heads_of(coefficients: torch.Tensor, among: HeadLists | None = None) -> tuple[HeadLists, Betas]:
-    """Return the heads and their betas.
+    """Return the heads and their betas in a table [n_layers, n_heads], strongest first.
 
-    Args:
-        coefficients: float32 [n_layers, n_heads].
-        among: The heads; None: those whose coefficients are not zero, strongest first.
-
-    Raises:
-        NoConsistentHeadError: None is left.
+    The heads are those of `among`, in its order; None: those whose coefficients are not zero.
+    Raises NoConsistentHeadError where none is left.
     """
-    if among is not None:
-        plus, minus = (
-            tuple(float(coefficients[head]) for head in heads)
-            for heads in (among.plus, among.minus)
+    heads = among
+    if heads is None:
+        kept = sorted(
+            (Head(*place) for place in coefficients.nonzero().tolist()),
+            key=lambda head: -abs(float(coefficients[head])),
         )
-        return among, Betas(plus=plus, minus=minus)
-    kept = [
-        (Head(layer, index), float(coefficients[layer, index]))
-        for layer, index in coefficients.nonzero().tolist()
-    ]
-    if not kept:
-        raise NoConsistentHeadError(
-            "no head's coefficient stayed away from zero; lower the penalty (--penalty), or give "
-            "more examples (--n-examples)"
+        if not kept:
+            raise NoConsistentHeadError(
+                "no head's coefficient stayed away from zero; lower the penalty (--penalty), or "
+                "give more examples (--n-examples)"
+            )
+        heads = HeadLists(
+            plus=tuple(head for head in kept if coefficients[head] > 0),
+            minus=tuple(head for head in kept if coefficients[head] < 0),
         )
-    kept.sort(key=lambda pair: -abs(pair[1]))
-    heads = HeadLists(
-        plus=tuple(head for head, beta in kept if beta > 0),
-        minus=tuple(head for head, beta in kept if beta < 0),
+    plus, minus = (
+        tuple(float(coefficients[head]) for head in signed) for signed in (heads.plus, heads.minus)
     )
-    return heads_of(coefficients, heads)
+    return heads, Betas(plus=plus, minus=minus)
 
 
 def learn_set(task: Task, held_out: Sequence[ConflictExample]) -> HeadSet:
     """Learn a head set, with betas for each method that the task asks for; the first chooses.
 
-    Args:
-        task: The examples to learn from, and what to learn.
-        held_out: Examples to choose the best coefficients on; without any, a quarter of those to
-            learn from.
+    The best coefficients are chosen on examples held out; without any, on a quarter of the task's.
 
     Raises:
         NoConsistentHeadError: No head keeps a coefficient.
@@ -221,13 +204,13 @@ def learn_set(task: Task, held_out: Sequence[ConflictExample]) -> HeadSet:
         mixed = rng.sample(examples, len(examples))
         n = max(1, len(mixed) // 4)
         examples, held_out = mixed[n:] or mixed, mixed[:n]
-    heads, table, found = None, {}, torch.empty(0)
-    for method in task.options.methods:
+    first, *others = task.options.methods
+    found = learn(task, examples, held_out, method=first)
+    heads, betas = heads_of(found)
+    table = {first: betas}
+    for method in others:
         coefficients = learn(task, examples, held_out, among=heads, method=method)
-        if heads is None:
-            found = coefficients
-        heads, table[method] = heads_of(coefficients, heads)
-    assert heads is not None, "there is at least one method"
+        table[method] = heads_of(coefficients, heads)[1]
     # The coefficients are one table for all conflict types.
     tables = found.repeat(len(task.conflict_types), 1, 1)
     scores = HeadScores(
@@ -237,12 +220,4 @@ def learn_set(task: Task, held_out: Sequence[ConflictExample]) -> HeadSet:
         minus=(-tables).clamp(min=0),
         kind="learned",
     )
-    return HeadSet(
-        name=task.name,
-        target=task.target,
-        model=task.model.description.identity,
-        methods=Methods.sharing(heads, **table),
-        identification=task.origin(top_k=None),
-        scores=scores,
-        scores_sha256=scores.sha256(),
-    )
+    return task.head_set(Methods.sharing(heads, **table), scores)

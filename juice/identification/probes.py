@@ -43,7 +43,7 @@ from juice.model.definition import PaddedPrompts
 from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
 from juice.model.steering_hooks import SteeringPlan, copy_rows, hooked, in_this_thread
-from juice.progress import Progress, silent
+from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
 
 # The largest difference of a logit, as a share of the largest, that rounding may make.
@@ -85,7 +85,7 @@ class Prober:
 
     def __init__(self, loaded: LoadedModel, clean: CleanRun) -> None:
         self._loaded = loaded
-        self._clean = clean
+        self.clean = clean
         self.shares_clean_run = self._sharing_is_exact()
 
     def logits(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
@@ -93,18 +93,17 @@ class Prober:
 
         `factors` is float32 [m, n_heads], 1 for an unscaled head.
         """
-        run = self._shared if self.shares_clean_run else self._whole
-        return run(layer, factors)
+        return (self._shared if self.shares_clean_run else self._whole)(layer, factors)
 
     def _sharing_is_exact(self) -> bool:
         tolerance = TOLERANCES.get(self._loaded.dtype, TOLERANCE)
-        scale = self._clean.logits.abs().max()
+        scale = self.clean.logits.abs().max()
         try:
             for layer in self._loaded.layout.layers:
                 logits = self._shared(
                     layer.index, torch.ones(2, layer.n_heads, device=self._loaded.device)
                 )
-                if (logits - self._clean.logits).abs().max() > tolerance * scale:
+                if (logits - self.clean.logits).abs().max() > tolerance * scale:
                     return False
         except (RuntimeError, ValueError, TypeError, IndexError):
             # Some part of this architecture insists on its own shapes; it gets whole forwards.
@@ -112,18 +111,18 @@ class Prober:
         return True
 
     def _whole(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
-        coefficients = (factors - 1).repeat_interleave(self._clean.n, 0)
+        coefficients = (factors - 1).repeat_interleave(self.clean.n, 0)
         rows = torch.arange(len(coefficients), device=coefficients.device)
         plan = SteeringPlan({layer: rows}, {layer: coefficients})
         with self._loaded.hooks.steer(plan):
-            return self._probed(self._clean.ids.repeat(len(factors), 1), len(factors))
+            return self._probed(self.clean.ids.repeat(len(factors), 1), len(factors))
 
     def _shared(self, layer: int, factors: torch.Tensor) -> torch.Tensor:
-        with hooked(_SharedForward(self._loaded, self._clean, layer, factors).hooks()):
-            return self._probed(self._clean.ids[:1, :1], len(factors))
+        with hooked(_SharedForward(self._loaded, self.clean, layer, factors).hooks()):
+            return self._probed(self.clean.ids[:1, :1], len(factors))
 
     def _probed(self, ids: torch.Tensor, n_probes: int) -> torch.Tensor:
-        clean = self._clean
+        clean = self.clean
         rows = torch.arange(n_probes * clean.n, device=clean.ids.device)
         with self._loaded.hooks.keep_logits(rows, clean.last.repeat(n_probes), clean.n_positions):
             logits: torch.Tensor = self._loaded.run(input_ids=ids, use_cache=False).logits
@@ -199,10 +198,7 @@ class _SharedForward:
         return scale
 
     def _into_child(self, index: int) -> Any:
-        """After the attention, give the layer's other modules plain [rows, pos, d_model] inputs.
-
-        In the last layer they have one position.
-        """
+        """Give modules after the attention [rows, pos, d_model], one pos in the last layer."""
 
         def flatten(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             if not self._attention_is_done or not args or args[0].dim() < 3:
@@ -215,10 +211,7 @@ class _SharedForward:
         return flatten
 
     def _out_of_child(self, _module: nn.Module, _args: Any, output: Any) -> Any:
-        """Restore the probes' dimension, [m, n, pos, d_model].
-
-        Then the residual stream broadcasts.
-        """
+        """Restore the probes' dimension, [m, n, pos, d_model]: the residual stream broadcasts."""
         if not self._attention_is_done:
             return output
         hidden = output[0] if isinstance(output, tuple) else output
@@ -247,85 +240,61 @@ def score_heads(
 ) -> dict[Target, HeadScores]:
     """Return the scores of every head for each target over its conflict types.
 
-    Args:
-        model: The model.
-        examples: The examples to score on, which all have these conflict types.
-        targets: The targets, each with the conflict types that it is scored on.
-        alphas_plus: Probing scales of the + scores, above 0; without any these scores are NaN.
-        alphas_minus: Probing scales of the - scores, below 0; likewise.
-        progress: Reports how many probes are done.
-        unfinished: Keeps the changes by conflict type and layer, and does not compute them again.
+    The examples all have these conflict types. The alphas of the + scores are above 0, those of the
+    - scores below; without any, these scores are NaN. Changes by conflict type and layer are kept
+    in `unfinished`, and not computed again.
     """
     loaded, unfinished = model.loaded, unfinished or Unfinished()
     alphas = torch.tensor([*alphas_plus, *alphas_minus], device=loaded.device)
-    conflict_types = sorted(
-        {t for types in targets.values() for t in types}, key=CONFLICT_TYPES.index
-    )
+    wanted = [t for t in CONFLICT_TYPES if any(t in types for types in targets.values())]
     n_probes = sum(layer.n_heads for layer in loaded.layout.layers) * len(alphas)
-    changes: dict[ConflictType, torch.Tensor] = {}
-    with loaded.turn, progress("scoring heads", n_probes * len(conflict_types)) as advance:
-        for conflict_type in conflict_types:
+    shape = (loaded.layout.n_layers, loaded.layout.n_heads, len(alphas), len(targets))
+    # Heads that a layer does not have change nothing.
+    changes = {t: torch.zeros(shape) for t in wanted}
+    with loaded.turn, progress("scoring heads", n_probes * len(wanted)) as advance:
+        for conflict_type, table in changes.items():
             prompts = [scored_prompt(model, example, conflict_type) for example in examples]
-            prober = Prober(loaded, clean := CleanRun(loaded, [prompt.ids for prompt in prompts]))
+            prober = Prober(loaded, CleanRun(loaded, [prompt.ids for prompt in prompts]))
             tokens = torch.tensor(
                 [[p.answer_tokens[t] for t in targets] for p in prompts], device=loaded.device
             )  # [n, target]
-            rows = []
             for layer in loaded.layout.layers:
-                factors = _factors(layer, alphas)
-                key, probed = f"probes {conflict_type} {layer.index}", list[torch.Tensor]()
-                if (kept := unfinished.get(key)) is not None:
-                    probed.append(torch.tensor(kept))
-                    advance(len(factors))
+                key, n_heads = f"probes {conflict_type} {layer.index}", layer.n_heads
+                if (kept := unfinished.get(key)) is None:
+                    kept = _changes(prober, layer, alphas, tokens, advance).tolist()
+                    unfinished.put(key, kept)
                 else:
-                    for chunk in torch.split(
-                        factors, max(1, PROBE_TOKENS // (clean.n * clean.n_positions))
-                    ):
-                        # An unscaled row beside them: half precision rounds by a forward's shape.
-                        probes = torch.cat([torch.ones_like(chunk[:1]), chunk])
-                        p = prober.logits(layer.index, probes).softmax(-1)  # [1 + m, n, vocabulary]
-                        p = p.gather(2, tokens.expand(len(probes), -1, -1))
-                        probed.append((p[1:] - p[:1]).mean(1))  # [m, target]
-                        advance(len(chunk))
-                    unfinished.put(key, torch.cat(probed).tolist())
-                rows.append(torch.cat(probed).cpu().view(layer.n_heads, len(alphas), len(targets)))
-            changes[conflict_type] = _stack_layers(rows, loaded.layout.n_heads)
-    return {
-        target: _head_scores(target, types, changes, i, len(alphas_plus))
-        for i, (target, types) in enumerate(targets.items())
-    }
+                    advance(n_heads * len(alphas))
+                table[layer.index, :n_heads] = torch.tensor(kept).view(n_heads, *shape[2:])
+    scores = {}
+    for i, (target, types) in enumerate(targets.items()):
+        of_target = torch.stack([changes[t][..., i] for t in types])  # [type, layer, head, alpha]
+        plus, minus = of_target.split([len(alphas_plus), len(alphas_minus)], -1)
+        scores[target] = HeadScores(
+            target=target, conflict_types=types, plus=plus.mean(-1), minus=minus.mean(-1)
+        )
+    return scores
 
 
-def _factors(layer: AttentionLayer, alphas: torch.Tensor) -> torch.Tensor:
-    """Return factors [n_heads * n_alphas, n_heads], each row scaling one head by 1 + alpha.
+def _changes(
+    prober: Prober,
+    layer: AttentionLayer,
+    alphas: torch.Tensor,
+    tokens: torch.Tensor,
+    advance: Advance,
+) -> torch.Tensor:
+    """Return the mean change of p of the tokens, [n, target], by each probe: [m, target].
 
-    Heads vary slowest.
+    The probes are those of each head of a layer with each alpha; heads vary slowest.
     """
     one_hot = torch.eye(layer.n_heads, device=alphas.device)[:, None, :]  # [head probed, 1, head]
-    return (1 + alphas[None, :, None] * one_hot).flatten(0, 1)
-
-
-def _stack_layers(rows: list[torch.Tensor], n_heads: int) -> torch.Tensor:
-    """Stack [heads of the layer, alpha, target] to [layer, n_heads, alpha, target].
-
-    Heads that a layer does not have change nothing.
-    """
-    padded = [torch.nn.functional.pad(row, (0, 0, 0, 0, 0, n_heads - len(row))) for row in rows]
-    return torch.stack(padded)
-
-
-def _head_scores(
-    target: Target,
-    types: tuple[ConflictType, ...],
-    changes: dict[ConflictType, torch.Tensor],
-    index: int,
-    n_plus: int,
-) -> HeadScores:
-    # [conflict type, layer, head, alpha]
-    stacked = torch.stack([changes[t][..., index] for t in types])
-    return HeadScores(
-        target=target,
-        conflict_types=types,
-        plus=stacked[..., :n_plus].mean(-1),
-        minus=stacked[..., n_plus:].mean(-1),
-    )
+    factors = (1 + alphas[None, :, None] * one_hot).flatten(0, 1)  # [m, head]
+    found = []
+    for chunk in factors.split(max(1, PROBE_TOKENS // prober.clean.ids.numel())):
+        # An unscaled row beside them: half precision rounds by a forward's shape.
+        probes = torch.cat([torch.ones_like(chunk[:1]), chunk])
+        p = prober.logits(layer.index, probes).softmax(-1)  # [1 + m, n, vocabulary]
+        p = p.gather(2, tokens.expand(len(probes), -1, -1))
+        found.append((p[1:] - p[:1]).mean(1))
+        advance(len(chunk))
+    return torch.cat(found)

@@ -17,7 +17,8 @@ from juice.data.example import ConflictExample, examples_sha256, judged_types
 from juice.errors import ExampleError
 from juice.files import write_lines
 from juice.formula import ConflictType, Target
-from juice.head_set.schema import Identification
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import HeadScores, Identification, Methods
 from juice.identification.examples import usable_validation
 from juice.identification.options import IdentificationOptions
 from juice.progress import Progress, silent
@@ -48,11 +49,9 @@ class Unfinished:
 
 
 class UnfinishedFile(Unfinished):
-    """The results of an identification, in a file.
+    """The results of an identification in a file, which replaces that of another run.
 
-    Args:
-        path: The file; another run's is replaced.
-        identity: All that the results depend on, as plain data.
+    `identity` is all that they depend on, as plain data.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -80,14 +79,8 @@ class UnfinishedFile(Unfinished):
 class Task:
     """A head set that is to be found, or tuned.
 
-    Args:
-        model: The model, which takes prompts in the form in which the heads are found.
-        target: What the heads push toward.
-        examples: The examples to find heads on, which all have the same conflict types.
-        validation: The examples to choose and tune on.
-        options: How heads are looked for.
-        progress: Reports how far each piece of work is.
-        unfinished: Keeps what is computed, and does not compute it again.
+    The model takes prompts in the form in which the heads are found, on examples that all have the
+    same conflict types. Betas are chosen on the validation examples.
     """
 
     model: SteeredModel
@@ -119,15 +112,14 @@ class Task:
         """The validation examples that can be used. Raises ExampleError where there are none."""
         return usable_validation(self.model, self.validation, self.target)
 
-    def origin(self, top_k: int | None) -> Identification:
-        """Return the origin of the heads, in enough detail to find them again.
+    def head_set(self, methods: Methods, scores: HeadScores, top_k: int | None = None) -> HeadSet:
+        """Return the head set with its origin, in enough detail to find the heads again.
 
-        Args:
-            top_k: The number of heads of each sign; None where the method decides.
+        `top_k` is the number of heads of each sign; None where the method decides.
         """
         options = self.options
         probes = options.method == "probe"
-        return Identification(
+        origin = Identification(
             method=options.method,
             alphas_plus=options.alphas_plus if probes else (),
             alphas_minus=options.alphas_minus if probes else (),
@@ -138,4 +130,13 @@ class Task:
             top_k=top_k,
             chat_template_sha256=self.model.prompts.sha256,
             versions=versions(),
+        )
+        return HeadSet(
+            name=self.name,
+            target=self.target,
+            model=self.model.description.identity,
+            methods=methods,
+            identification=origin,
+            scores=scores,
+            scores_sha256=scores.sha256(),
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from juice.data.example import ConflictExample, parse_example, question_prompt
+from juice.data.example import MAX_SUBJECT, ConflictExample, parse_example, question_prompt
 from juice.data.judging import is_among
 from juice.data.readers.rows import Row
 from juice.errors import ExampleError
@@ -27,7 +27,6 @@ DOMAINS = (
     "official_language",
     "world_capital",
 )
-MAX_SUBJECT = 80
 NQSWAP_WORDS = 20  # as the authors of JuICE judge it
 TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 
@@ -55,7 +54,7 @@ class Format:
 def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[ConflictExample]:
     """Make examples from the rows of named files, each in the format of its first row.
 
-    Rows that hold no conflict are left out, with one warning. Raises ExampleError for a malformed
+    Warns of rows that hold no conflict, which are left out. Raises ExampleError for a malformed
     row, and when no row is left.
     """
     examples, reasons = [], []
@@ -175,8 +174,8 @@ def read_memotrap(row: Fields, name: str) -> Fields:
         raise ExampleError(
             f"answer_index is {index!r}; expected a number from 0 to {len(endings) - 1}"
         )
-    wanted = endings[int(index)]
-    others = [ending for i, ending in enumerate(endings) if i != int(index)]
+    others = list(endings)
+    wanted = others.pop(int(index))
     if is_among(wanted, others):
         raise NoConflictError(f"the endings {endings} differ in case or punctuation alone")
     if not isinstance(row["prompt"], str) or not row["prompt"].strip():
@@ -278,10 +277,7 @@ def read_faitheval(row: Fields, _name: str) -> Fields:
 
 
 def text_columns(row: Fields, question: str, passage: str) -> tuple[str, str]:
-    """Return the question and the passage of a row, from the columns of these names.
-
-    Raises ExampleError where one is not text, or the question is empty.
-    """
+    """Return the question and the passage of a row; raises ExampleError without a question."""
     asked, told = row[question], row[passage]
     if not isinstance(asked, str) or not isinstance(told, str) or not asked.strip():
         raise ExampleError(
@@ -318,9 +314,7 @@ def _are_texts(value: Any) -> TypeGuard[list[str]]:
 
 
 OURS = Format(
-    "JuICE",
-    ("subject", "parametric_answer", "context_answer", "prompts"),
-    lambda row, _name: row,
+    "JuICE", ("subject", "parametric_answer", "context_answer", "prompts"), lambda row, _name: row
 )
 FORMATS = (
     OURS,

@@ -36,10 +36,7 @@ class Row(NamedTuple):
 
 
 def rows_of_file(path: Path) -> list[Row]:
-    """Return the rows of a file.
-
-    Raises ExampleError, naming the line, for a file that cannot be read or is empty.
-    """
+    """Return the rows of a file; raises ExampleError, naming the line, where it has none."""
     text = _text(path)
     if path.suffix.lower() == ".csv":
         rows = list(_csv_rows(text, path))
@@ -216,20 +213,13 @@ def _rows_of_data_set(data: Any, split: str | None, name: str) -> list[Row]:
     return rows
 
 
-Fields = Mapping[str, tuple[str, ...]]
-"""The columns to look for a field in, by field; the first that the rows have is taken."""
-
-
 def columns_of(
-    rows: Sequence[Row], fields: Fields, required: Sequence[str], named: Mapping[str, str]
+    rows: Sequence[Row],
+    fields: Mapping[str, tuple[str, ...]],
+    required: Sequence[str],
+    named: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the column of every field that the rows have.
-
-    Args:
-        rows: The rows.
-        fields: The columns to look for each field in.
-        required: The fields that must be found.
-        named: The columns of fields whose names differ, by field.
+    """Return the column of every field that the rows have: as named, else the first of its own.
 
     Raises UsageError for an unknown field in `named`, and ExampleError when no row has a named or
     required column.
@@ -250,11 +240,9 @@ def columns_of(
     }
     for field in required:
         if found[field] is None:
-            expected = " or ".join(fields[field])
-            remedy = f"name yours with --columns {field}=NAME"
             raise ExampleError(
-                f"{rows[0].where}: there is no column {expected}; "
-                f"the rows have {', '.join(there)}: {remedy}"
+                f"{rows[0].where}: there is no column {' or '.join(fields[field])}; the rows have "
+                f"{', '.join(there)}: name yours with --columns {field}=NAME"
             )
     return {field: column for field, column in found.items() if column is not None}
 

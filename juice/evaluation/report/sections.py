@@ -33,14 +33,13 @@ from juice.evaluation.results import (
     ACCURACY,
     AVERAGE,
     COLUMNS,
-    OTHER,
     Store,
     answers_of,
     measured,
     spread,
     write_tables,
 )
-from juice.formula import CONFLICT_TYPES, Target
+from juice.formula import CONFLICT_TYPES, OTHER, Target
 from juice.head_set.head_set import HeadSet
 from juice.identification.outcomes import difference_interval
 
