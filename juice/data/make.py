@@ -37,7 +37,8 @@ from juice.errors import ExampleError, UsageError
 from juice.formula import ConflictType
 from juice.progress import Progress, silent
 
-Given, Made = TypeVar("Given"), TypeVar("Made")
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 FIELDS = {
     "question": ("question",),
     "context": ("context",),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, cycle, zip_longest
 from random import Random
 
 from juice.data.example import ConflictExample, draw, judged_types
@@ -37,16 +37,9 @@ def in_form_of_examples(
 ) -> SteeredModel:
     """Return the same model, which takes prompts as it did when the examples were made.
 
-    A model that already takes them through a template, or whose form was chosen, stays as it is,
-    with a warning where the examples say otherwise.
-
-    Args:
-        model: The model.
-        examples: The examples. Those without the hash of a template say nothing.
-        is_chosen: Whether someone chose the model's form.
-
-    Raises:
-        UsageError: The examples were made through a template that is not the tokenizer's.
+    Examples without the hash of a template say nothing. A model that already takes prompts through
+    one, or whose form was chosen, stays as it is, with a warning where the examples say otherwise.
+    Raises UsageError where these were made through a template that is not the tokenizer's.
     """
     here, by_default = model.chat_template_sha256, sha256_of(model.own_chat_template)
     others = {e.chat_template_sha256 for e in examples} - {None, here}
@@ -92,11 +85,10 @@ def scored_prompt(
         )
     tokens: dict[Target, int] = {}
     for target in ("parametric", "context"):
-        token = model.first_token(prompt, example.answer(target), opening=example.opening)
+        given = example.answer(target)
+        token = model.first_token(prompt, given, opening=example.opening)
         if token is None:
-            raise ExampleError(
-                f"{where}: the {target} answer {example.answer(target)!r} has no tokens of its own"
-            )
+            raise ExampleError(f"{where}: the {target} answer {given!r} has no tokens of its own")
         tokens[target] = token
     if tokens["parametric"] == tokens["context"]:
         raise ExampleError(
@@ -112,38 +104,31 @@ def with_scored_answers(
     asked = [e for e in examples if e.scored == "likeliest" and "clean" in e.prompts]
     requests, choices = [], []
     for example in asked:
-        prompt = example.prompts["clean"]
+        prompt, opening = example.prompts["clean"], example.opening
         tokens = {
-            a: t
+            a: token
             for a in example.parametric_answer
-            if (t := model.first_token(prompt, a, opening=example.opening)) is not None
+            if (token := model.first_token(prompt, a, opening=opening)) is not None
         }
         choices.append(tokens)
-        ids = model.tokenize(prompt, opening=example.opening)
+        ids = model.tokenize(prompt, opening=opening)
         requests.append(model.request(ids, max_tokens=1, watch=tuple(tokens.values())))
-    best = {}
-    for example, tokens, completion in zip(
-        asked, choices, model.engine.generate(requests), strict=True
-    ):
+    scored, completions = {}, model.engine.generate(requests)
+    for example, tokens, completion in zip(asked, choices, completions, strict=True):
         if tokens:
-            first = max(zip(completion.watched, tokens, strict=True), key=lambda pair: pair[0])[1]
+            logprobs = dict(zip(tokens, completion.watched, strict=True))
+            first = max(logprobs, key=logprobs.__getitem__)
             answers = (first, *(a for a in example.parametric_answer if a != first))
-            best[id(example)] = example.model_copy(
+            scored[id(example)] = example.model_copy(
                 update={"parametric_answer": answers, "scored": "first"}
             )
-    return [best.get(id(e), e) for e in examples]
+    return [scored.get(id(e), e) for e in examples]
 
 
 def validation_share(
     examples: Sequence[ConflictExample], seed: int, n: int | None = None
 ) -> list[ConflictExample]:
-    """Return the examples, drawn with a seed, that tune betas without a validation file.
-
-    Args:
-        examples: Those that did not find heads.
-        seed: Seed of the draw.
-        n: How many, at most; None: 15 % of them.
-    """
+    """Draw examples that tune betas, of those that did not find heads: at most n, or 15 %."""
     n = max(1, round(VALIDATION_SHARE * len(examples))) if n is None else min(n, len(examples))
     return draw(examples, n, seed)[0] if examples else []
 
@@ -154,11 +139,8 @@ def known_examples(
     """Keep the examples whose clean prompt is answered right, unsteered, or that have none."""
     asked = [e for e in examples if "clean" in e.prompts]
     completions = answer(model, asked, ("clean",), "parametric")["clean"]
-    wrong = {
-        id(e)
-        for e, c in zip(asked, completions, strict=True)
-        if not e.is_right(c.text, "parametric")
-    }
+    pairs = zip(asked, completions, strict=True)
+    wrong = {id(e) for e, c in pairs if not e.is_right(c.text, "parametric")}
     return [e for e in examples if id(e) not in wrong]
 
 
@@ -208,8 +190,7 @@ def taking_turns(examples: Sequence[ConflictExample], target: Target) -> list[Co
     types = [t for t in judged_types(target, examples) if t != "clean"]
     return [
         e.model_copy(update={"prompts": {t: e.prompts[t]}})
-        for i, e in enumerate(examples)
-        for t in types[i % max(1, len(types)) :][:1]
+        for e, t in zip(examples, cycle(types), strict=False)
     ]
 
 
@@ -223,10 +204,9 @@ def usable_examples(
     too few are left.
     """
     candidates, reasons = [], []
-    wanted = {t for e in examples if options.relation in (None, e.relation) for t in e.prompts}
-    for example in examples:
-        if options.relation is not None and example.relation != options.relation:
-            continue
+    pool = [e for e in examples if options.relation in (None, e.relation)]
+    wanted = {t for e in pool for t in e.prompts}
+    for example in pool:
         try:
             if lacking := wanted - example.prompts.keys():
                 raise ExampleError(
@@ -243,7 +223,7 @@ def usable_examples(
             f"{len(reasons)} examples cannot be scored and are not drawn; first: {reasons[0]}",
             stacklevel=2,
         )
-    if options.relation is not None and not candidates and not reasons:
+    if options.relation is not None and not pool:
         known = sorted({e.relation for e in examples if e.relation})
         raise ExampleError(
             f"no example has the relation {options.relation!r}; "
@@ -283,7 +263,7 @@ def _draw_known(
 
 
 def _fits(model: SteeredModel, example: ConflictExample, types: Iterable[ConflictType]) -> bool:
-    """Return True where each prompt of these types leaves room for an answer."""
+    """Return whether each prompt of these types leaves room for an answer."""
     given = (example.prompts[t] for t in types if t in example.prompts)
     asked = (model.tokenize(prompt, opening=example.opening) for prompt in given)
     return all(model.fits(ids, max_tokens=example.max_tokens) for ids in asked)
@@ -294,6 +274,4 @@ def _spread(candidates: Sequence[ConflictExample], seed: int) -> Iterator[Confli
     rng, by_relation = Random(seed), dict[str | None, list[ConflictExample]]()
     for example in rng.sample(candidates, len(candidates)):
         by_relation.setdefault(example.relation, []).append(example)
-    for example in chain.from_iterable(zip_longest(*by_relation.values())):
-        if example is not None:
-            yield example
+    yield from filter(None, chain.from_iterable(zip_longest(*by_relation.values())))

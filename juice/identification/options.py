@@ -125,7 +125,7 @@ class IdentificationOptions(Options):
 
     def but(self, **changes: Any) -> Self:
         """Return these options with some changed."""
-        return self.of(**{**dict(self), **changes})
+        return self.of(self, **changes)
 
     @property
     def names(self) -> dict[Target, str]:

@@ -1,9 +1,9 @@
 """Outcomes of ways of steering: accuracy and mean p_y by conflict type, and how sure they are.
 
 The 95 % intervals of means stay honest where there are few values, or all are alike. Values come in
-groups that count alike, such as domains: the mean is that of the groups' means. n is
-then Kish's effective number, 1 / sum of w^2, where w is the weight of each value; what the groups
-differ by counts as chance, so intervals are rather too wide.
+groups that count alike, such as domains: the mean is that of the groups' means. n is then Kish's
+effective number, 1 / sum of w^2, where w is the weight of each value; what the groups differ by
+counts as chance, so intervals are rather too wide.
 
 Sources: Wilson (1927); Agresti and Min (2005); Kish, "Survey Sampling" (1965).
 """
@@ -83,9 +83,8 @@ class Outcome:
     @property
     def rank(self) -> tuple[float, float]:
         """What orders outcomes: the sum of accuracies, then the mean p_y."""
-        return round(sum(self.accuracy.values()), 9), sum(self.p_answer.values()) / len(
-            self.p_answer
-        )
+        n_types = len(self.p_answer)
+        return round(sum(self.accuracy.values()), 9), sum(self.p_answer.values()) / n_types
 
 
 def scoring_request(
@@ -97,19 +96,12 @@ def scoring_request(
 ) -> Request:
     """Return the request for the tokens of an example's answer that are judged.
 
-    It watches the first token of the target's answer.
-
-    Args:
-        model: The model that will be asked.
-        example: The example.
-        conflict_type: Which of its prompts to ask.
-        target: Whose answer p_y is of.
-        steering: What steers it; None: nothing.
+    It watches the first token of the target's answer, for p_y.
     """
-    prompt = example.prompts[conflict_type]
-    token = model.first_token(prompt, example.answer(target), opening=example.opening)
+    prompt, opening = example.prompts[conflict_type], example.opening
+    token = model.first_token(prompt, example.answer(target), opening=opening)
     watch = () if token is None else (token,)
-    ids = model.tokenize(prompt, opening=example.opening)
+    ids = model.tokenize(prompt, opening=opening)
     request = model.request(ids, max_tokens=example.max_tokens, watch=watch)
     return request if steering is None else request.with_steering(steering)
 
@@ -121,35 +113,16 @@ def answer(
     target: Target,
     steering: Steering | None = None,
 ) -> Answers:
-    """Return the completions of all examples' prompts, generated in one go.
-
-    Args:
-        model: The model to ask.
-        examples: The examples.
-        conflict_types: Which of their prompts to ask.
-        target: Whose answer p_y is of.
-        steering: What steers them; None: nothing.
-    """
+    """Return the completions of all examples' prompts of these types, generated in one go."""
     requests = [
         scoring_request(model, e, t, target, steering) for t in conflict_types for e in examples
     ]
     completions = iter(model.engine.generate(requests))
-    return {
-        conflict_type: [next(completions) for _ in examples] for conflict_type in conflict_types
-    }
+    return {t: [next(completions) for _ in examples] for t in conflict_types}
 
 
 class Trials(Generic[Choice]):
-    """What several ways of steering do to validation examples, all generated in one go.
-
-    Args:
-        model: The model to ask.
-        examples: The validation examples.
-        target: Whose answer is right.
-        steerings: The ways of steering, each under its choice.
-        description: What the progress is called.
-        progress: Reports how many prompts are answered.
-    """
+    """The answers to examples under several ways of steering, each a choice, made in one go."""
 
     def __init__(
         self,
@@ -189,17 +162,12 @@ class Trials(Generic[Choice]):
         """
         judged = judged_types(self._target, self._examples)
         conflicts = [t for t in judged if t != "clean"] or judged
-        return [
-            fmean(
-                float(self._is_hit(t, i, choice)) - float(self._is_hit(t, i, base))
-                for t in conflicts
-            )
-            for i in range(len(self._examples))
-        ]
 
-    def _is_hit(self, conflict_type: ConflictType, i: int, choice: Choice) -> bool:
-        text = self._completions[(conflict_type, i), choice].text
-        return self._examples[i].is_right(text, self._target)
+        def share(i: int, choice: Choice) -> float:
+            texts = (self._completions[(t, i), choice].text for t in conflicts)
+            return fmean(self._examples[i].is_right(text, self._target) for text in texts)
+
+        return [share(i, choice) - share(i, base) for i in range(len(self._examples))]
 
 
 def outcome(examples: Sequence[ConflictExample], answers: Answers, target: Target) -> Outcome:
@@ -208,7 +176,6 @@ def outcome(examples: Sequence[ConflictExample], answers: Answers, target: Targe
     for conflict_type, completions in answers.items():
         hits = [e.is_right(c.text, target) for c, e in zip(completions, examples, strict=True)]
         accuracy[conflict_type] = sum(hits) / len(hits)
-        p_answer[conflict_type] = sum(
-            math.exp(c.watched[0]) if c.watched else 0.0 for c in completions
-        ) / len(completions)
+        found = [math.exp(c.watched[0]) if c.watched else 0.0 for c in completions]
+        p_answer[conflict_type] = sum(found) / len(found)
     return Outcome(accuracy, p_answer)

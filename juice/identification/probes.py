@@ -269,7 +269,7 @@ def score_heads(
     scores = {}
     for i, (target, types) in enumerate(targets.items()):
         of_target = torch.stack([changes[t][..., i] for t in types])  # [type, layer, head, alpha]
-        plus, minus = of_target.split([len(alphas_plus), len(alphas_minus)], -1)
+        plus, minus = torch.split(of_target, [len(alphas_plus), len(alphas_minus)], -1)
         scores[target] = HeadScores(
             target=target, conflict_types=types, plus=plus.mean(-1), minus=minus.mean(-1)
         )
@@ -290,7 +290,7 @@ def _changes(
     one_hot = torch.eye(layer.n_heads, device=alphas.device)[:, None, :]  # [head probed, 1, head]
     factors = (1 + alphas[None, :, None] * one_hot).flatten(0, 1)  # [m, head]
     found = []
-    for chunk in factors.split(max(1, PROBE_TOKENS // prober.clean.ids.numel())):
+    for chunk in torch.split(factors, max(1, PROBE_TOKENS // prober.clean.ids.numel())):
         # An unscaled row beside them: half precision rounds by a forward's shape.
         probes = torch.cat([torch.ones_like(chunk[:1]), chunk])
         p = prober.logits(layer.index, probes).softmax(-1)  # [1 + m, n, vocabulary]

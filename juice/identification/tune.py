@@ -4,10 +4,8 @@ Candidates are compared, and betas searched, by the first new token: that costs 
 prompts for each pair. It counts how many answers begin right, less what steering breaks, beyond the
 accepted loss, where it is not needed. From the best pair that is known the search goes to the best
 neighbour until none is better: first along one sign at a time, in steps of a factor of two, then
-also diagonally, in halves of those. The best pairs then generate the answers to all validation
-prompts, and so does the unsteered model: their accuracies and the gain, with its interval, go into
-the set, and so does the gate. Validation examples are those whose clean prompt this model answers
-right.
+also diagonally, in halves of those. The best pairs and the unsteered model then generate the
+answers to all validation prompts: accuracies, gain and gate go into the set.
 
 The paper's tuning instead steers the whole validation set with every pair of betas of a grid. The
 best sum of accuracies over the target's conflict types wins; ties go to the higher mean p_y, then
@@ -25,20 +23,17 @@ from statistics import fmean
 
 import torch
 
-from juice.data.example import ConflictExample, judged_types
+from juice.data.example import ConflictExample
 from juice.data.readers.sources import Examples, read_examples
 from juice.engine.steer import Steer, Steering, SteeringReport, unsteered
 from juice.errors import ExampleError, UsageError
-from juice.formula import Method
+from juice.formula import CONFLICTS, Method
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Betas, Validation
-from juice.identification.examples import (
-    in_form_of_examples,
-    taking_turns,
-    with_scored_answers,
-)
+from juice.identification.examples import in_form_of_examples, taking_turns, with_scored_answers
 from juice.identification.first_tokens import (
     Asked,
+    Case,
     FirstTokens,
     Reading,
     asked_of,
@@ -57,6 +52,7 @@ FINE = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 GRID_PLUS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
 GRID_MINUS = (0.0, -1.0, -2.0, -3.0)
 Pair = tuple[float, float]
+GRID: tuple[Pair, ...] = tuple(product(GRID_PLUS, GRID_MINUS))
 COMPARED_AT: tuple[Pair, ...] = ((1.0, -1.0), (1.0, -0.5))
 UNSTEERED: Pair = (0.0, 0.0)
 # A unit of either beta must gain this much: so few facts cannot tell less apart.
@@ -129,13 +125,9 @@ def choose_and_tune(task: Task, candidates: Sequence[HeadSet]) -> HeadSet:
 
 
 def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") -> HeadSet:
-    """Return the candidate that does best on the validation examples, tuned.
+    """Return the candidate that does best on the validation examples, with a method's betas tuned.
 
-    Args:
-        task: What the candidates are for. Found by probes, they are tuned on the paper's grid, and
-            the first is taken.
-        candidates: Head sets toward the target, found in one form of prompt.
-        method: Whose betas to tune.
+    Of those found by probes the first is taken, and tuned on the paper's grid.
 
     Raises:
         ExampleError: No validation example can be used.
@@ -205,14 +197,7 @@ def _measured(
 
 
 class Search:
-    """Reads some examples under any betas of any candidate.
-
-    Args:
-        task: What is steered toward, and what steering should leave alone.
-        method: `juice` for two runs, `june` for one.
-        examples: The examples to read.
-        endangered: The examples to make protected prompts from.
-    """
+    """Reads some examples under any betas of any candidate, and prompts to protect, of others."""
 
     def __init__(
         self,
@@ -224,17 +209,21 @@ class Search:
         self._task = task
         self._method: Method = method
         model, target = task.model, task.target
-        conflicts = [t for t in judged_types(target, examples, any) if t != "clean"]
         self._groups = asked_of(
             model,
-            {t: [(e, e.prompts[t], target) for e in examples if t in e.prompts] for t in conflicts},
+            {
+                t: [Case(e.prompts[t], e, target) for e in examples if t in e.prompts]
+                for t in CONFLICTS
+            },
         )
         self._protected = protected_prompts(model, target, endangered, task.options.protect)
         self._tokens = FirstTokens(model.loaded, {**self._groups, **self._protected}, method)
 
     def best(self, candidates: Sequence[HeadSet]) -> tuple[HeadSet, list[Pair]]:
         """Return the best candidate, and the pairs of betas that were tried on it, best first."""
-        starts = [(one, pair) for one in candidates for pair in _compared_at(one, self._method)]
+        starts = [
+            (one, pair) for one in candidates for pair in grid_of(one, self._method, COMPARED_AT)
+        ]
         found = self._values(starts, "comparing candidates for")
         best = starts[max(range(len(starts)), key=lambda i: found[i])][0]
         pairs = climb(
@@ -286,22 +275,13 @@ class Search:
         return self._tokens.read(steerings, self._task.progress, description)
 
 
-def _compared_at(head_set: HeadSet, method: Method) -> list[Pair]:
-    """Return the betas at which candidates are compared; those of a sign without heads are 0."""
-    heads = head_set.intervention(method).heads
-    plus, minus = bool(heads.plus), bool(heads.minus)
-    return list(dict.fromkeys((a * plus, b * minus) for a, b in COMPARED_AT))
-
-
 def climb(
     values: Callable[[Sequence[Pair]], Sequence[float]], known: dict[Pair, float]
 ) -> list[Pair]:
     """Return the pairs of betas that were tried, best first; ties go to the gentler.
 
-    Args:
-        values: Gives the values of pairs, to be maximised.
-        known: The values of pairs that were tried before, at least one; a sign whose betas are all
-            0 in them is not varied.
+    `values` gives the values of pairs, to be maximised, and `known` has those of pairs that were
+    tried before, at least one; a sign whose betas are all 0 in them is not varied.
     """
     tried = dict(known)
     varies = (any(plus for plus, _ in known), any(minus for _, minus in known))
@@ -316,10 +296,9 @@ def climb(
             new = [pair for pair in around if pair not in tried]
             if new:
                 tried.update(zip(new, values(new), strict=True))
-            best = max(tried, key=rank)
-            if best == centre:
+            before, centre = centre, max(tried, key=rank)
+            if before == centre:
                 break
-            centre = best
     return sorted(tried, key=rank, reverse=True)
 
 
@@ -345,39 +324,25 @@ def try_betas(
     progress: Progress,
     pairs: Sequence[Pair],
 ) -> Trials[Pair]:
-    """Steer the examples with several pairs of betas.
-
-    Args:
-        model: The model.
-        head_set: The head set.
-        examples: The examples to steer.
-        method: `juice` for two runs, `june` for one.
-        progress: Reports how many prompts are answered.
-        pairs: The pairs.
-    """
+    """Steer the examples with several pairs of betas of a method."""
     tried = {pair: steering(model, head_set, pair, method) for pair in pairs}
-    return Trials(
-        model, examples, head_set.target, tried, f"tuning {head_set.name} betas", progress
-    )
+    description = f"tuning {head_set.name} betas"
+    return Trials(model, examples, head_set.target, tried, description, progress)
 
 
 def steering(model: SteeredModel, head_set: HeadSet, pair: Pair, method: Method) -> Steering:
     """Return the steering of a set at a pair of betas."""
+    (plus, minus), target = pair, head_set.target
     return model.resolve(
-        Steer(
-            target=head_set.target,
-            head_set=head_set,
-            beta_plus=pair[0],
-            beta_minus=pair[1],
-            method=method,
-        )
+        Steer(target=target, head_set=head_set, beta_plus=plus, beta_minus=minus, method=method)
     )
 
 
-def grid_of(head_set: HeadSet, method: Method) -> list[Pair]:
+def grid_of(head_set: HeadSet, method: Method, pairs: Sequence[Pair] = GRID) -> list[Pair]:
     """Return the pairs of betas of a method to try; those of a sign without heads are 0."""
     heads = head_set.intervention(method).heads
-    return list(product(GRID_PLUS if heads.plus else (0.0,), GRID_MINUS if heads.minus else (0.0,)))
+    plus, minus = bool(heads.plus), bool(heads.minus)
+    return list(dict.fromkeys((a * plus, b * minus) for a, b in pairs))
 
 
 def best_betas(
