@@ -148,15 +148,6 @@ class Conflicts:
     first_dropped: dict[str, str]
 
     @property
-    def drops(self) -> list[str]:
-        """A text for each reason: the number of rows dropped, the first of them, and the remedy."""
-        return [
-            f"{n} {REASONS[reason]}, first {self.first_dropped[reason]} ({REMEDIES[reason]})"
-            for reason, n in self.dropped.items()
-            if n
-        ]
-
-    @property
     def n_without_coherent(self) -> int:
         """The number of examples whose passage holds only the sentences of the answer."""
         return sum("coherent" not in e.prompts for e in self.examples)
@@ -187,16 +178,10 @@ def make_conflicts(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Conflicts:
-    """Make conflict examples from the questions that the model can answer.
+    """Make conflict examples from the questions, with passages, that the model can answer.
 
-    Args:
-        model: The model that is asked, through its chat template or not.
-        rows: Questions with passages and answers.
-        columns: The columns of fields whose names differ, by field.
-        question_template: The prompt that asks a question, with `{question}` in it.
-        max_tokens: The number of tokens of a reply that are read for its first sentence.
-        seed: Draws the answers that are swapped in.
-        progress: Called with the progress of generation.
+    `columns` has the columns of fields whose names differ, by field. `max_tokens` of a reply are
+    read for its first sentence, and the seed draws the answers that are swapped in.
 
     Raises UsageError for an unknown field or a template without `{question}`, and ExampleError for
     missing columns or when no example can be made.
@@ -213,14 +198,16 @@ def make_conflicts(
     replies = ask(model, asked, rivals, max_tokens=max_tokens, progress=progress)
     answered = zip(asked, replies, rivals, strict=True)
     examples = _kept(drops, answered, lambda one: _conflict(model, *one, seed))
-    found = Conflicts(
-        examples,
-        {reason: sum(one.reason == reason for one in drops) for reason in REASONS},
-        {one.reason: one.example for one in reversed(drops)},
-    )
+    dropped = {reason: sum(one.reason == reason for one in drops) for reason in REASONS}
+    first = {one.reason: one.example for one in reversed(drops)}
     if not examples:
-        raise ExampleError(f"no conflict example can be made: {'; '.join(found.drops)}")
-    return found
+        shown = (
+            f"{n} {REASONS[reason]}, first {first[reason]} ({REMEDIES[reason]})"
+            for reason, n in dropped.items()
+            if n
+        )
+        raise ExampleError(f"no conflict example can be made: {'; '.join(shown)}")
+    return Conflicts(examples, dropped, first)
 
 
 def _kept(

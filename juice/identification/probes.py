@@ -19,14 +19,15 @@ probes of one layer go through the model as one forward:
 4. The layers above receive m * n rows. In the last one only each prompt's last position goes on
    after the attention.
 
-The modules are transformers' own, reached by hooks that exist only within a call. Because an
-architecture may not allow this, `Prober` first probes every layer with a factor of one: where that
-does not give the clean logits, it falls back to running every row through the whole model.
+The modules are transformers' own, with hooks that exist only within a call. Because an architecture
+may not allow this, `Prober` first probes every layer with a factor of one: where that does not give
+the clean logits, every row runs through the whole model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -145,75 +146,66 @@ class _SharedForward:
 
     def hooks(self) -> Iterator[RemovableHandle]:
         for layer in self._layers[self._probed :]:
-            yield layer.layer.register_forward_pre_hook(
-                in_this_thread(self._enter(layer.index)), with_kwargs=True
-            )
+            enter = in_this_thread(partial(self._enter, layer.index))
+            yield layer.layer.register_forward_pre_hook(enter, with_kwargs=True)
             if layer.index in (self._probed, len(self._layers) - 1):
-                yield from self._around_attention(layer.index)
+                yield from self._around_attention(layer)
 
-    def _enter(self, index: int) -> Any:
+    def _enter(
+        self, index: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
         """Give a layer the clean run's inputs, above the probed one all but the hidden states."""
+        self._attention_is_done = False
+        clean_inputs = self._clean.layer_inputs[index]
+        if index == self._probed:
+            return clean_inputs
+        hidden = args[0] if args else kwargs["hidden_states"]
+        hidden = hidden.reshape(-1, self._clean.n_positions, hidden.shape[-1])  # [m * n, pos, ...]
+        new_args, new_kwargs = copy_rows(clean_inputs, self._clean.n, self._origins)
+        if args:
+            return (hidden, *new_args[1:]), new_kwargs
+        return new_args, {**new_kwargs, "hidden_states": hidden}
 
-        def replace(
-            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[Any, Any]:
-            self._attention_is_done = False
-            clean_args, clean_kwargs = self._clean.layer_inputs[index]
-            if index == self._probed:
-                return clean_args, clean_kwargs
-            hidden = args[0] if args else kwargs["hidden_states"]
-            # The shape is [m * n, pos, d_model].
-            hidden = hidden.reshape(-1, self._clean.n_positions, hidden.shape[-1])
-            new_args, new_kwargs = copy_rows(
-                (clean_args, clean_kwargs), self._clean.n, self._origins
-            )
-            return (
-                ((hidden, *new_args[1:]), new_kwargs)
-                if args
-                else (new_args, {**new_kwargs, "hidden_states": hidden})
-            )
-
-        return replace
-
-    def _around_attention(self, index: int) -> Iterator[RemovableHandle]:
-        layer = self._layers[index]
-        yield layer.projection.register_forward_pre_hook(in_this_thread(self._at_projection(index)))
+    def _around_attention(self, layer: AttentionLayer) -> Iterator[RemovableHandle]:
+        at_projection, into_child = (
+            in_this_thread(partial(hook, layer.index))
+            for hook in (self._at_projection, self._into_child)
+        )
+        yield layer.projection.register_forward_pre_hook(at_projection)
         for child in layer.layer.children():
             if child is not layer.attention:
-                yield child.register_forward_pre_hook(in_this_thread(self._into_child(index)))
-                if index == self._probed:
+                yield child.register_forward_pre_hook(into_child)
+                if layer.index == self._probed:
                     yield child.register_forward_hook(in_this_thread(self._out_of_child))
 
-    def _at_projection(self, index: int) -> Any:
-        def scale(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            self._attention_is_done = True
-            z = args[0]  # [n or m * n, pos, n_heads * d_head]
-            if index == len(self._layers) - 1:
-                z = self._last_positions(z)
-            if index == self._probed:
-                alphas = self._factors[:, None, None] - 1  # [m, 1, 1, n_heads]
-                z = add_scaled(z, z, alphas)  # [m, n, pos, n_heads * d_head]
-            return (z, *args[1:])
+    def _at_projection(
+        self, index: int, _module: nn.Module, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """Scale the heads, in copies of z; in the last layer keep only the last positions."""
+        self._attention_is_done = True
+        z = args[0]  # [n or m * n, pos, n_heads * d_head]
+        if index == len(self._layers) - 1:
+            z = self._last_positions(z)
+        if index == self._probed:
+            alphas = self._factors[:, None, None] - 1  # [m, 1, 1, n_heads]
+            z = add_scaled(z, z, alphas)  # [m, n, pos, n_heads * d_head]
+        return (z, *args[1:])
 
-        return scale
-
-    def _into_child(self, index: int) -> Any:
+    def _into_child(
+        self, index: int, _module: nn.Module, args: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
         """Give modules after the attention [rows, pos, d_model], one pos in the last layer."""
-
-        def flatten(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            if not self._attention_is_done or not args or args[0].dim() < 3:
-                return None
-            hidden = args[0].reshape(-1, *args[0].shape[-2:])
-            if index == len(self._layers) - 1:
-                hidden = self._last_positions(hidden)
-            return (hidden, *args[1:])
-
-        return flatten
+        if not self._attention_is_done or not args or args[0].dim() < 3:
+            return None
+        hidden = args[0].reshape(-1, *args[0].shape[-2:])
+        if index == len(self._layers) - 1:
+            hidden = self._last_positions(hidden)
+        return (hidden, *args[1:])
 
     def _out_of_child(self, _module: nn.Module, _args: Any, output: Any) -> Any:
         """Restore the probes' dimension, [m, n, pos, d_model]: the residual stream broadcasts."""
         if not self._attention_is_done:
-            return output
+            return None
         hidden = output[0] if isinstance(output, tuple) else output
         if hidden.dim() == 3 and len(hidden) == len(self._factors) * self._clean.n:
             hidden = hidden.view(len(self._factors), self._clean.n, *hidden.shape[1:])
