@@ -8,9 +8,8 @@ can answer them from memory, and training on them teaches it to disregard contex
 "Context-Parametric Inversion", section 3.4, which fine-tunes on the others. There the question goes
 through a chat template; here it is plain, with the answer after a space.
 
-Rows that cannot be measured do not count toward the share and are marked false, with no perplexity:
-those without a context (there is nothing to disregard), without a question or an answer, or too
-long for the model.
+Rows that cannot be measured (CRITICAL_REASONS) do not count toward the share and are marked false,
+with no perplexity; without a context there is nothing to disregard.
 """
 
 from __future__ import annotations

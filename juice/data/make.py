@@ -11,10 +11,9 @@ another row's answer of the same kind, which becomes the context answer:
 
 In "The capital of Peru is Lima." p_y would look at "The". So a reply's words up to its answer
 become the opening of every reply, if the model then goes on with the answer, and ParaConflict's
-rule judges what follows. Where it does not, a reply is right if its first sentence gives the
-answer. The answer that the model gave comes first among the parametric ones. The kind is taken from
-the column `kind` or `relation`, else from the answer's form. Entity swaps of this sort are from
-Longpre et al., 2021.
+rule judges what follows; else a reply is right if its first sentence gives the answer. The answer
+that the model gave comes first. The kind is that of the column `kind` or `relation`, else of the
+answer's form. Entity swaps of this sort are from Longpre et al., 2021.
 """
 
 from __future__ import annotations
@@ -120,10 +119,7 @@ class DroppedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question, its passage and its accepted answers, of which the first is scored.
-
-    `clean` is the prompt without the passage, `where` the row.
-    """
+    """A question, its passage and its accepted answers, of which the first is scored."""
 
     asked: str
     context: str
@@ -132,8 +128,8 @@ class Question:
     subject: str
     relation: str
     popularity: float | None
-    clean: str
-    where: str
+    clean: str  # the prompt without the passage
+    where: str  # the row
 
     def dropped(self, reason: str, example: str) -> DroppedError:
         return DroppedError(reason, f"{self.where}: {example}")

@@ -123,7 +123,9 @@ def verdict(
     """
     said, asked = _Sentence(sentence), _words(question)
     right = [words for words in map(_words, accepted) if words]
-    found = [(words, said.places(words)[said.n_repeated(words, asked) :]) for words in right]
+    found = [
+        (words, _places(said.words, words)[said.n_repeated(words, asked) :]) for words in right
+    ]
     if not any(places for _, places in found):
         return "absent"
     if not any(said.asserts(words, places, asked) for words, places in found):
@@ -136,7 +138,7 @@ def verdict(
         and not _places(asked, words)
         and not any(_places(one, words) or _places(words, one) for one in right)
     )
-    is_shared = any(said.asserts(words, said.places(words), asked) for words in rivals)
+    is_shared = any(said.asserts(words, _places(said.words, words), asked) for words in rivals)
     return "unclear" if is_shared else "given"
 
 
@@ -155,9 +157,6 @@ class _Sentence:
         clauses = [_words(clause) for clause in CLAUSE_END.split(sentence)]
         self.words = tuple(word for clause in clauses for word in clause)
         self.clauses = [i for i, clause in enumerate(clauses) for _ in clause]
-
-    def places(self, words: Words) -> list[int]:
-        return _places(self.words, words)
 
     def n_repeated(self, words: Words, asked: Words) -> int:
         """Return the number of times that words may occur because the question has them.

@@ -80,17 +80,16 @@ class DualRun:
         Until then a run's own z, held constant, is the clean one: the two are equal where all
         coefficients are zero.
         """
-        if self._clean is not None:
+        if self._clean is not None or self._method == "june":
             return
         kept: dict[int, torch.Tensor] = {}
 
         def keep(layer: AttentionLayer, z: torch.Tensor) -> None:
             kept[layer.index] = z  # [prompts, pos, n_heads * d_head]
 
-        if self._method == "juice":
-            with torch.no_grad(), at_z(self._loaded.layout.layers, keep):
-                self.logits()
-            self._clean = kept
+        with torch.no_grad(), at_z(self._loaded.layout.layers, keep):
+            self.logits()
+        self._clean = kept
 
     def forget(self) -> None:
         """Drop what was recorded."""
@@ -120,14 +119,10 @@ Objective = Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """An objective and its derivatives by the coefficient of each head, prompt by prompt.
+    """An objective and its derivatives by the coefficient of each head; 0 for one not there."""
 
-    `values` are float32 [prompts], `by_head` float32 [prompts, n_layers, n_heads], on the CPU;
-    heads that a layer does not have get zero.
-    """
-
-    values: torch.Tensor
-    by_head: torch.Tensor
+    values: torch.Tensor  # float32 [prompts], on the CPU
+    by_head: torch.Tensor  # float32 [prompts, n_layers, n_heads], on the CPU
 
 
 def gradients(
@@ -220,18 +215,18 @@ def checkpointed(loaded: LoadedModel) -> Iterator[None]:
         "training": True,
     }
     able = [layer for layer in layers if isinstance(layer, GradientCheckpointingLayer)]
-    before = [{name: vars(layer).get(name) for name in flags} for layer in able]
+    before = [
+        {name: vars(layer)[name] for name in flags.keys() & vars(layer).keys()} for layer in able
+    ]
     try:
         for layer in able:
             vars(layer).update(flags)
         yield
     finally:
         for layer, flags_before in zip(able, before, strict=True):
-            for name, value in flags_before.items():
-                if value is None:
-                    vars(layer).pop(name, None)
-                else:
-                    vars(layer)[name] = value
+            for name in flags:
+                del vars(layer)[name]
+            vars(layer).update(flags_before)
 
 
 def attribute_heads(

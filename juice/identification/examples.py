@@ -1,10 +1,9 @@
 """The examples that heads are found on, and those that betas are tuned on.
 
 Heads are found on examples that are drawn, with a seed, from those that can be scored: p_y looks at
-a prompt's tokens and at the first token of each answer (docs/method.md, "Notation"). The paper's
-probes take any; the other methods take those that the model knows, spread over the relations.
-Betas are tuned on others that the model knows and has room to answer. Prompts take the form in
-which the examples were made: plain, or through a chat template.
+the first token of each answer (docs/method.md, "Notation"). The paper's probes take any; the other
+methods take those that the model knows, spread over the relations. Betas are tuned on others that
+the model knows and has room to answer.
 
 ParaConflict's rows on the hub list all accepted answers in no order: there the one whose first
 token the model finds most probable on the clean prompt is scored ("Datasets and scoring").
@@ -63,7 +62,7 @@ def in_form_of_examples(
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """One prompt of one conflict type and the first token of each target's answer."""
+    """A prompt's tokens, and the first token of each target's answer."""
 
     ids: tuple[int, ...]
     answer_tokens: dict[Target, int]

@@ -161,7 +161,7 @@ def find(
         )
         for target in options.names
     ]
-    return _found(tasks, unfinished)
+    return _found(tasks)
 
 
 def _identity(
@@ -185,7 +185,7 @@ def _identity(
     }
 
 
-def _found(tasks: Sequence[Task], unfinished: Unfinished) -> Found:
+def _found(tasks: Sequence[Task]) -> Found:
     head_sets, unreached = dict[Target, HeadSet](), dict[Target, NoConsistentHeadError]()
     is_learned = tasks[0].options.method == "learned"
     types = {task.target: task.conflict_types for task in tasks}
@@ -203,7 +203,7 @@ def _found(tasks: Sequence[Task], unfinished: Unfinished) -> Found:
             unreached[task.target] = error
     if not head_sets:
         raise next(iter(unreached.values()))
-    return Found(head_sets=head_sets, unreached=unreached, unfinished=unfinished)
+    return Found(head_sets=head_sets, unreached=unreached, unfinished=tasks[0].unfinished)
 
 
 def _learned(task: Task) -> HeadSet:
@@ -269,10 +269,7 @@ def select_heads(
 
 
 def chosen_heads(scores: HeadScores, top_k: int) -> HeadLists:
-    """Return the heads that scores choose.
-
-    Raises NoConsistentHeadError when both signs are empty.
-    """
+    """Return the heads that scores choose; raises NoConsistentHeadError where there are none."""
     plus, minus = select_heads(scores.plus, scores.minus, top_k=top_k)
     if not plus and not minus:
         gentler = (

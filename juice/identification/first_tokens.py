@@ -54,10 +54,7 @@ class FirstTokens:
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        groups: Mapping[str, Sequence[Asked]],
-        method: Method = "juice",
+        self, loaded: LoadedModel, groups: Mapping[str, Sequence[Asked]], method: Method = "juice"
     ) -> None:
         self._loaded = loaded
         self._asked = [(name, *asked) for name, prompts in groups.items() for asked in prompts]
@@ -94,13 +91,11 @@ class FirstTokens:
         places: dict[str, list[int]] = {}
         for i, (name, *_) in enumerate(self._asked):
             places.setdefault(name, []).append(i)
-        return [
-            Reading(
-                {name: float(right[i, at].mean()) for name, at in places.items()},
-                {name: float(lead[i, at].mean()) for name, at in places.items()},
-            )
-            for i in range(len(tables))
-        ]
+
+        def means(values: torch.Tensor) -> dict[str, float]:
+            return {name: float(values[at].mean()) for name, at in places.items()}
+
+        return [Reading(means(right[i]), means(lead[i])) for i in range(len(tables))]
 
 
 def table_of(loaded: LoadedModel, steering: Steering) -> torch.Tensor:

@@ -68,8 +68,7 @@ class IdentificationOptions(Options):
     relation: str | None = Field(default=None, description="Draw examples of this relation only.")
     seed: int = Field(default=0, description="Seed of what is drawn.")
     top_k: int | None = Field(
-        default=None,
-        description="Heads of each sign; else 3, 5 and 10 compete; 5 for probes.",
+        default=None, description="Heads of each sign; else 3, 5 and 10 compete; 5 for probes."
     )
     alphas_plus: tuple[float, ...] = Field(
         default=ALPHAS_PLUS, description="Probing scales of the + heads."

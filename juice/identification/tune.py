@@ -293,8 +293,7 @@ def climb(
     for grid, diagonals in ((COARSE, False), (FINE, True)):
         while True:
             around = _around(centre, grid, varies, diagonals=diagonals)
-            new = [pair for pair in around if pair not in tried]
-            if new:
+            if new := [pair for pair in around if pair not in tried]:
                 tried.update(zip(new, values(new), strict=True))
             before, centre = centre, max(tried, key=rank)
             if before == centre:
