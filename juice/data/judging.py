@@ -29,12 +29,8 @@ MAX_TOKENS = 15
 def normalise(text: str) -> str:
     """Lower-case, strip accents and punctuation, fold white space."""
     # Mathematical letter forms are capital letters only once they are decomposed.
-    lowered = unicodedata.normalize("NFKD", text).lower()
-    kept = (
-        c
-        for c in unicodedata.normalize("NFKD", lowered)
-        if not unicodedata.category(c).startswith(("M", "P"))
-    )
+    lowered = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).lower())
+    kept = (c for c in lowered if not unicodedata.category(c).startswith(("M", "P")))
     return " ".join("".join(kept).split())
 
 
@@ -56,8 +52,6 @@ def is_among(answer: str, accepted: Iterable[str]) -> bool:
     return normalise(answer) in set(map(normalise, accepted))
 
 
-Kind = Literal["date", "number", "name", "other"]
-
 MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
 DATE = re.compile(
     r"(1\d|20)\d\ds?|\d{1,4}"
@@ -70,8 +64,8 @@ PARTICLES = re.compile(
 )
 
 
-def kind_of(answer: str) -> Kind:
-    """Return the kind of an answer."""
+def kind_of(answer: str) -> Literal["date", "number", "name", "other"]:
+    """Return the kind of an answer by its form."""
     if DATE.fullmatch(answer):
         return "date"
     if NUMBER.fullmatch(answer):

@@ -355,17 +355,14 @@ def ask(
     opened = {
         i: ids
         for i, (question, reply) in enumerate(zip(questions, replies, strict=True))
-        if reply.opening
+        if (opening := reply.opening)
         and model.fits(
-            ids := model.tokenize(question.clean, opening=reply.opening), max_tokens=MAX_TOKENS
+            ids := model.tokenize(question.clean, opening=opening), max_tokens=MAX_TOKENS
         )
     }
     again = model.generate(list(opened.values()), max_tokens=MAX_TOKENS, progress=progress)
-    goes_on = {
-        i
-        for i, completion in zip(opened, again, strict=True)
-        if _is_first(completion.text, replies[i].given)
-    }
+    second = zip(opened, again, strict=True)
+    goes_on = {i for i, completion in second if _is_first(completion.text, replies[i].given)}
     return [
         replace(reply, match="contains") if i in goes_on else replace(reply, opening="")
         for i, reply in enumerate(replies)

@@ -70,10 +70,9 @@ class CleanRun:
         padded = PaddedPrompts(loaded, prompts)
         self.ids, self.last = padded.ids, padded.last
         self.layer_inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        layers = loaded.layout.layers
+        keep = in_this_thread(self._keep)
         with hooked(
-            s.layer.register_forward_pre_hook(in_this_thread(self._keep), with_kwargs=True)
-            for s in layers
+            s.layer.register_forward_pre_hook(keep, with_kwargs=True) for s in loaded.layout.layers
         ):
             self.logits = padded.logits()
 
@@ -101,9 +100,8 @@ class Prober:
         scale = self.clean.logits.abs().max()
         try:
             for layer in self._loaded.layout.layers:
-                logits = self._shared(
-                    layer.index, torch.ones(2, layer.n_heads, device=self._loaded.device)
-                )
+                ones = torch.ones(2, layer.n_heads, device=self._loaded.device)
+                logits = self._shared(layer.index, ones)
                 if (logits - self.clean.logits).abs().max() > tolerance * scale:
                     return False
         except (RuntimeError, ValueError, TypeError, IndexError):

@@ -100,10 +100,9 @@ def tune(
 
 
 def choose_and_tune(task: Task, candidates: Sequence[HeadSet]) -> HeadSet:
-    """Return the best candidate with betas of each method that the task asks for.
+    """Return the best candidate with betas of each method that is asked for; the first chooses.
 
-    The first method chooses. Where no validation example can be used, it warns, and the set stays
-    as it was.
+    Where no validation example can be used, it warns, and the set stays as it was.
     """
     chosen = candidates[0]
     for method in task.options.methods:
@@ -166,8 +165,7 @@ def measure(task: Task, head_set: HeadSet, method: Method) -> HeadSet:
     """
     model, target = task.model, task.target
     steered = model.resolve(Steer(target=target, head_set=head_set, method=method))
-    tried = {True: steered, False: unsteered()}
-    description = f"measuring {head_set.name}"
+    tried, description = {True: steered, False: unsteered()}, f"measuring {head_set.name}"
     trials = Trials(model, task.held_out, target, tried, description, task.progress)
     return _measured(task, head_set, method, trials, True, False)
 
@@ -209,13 +207,11 @@ class Search:
         self._task = task
         self._method: Method = method
         model, target = task.model, task.target
-        self._groups = asked_of(
-            model,
-            {
-                t: [Case(e.prompts[t], e, target) for e in examples if t in e.prompts]
-                for t in CONFLICTS
-            },
-        )
+        cases = {
+            t: [Case(e.prompts[t], e, target) for e in examples if t in e.prompts]
+            for t in CONFLICTS
+        }
+        self._groups = asked_of(model, cases)
         self._protected = protected_prompts(model, target, endangered, task.options.protect)
         self._tokens = FirstTokens(model.loaded, {**self._groups, **self._protected}, method)
 

@@ -42,8 +42,8 @@ class NoConflictError(Exception):
 class Format:
     """A format: the columns that every row has, and the function that makes a row an example.
 
-    `read` takes the row's values and its file's name up to the first dot, and returns the fields of
-    the example. It raises NoConflictError, or ExampleError without the row's place.
+    That takes the row's values and its file's name up to the first dot, and returns the example's
+    fields. It raises NoConflictError, or ExampleError without the row's place.
     """
 
     name: str

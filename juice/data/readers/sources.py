@@ -52,11 +52,6 @@ ENDINGS = (".jsonl", ".json", ".csv")
 Examples: TypeAlias = str | Path | Iterable[ConflictExample | Mapping[str, Any]]
 """The name of a source, a file, a folder; examples; or rows, as a list or as a data set."""
 
-EXPECTED = (
-    "expected examples, a list of dicts, a data set of `datasets`, or the name of a file, a folder "
-    "or a data set"
-)
-
 
 def read_examples(source: Examples, *, split: Split = "test") -> list[ConflictExample]:
     """Read the examples of a source, in its order.
@@ -103,7 +98,10 @@ def _examples_in_memory(given: object) -> list[ConflictExample]:
             "give one split of a data set, such as data['test'], or a list of rows"
         )
     if not isinstance(given, Iterable):
-        raise ExampleError(f"the examples are a {type(given).__name__}; {EXPECTED}")
+        raise ExampleError(
+            f"the examples are a {type(given).__name__}; expected examples, a list of dicts, "
+            "a data set of `datasets`, or the name of a file, a folder or a data set"
+        )
     found = list(given)
     examples = [one for one in found if isinstance(one, ConflictExample)]
     if examples and len(examples) == len(found):
