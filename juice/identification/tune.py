@@ -207,7 +207,7 @@ class Search:
         self._task = task
         self._method: Method = method
         model, target = task.model, task.target
-        cases = {
+        cases: dict[str, list[Case]] = {
             t: [Case(e.prompts[t], e, target) for e in examples if t in e.prompts]
             for t in CONFLICTS
         }
