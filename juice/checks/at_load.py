@@ -1,15 +1,13 @@
 """The check at every load of our own engine: it is exact in the fastest mode that is.
 
-A small batch in which every kind of mistake shows runs through the engine, and is held against the
-two runs (`juice.checks.two_runs`). More than eight rows run at once, steered and not, in every
-order; rows join as others leave, a long prompt is prefilled in chunks beside short ones, and
-prompts, answers and windows differ in length. Every head of a steered layer has a coefficient of
-its own. Some requests steer two layers with the whole model between them, some two neighbours, some
-three layers.
+A small batch in which every kind of mistake shows is held against the two runs. More than eight
+rows run at once, steered and not, in every order; rows join as others leave, a long prompt is
+prefilled in chunks beside short ones, and prompts, answers and windows differ in length. Every head
+of a steered layer has a coefficient of its own. Some requests steer two layers with the whole model
+between them, some two neighbours, some three layers.
 
 The log-probabilities differ from the two runs' for an architecture that ignores the cache, the
-masks or the positions it is given, that mixes rows, or that rows cannot enter between layers. A
-model for which no mode is exact is refused.
+masks or the positions it is given, that mixes rows, or that rows cannot enter between layers.
 
 Sliding windows are longer than any prompt that a load has time for, so for the check the model gets
 sliding windows of three tokens.
@@ -19,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -35,6 +33,8 @@ from juice.checks.two_runs import (
     defined_by,
     distance,
     largest,
+    refusing,
+    requests_of,
     steering_by,
 )
 from juice.engine.load_options import Limits
@@ -76,14 +76,12 @@ def one_if_small(model: nn.Module) -> Iterator[None]:
     of the same operators: what is checked does not change.
     """
     n_threads = torch.get_num_threads()
-    is_small = sum(parameter.numel() for parameter in model.parameters()) <= N_SMALL
-    if is_small:
+    if sum(parameter.numel() for parameter in model.parameters()) <= N_SMALL:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        if is_small:
-            torch.set_num_threads(n_threads)
+        torch.set_num_threads(n_threads)
 
 
 def checked_engine(
@@ -128,20 +126,22 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
     Raises UnsupportedModelError where they do not, JuiceError for lack of memory. With quantised
     activations there is no bound: such models were accepted as approximate before.
     """
-    name = type(loaded.model).__name__
-    try:
-        measured = _agreement(loaded, replace(mode, sliding_window=SLIDING_WINDOW))
-    except torch.OutOfMemoryError as error:
-        raise JuiceError(
-            f"there is not enough memory to check {name}; choose another --device or --device-map, "
-            "or a smaller --dtype"
-        ) from error
-    except JuiceError as error:
-        raise UnsupportedModelError(
-            f"{name} cannot run in batches of steered rows: {error}"
-        ) from error
-    except Exception as error:  # whatever a model raises at inputs that it does not expect
-        raise UnsupportedModelError(f"{name} cannot run with JuICE's cache: {error!r}") from error
+    name, narrow = type(loaded.model).__name__, replace(mode, sliding_window=SLIDING_WINDOW)
+    with refusing(name, f"{name} cannot run with JuICE's cache"), ExitStack() as stack:
+        try:
+            engine = BatchingEngine(loaded, LIMITS, narrow)
+            stack.callback(engine.stop)
+            measured = agreement(
+                engine,
+                OWN,
+                partial(requests_at, loaded),
+                defined_by(loaded, SLIDING_WINDOW),
+                rounding=_rounding(loaded),
+            )
+        except JuiceError as error:
+            raise UnsupportedModelError(
+                f"{name} cannot run in batches of steered rows: {error}"
+            ) from error
     if loaded.exact and not measured.is_close(OWN, loaded.describe()):
         raise UnsupportedModelError(
             f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ "
@@ -152,30 +152,13 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
     return measured
 
 
-def _agreement(loaded: LoadedModel, mode: Mode) -> Agreement:
-    engine, sliding_window = BatchingEngine(loaded, LIMITS, mode), mode.sliding_window
-    try:
-        return agreement(
-            engine,
-            OWN,
-            partial(requests_at, loaded),
-            defined_by(loaded, sliding_window),
-            rounding=_rounding(loaded, sliding_window),
-        )
-    finally:
-        engine.stop()
-
-
 @torch.inference_mode()
-def _rounding(loaded: LoadedModel, sliding_window: int | None) -> float:
-    """Return the change of the model's log-probabilities by a forward's shape alone, in nats.
-
-    The mean squares are those of `Comparison.error`; nothing here is ours but the tokens.
-    """
+def _rounding(loaded: LoadedModel) -> float:
+    """Return the change of the model's log-probabilities by a forward's shape alone, in nats."""
     differences = [0.0]
     # Tokens after those that count would take a model across its switch of positions.
     n_padding = N_PADDING if loaded.rope_switch is None else 0
-    with loaded.turn, narrow_sliding_windows(loaded.model, sliding_window):
+    with loaded.turn, narrow_sliding_windows(loaded.model, SLIDING_WINDOW):
         for request in requests_at(loaded, LEAST_SCALE)[:N_ROUNDED]:
             n, ids = len(request.prompt_ids), [*request.prompt_ids]
             alone = torch.tensor([ids], device=loaded.device)
@@ -192,19 +175,19 @@ def requests_at(loaded: LoadedModel, scale: float) -> list[Request]:
     middle = last // 2
     windows = [(0, last), (middle, middle + 1), (0, 1), (0, middle, last), (last - 1, last)]
     windows += [(1, last - 1)]
-    return [
-        Request.of(
-            prompt_ids=tuple((7 * j + 5 * i + 1) % n for j in range(length)),
-            max_tokens=n_new,
-            ignore_eos=True,
-            steering=unsteered()
-            if i in UNSTEERED
-            else drawn_steering(loaded, windows[i % len(windows)], scale, seed=i),
-            top_logprobs=min(MAX_TOP_LOGPROBS, n),
-            watch=tuple(range(0, n, -(-n // N_WATCHED))),
-        )
-        for i, (length, n_new) in enumerate(LENGTHS)
+    steerings = [
+        unsteered()
+        if i in UNSTEERED
+        else drawn_steering(loaded, windows[i % len(windows)], scale, seed=i)
+        for i in range(len(LENGTHS))
     ]
+    return requests_of(
+        LENGTHS,
+        steerings,
+        n,
+        top_logprobs=min(MAX_TOP_LOGPROBS, n),
+        watch=tuple(range(0, n, -(-n // N_WATCHED))),
+    )
 
 
 def drawn_steering(
@@ -218,15 +201,15 @@ def drawn_steering(
         scale: The largest coefficient; the least is a quarter of it.
         seed: The seed of their draw.
     """
-    draw = Random(seed)
+    draw, layout = Random(seed), loaded.layout
     coefficients = {
         layer: scale
         * torch.tensor(
             [
                 draw.choice((-1, 1)) * draw.uniform(0.25, 1)
-                for _ in range(loaded.layout.layers[layer].n_heads)
+                for _ in range(layout.layers[layer].n_heads)
             ]
         )
-        for layer in sorted({*layers} & {*range(loaded.layout.n_layers)})
+        for layer in sorted({*layers} & {*range(layout.n_layers)})
     }
     return steering_by(coefficients, scale)

@@ -1,12 +1,12 @@
 """The check that heads are where the resolver found them: steering by 1 must double a head.
 
-A sum over heads does not show how z splits into them. The attention does: its probabilities, or its
-outputs, have a dimension for the heads, [rows, n_heads, ...], before anything is flattened. So a
-few rows with the same tokens run twice. The first time each row has its own head steered by 1,
-through the hooks that steer requests; the second time, without hooks, that head's probabilities are
-doubled inside the attention. Both must make the same difference, and not zero, to what the
-attention returns in every layer. They do not for heads read from the wrong columns, key-value heads
-taken for heads, a bias that is scaled along, or a projection that bypasses its hook.
+The attention shows how z splits into heads: its probabilities, or its outputs, have a dimension for
+them, [rows, n_heads, ...], before anything is flattened. So a few rows with the same tokens run
+twice. The first time each row has its own head steered by 1, through the hooks that steer requests;
+the second time, without hooks, that head's probabilities are doubled inside the attention. Both
+must make the same difference, and not zero, to what the attention returns in every layer. They do
+not for heads read from the wrong columns, key-value heads taken for heads, a bias that is scaled
+along, or a projection that bypasses its hook.
 
 TransformerLens, which finds z on its own, is a second opinion.
 """
@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from juice.checks.two_runs import largest
-from juice.errors import JuiceError, UnsupportedModelError, UsageError
+from juice.checks.two_runs import largest, refusing
+from juice.errors import UnsupportedModelError, UsageError
 from juice.model.layout import AttentionLayer, text_config
 from juice.model.loaded import LoadedModel
 from juice.model.steering_hooks import SteeringPlan, at_z, copy_rows, hooked, in_this_thread
@@ -38,12 +38,12 @@ READS = {"softmax", "scaled_dot_product_attention"}  # where PyTorch code has a 
 
 
 class _Doubling(TorchFunctionMode):
-    """Doubles checked head i in row i + 1 of an attention's probabilities or fused output."""
+    """Doubles the heads of a plan in an attention's probabilities or fused output."""
 
-    def __init__(self, name: str, n_rows: int) -> None:
+    def __init__(self, name: str, plan: SteeringPlan) -> None:
         self.layer: AttentionLayer | None = None
         self.seen: set[int] = set()
-        self._name, self._n_rows = name, n_rows
+        self._name, self._plan = name, plan
         super().__init__()
 
     def __torch_function__(
@@ -56,9 +56,9 @@ class _Doubling(TorchFunctionMode):
 
     def _doubled(self, read: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
         """Return a read, [rows, heads, ...] in any of its layouts, with each row's head doubled."""
-        by_head = read
+        steered, by_head = self._plan.coefficients[layer.index], read
         if read.dim() == 3:  # [rows * heads, tokens, ...]
-            by_head = read.view(self._n_rows, -1, *read.shape[1:])
+            by_head = read.view(len(steered), -1, *read.shape[1:])
         elif read.dim() == 5:  # [rows, KV heads, heads of each, tokens, ...]
             by_head = read.flatten(1, 2)
         if by_head.dim() != 4 or by_head.shape[1] != layer.n_heads:
@@ -67,10 +67,7 @@ class _Doubling(TorchFunctionMode):
                 f"{list(read.shape)}; expected [rows, {layer.n_heads} heads, tokens, ...]"
             )
         self.seen.add(layer.index)
-        doubled = by_head.clone()
-        for row, head in enumerate(heads_to_check(layer.n_heads, self._n_rows - 1), start=1):
-            doubled[row, head] *= 2
-        return doubled.view(read.shape)
+        return (by_head * (1 + steered).to(by_head)[..., None, None]).reshape(read.shape)
 
 
 @torch.inference_mode()
@@ -81,19 +78,19 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
     whose heads are elsewhere; JuiceError for lack of memory.
     """
     name, layers = type(loaded.model).__name__, loaded.layout.layers
-    rows = 1 + min(n_heads, loaded.layout.n_heads)
-    doubling, fired = _Doubling(name, rows), Counter[int]()
-    try:
-        steered, doubled = _both_outputs(loaded, rows, doubling, fired)
-    except UnsupportedModelError:
-        raise
-    except torch.OutOfMemoryError as error:
-        raise JuiceError(
-            f"there is not enough memory to check {name}; choose another --device or --device-map, "
-            "or a smaller --dtype"
-        ) from error
-    except Exception as error:  # whatever a model raises at inputs that it does not expect
-        raise UnsupportedModelError(f"{name}: its heads cannot be checked: {error!r}") from error
+    n_rows = 1 + min(n_heads, loaded.layout.n_heads)
+    ids = torch.arange(1, N_TOKENS + 1, device=loaded.device) % loaded.describe().vocabulary_size
+    ids = ids.repeat(n_rows, 1)  # [rows, tokens]
+    plan = _one_head_a_row(layers, n_rows, loaded.device)
+    doubling, fired = _Doubling(name, plan), Counter[int]()
+    with (
+        refusing(name, f"{name}: its heads cannot be checked"),
+        loaded.turn,
+        _plain_attention(loaded),
+        at_z(layers, lambda layer, _z: fired.update([layer.index])),
+    ):
+        steered = _attention_outputs(loaded, ids, loaded.hooks.steer(plan))
+        doubled = _attention_outputs(loaded, ids, _within(layers, doubling))
     differences: list[float] = []
     for layer, by_hook, by_attention in zip(layers, steered, doubled, strict=True):
         if fired[layer.index] != 2:
@@ -123,27 +120,6 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
     return max(differences)
 
 
-def _both_outputs(
-    loaded: LoadedModel, n_rows: int, doubling: _Doubling, fired: Counter[int]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the output of each layer's attention, float32 [rows, tokens, d_model].
-
-    First with a head a row steered by 1, then with it doubled; `fired` counts how often each
-    layer's projection runs.
-    """
-    ids = torch.arange(1, N_TOKENS + 1, device=loaded.device)[None].repeat(n_rows, 1)
-    ids %= loaded.describe().vocabulary_size  # [rows, tokens]
-    layers = loaded.layout.layers
-    plan = _one_head_a_row(layers, n_rows, loaded.device)
-
-    def count(layer: AttentionLayer, _z: torch.Tensor) -> None:
-        fired[layer.index] += 1
-
-    with loaded.turn, _plain_attention(loaded), at_z(layers, count):
-        steered = _attention_outputs(loaded, ids, loaded.hooks.steer(plan))
-        return steered, _attention_outputs(loaded, ids, _within(layers, doubling))
-
-
 def _relative_difference(by_hook: torch.Tensor, by_attention: torch.Tensor) -> float | None:
     """Return the largest difference of a row as a share of its head's effect; None without any.
 
@@ -165,12 +141,10 @@ def _largest_by_row(values: torch.Tensor) -> torch.Tensor:
 def heads_to_check(n_heads: int, n: int) -> list[int]:
     """Return n of a layer's heads, the first two and the last among them."""
     last = n_heads - 1
-    spread = [round(i * last / (n - 1)) for i in range(n)] if n > 1 else [last]
-    return (
-        [min(1, last) if n > 3 and i == 1 else head for i, head in enumerate(spread)]
-        if n < n_heads
-        else spread
-    )
+    heads = [round(i * last / (n - 1)) for i in range(n)] if n > 1 else [last]
+    if 3 < n < n_heads:
+        heads[1] = 1
+    return heads
 
 
 def _one_head_a_row(
@@ -180,10 +154,8 @@ def _one_head_a_row(
     rows = torch.arange(n_rows, device=device)
     coefficients = {}
     for layer in layers:
-        table = torch.zeros(n_rows, layer.n_heads, device=device)
-        for row, head in enumerate(heads_to_check(layer.n_heads, n_rows - 1), start=1):
-            table[row, head] = 1
-        coefficients[layer.index] = table
+        coefficients[layer.index] = torch.zeros(n_rows, layer.n_heads, device=device)
+        coefficients[layer.index][rows[1:], heads_to_check(layer.n_heads, n_rows - 1)] = 1
     return SteeringPlan(dict.fromkeys(coefficients, rows), coefficients)
 
 
@@ -201,14 +173,15 @@ def _attention_outputs(loaded: LoadedModel, ids: torch.Tensor, change: Any) -> l
     def leave(_module: nn.Module, _args: Any, output: Any) -> None:
         outputs.append((output[0] if isinstance(output, tuple | list) else output).float())
 
-    attentions = [layer.attention for layer in loaded.layout.layers]
-    with (
-        hooked(
-            a.register_forward_pre_hook(in_this_thread(enter), with_kwargs=True) for a in attentions
-        ),
-        hooked(a.register_forward_hook(in_this_thread(leave)) for a in attentions),
-        change,
-    ):
+    handles = (
+        handle
+        for layer in loaded.layout.layers
+        for handle in (
+            layer.attention.register_forward_pre_hook(in_this_thread(enter), with_kwargs=True),
+            layer.attention.register_forward_hook(in_this_thread(leave)),
+        )
+    )
+    with hooked(handles), change:
         loaded.run(input_ids=ids, use_cache=False)
     return outputs
 
@@ -218,18 +191,17 @@ def _within(layers: Sequence[AttentionLayer], doubling: _Doubling) -> Iterator[N
     """Double inside the attention modules only: a router of experts has a softmax too."""
 
     def inside(layer: AttentionLayer | None) -> Any:
-        return lambda *_: setattr(doubling, "layer", layer)
+        return in_this_thread(lambda *_: setattr(doubling, "layer", layer))
 
-    with (
-        hooked(
-            layer.attention.register_forward_pre_hook(in_this_thread(inside(layer)))
-            for layer in layers
-        ),
-        hooked(
-            layer.attention.register_forward_hook(in_this_thread(inside(None))) for layer in layers
-        ),
-        doubling,
-    ):
+    handles = (
+        handle
+        for layer in layers
+        for handle in (
+            layer.attention.register_forward_pre_hook(inside(layer)),
+            layer.attention.register_forward_hook(inside(None)),
+        )
+    )
+    with hooked(handles), doubling:
         yield
 
 

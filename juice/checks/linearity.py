@@ -1,4 +1,4 @@
-"""The check that projections are linear, a row at a time: each is run alone, in any class.
+"""The check that projections, each run alone, are linear a row at a time.
 
 A projection f must satisfy
 
@@ -16,14 +16,13 @@ covered are experts that are not modules of their own, and those that no token r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-
 import torch
 from torch import nn
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from juice.errors import JuiceError, UnsupportedModelError
+from juice.checks.two_runs import refusing
+from juice.errors import UnsupportedModelError
 from juice.model.layout import Layout, features
 from juice.model.loaded import uncompiled
 from juice.model.steering_hooks import hooked, in_this_thread
@@ -54,19 +53,15 @@ def why_not_linear(model: PreTrainedModel, layout: Layout, device: torch.device)
                 f"{type(model).__name__}: steering did not reach layers {missed}: their output "
                 "projections were bypassed"
             )
-        return next(
-            (
-                f"{names[module]} {reason}"
-                for module, like in seen.items()
-                if (reason := _why_not(module, like))
-            ),
-            None,
-        )
+        for module, like in seen.items():
+            if reason := _why_not(module, like):
+                return f"{names[module]} {reason}"
+    return None
 
 
 def _inputs(
     model: PreTrainedModel, projections: set[nn.Module], device: torch.device
-) -> Mapping[nn.Module, torch.Tensor]:
+) -> dict[nn.Module, torch.Tensor]:
     """Return the input of each projection in a forward, [..., width], for its device and dtype."""
     seen: dict[nn.Module, torch.Tensor] = {}
 
@@ -74,40 +69,22 @@ def _inputs(
         if len(args) == 1 and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
             seen[module] = args[0]
 
-    try:
-        with hooked(
-            module.register_forward_pre_hook(in_this_thread(keep)) for module in projections
-        ):
-            model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
-    except torch.OutOfMemoryError as error:
-        raise JuiceError(
-            "there is not enough memory for a forward of two tokens; choose another --device or a "
-            "smaller --dtype"
-        ) from error
-    except Exception as error:  # whatever a model raises
-        raise UnsupportedModelError(f"{type(model).__name__} cannot run: {error!r}") from error
+    ids, name = torch.zeros(1, 2, dtype=torch.int64, device=device), type(model).__name__
+    handles = (m.register_forward_pre_hook(in_this_thread(keep)) for m in projections)
+    with refusing(name, f"{name} cannot run"), hooked(handles):
+        model(input_ids=ids, use_cache=False)
     return seen
-
-
-@contextmanager
-def _without_bias(module: nn.Module) -> Iterator[None]:
-    """Set the bias to zero: the larger it is, the more the output is rounded."""
-    bias = module._parameters.get("bias")
-    if bias is None or bias.device.type == "meta":
-        yield
-        return
-    module._parameters["bias"] = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
-    try:
-        yield
-    finally:
-        module._parameters["bias"] = bias
 
 
 def _why_not(module: nn.Module, like: torch.Tensor) -> str | None:
     """Return the failure of a projection of inputs [..., width] to be linear; None without one."""
     rows, loud = _rows(like)
-    with _without_bias(module):
-        alone, beside = module(rows), module(torch.cat([rows, loud]))
+    # Without the bias: the larger it is, the more the output is rounded.
+    bias = module._parameters.get("bias")
+    changed = {} if bias is None or bias.is_meta else {"bias": torch.zeros_like(bias)}
+    alone, beside = (
+        functional_call(module, changed, (x,)) for x in (rows, torch.cat([rows, loud]))
+    )
     if not isinstance(alone, torch.Tensor) or len(alone) != len(rows):
         return None
     # A bias on "meta", fetched for each forward, is still there: allow for its rounding.

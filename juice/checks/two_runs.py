@@ -1,23 +1,21 @@
-"""The harness that asks whether an engine gives what the two runs define, for any engine.
+"""The harness that asks whether any engine gives what the two runs define.
 
 An engine runs a few requests, steered and not. Then each whole sequence runs once more by the
 definition, without cache or batch: in our own model, or in the processes that serve it. The
 log-probabilities must agree, to a small share of what steering changes in them or to rounding.
 Heads are scaled by more until the first is far above the second.
 
-The requests of the check at a load are in `juice.checks.at_load`; those for vLLM, and the two runs
-of its workers, in `juice.engine.vllm.check`.
-
 Deterministic mode is checked here too: a request gets the same bits alone and in a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,7 +24,7 @@ from juice.engine.contract import Engine, ModelDescription
 from juice.engine.request import Request
 from juice.engine.steer import Steering, SteeringReport, unsteered
 from juice.engine.vllm import check as vllm
-from juice.errors import UnsupportedModelError
+from juice.errors import JuiceError, UnsupportedModelError
 from juice.model.definition import two_runs
 from juice.model.loaded import LoadedModel
 from juice.model.masks import narrow_sliding_windows
@@ -47,6 +45,22 @@ def bound_of(model: ModelDescription) -> float:
     """
     bound = TOLERANCES.get(model.dtype, TOLERANCES["bfloat16"])
     return bound if model.quantization is None else max(bound, TOLERANCES["bfloat16"])
+
+
+@contextmanager
+def refusing(model: str, refusal: str) -> Iterator[None]:
+    """Raise UnsupportedModelError for whatever a model raises within, JuiceError without memory."""
+    try:
+        yield
+    except JuiceError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise JuiceError(
+            f"there is not enough memory to check {model}; choose another --device or "
+            "--device-map, or a smaller --dtype"
+        ) from error
+    except Exception as error:  # whatever a model raises at inputs that it does not expect
+        raise UnsupportedModelError(f"{refusal}: {error!r}") from error
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -83,7 +97,6 @@ def defined_by(loaded: LoadedModel, sliding_window: int | None = None) -> Defini
     def define(
         request: Request, new: Sequence[int], reads: Sequence[Read]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the reads of the clean and of the steered run, float32 [tokens of the read]."""
         tokens, steering = torch.tensor([*request.prompt_ids, *new]), request.steering
         first, end, switch = len(request.prompt_ids) - 1, len(tokens) - 1, loaded.rope_switch
         # Tokens up to a switch of positions were chosen from a shorter text, with other keys.
@@ -233,10 +246,10 @@ def agreement(
             compared(define, request, completion)
             for request, completion in zip(requests, run(requests), strict=True)
         ]
-        noise = rounding
-        if noise is None:
-            noise = largest(c.error for c in comparisons if not c.effect)
-        least = min((c.effect for c in comparisons if c.effect), default=0.0)
+        moved = [c for c in comparisons if c.effect]
+        still = [c for c in comparisons if not c.effect]
+        noise = largest(c.error for c in still) if rounding is None else rounding
+        least = min((c.effect for c in moved), default=0.0)
         if not any(request.steering.coefficients for request in requests):
             least = float("inf")  # an engine that steers no layer
         if least >= demands.far * noise or scale == demands.most_scale:
@@ -250,11 +263,11 @@ def agreement(
             "scaled changes a log-probability"
         )
     # Where rounding was measured apart, requests that are not steered must be within it, too.
-    judged = [c for c in comparisons if c.effect or rounding is not None]
+    judged = moved if rounding is None else comparisons
     share, bound = _worst_share(judged, demands, noise, least)
     return Agreement(
-        unsteered=largest(largest(c[:2]) for c in comparisons if not c.effect),
-        steered=largest([0.0, *(c.error for c in comparisons if c.effect)]),
+        unsteered=largest(largest(c[:2]) for c in still),
+        steered=largest([0.0, *(c.error for c in moved)]),
         share=share,
         bound=bound,
         least_effect=least,
@@ -307,7 +320,7 @@ def check_vllm(engine: VllmEngine) -> Agreement:
     return measured
 
 
-# The tokens of each prompt and of its answer; each second one is steered.
+# Each second one is steered.
 INVARIANCE_LENGTHS = ((12, 6), (3, 9), (33, 4), (5, 8), (1, 7), (18, 5), (2, 9), (7, 3))
 
 
@@ -321,17 +334,12 @@ def check_invariance(engine: Engine) -> None:
     requests = _invariance_requests(engine)
     alone = [engine.generate([request])[0] for request in requests]
     for single, batched in zip(alone, engine.generate(requests), strict=True):
-        if bits(single) != bits(batched):
+        if (single.token_ids, single.logprobs) != (batched.token_ids, batched.logprobs):
             raise UnsupportedModelError(
                 f"deterministic: {engine.description.identity.id} gets other numbers in a batch"
                 f" than alone on the engine {engine.name!r}; leave deterministic out, or choose the"
                 ' engine "own"'
             )
-
-
-def bits(completion: Completion) -> tuple[Sequence[int], Sequence[float | None]]:
-    """Return the bits that must be equal: the tokens, and their log-probabilities."""
-    return completion.token_ids, completion.logprobs
 
 
 def _invariance_requests(engine: Engine) -> list[Request]:
@@ -341,14 +349,27 @@ def _invariance_requests(engine: Engine) -> list[Request]:
     steered = {
         layer: torch.linspace(-1, 1, heads[layer]) for layer in sorted({*window[:1], *window[-1:]})
     }
+    by_turns = [unsteered(), steering_by(steered, 1.0) if steered else unsteered()]
+    steerings = by_turns * (len(INVARIANCE_LENGTHS) // 2)
+    return requests_of(INVARIANCE_LENGTHS, steerings, n_tokens)
+
+
+def requests_of(
+    lengths: Sequence[tuple[int, int]],
+    steerings: Iterable[Steering],
+    vocabulary_size: int,
+    **options: Any,
+) -> list[Request]:
+    """Return a request for each steering, of so many tokens of its prompt and of its answer."""
     return [
         Request.of(
-            prompt_ids=tuple((7 * j + 5 * i + 1) % n_tokens for j in range(length)),
+            prompt_ids=tuple((7 * j + 5 * i + 1) % vocabulary_size for j in range(length)),
             max_tokens=n_new,
             ignore_eos=True,
-            steering=steering_by(steered, 1.0) if i % 2 and steered else unsteered(),
+            steering=steering,
+            **options,
         )
-        for i, (length, n_new) in enumerate(INVARIANCE_LENGTHS)
+        for i, ((length, n_new), steering) in enumerate(zip(lengths, steerings, strict=True))
     ]
 
 
