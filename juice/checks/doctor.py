@@ -8,7 +8,7 @@ that needs the model a second time, and shares nothing with the engine but the f
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -209,36 +209,34 @@ def diagnose_served(
     checks = list[Check]()
     with progress("checking", len(steerings)) as advance:
         for name, steering in steerings.items():
-            checks.append(
-                _check(
-                    f"prompts of up to {lengths[-1]} tokens, {name}: difference from the two runs "
-                    "of transformers' model",
-                    _difference(engine, reference, prompts, steering),
-                    bound_of(reference.describe()),
-                    "nats",
-                )
+            what = (
+                f"prompts of up to {lengths[-1]} tokens, {name}: difference from the two runs of "
+                "transformers' model"
             )
+            checks.append(_against_two_runs(what, engine, reference, prompts, steering))
             advance(1)
     facts = {**_facts_of(engine), "engine": engine.name, **engine.details}
     return _diagnosis(engine, head_sets, facts, checks, None)
 
 
-def _difference(
+def _against_two_runs(
+    name: str,
     engine: Engine,
     reference: LoadedModel,
     prompts: Sequence[tuple[int, ...]],
     steering: Steering,
-) -> float:
-    """Return the largest difference of a chosen token from the two runs of a model, in nats."""
+) -> Check:
+    """Check the largest difference of a chosen token from the two runs of a model."""
     requests = [
         Request.of(prompt_ids=ids, max_tokens=N_TOKENS, ignore_eos=True, steering=steering)
         for ids in prompts
     ]
     define = defined_by(reference)
-    return largest(
+    difference = largest(
         compared(define, request, completion).difference
         for request, completion in zip(requests, engine.generate(requests), strict=True)
     )
+    return _check(name, difference, bound_of(reference.describe()), "nats")
 
 
 def diagnose(
@@ -267,9 +265,10 @@ def diagnose(
     """
     engine.require(Capability.ACTIVATIONS)
     model = _Patient(cast("BatchingEngine", engine), head_sets)
-    # Once TransformerLens has taken the model apart, nothing can be asked of it.
-    facts, kinds = model.facts, model.kinds(deep=deep)
-    reason = None
+    facts, reason = model.facts(), None
+    kinds = {"heads": model.heads, "engine": model.batches, "prompt": model.prompt}
+    if deep:  # at last TransformerLens takes the model apart, and nothing can be asked of it
+        kinds |= {"long prompts": model.long_prompts, "TransformerLens": model.lens}
     if not model.loaded.exact:
         reason = (
             "its activations are quantised: steering is approximate, and every answer reports "
@@ -293,25 +292,22 @@ def diagnose(
     return _diagnosis(engine, head_sets, facts, checks, reason)
 
 
-@dataclass(frozen=True)
 class _Patient:
-    """Our engine with its model, to be checked, and the head sets that fit it."""
+    """Our engine with its model, to be checked: by the first head set, or heads of both ends."""
 
-    engine: BatchingEngine
-    head_sets: HeadSetLibrary
+    def __init__(self, engine: BatchingEngine, head_sets: HeadSetLibrary) -> None:
+        self.engine, self.loaded = engine, engine.loaded
+        pattern, sets = self.loaded.mask_pattern, sorted(head_sets.by_name.items())
+        windows = pattern.sliding_windows.values() if pattern else ()
+        self.sliding_windows = [width for width in windows if width]
+        self.words = PromptForm(self.loaded.tokenizer).tokens(PROMPT)
+        ends = (0, self.loaded.layout.n_layers - 1)
+        self.steering = (
+            as_if_tuned(sets[0][1]) if sets else drawn_steering(self.loaded, ends, 2.0, seed=0)
+        )
 
-    @property
-    def loaded(self) -> LoadedModel:
-        return self.engine.loaded
-
-    @property
-    def sliding_windows(self) -> list[int]:
-        pattern = self.loaded.mask_pattern
-        return [width for width in pattern.sliding_windows.values() if width] if pattern else []
-
-    @property
     def facts(self) -> dict[str, Any]:
-        """The facts about the model, beside those that are known about any."""
+        """Return the facts about the model, beside those that are known about any."""
         loaded, engine = self.loaded, self.engine
         return {
             **_facts_of(engine),
@@ -327,18 +323,12 @@ class _Patient:
             "own_masks": engine.mode.own_masks,
         }
 
-    def kinds(self, *, deep: bool) -> dict[str, Callable[[], list[Check]]]:
-        """Return the checks to run, by name."""
-        quick = {"heads": self._heads, "engine": self._batches, "prompt": self._prompt}
-        slow = {"long prompts": self._long_prompts, "TransformerLens": self._lens}
-        return {**quick, **(slow if deep else {})}
-
-    def _heads(self) -> list[Check]:
+    def heads(self) -> list[Check]:
         difference = check_heads(self.loaded, self.loaded.layout.n_heads)
         name = "each head of each layer: steering by 1 against doubling in the attention"
         return [_check(name, difference, HEADS_TOLERANCE, "of its effect")]
 
-    def _batches(self) -> list[Check]:
+    def batches(self) -> list[Check]:
         name = (
             "short prompts in one batch, prefilled in chunks, any sliding window set to 3: "
             "difference from the two runs"
@@ -346,28 +336,12 @@ class _Patient:
         measured = verify(self.loaded, self.engine.mode)
         return [_check(name, measured.share, measured.bound, "of what steering changes")]
 
-    def _prompt(self) -> list[Check]:
-        return [self._steered("a steered prompt through the engine", self._tokenize(PROMPT))]
+    def prompt(self) -> list[Check]:
+        return [self._steered("a steered prompt through the engine", self.words)]
 
-    def _long_prompts(self) -> list[Check]:
-        words = self._tokenize(PROMPT)
-        return [
-            self._steered(
-                f"a prompt of {n} tokens and {N_TOKENS} new ones",
-                (words * (n // len(words) + 1))[:n],
-            )
-            for n in self._long_lengths()
-        ]
-
-    def _long_lengths(self) -> list[int]:
-        """Return the lengths of the long prompts.
-
-        One exceeds the sliding windows; the new tokens of another cross a switch of positions.
-        """
-        widths, switch = self.sliding_windows, self.loaded.rope_switch
-        wanted = {max([512, *(width + N_TOKENS for width in widths)])} | (
-            {switch - N_TOKENS // 2} if switch else set()
-        )
+    def long_prompts(self) -> list[Check]:
+        """Check a prompt beyond the sliding windows, and one whose answer crosses a switch."""
+        widths, switch, words = self.sliding_windows, self.loaded.rope_switch, self.words
         most = (self.engine.limits.max_model_len or MAX_LONG_PROMPT) - N_TOKENS
         limit = min(MAX_LONG_PROMPT, most)
         if widths and limit < max(widths):
@@ -376,28 +350,26 @@ class _Patient:
                 f"check have at most {limit}",
                 stacklevel=2,
             )
-        return sorted({min(n, limit) for n in wanted})
+        wanted = [max([512, *(width + N_TOKENS for width in widths)])]
+        if switch:
+            wanted.append(switch - N_TOKENS // 2)
+        return [
+            self._steered(
+                f"a prompt of {n} tokens and {N_TOKENS} new ones",
+                (words * (n // len(words) + 1))[:n],
+            )
+            for n in sorted({min(n, limit) for n in wanted})
+        ]
 
-    def _lens(self) -> list[Check]:
-        name, loaded = "z of every layer: difference from TransformerLens' hook_z", self.loaded
-        ids = torch.tensor([self._tokenize(PROMPT)], device=loaded.device)  # [1, tokens]
-        difference = lens_difference(loaded, ids)
+    def lens(self) -> list[Check]:
+        name = "z of every layer: difference from TransformerLens' hook_z"
+        ids = torch.tensor([self.words], device=self.loaded.device)  # [1, tokens]
+        difference = lens_difference(self.loaded, ids)
         if difference is None:
             return []
-        bound = LENS_TOLERANCES.get(loaded.dtype, 0.1)
+        bound = LENS_TOLERANCES.get(self.loaded.dtype, 0.1)
         return [replace(_check(name, difference, bound, "of its size"), decisive=False)]
 
-    def _tokenize(self, text: str) -> tuple[int, ...]:
-        return PromptForm(self.loaded.tokenizer).tokens(text)
-
     def _steered(self, name: str, ids: tuple[int, ...]) -> Check:
-        """Check a request that is steered by the first head set, or by heads of both ends."""
-        first_set = next((head_set for _, head_set in sorted(self.head_sets.by_name.items())), None)
-        steering = (
-            as_if_tuned(first_set)
-            if first_set
-            else drawn_steering(self.loaded, (0, self.loaded.layout.n_layers - 1), 2.0, seed=0)
-        )
-        difference = _difference(self.engine, self.loaded, [ids], steering)
-        bound = bound_of(self.loaded.describe())
-        return _check(f"{name}: difference from the two runs", difference, bound, "nats")
+        what = f"{name}: difference from the two runs"
+        return _against_two_runs(what, self.engine, self.loaded, [ids], self.steering)
