@@ -19,7 +19,6 @@ from juice.formula import STEER_TARGETS, SteerTarget
 if TYPE_CHECKING:
     from juice.steered_model import SteeredModel
 
-TARGETS_COMPARED: tuple[SteerTarget, ...] = ("parametric", "none", "context")
 COMMANDS = {
     "/steer": "context, parametric or none: what wins from now on",
     "/dial": "a number: the strength; 1 is as tuned",
@@ -46,7 +45,8 @@ def run(
     loaded = options.load(model, loading, head_sets, running)
     if loaded.own_chat_template is None:
         raise UsageError(f"{model} has no chat template; use juice generate")
-    chat = _Chat(loaded.with_chat_template("default"), sampling.model_dump(), max_tokens)
+    given = {**sampling.model_dump(), "max_tokens": max_tokens}
+    chat = _Chat(loaded.with_chat_template("default"), given)
     chat.turn(steer)
     chat.dial(str(strength))
     console.note(f"juice: {loaded.id}; /help lists the commands")
@@ -80,8 +80,8 @@ def _lines(chat: _Chat) -> Iterator[str]:
 class _Chat:
     """The turns so far, and how the next answer is steered."""
 
-    def __init__(self, model: SteeredModel, sampling: dict[str, Any], max_tokens: int) -> None:
-        self._model, self._sampling, self._max_tokens = model, sampling, max_tokens
+    def __init__(self, model: SteeredModel, options: dict[str, Any]) -> None:
+        self._model, self._options = model, options
         self._steer: SteerTarget = "none"
         self._strength = 1.0
         self._context = ""
@@ -98,20 +98,24 @@ class _Chat:
     def take(self, line: str) -> None:
         """Do what a line asks for, or answer it. Raises JuiceError."""
         name, _, rest = line.partition(" ")
-        does = {
-            "/steer": self.turn,
-            "/dial": self.dial,
-            "/context": self._give,
-            "/compare": self._compare,
-            "/forget": self._forget,
-            "/help": self._help,
-        }
-        if name in does:
-            does[name](rest.strip())
-        elif name.startswith("/"):
-            raise UsageError(f"{name} is no command; expected {', '.join(COMMANDS)}")
-        else:
-            self._answer(line)
+        match name:
+            case "/steer":
+                self.turn(rest.strip())
+            case "/dial":
+                self.dial(rest.strip())
+            case "/context":
+                self._context = rest.strip()
+            case "/compare":
+                self._compare()
+            case "/forget":
+                self._turns = []
+            case "/help":
+                for command, text in COMMANDS.items():
+                    console.note(f"{command:10}{text}")
+            case _ if name.startswith("/"):
+                raise UsageError(f"{name} is no command; expected {', '.join(COMMANDS)}")
+            case _:
+                self._answer(line)
 
     def turn(self, target: str) -> None:
         """Steer toward a target from now on."""
@@ -130,40 +134,26 @@ class _Chat:
         self._how(self._steer, value)
         self._strength = value
 
-    def _give(self, context: str) -> None:
-        self._context = context
-
-    def _forget(self, _rest: str) -> None:
-        self._turns = []
-
-    def _help(self, _rest: str) -> None:
-        for name, text in COMMANDS.items():
-            console.note(f"{name:10}{text}")
-
     def _answer(self, words: str) -> None:
         from juice.steered_model import join_context
 
         said = join_context(self._context, words) if self._context else words
         turns = [*self._turns, {"role": "user", "content": said}]
         pieces = []
-        for piece in self._model.stream(
-            self._ids(turns),
-            steer=self._how(self._steer, self._strength),
-            max_tokens=self._max_tokens,
-            **self._sampling,
-        ):
+        steer = self._how(self._steer, self._strength)
+        for piece in self._model.stream(self._ids(turns), steer=steer, **self._options):
             pieces.append(piece)
             typer.echo(piece, nl=False)
         typer.echo()
         self._words = words
         self._turns = [*turns, {"role": "assistant", "content": "".join(pieces)}]
 
-    def _compare(self, _rest: str) -> None:
+    def _compare(self) -> None:
         if not self._turns:
             raise RequestError("there is no answer yet; say something first")
         turns = self._turns[:-1]
         steers = []
-        for target in TARGETS_COMPARED:
+        for target in console.TITLES:
             try:
                 steers.append(self._how(target, self._strength))
             except JuiceError as error:
@@ -172,19 +162,13 @@ class _Chat:
         completions = self._model.generate(
             [whole] * len(steers),
             steer=steers,
-            max_tokens=self._max_tokens,
             top_logprobs=console.N_CANDIDATES,
-            **self._sampling,
+            **self._options,
         )
-        if not console.is_terminal():
-            for answer in completions:
-                console.answer(f"{answer.steering.target:11}{answer.text.strip()}")
-            return
-        origins = None
+        alone = None
         if self._words != turns[-1]["content"]:  # a context went before the last words
             alone = self._ids([*turns[:-1], {"role": "user", "content": self._words}])
-            origins = console.origins_in(self._model, completions, whole, alone)
-        console.show_three(completions, origins, self._model.description.tokenizer)
+        console.show_three(self._model, completions, whole, alone)
 
     def _how(self, target: SteerTarget, strength: float) -> Any:
         from juice.engine.steer import Steer

@@ -12,7 +12,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 from rich.console import Console, Group
@@ -51,7 +51,7 @@ def answer_fact(label: str, value: str) -> None:
 
 def answer_json(document: Any) -> None:
     """Print one JSON document to standard output."""
-    typer.echo(json.dumps(document, ensure_ascii=False))
+    answer(json.dumps(document, ensure_ascii=False))
 
 
 def answer_either(text: str, document: Any, *, as_json: bool) -> None:
@@ -123,10 +123,7 @@ def progress(description: str, total: int) -> Iterator[Advance]:
 
 
 class _Lines:
-    """Progress for logs: a line every LINE_S seconds, so short work has none.
-
-    Pieces that follow one another share the time: long work made of many short ones has lines too.
-    """
+    """Progress for logs: a line every LINE_S seconds, over pieces that follow one another."""
 
     said = moved = float("-inf")
 
@@ -159,28 +156,30 @@ PARTS = "┃"  # before the token in which memory and context part
 N_CANDIDATES, BAR = 3, 6
 
 
-class Piece(NamedTuple):
-    """Text that one token, or the tokens of one character, add: those from `first` to `last`."""
-
-    text: str
-    first: int
-    last: int
-
-
 def show_three(
+    model: SteeredModel,
     completions: Sequence[Completion],
-    origins: Sequence[Sequence[Origin]] | None,
-    tokenizer: Any,
+    whole: Sequence[int],
+    alone: Sequence[int] | None,
 ) -> None:
-    """Print answers to one prompt, that toward memory first, and their verdict in a sentence.
+    """Print answers to one prompt: a line each, or on a terminal side by side, with a verdict.
+
+    On a terminal the answers are read once more, unsteered, for the origin of each token.
 
     Args:
+        model: The model.
         completions: The answers, with the candidates for their first tokens.
-        origins: The origin of each token; None, without a context: tokens have no colour.
-        tokenizer: Spells the candidates.
+        whole: The tokens of the prompt with its context.
+        alone: Those of the prompt without it; None, without a context: tokens have no colour.
     """
+    if not is_terminal():
+        for one in completions:
+            answer(f"{one.steering.target:11}{one.text.strip()}")
+        return
     found = {one.steering.target: one for one in completions}
-    by_target = dict(zip(found, origins, strict=True)) if origins is not None else {}
+    origins: dict[SteerTarget, list[Origin]] = {}
+    if alone is not None:
+        origins = dict(zip(found, _origins(model, completions, whole, alone), strict=True))
     parting = _parting(found)
     table = Table(expand=True)
     cells = []
@@ -188,24 +187,22 @@ def show_three(
         if target in found:
             table.add_column(title, header_style=f"bold {COLOURS[target]}", ratio=1)
             marked = None if target == "none" else parting
-            answer = _shown_answer(found[target], by_target.get(target), marked)
-            cells.append(Group(answer, "", _candidates(found[target], tokenizer)))
+            shown = _shown_answer(found[target], origins.get(target), marked)
+            first = _candidates(found[target], model.description.tokenizer)
+            cells.append(Group(shown, "", first))
     table.add_row(*cells)
     console = Console(highlight=False)
     console.print(table)
     console.print(_verdict(found))
-    console.print(
-        _legend_of_origins(has_origins=origins is not None, has_parting=parting is not None)
-    )
+    console.print(_legend(has_origins=alone is not None, has_parting=parting is not None))
 
 
-def origins_in(
+def _origins(
     model: SteeredModel,
     completions: Sequence[Completion],
     whole: Sequence[int],
     alone: Sequence[int],
 ) -> list[list[Origin]]:
-    """Read the answers once more, unsteered, after the tokens with the context and without it."""
     from juice.origins import origin_requests, origins_of
 
     answers = [one.token_ids for one in completions]
@@ -213,27 +210,20 @@ def origins_in(
     return origins_of(model.engine.generate(requests), answers)
 
 
-def pieces_of(completion: Completion) -> list[Piece]:
-    """Return an answer's text in pieces of whole characters, each with its tokens."""
-    pieces: list[Piece] = []
-    first = 0
-    for i, token in enumerate(completion.tokens):
-        if token.text:
-            pieces.append(Piece(token.text, first, i))
-            first = i + 1
-    return pieces
-
-
 def _shown_answer(
     completion: Completion, origins: Sequence[Origin] | None, parting: int | None
 ) -> Text:
-    text = Text()
-    for words, first, last in pieces_of(completion):
+    """Return an answer in whole characters, each coloured by the tokens that complete it."""
+    text, first = Text(), 0
+    for last, token in enumerate(completion.tokens):
+        if not token.text:
+            continue
         gain = sum(origin.gain for origin in origins[first : last + 1]) if origins else 0.0
         style = FROM_CONTEXT if gain > THRESHOLD else FROM_MEMORY if gain < -THRESHOLD else ""
         if parting is not None and first <= parting <= last:
             text.append(PARTS, "red")
-        text.append(words, style)
+        text.append(token.text, style)
+        first = last + 1
     return text
 
 
@@ -270,7 +260,7 @@ def _verdict(found: dict[SteerTarget, Completion]) -> str:
     return "Unsteered, this model says something other than either."
 
 
-def _legend_of_origins(*, has_origins: bool, has_parting: bool) -> Text:
+def _legend(*, has_origins: bool, has_parting: bool) -> Text:
     legend = Text()
     if has_origins:
         legend.append("likelier with the context", FROM_CONTEXT).append("  ")

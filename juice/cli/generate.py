@@ -88,33 +88,27 @@ def run(
     steer = Steer(target=steering.steer, head_set=head_set, **given)
     completion = loaded.generate(prompt, steer=steer, **answering.model_dump())[0]
     _note_warnings([completion])
-    if json:
-        console.answer_json(completion.to_dict())
-    else:
-        console.answer(completion.text)
+    console.answer_either(completion.text, completion.to_dict(), as_json=json)
 
 
 def _compare(
     model: SteeredModel, prompt: str, steering: SteerFlags, answering: AnswerFlags, *, as_json: bool
 ) -> None:
-    """Show the answers without steering, toward the context and toward memory."""
     from juice.steered_model import join_context
 
     steers = _compared(model, steering)
     fields: dict[str, Any] = answering.model_dump()
-    on_terminal = console.is_terminal() and not as_json
-    if on_terminal:
-        fields["top_logprobs"] = console.N_CANDIDATES
-    completions = model.generate([prompt] * len(steers), steer=steers, **fields)
+    completions = model.generate(
+        [prompt] * len(steers), steer=steers, top_logprobs=console.N_CANDIDATES, **fields
+    )
     _note_warnings(completions)
-    if not on_terminal:
-        _show_all(completions, as_json=as_json)
+    if as_json:
+        console.answer_json({one.steering.target: one.to_dict() for one in completions})
         return
-    origins = None
+    whole, alone = prompt, None
     if answering.context is not None:
-        whole = model.tokenize(join_context(answering.context, prompt))
-        origins = console.origins_in(model, completions, whole, model.tokenize(prompt))
-    console.show_three(completions, origins, model.description.tokenizer)
+        whole, alone = join_context(answering.context, prompt), model.tokenize(prompt)
+    console.show_three(model, completions, model.tokenize(whole), alone)
 
 
 def _compared(model: SteeredModel, steering: SteerFlags) -> list[SteerTarget | Steer]:
@@ -123,14 +117,13 @@ def _compared(model: SteeredModel, steering: SteerFlags) -> list[SteerTarget | S
 
     method, compared = steering.method, {"strength", "method"}
     given = steering.model_dump(exclude=compared)
-    if given != SteerFlags().model_dump(exclude=compared) or not (
-        method is None or scales_heads(method)
+    if (method is not None and not scales_heads(method)) or (
+        given != SteerFlags().model_dump(exclude=compared)
     ):
         raise UsageError(
             "--compare shows no steering, context and parametric side by side; "
             "drop --steer, --head-set, the betas, --gate, --positions and --method cad or adacad"
         )
-    assert method is None or scales_heads(method)
     of_method = f" for {method}" if method else ""
     served, named = model.head_sets.targets(method), model.head_sets.by_name
     if not served:
@@ -138,7 +131,7 @@ def _compared(model: SteeredModel, steering: SteerFlags) -> list[SteerTarget | S
             f"nothing to compare: no head set in {model.head_sets.folder} fits {model.id} "
             f"and has betas{of_method}; see `juice identify` and `juice tune`"
         )
-    steers: list[SteerTarget | Steer] = [Steer(target="none")]
+    steers: list[SteerTarget | Steer] = ["none"]
     for target in TARGETS:
         if target in served:
             steers.append(Steer(target=target, strength=steering.strength, method=method))
@@ -159,11 +152,3 @@ def _note_warnings(completions: list[Completion]) -> None:
             )
         for warning in completion.steering.warnings:
             console.note(f"juice: warning: {warning}")
-
-
-def _show_all(completions: list[Completion], *, as_json: bool) -> None:
-    if as_json:
-        console.answer_json({c.steering.target: c.to_dict() for c in completions})
-        return
-    for completion in completions:
-        console.answer(f"{completion.steering.target:11}{completion.text.strip()}")
