@@ -49,13 +49,10 @@ class _Doubling(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if self.layer is None or getattr(func, "__name__", "") not in READS:
-            return result
-        return self._doubled(result, self.layer)
-
-    def _doubled(self, read: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
-        """Return a read, [rows, heads, ...] in any of its layouts, with each row's head doubled."""
+        read = func(*args, **(kwargs or {}))  # [rows, heads, ...] in any of its layouts
+        layer = self.layer
+        if layer is None or getattr(func, "__name__", "") not in READS:
+            return read
         steered, by_head = self._plan.coefficients[layer.index], read
         if read.dim() == 3:  # [rows * heads, tokens, ...]
             by_head = read.view(len(steered), -1, *read.shape[1:])

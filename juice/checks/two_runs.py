@@ -143,11 +143,9 @@ def compared(define: Definition, request: Request, completion: Completion) -> Co
         request: The request; the log-probabilities that it watches are compared too.
         completion: Its completion by an engine, with any alternatives to its tokens.
     """
-    reads: list[Read] = []
-    given: list[torch.Tensor] = []
-    for i, token in enumerate(completion.tokens):
-        reads.append((i, [token.id, *(other for other, _ in token.top)]))
-        given.append(torch.tensor([token.logprob, *(logprob for _, logprob in token.top)]))
+    scored = [((token.id, token.logprob), *token.top) for token in completion.tokens]
+    reads = [(i, [id_ for id_, _ in pairs]) for i, pairs in enumerate(scored)]
+    given = [torch.tensor([logprob for _, logprob in pairs]) for pairs in scored]
     n_chosen = len(reads)
     if request.options.watch:
         reads.append((0, request.options.watch))
@@ -331,27 +329,23 @@ def check_invariance(engine: Engine) -> None:
     leave. Tokens and log-probabilities must be equal, not close. It shows that an engine's claim is
     false, never that it is true: kernels may differ at lengths that were not tried.
     """
-    requests = _invariance_requests(engine)
+    model, heads = engine.description, engine.description.heads_per_layer
+    ends = {0: torch.ones(heads[0]), len(heads) - 1: torch.ones(heads[-1])}
+    window = engine.companion_layers(steering_by(ends, 1.0))
+    scales = {
+        layer: torch.linspace(-1, 1, heads[layer]) for layer in sorted({*window[:1], *window[-1:]})
+    }
+    by_turns = [unsteered(), steering_by(scales, 1.0) if scales else unsteered()]
+    steerings = by_turns * (len(INVARIANCE_LENGTHS) // 2)
+    requests = requests_of(INVARIANCE_LENGTHS, steerings, model.vocabulary_size)
     alone = [engine.generate([request])[0] for request in requests]
     for single, batched in zip(alone, engine.generate(requests), strict=True):
         if (single.token_ids, single.logprobs) != (batched.token_ids, batched.logprobs):
             raise UnsupportedModelError(
-                f"deterministic: {engine.description.identity.id} gets other numbers in a batch"
-                f" than alone on the engine {engine.name!r}; leave deterministic out, or choose the"
-                ' engine "own"'
+                f"deterministic: {model.identity.id} gets other numbers in a batch than alone on "
+                f"the engine {engine.name!r}; leave deterministic out, or choose the engine "
+                '"own"'
             )
-
-
-def _invariance_requests(engine: Engine) -> list[Request]:
-    n_tokens, heads = engine.description.vocabulary_size, engine.description.heads_per_layer
-    ends = {0: torch.ones(heads[0]), len(heads) - 1: torch.ones(heads[-1])}
-    window = engine.companion_layers(steering_by(ends, 1.0))
-    steered = {
-        layer: torch.linspace(-1, 1, heads[layer]) for layer in sorted({*window[:1], *window[-1:]})
-    }
-    by_turns = [unsteered(), steering_by(steered, 1.0) if steered else unsteered()]
-    steerings = by_turns * (len(INVARIANCE_LENGTHS) // 2)
-    return requests_of(INVARIANCE_LENGTHS, steerings, n_tokens)
 
 
 def requests_of(

@@ -41,10 +41,9 @@ def answer(text: str) -> None:
 
 def answer_fact(label: str, value: str) -> None:
     """Print a name and a value; on a terminal, a long value wraps at words beside its name."""
-    if not is_terminal():
-        answer(f"{label:{LABEL}}{value}")
-        return
-    lines = textwrap.wrap(value, max(20, Console().width - LABEL), break_long_words=False) or [""]
+    screen, lines = answering(), [value]
+    if screen.is_terminal:
+        lines = textwrap.wrap(value, max(20, screen.width - LABEL), break_long_words=False) or [""]
     for i, line in enumerate(lines):
         answer(f"{'' if i else label:{LABEL}}{line}")
 
@@ -62,9 +61,9 @@ def answer_either(text: str, document: Any, *, as_json: bool) -> None:
         answer(text)
 
 
-def is_terminal() -> bool:
-    """Return whether the answer goes to a terminal, which shows colours."""
-    return Console().is_terminal
+def answering() -> Console:
+    """Return standard output as Rich prints to it; a terminal shows colours."""
+    return Console(highlight=False)
 
 
 def log_instead(log: logging.Logger) -> None:
@@ -172,7 +171,8 @@ def show_three(
         whole: The tokens of the prompt with its context.
         alone: Those of the prompt without it; None, without a context: tokens have no colour.
     """
-    if not is_terminal():
+    screen = answering()
+    if not screen.is_terminal:
         for one in completions:
             answer(f"{one.steering.target:11}{one.text.strip()}")
         return
@@ -191,10 +191,9 @@ def show_three(
             first = _candidates(found[target], model.description.tokenizer)
             cells.append(Group(shown, "", first))
     table.add_row(*cells)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(_verdict(found))
-    console.print(_legend(has_origins=alone is not None, has_parting=parting is not None))
+    screen.print(table)
+    screen.print(_verdict(found))
+    screen.print(_legend(has_origins=alone is not None, has_parting=parting is not None))
 
 
 def _origins(

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from juice.evaluation.results import Store
     from juice.steered_model import SteeredModel
 
-# Options that checkpoints are not loaded with.
-WHOLE = (
-    "device_map",
-    "offload_folder",
-    "quantization",
-    "allow_approximate",
-    "allow_unverified",
-    "revision",
-    "attn_implementation",
-)
-
 
 class Asked(Options):
     """The flags that are files, names in a list, or how often: what Python gives as objects."""
@@ -148,7 +137,8 @@ def _measure_checkpoints(
 ) -> Store:
     if asked.seeds > 1:
         raise UsageError("--checkpoints measures nothing that a seed finds; leave --seeds out")
-    if ignored := loading.changed(*WHOLE):
+    others = [name for name in LoadOptions.model_fields if name not in ("device", "dtype")]
+    if ignored := loading.changed(*others):
         named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
         raise UsageError(f"--checkpoints are folders, measured whole on one device; drop {named}")
     from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints

@@ -35,9 +35,7 @@ def pull(
     repo_id: Annotated[
         str, typer.Argument(help="A hub repository, or a folder, that holds a head set.")
     ],
-    out: Annotated[
-        Path, typer.Option(help="Folder of head sets; the set goes to `OUT/<model>/<name>`.")
-    ] = Path("head_sets"),
+    out: options.OutFolder = Path("head_sets"),
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of the repository.")
     ] = None,

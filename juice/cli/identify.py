@@ -31,9 +31,7 @@ def run(
         typer.Option(help="Examples to tune the betas on; else 40 of those not drawn."),
     ] = None,
     chat_template: options.ChatTemplate = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder of head sets; the set is saved to `OUT/<model>/<name>`.")
-    ] = Path("head_sets"),
+    out: options.OutFolder = Path("head_sets"),
     html: options.Html = None,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a set, and save one whose gain is uncertain.")
@@ -46,10 +44,9 @@ def run(
     from juice.head_set.storage import check_writable
     from juice.identification.find import check_name, find
 
-    for name in how.names.values():
-        check_name(name)
     folders = {name: out / slug(model) / name for name in how.names.values()}
-    for folder in folders.values():
+    for name, folder in folders.items():
+        check_name(name)
         check_writable(folder, overwrite=force)
     if html is not None:
         check_page(html, overwrite=force)
@@ -69,7 +66,8 @@ def run(
     if found.unfinished.n_found:
         console.note(f"juice: {found.unfinished.n_found} results came from an interrupted run")
     sets = list(found.head_sets.values())
-    weak = [] if force else [one.name for one in sets if _is_weak(one)]
+    measured = {one.name: one.validation() for one in sets}
+    weak = [name for name, effect in measured.items() if effect and effect.is_weak and not force]
     saved = [one for one in sets if one.name not in weak]
     for head_set in saved:
         head_set.save(folders[head_set.name], overwrite=force)
@@ -84,11 +82,6 @@ def run(
             f"{' and '.join(weak)}: not saved, because the gain is not certainly "
             "above zero; give more examples or another --seed, or save it all the same with --force"
         )
-
-
-def _is_weak(head_set: HeadSet) -> bool:
-    measured = head_set.validation()
-    return measured is not None and measured.is_weak
 
 
 def _report(sets: list[HeadSet], folders: dict[str, Path], *, as_json: bool) -> None:

@@ -1,18 +1,13 @@
-"""`juice inspect`: a head set for people.
-
-Its facts are lines; the scores of its heads are a picture, layers by heads with the chosen ones
-marked, in the terminal or a file; all of it can be a page.
-"""
+"""`juice inspect`: a head set for people, as lines and pictures in the terminal, or as a page."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from juice.cli import console, options
@@ -29,63 +24,55 @@ if TYPE_CHECKING:
 SHADES = " ░▒▓█"
 CELL = 3  # a mark, a shade, a mark
 WINNERS: dict[Target, str] = {"context": "the context", "parametric": "memory"}
-COLOURS: dict[Target, str] = {"context": "cyan", "parametric": "yellow"}
 BESIDE = "│"  # at the layers in which the clean run goes along
 
 
 def show(scores: HeadScores, head_set: HeadSet) -> None:
     """Print the scores, the mean over conflict types, with the meaning of signs and colours."""
-    console = Console(highlight=False)
+    screen = console.answering()
     plus, minus = scores.plus.mean(0), scores.minus.mean(0)  # (n_layers, n_heads) each
-    signs = (
-        ("+ heads", plus, head_set.heads.plus, "[]"),
-        ("- heads", minus, head_set.heads.minus, "()"),
-    )
-    maps = [
-        (name, table, {(head.layer, head.index): mark for head in chosen})
-        for name, table, chosen, mark in signs
-    ]
+    added = dict.fromkeys(head_set.heads.plus, "[]")
+    taken = dict.fromkeys(head_set.heads.minus, "()")
+    maps = [("+ heads", plus, added), ("- heads", minus, taken)]
     if bool((plus + minus).abs().max() < 1e-6):  # they say the same of both signs
-        maps = [("all heads", plus, maps[0][2] | maps[1][2])]
+        maps = [("all heads", plus, added | taken)]
     n_heads = plus.shape[1]
-    if CELL * n_heads + 10 > max(80, console.width):
-        console.print(f"{n_heads} heads a layer are too wide for this terminal; draw them: --plot")
+    if CELL * n_heads + 10 > max(80, screen.width):
+        screen.print(f"{n_heads} heads a layer are too wide for this terminal; draw them: --plot")
         return
     beside = window(head_set)
     for name, table, marks in maps:
-        console.print(f"\n{name}: layers by heads, from blank to █ {float(table.abs().max()):.3g}")
+        screen.print(f"\n{name}: layers by heads, from blank to █ {float(table.abs().max()):.3g}")
         for layer, line in enumerate(_rows(table, marks, head_set.target)):
             row = Text().append(f"{layer:9}", "dim")
             row.append(BESIDE if layer in beside else " ", "red").append_text(line)
-            console.print(row, soft_wrap=True)
+            screen.print(row, soft_wrap=True)
         numbers = "".join(f"{head:^{CELL}}" for head in range(n_heads))
-        console.print(Text(f"{'':10}{numbers}", "dim"), soft_wrap=True)
-    console.print(_legend(head_set, beside))
+        screen.print(Text(f"{'':10}{numbers}", "dim"), soft_wrap=True)
+    screen.print(_legend(head_set, beside))
 
 
-def window(head_set: HeadSet) -> Collection[int]:
-    """Return the layers in which the clean run goes along, from the first steered to the last.
+def window(head_set: HeadSet) -> range:
+    """Return the layers in which the clean run goes along; without betas there are none."""
+    from juice.engine.steer import Steer, resolve
 
-    With one steered layer, in a single run or without betas, there are none.
-    """
-    if head_set.betas() is None or head_set.method == "june":
-        return ()
-    layers = head_set.coefficients()
-    return range(min(layers), max(layers) + 1) if len(layers) > 1 else ()
+    if head_set.betas() is None:
+        return range(0)
+    return resolve(Steer(target=head_set.target), head_set).window
 
 
-def _legend(head_set: HeadSet, beside: Collection[int]) -> Text:
+def _legend(head_set: HeadSet, beside: range) -> Text:
     more, less = head_set.target, OTHER[head_set.target]
     legend = Text("[ ] chosen, to be added; ( ) chosen, to be taken away; ")
-    legend.append("█", COLOURS[more]).append(f" above zero, toward {WINNERS[more]}; ")
-    legend.append("█", COLOURS[less]).append(f" and - below zero, toward {WINNERS[less]}")
+    legend.append("█", console.COLOURS[more]).append(f" above zero, toward {WINNERS[more]}; ")
+    legend.append("█", console.COLOURS[less]).append(f" and - below zero, toward {WINNERS[less]}")
     if beside:
         legend.append("; ").append(BESIDE, "red")
         legend.append(" the clean run goes along in these layers")
     return legend
 
 
-def _rows(scores: torch.Tensor, marks: dict[tuple[int, int], str], target: Target) -> list[Text]:
+def _rows(scores: torch.Tensor, marks: Mapping[tuple[int, int], str], target: Target) -> list[Text]:
     """Return one line a layer for scores of shape (n_layers, n_heads)."""
     most = float(scores.abs().max()) or 1.0
     rows = []
@@ -95,7 +82,7 @@ def _rows(scores: torch.Tensor, marks: dict[tuple[int, int], str], target: Targe
             shade = SHADES[round(abs(score) / most * (len(SHADES) - 1))]
             mark = marks.get((layer, head), "  ")
             sign = "-" if score < 0 and shade != " " and mark == "  " else mark[0]
-            colour = COLOURS[target if score >= 0 else OTHER[target]]
+            colour = console.COLOURS[target if score >= 0 else OTHER[target]]
             line.append(sign, "bold").append(shade, colour).append(mark[1], "bold")
         rows.append(line)
     return rows
@@ -110,10 +97,7 @@ def check_page(path: Path, *, overwrite: bool) -> None:
 
 
 def write_page(path: Path, head_sets: Sequence[HeadSet], *, overwrite: bool) -> None:
-    """Write one page about head sets of a model; it needs nothing else.
-
-    Raises OutputError where it cannot be written.
-    """
+    """Write one page about head sets of a model; raises OutputError."""
     from juice.evaluation.report.parts import Section
     from juice.evaluation.report.render import page
 
@@ -233,7 +217,10 @@ def run(
             raise UsageError(
                 f"{folder} has no scores to plot; only sets made by `juice identify` have"
             )
-        _draw(chosen, plot)
+        try:
+            figure_of(chosen).savefig(plot, dpi=130)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot draw to {plot}: {error}") from error
         console.note(f"head scores drawn to {plot}")
     if json:
         console.answer_json(chosen.model_dump(mode="json"))
@@ -241,19 +228,10 @@ def run(
     for label, value in facts(chosen):
         console.answer_fact(label, value)
     if layers := window(chosen):
-        first, last = min(layers), max(layers)
         console.answer_fact(
             "clean run",
-            f"beside the steered one in layers {first} to {last}: "
+            f"beside the steered one in layers {layers[0]} to {layers[-1]}: "
             f"{len(layers)} of {chosen.model.n_layers} layers work twice",
         )
     if chosen.scores is not None:
         show(chosen.scores, chosen)
-
-
-def _draw(head_set: HeadSet, path: Path) -> None:
-    figure = figure_of(head_set)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot draw to {path}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -61,30 +62,33 @@ HeadSetArgument = Annotated[
 Html = Annotated[
     Path | None, typer.Option(help="Write a page about the head sets to this HTML file.")
 ]
+OutFolder = Annotated[
+    Path, typer.Option(help="Folder of head sets; the set is saved to `OUT/<model>/<name>`.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
 def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
     """Give a command one flag per field of its `Options` parameters (`loading: LoadOptions`)."""
     signature = inspect.signature(run, eval_str=True)
-    given = signature.parameters.values()
-    groups = {
-        p.name: p.annotation
-        for p in given
-        if isinstance(p.annotation, type) and issubclass(p.annotation, Options)
-    }
-    others = [p.replace(kind=BY_NAME) for p in given if p.name not in groups]
-    flags = {name: flags_of(kind) for name, kind in groups.items()}
+    flags: dict[str, list[inspect.Parameter]] = {}
+    others = []
+    for parameter in signature.parameters.values():
+        kind = parameter.annotation
+        if isinstance(kind, type) and issubclass(kind, Options):
+            flags[parameter.name] = flags_of(kind)
+        else:
+            others.append(parameter.replace(kind=BY_NAME))
     last = [others.pop()] if others[-1].name == "json" else []
     shown = [*others, *chain.from_iterable(flags.values()), *last]
 
     @wraps(run)
     def command(**given: Any) -> None:
-        made = {
-            name: kind.of(**{f.name: parsed(kind, f.name, given.pop(f.name)) for f in flags[name]})
-            for name, kind in groups.items()
-        }
-        run(**given, **made)
+        for group, of_group in flags.items():
+            kind = signature.parameters[group].annotation
+            values = {f.name: parsed(kind, f.name, given.pop(f.name)) for f in of_group}
+            given[group] = kind.of(**values)
+        run(**given)
 
     command.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in shown}
@@ -105,26 +109,27 @@ def flags_of(kind: type[BaseModel], *, optional: bool = False) -> list[inspect.P
         is_named = field.annotation == NAMED_VALUES
         if field.description is None or (get_origin(field.annotation) is dict and not is_named):
             continue
-        help_text = field.description
-        by_default = field.get_default(call_default_factory=True)
-        if optional and by_default not in (None, False, (), {}):
-            help_text = f"{help_text.removesuffix('.')} ({by_default} by default)."
-        default, flag_type = None if optional else field.default, _flag_type(field.annotation)
+        help_text, default, flag_type = field.description, field.default, _type_of(field.annotation)
+        if optional:
+            by_default, default = field.get_default(call_default_factory=True), None
+            if by_default not in (None, False, (), {}):
+                help_text = f"{help_text.removesuffix('.')} ({by_default} by default)."
         if is_named:
             default, flag_type = None, list[str]
         if isinstance(default, tuple):
             default = ",".join(format(v, "g" if isinstance(v, float) else "") for v in default)
-        flag = name.replace("_", "-")
         # A flag that is off by default needs no --no- form.
-        off = f"/--no-{flag}" if default is True else ""
-        names = [f"--{flag}{off}"] if flag_type is bool else []
-        if is_named:
-            names = [f"--{name.removesuffix('s').replace('_', '-')}"]
-        option = typer.Option(*names, help=help_text)
+        flag = _flag(name, is_named=is_named)
+        spelled = f"{flag}/--no-{flag[2:]}" if default is True else flag
+        option = typer.Option(spelled, help=help_text)
         shown: Any = flag_type | None if default is None else flag_type
         annotation = Annotated[shown, option]
         flags.append(inspect.Parameter(name, BY_NAME, default=default, annotation=annotation))
     return flags
+
+
+def _flag(name: str, *, is_named: bool = False) -> str:
+    return f"--{(name.removesuffix('s') if is_named else name).replace('_', '-')}"
 
 
 def parsed(kind: type[BaseModel], name: str, given: Any) -> Any:
@@ -134,23 +139,21 @@ def parsed(kind: type[BaseModel], name: str, given: Any) -> Any:
     """
     annotation = kind.model_fields[name].annotation
     if annotation == tuple[float, ...]:
-        return numbers(f"--{name.replace('_', '-')}", given)
+        return numbers(_flag(name), given)
     if annotation != NAMED_VALUES:
         return given
     values: dict[str, Any] = {}
     for one in given or ():
         key, equals, value = one.partition("=")
         if not (key.strip() and equals):
-            flag = name.removesuffix("s").replace("_", "-")
-            raise UsageError(f"--{flag} is {one!r}; expected name=value")
-        try:
-            values[key.strip().replace("-", "_")] = json.loads(value)
-        except ValueError:
-            values[key.strip().replace("-", "_")] = value
+            raise UsageError(f"{_flag(name, is_named=True)} is {one!r}; expected name=value")
+        with suppress(ValueError):
+            value = json.loads(value)
+        values[key.strip().replace("-", "_")] = value
     return values
 
 
-def _flag_type(annotation: Any) -> Any:
+def _type_of(annotation: Any) -> Any:
     if get_origin(annotation) is Literal:
         return annotation
     is_union = get_origin(annotation) in (Union, UnionType)
