@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,12 @@ from juice.engine.load_options import EngineOptions, LoadOptions
 from juice.errors import UsageError
 
 if TYPE_CHECKING:
-    from juice.checks.doctor import Check, Diagnosis
+    from juice.checks.doctor import Diagnosis
+
+DEEP = (
+    "Also check prompts beyond sliding windows and RoPE switches, and z against TransformerLens "
+    "(extra `lens`)."
+)
 
 
 @options.spelled_out
@@ -19,16 +24,7 @@ def run(
     loading: LoadOptions,
     running: EngineOptions,
     model: options.Model = "mini",
-    deep: Annotated[
-        bool,
-        typer.Option(
-            "--deep",
-            help=(
-                "Also check prompts beyond sliding windows and RoPE switches, "
-                "and z against TransformerLens (extra `lens`)."
-            ),
-        ),
-    ] = False,
+    deep: Annotated[bool, typer.Option("--deep", help=DEEP)] = False,
     head_sets: options.HeadSets = None,
     json: options.Json = False,
 ) -> None:
@@ -71,24 +67,18 @@ def _lines(found: Diagnosis) -> list[str]:
     refusal = f"{'not steered exactly' if facts else 'refused'}: {found.reason}"
     lines = [f"{found.model}: {'steered exactly' if found.exact else refusal}", ""]
     if facts:
-        rows = (_served if "engine" in facts else _facts)(found)
+        rows = _served(facts) if "engine" in facts else _facts(facts)
         lines += [*(f"{name:16}{value}" for name, value in rows), ""]
-    lines += [
-        f"{_outcome(check):8}{check.name}: {check.difference:.1g} {check.unit} "
-        f"(bound {check.bound:g})"
-        for check in found.checks
-    ]
+    for check in found.checks:
+        outcome = "ok" if check.passed else "FAILED" if check.decisive else "differs"
+        measured = f"{check.difference:.1g} {check.unit} (bound {check.bound:g})"
+        lines.append(f"{outcome:8}{check.name}: {measured}")
     if facts:
         lines += ["", *_head_sets(found)]
     return [line.rstrip() for line in lines]
 
 
-def _outcome(check: Check) -> str:
-    return "ok" if check.passed else "FAILED" if check.decisive else "differs"
-
-
-def _facts(found: Diagnosis) -> list[tuple[str, str]]:
-    facts = found.facts
+def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     shared = f"{facts['n_heads'] // facts['n_kv_heads']} a KV head"
     if facts["latent_cache"]:
         shared = "one latent for all"
@@ -109,27 +99,31 @@ def _facts(found: Diagnosis) -> list[tuple[str, str]]:
         ("fingerprint", facts["fingerprint"] or no_print),
         ("layers", str(facts["n_layers"])),
         ("heads", f"{facts['n_heads']} a layer, d_head {widths}, {shared}"),
-        ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes a token"),
-        ("context", f"{facts['context']:,} tokens" if facts["context"] else "no end of its own"),
+        *_sizes(facts),
         ("attention", attention),
         ("batches", batches),
         ("clean run", clean_run),
     ]
 
 
-def _served(found: Diagnosis) -> list[tuple[str, str]]:
+def _served(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a model that another engine runs."""
-    facts = found.facts
     window = facts["window"]
     return [
         ("model", f"{facts['architecture']}, {facts['dtype']}"),
         ("fingerprint", facts["fingerprint"] or "none"),
         ("layers", str(facts["n_layers"])),
-        ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes a token, companions' included"),
-        ("context", f"{facts['context']:,} tokens" if facts["context"] else "no end of its own"),
+        *_sizes(facts, ", companions' included"),
         ("engine", f"{facts['engine']} {facts['version']}, {facts['runner']} runner"),
         ("attention", ", ".join(facts["attention"])),
         ("window", f"layers {window[0]}-{window[1]}" if window else "no layer"),
+    ]
+
+
+def _sizes(facts: dict[str, Any], included: str = "") -> list[tuple[str, str]]:
+    return [
+        ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes a token{included}"),
+        ("context", f"{facts['context']:,} tokens" if facts["context"] else "no end of its own"),
     ]
 
 
