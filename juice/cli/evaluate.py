@@ -174,10 +174,7 @@ def _read(sources: list[str], split: Split = "test") -> list[ConflictExample]:
 def _other_split(
     sources: list[str] | None, given: str | None, split: Literal["validation", "identification"]
 ) -> list[ConflictExample] | None:
-    """Return the examples of another split than the test's; None where there are none.
-
-    They come from their own option, or from the files of a data set's folder.
-    """
+    """Return the examples of an option of their own, else of a data set's folder, or None."""
     from juice.data.readers.sources import SPLIT_PARTS
 
     if given is not None:
@@ -210,21 +207,12 @@ def _report(store: Store, *, as_json: bool) -> None:
     from juice.evaluation.report.sections import sections
     from juice.evaluation.results import FILE
 
-    console.note(
-        f"{store.n_computed} units of work computed, {store.n_cached} were already in "
-        f"{store.folder}"
-    )
+    out, cached = store.folder, store.n_cached
+    console.note(f"{store.n_computed} units of work computed, {cached} were already in {out}")
     if as_json:
-        console.answer_json(
-            {
-                "out": str(store.folder),
-                "files": [
-                    *(FILE, "report.md", "report.html"),
-                    *sorted(table.name for table in store.folder.glob("*.csv")),
-                ],
-                "n_cached": store.n_cached,
-            }
-        )
+        tables = sorted(table.name for table in out.glob("*.csv"))
+        files = [FILE, "report.md", "report.html", *tables]
+        console.answer_json({"out": str(out), "files": files, "n_cached": cached})
         return
     for section in sections(store.results):
         if section.items:
@@ -233,4 +221,4 @@ def _report(store: Store, *, as_json: bool) -> None:
             console.answer("\n".join([section.title, *section.text[:3]]))
         if section.in_terminal:
             console.answer("\n".join(table.as_text() for table in section.tables))
-    console.answer(f"{store.folder / 'report.html'}")
+    console.answer(f"{out / 'report.html'}")

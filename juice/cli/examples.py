@@ -1,8 +1,4 @@
-"""`juice examples` and `juice split`: data from a user's own questions and passages.
-
-The first makes conflict examples of them, the second marks the fine-tuning rows that need their
-context.
-"""
+"""`juice examples` and `juice split`: data from a user's own questions and passages."""
 
 from __future__ import annotations
 
@@ -25,6 +21,9 @@ if TYPE_CHECKING:
     from juice.data.critical import Marked
     from juice.data.make import Conflicts
     from juice.steered_model import SteeredModel
+
+
+FINE_TUNING = " With question, context and answer, or instruction, input and output."
 
 
 class MakingFlags(Options):
@@ -140,13 +139,7 @@ def _note_made(made: Conflicts, n_rows: int) -> None:
 
 @options.spelled_out
 def split(
-    data: Annotated[
-        str,
-        typer.Argument(
-            help=options.ROWS
-            + " With question, context and answer, or instruction, input and output."
-        ),
-    ],
+    data: Annotated[str, typer.Argument(help=options.ROWS + FINE_TUNING)],
     out: options.OutFile,
     loading: LoadOptions,
     model: options.Model = "mini",

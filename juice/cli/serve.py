@@ -27,7 +27,7 @@ ApiKey = Annotated[
 
 
 def _flags() -> list[inspect.Parameter]:
-    """Return one flag per setting; none where the server is not installed."""
+    """Return a flag for each setting; none where the server is not installed."""
     if any(find_spec(package) is None for package in ("pydantic_settings", "fastapi", "uvicorn")):
         return []
     settings = options.flags_of(import_module("juice_server.settings").Settings, optional=True)

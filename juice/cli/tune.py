@@ -1,7 +1,4 @@
-"""`juice select` and `juice tune`: the heads of a saved head set again, and its betas.
-
-Heads are chosen from saved scores, without the model; betas on a validation file, with it.
-"""
+"""`juice select` and `juice tune`: the heads of a saved head set from its scores, and its betas."""
 
 from __future__ import annotations
 
@@ -31,13 +28,8 @@ def select(
     saved = find_scores(head_set, head_sets)
     heads = chosen_heads(saved, top_k)
     if json:
-        console.answer_json(
-            {
-                "target": saved.target,
-                "conflict_types": saved.conflict_types,
-                "heads": heads.model_dump(mode="json"),
-            }
-        )
+        document = {"target": saved.target, "conflict_types": saved.conflict_types}
+        console.answer_json({**document, "heads": heads.model_dump(mode="json")})
         return
     console.answer(f"sign head    score (sum over conflict types: {MEANINGS[saved.kind]})")
     for sign, table, chosen in (("+", saved.plus, heads.plus), ("-", saved.minus, heads.minus)):
