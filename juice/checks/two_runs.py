@@ -144,7 +144,7 @@ def compared(define: Definition, request: Request, completion: Completion) -> Co
         completion: Its completion by an engine, with any alternatives to its tokens.
     """
     scored = [((token.id, token.logprob), *token.top) for token in completion.tokens]
-    reads = [(i, [id_ for id_, _ in pairs]) for i, pairs in enumerate(scored)]
+    reads: list[Read] = [(i, [id_ for id_, _ in pairs]) for i, pairs in enumerate(scored)]
     given = [torch.tensor([logprob for _, logprob in pairs]) for pairs in scored]
     n_chosen = len(reads)
     if request.options.watch:

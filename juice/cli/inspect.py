@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from juice.head_set.head_set import HeadSet
-    from juice.head_set.schema import HeadLists, HeadScores
+    from juice.head_set.schema import Head, HeadLists, HeadScores
 
 SHADES = " ░▒▓█"
 CELL = 3  # a mark, a shade, a mark
@@ -72,15 +72,17 @@ def _legend(head_set: HeadSet, beside: range) -> Text:
     return legend
 
 
-def _rows(scores: torch.Tensor, marks: Mapping[tuple[int, int], str], target: Target) -> list[Text]:
+def _rows(scores: torch.Tensor, marks: Mapping[Head, str], target: Target) -> list[Text]:
     """Return one line a layer for scores of shape (n_layers, n_heads)."""
+    from juice.head_set.schema import Head
+
     most = float(scores.abs().max()) or 1.0
     rows = []
     for layer, of_layer in enumerate(scores.tolist()):
         line = Text()
         for head, score in enumerate(of_layer):
             shade = SHADES[round(abs(score) / most * (len(SHADES) - 1))]
-            mark = marks.get((layer, head), "  ")
+            mark = marks.get(Head(layer, head), "  ")
             sign = "-" if score < 0 and shade != " " and mark == "  " else mark[0]
             colour = console.COLOURS[target if score >= 0 else OTHER[target]]
             line.append(sign, "bold").append(shade, colour).append(mark[1], "bold")
