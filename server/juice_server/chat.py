@@ -1,15 +1,15 @@
 """Chats as OpenAI's clients send them, and what every chat may be given beside its turns.
 
-Turns come as messages (chats) or as items (responses), each with parts of text; `plain` gives the
-form that chat templates take. Functions come as tools, and `offered` gives what a chat offers.
+Turns come as messages (chats) or as items (responses); `plain` gives the form that chat templates
+take.
 """
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
@@ -22,14 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from juice_server.fields import (
-    ABSENT,
-    MAX_KEYS,
-    MAX_PROMPTS,
-    Documented,
-    OpenAIFields,
-    at_most,
-)
+from juice_server.fields import ABSENT, MAX_KEYS, MAX_PROMPTS, Documented, OpenAIFields, at_most
 from juice_server.tools import Function, Offer
 
 # The arguments of transformers' `apply_chat_template`, which are not options of a template.
@@ -70,7 +63,6 @@ class TemplateFields(TemplateOptions):
     """Whether the answer goes on with the last turn."""
 
     def for_template(self) -> dict[str, Any]:
-        """Return what the chat template is given beside messages, documents and functions."""
         return {
             **super().for_template(),
             # A turn that goes on is not begun.
@@ -100,26 +92,24 @@ class RefusalPart(Documented):
 
     @property
     def text(self) -> str:
-        """The text of the part, as other parts have it."""
         return self.refusal
 
 
 Texts = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-class HasText(Protocol):
-    """A part that has a text."""
-
-    @property
-    def text(self) -> str:
-        """The text of the part."""
-
-
-def plain(text: str | Sequence[HasText] | None) -> str:
+def plain(
+    text: str | Sequence[TextPart | RefusalPart | ItemText | ThoughtText] | None,
+) -> str:
     """Return a text that may come in parts, or not at all, as one."""
-    if text is None or isinstance(text, str):
-        return text or ""
-    return "".join(part.text for part in text)
+    return text if isinstance(text, str) else "".join(part.text for part in text or ())
+
+
+def turn_of(
+    role: str, text: str | Sequence[TextPart | RefusalPart | ItemText] | None
+) -> dict[str, Any]:
+    """Return a turn in the form that templates take; a developer is the system."""
+    return {"role": "system" if role == "developer" else role, "content": plain(text)}
 
 
 def with_one_system_turn(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -144,6 +134,10 @@ class CalledFunction(Documented):
     def _are_an_object(cls, arguments: str) -> str:
         arguments_of(arguments)
         return arguments
+
+    def called(self, call_id: str) -> dict[str, Any]:
+        """Return the call in the form that templates take."""
+        return made_call(call_id, self.name, arguments_of(self.arguments))
 
 
 def arguments_of(text: str) -> dict[str, Any]:
@@ -236,17 +230,12 @@ class Message(Documented):
 
     def plain(self) -> dict[str, Any]:
         """Return the turn in the form that templates take."""
-        role = "system" if self.role == "developer" else self.role
-        text = self.refusal if self.content is None else self.content
-        turn: dict[str, Any] = {"role": role, "content": plain(text)}
+        turn = turn_of(self.role, self.refusal if self.content is None else self.content)
         for name in ("name", "tool_call_id", "reasoning_content"):
             if (value := getattr(self, name)) is not None:
                 turn[name] = value
         if self.tool_calls:
-            turn["tool_calls"] = [
-                made_call(call.id, call.function.name, arguments_of(call.function.arguments))
-                for call in self.tool_calls
-            ]
+            turn["tool_calls"] = [call.function.called(call.id) for call in self.tool_calls]
         return turn
 
 
@@ -280,9 +269,7 @@ class MessageItem(Documented):
     """The text, whole or in parts."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the turn in the form that templates take."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": plain(self.content)}
+        return turn_of(self.role, self.content)
 
 
 class ThoughtText(Documented):
@@ -302,7 +289,6 @@ class ThoughtItem(Documented):
     """The thoughts, which become the `reasoning_content` of the turn that follows."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the part of a turn in the form that templates take."""
         return {"role": "assistant", "content": "", "reasoning_content": plain(self.content)}
 
 
@@ -314,9 +300,7 @@ class CallItem(CalledFunction):
     """The id of the call, which its result repeats."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the turn in the form that templates take."""
-        call = made_call(self.call_id, self.name, arguments_of(self.arguments))
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        return {"role": "assistant", "content": "", "tool_calls": [self.called(self.call_id)]}
 
 
 class ResultItem(Documented):
@@ -329,26 +313,30 @@ class ResultItem(Documented):
     """What it returned."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the turn in the form that templates take."""
         return {"role": "tool", "tool_call_id": self.call_id, "content": plain(self.output)}
 
 
-def _item_type(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    kinds = {
-        "function_call": "CallItem",
-        "function_call_output": "ResultItem",
-        "reasoning": "ThoughtItem",
-    }
-    return kinds.get(str(kind), "MessageItem")
+def by_type(tags: Mapping[str, str], other: str) -> Discriminator:
+    """Return what tells the members of a union apart by `type`: a tag for each, another for any."""
+
+    def tag_of(value: Any) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return tags.get(str(kind), other)
+
+    return Discriminator(tag_of)
 
 
+ITEMS = {
+    "function_call": "CallItem",
+    "function_call_output": "ResultItem",
+    "reasoning": "ThoughtItem",
+}
 AnyItem = Annotated[
     Annotated[MessageItem, Tag("MessageItem")]
     | Annotated[CallItem, Tag("CallItem")]
     | Annotated[ResultItem, Tag("ResultItem")]
     | Annotated[ThoughtItem, Tag("ThoughtItem")],
-    Discriminator(_item_type),
+    by_type(ITEMS, "MessageItem"),
 ]
 
 
@@ -395,6 +383,10 @@ class NamedTool(Documented):
     function: NamedFunction
     """The function."""
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
 
 class AllowedTools(Documented):
     """Some of the tools, and whether one of them must be called."""
@@ -435,52 +427,23 @@ class ItemAllowedTools(Documented):
     """The names of the tools."""
 
 
-class ToolFields(Documented):
-    """What a chat offers, and what the answer must do with it."""
-
-    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
-    """The functions that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
-    """Whether it must call one, and which."""
-    parallel_tool_calls: bool = True
-    """Whether it may have several calls."""
-
-    @model_validator(mode="after")
-    def _offers(self) -> ToolFields:
-        self.offer()
-        return self
-
-    def offer(self) -> Offer | None:
-        """Return what is offered; None: nothing. Raises ValueError."""
-        choice = self.tool_choice
-        functions = [tool.function.function for tool in self.tools or ()]
-        if isinstance(choice, NamedTool):
-            return offered(functions, "required", [choice.function.name], is_single=True)
-        single = not self.parallel_tool_calls
-        if isinstance(choice, AllowedChoice):
-            allowed = choice.allowed_tools
-            names = [tool.function.name for tool in allowed.tools]
-            return offered(functions, allowed.mode, names, is_single=single)
-        return offered(functions, choice or "auto", is_single=single)
+Mode = Literal["none", "auto", "required"]
+Choice = Mode | NamedTool | AllowedTools | ItemToolChoice | ItemAllowedTools
 
 
-def offered(
-    functions: Sequence[Function],
-    mode: Literal["none", "auto", "required"],
-    allowed: Sequence[str] | None = None,
-    *,
-    is_single: bool = False,
-) -> Offer | None:
-    """Return what is offered; None: nothing.
-
-    Args:
-        functions: The functions that are listed.
-        mode: Whether one of them must be called, or none.
-        allowed: The names of those that may be; None: all.
-        is_single: Whether one call is the most.
+def offered(functions: Sequence[Function], choice: Choice, *, is_single: bool) -> Offer | None:
+    """Return what is offered of some functions; None: nothing.
 
     Raises ValueError where functions are named that are not listed, or have a name in common.
     """
+    mode: Mode = "required"
+    allowed = None
+    if isinstance(choice, str):
+        mode = choice
+    elif isinstance(choice, NamedTool | ItemToolChoice):
+        allowed, is_single = [choice.name], True
+    else:
+        mode, allowed = choice.mode, [tool.name for tool in choice.tools]
     names = [function.name for function in functions]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"two tools are named {twice}")
@@ -519,6 +482,15 @@ class ChatFields(TemplateOptions, OpenAIFields):
             raise ValueError("context and documents are two ways to give the same; keep one")
         return self
 
+    @model_validator(mode="after")
+    def _offers(self) -> ChatFields:
+        self.offer()
+        return self
+
     @abstractmethod
     def offer(self) -> Offer | None:
         """Return the functions that the answer may call; None: none. Raises ValueError."""
+
+    @abstractmethod
+    def turns(self) -> list[dict[str, Any]]:
+        """Return the turns in the form that templates take."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
 from uuid import uuid4
@@ -21,11 +22,11 @@ from juice_server.tools import Offer
 
 @dataclass(frozen=True, eq=False)
 class Chat:
-    """The requests of a chat, and the way to read their answers.
+    """The requests of a chat, one for each answer, and the way to read these.
 
     Args:
-        requests: One for each answer.
-        prompt: The text before them.
+        requests: The requests.
+        prompt: The text before the answers.
         tools: The way in which they call functions; None: they do not.
     """
 
@@ -75,28 +76,21 @@ def prompt_of(
             f"{translator.model_name} has no chat template; use /v1/completions or /generate",
             param="messages",
         )
-    context = None if given is None else given.context
-    documents = None if given is None else given.documents
-    offer = None if given is None else given.offer()
-    chat = _Turns(translator.chat_model, messages, options)
-    if offer is not None:
-        chat = chat.with_tools(offer.for_template())
-    if context is not None and chat.last is None:
-        raise RequestError(
-            "a context goes before the last user message, but there is none", param="context"
-        )
-    before = "" if context is None else join_context(context, chat.question)
-    before = before.removesuffix(chat.question)
-    text = alone = chat.asking(chat.question)
-    if documents:
-        chat = chat.with_options(documents=[document.model_dump() for document in documents])
-    if context is not None or documents:
-        text = chat.asking(before + chat.question)
-    if documents and text == alone:
-        raise RequestError(
-            "the chat template has no place for documents; send them as context",
-            param="documents",
-        )
+    chat, before = _Turns(translator.chat_model, messages, options), ""
+    if given is not None and (offer := given.offer()) is not None:
+        remedy = "serve the model with one that has (--chat-template FILE)"
+        chat = chat.with_option("tools", offer.for_template(), remedy)
+    alone = chat.text
+    if given is not None and given.context is not None:
+        if chat.last is None:
+            raise RequestError(
+                "a context goes before the last user message, but there is none", param="context"
+            )
+        before = join_context(given.context, chat.question).removesuffix(chat.question)
+    if given is not None and given.documents:
+        documents = [document.model_dump() for document in given.documents]
+        chat = chat.with_option("documents", documents, "send them as context")
+    text = chat.asking(before + chat.question) if before else chat.text
     return Prompt(
         text=text,
         without_context=alone if text != alone else None,
@@ -112,29 +106,27 @@ class _Turns:
     messages: Sequence[dict[str, Any]]
     options: Mapping[str, Any]
 
-    @property
+    @cached_property
     def last(self) -> int | None:
         """The number of the last user's turn."""
         numbers = reversed(range(len(self.messages)))
         return next((i for i in numbers if str(self.messages[i]["role"]) == "user"), None)
 
-    @property
+    @cached_property
     def question(self) -> str:
         """The last user's words."""
         return "" if self.last is None else str(self.messages[self.last]["content"])
 
-    def with_options(self, **options: Any) -> _Turns:
-        return replace(self, options={**self.options, **options})
+    @cached_property
+    def text(self) -> str:
+        return self.asking(self.question)
 
-    def with_tools(self, tools: Any) -> _Turns:
-        offered = self.with_options(tools=tools)
-        if offered.asking(self.question) == self.asking(self.question):
-            raise RequestError(
-                "the chat template has no place for tools; serve the model with one that has"
-                " (--chat-template FILE)",
-                param="tools",
-            )
-        return offered
+    def with_option(self, name: str, value: Any, remedy: str) -> _Turns:
+        """Return the same with another option; raises RequestError where it changes no text."""
+        other = replace(self, options={**self.options, name: value})
+        if other.text == self.text:
+            raise RequestError(f"the chat template has no place for {name}; {remedy}", param=name)
+        return other
 
     def asking(self, words: str) -> str:
         """Return the text with other words in the place of the last user's."""
@@ -147,13 +139,8 @@ class _Turns:
         """Return the character at which the question begins in a text, white space not counted.
 
         Other text may say the same, so its place is that of a word that stands nowhere else.
-
-        Args:
-            text: The rendered chat.
-            before: The text before the question in its turn.
-
-        Returns None where no user speaks; raises RequestError where the template changes with the
-        words.
+        `before` stands before the question in its turn. None where no user speaks; raises
+        RequestError where the template changes with the words.
         """
         if self.last is None:
             return None
@@ -172,28 +159,14 @@ class _Turns:
 
 
 async def chat_of(
-    translator: Translator,
-    request: HttpRequest,
-    body: ChatFields,
-    messages: Sequence[dict[str, Any]],
-    options: Mapping[str, Any],
-    *,
-    top_logprobs: int = 0,
+    translator: Translator, request: HttpRequest, body: ChatFields, *, top_logprobs: int = 0
 ) -> Chat:
-    """Return the requests of a chat; raises what `prompt_of` and the translator raise.
-
-    Args:
-        translator: Has the model.
-        request: The HTTP request.
-        body: Its fields.
-        messages: Its turns.
-        options: Other arguments of the template.
-        top_logprobs: The number of alternatives to report for each token.
-    """
+    """Return the requests of a chat; raises what `prompt_of` and the translator raise."""
 
     def read() -> tuple[Prompt, ToolUse | None]:
         finds_question = body.steer is not None and body.steer.positions == "question"
-        prompt = prompt_of(translator, messages, body, options, finds_question=finds_question)
+        options = body.for_template()
+        prompt = prompt_of(translator, body.turns(), body, options, finds_question=finds_question)
         offer, structures = body.offer(), translator.model.engine.structures
         if offer is None:
             return prompt, None
@@ -201,16 +174,10 @@ async def chat_of(
         return prompt, use_of(offer, form, structures, structure, field)
 
     prompt, tools = await translator.off_loop(request, read)
-    asked: dict[str, Any] = {}
+    asked: dict[str, Any] = {"top_logprobs": top_logprobs}
     if tools is not None:  # calls may begin with a special token
-        asked = {"structure": tools.structure, "skip_special_tokens": False}
+        asked |= {"structure": tools.structure, "skip_special_tokens": False}
     requests = await translator.requests(
-        request,
-        [prompt],
-        body,
-        alias=body.model,
-        is_chat=True,
-        top_logprobs=top_logprobs,
-        **asked,
+        request, [prompt], body, alias=body.model, is_chat=True, **asked
     )
     return Chat(requests, str(prompt.text), tools)

@@ -1,14 +1,14 @@
 """The fields that all generating routes share: how to steer, how to sample, when to stop.
 
-Every body and every answer is a model whose fields are described by the text below them; the
-OpenAPI document shows it. Unknown fields are refused on our own routes. OpenAI's and Anthropic's
-clients send fields that change no answer, so there a field is refused by name if it would.
+The OpenAPI document shows the text below a field. Our own routes refuse unknown fields, OpenAI's
+and Anthropic's only those that would change the answer: clients send many that do not.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -22,6 +22,7 @@ from juice.engine.sampling_options import MAX_BIASES, Bias, SamplingOptions
 from juice.engine.steer import Steer
 from juice.engine.structure import Structure
 from juice_server.keys import MAX_PRIORITY
+from juice_server.trace import Trace
 
 
 class Documented(BaseModel):
@@ -105,10 +106,8 @@ def _each(names: str, *harmless: Any) -> dict[str, tuple[Any, ...]]:
     return dict.fromkeys(names.split(), harmless)
 
 
-CHATS, TEMPLATE = (
-    "use /v1/chat/completions",
-    "what the model's template takes goes into chat_template_kwargs",
-)
+CHATS = "use /v1/chat/completions"
+TEMPLATE = "what the model's template takes goes into chat_template_kwargs"
 # Fields of llama.cpp, Ollama, TGI, SGLang, Mistral, vLLM and our other routes, by the remedy.
 REMEDIES: dict[str, dict[str, tuple[Any, ...]]] = {
     "leave it out": {
@@ -249,10 +248,8 @@ class StructuredOutputs(Documented, extra="forbid"):
 def _parsed(value: Any) -> Any:
     """Read the text of an object, as some clients send it."""
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             return json.loads(value)
-        except ValueError:
-            return value
     return value
 
 
@@ -415,7 +412,6 @@ class GenerationFields(StructureFields, SamplingOptions, Body):
 
 
 def _refusal(name: str, message: str) -> PydanticCustomError:
-    """Return the error of a field that is not served."""
     return PydanticCustomError("not_served", "{message}", {"name": name, "message": message})
 
 
@@ -505,14 +501,11 @@ class Usage(Answer):
     total_tokens: int
     """Both."""
 
-
-def usage_of(n_prompt_tokens: int, n_new_tokens: int) -> Usage:
-    """Return the usage of one HTTP request."""
-    return Usage(
-        prompt_tokens=n_prompt_tokens,
-        completion_tokens=n_new_tokens,
-        total_tokens=n_prompt_tokens + n_new_tokens,
-    )
+    @classmethod
+    def of(cls, trace: Trace) -> Usage:
+        """Return the usage of one HTTP request."""
+        n, n_new = trace.n_prompt_tokens, trace.n_generated_tokens
+        return cls(prompt_tokens=n, completion_tokens=n_new, total_tokens=n + n_new)
 
 
 Contexts = Annotated[list[str] | None, BeforeValidator(as_list), at_most(MAX_PROMPTS)]

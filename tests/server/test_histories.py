@@ -25,7 +25,7 @@ def of_chat(*turns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def of_responses(*items: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
-    return ResponsesRequest(input=[*items], **more).messages()
+    return ResponsesRequest(input=[*items], **more).turns()
 
 
 def of_messages(*turns: dict[str, Any], **more: Any) -> list[dict[str, Any]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 from pydantic_core import from_json
 
 from juice.engine.answer import Completion, Update
@@ -18,9 +17,12 @@ from juice_server.chat import (
     MAX_ID,
     MAX_TOOLS,
     ChatFields,
+    ItemToolChoice,
+    Mode,
     Name,
     TextPart,
     Texts,
+    by_type,
     made_call,
     offered,
     plain,
@@ -30,7 +32,7 @@ from juice_server.chat_prompt import Chat, chat_of, prompt_of
 from juice_server.errors import Failure, in_anthropics_words
 from juice_server.fields import MAX_TOKENS, STREAMED, Answer, Documented, Unsupported, at_most
 from juice_server.http import StrictRoute
-from juice_server.routes.stream import Event, answered
+from juice_server.routes.stream import Event, Renderer, answered
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import (
     Arguments,
@@ -43,7 +45,6 @@ from juice_server.tool_parser import (
     whole,
 )
 from juice_server.tools import Function, Offer
-from juice_server.trace import Trace, trace_of
 
 OPEN_TURN = "a last turn of the assistant's goes on by itself"
 
@@ -103,19 +104,13 @@ BLOCKS = {
     "redacted_thinking": "RedactedThinkingBlock",
 }
 
-
-def _block_type(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return BLOCKS.get(str(kind), "TextPart")
-
-
 Block = Annotated[
     Annotated[TextPart, Tag("TextPart")]
     | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
     | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
     | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
     | Annotated[RedactedThinkingBlock, Tag("RedactedThinkingBlock")],
-    Discriminator(_block_type),
+    by_type(BLOCKS, "TextPart"),
 ]
 
 
@@ -227,11 +222,6 @@ class CountRequest(ChatFields):
     output_format: OutputFormat | None = None
     """The form of the answer, as Anthropic's first clients for it have it."""
 
-    @model_validator(mode="after")
-    def _offers(self) -> CountRequest:
-        self.offer()
-        return self
-
     def _given(self) -> dict[str, Structure]:
         given, asked = super()._given(), self.output_config
         if asked is not None and asked.format is not None:
@@ -241,24 +231,19 @@ class CountRequest(ChatFields):
         return given
 
     def offer(self) -> Offer | None:
-        """Return the functions that the answer may call; None: none. Raises ValueError."""
-        choice = self.tool_choice
+        asked = self.tool_choice
+        modes: dict[str, Mode] = {"auto": "auto", "none": "none", "any": "required"}
+        choice = modes.get(asked.type) or ItemToolChoice(type="function", name=asked.name or "")
         functions = [tool.function for tool in self.tools or ()]
-        if choice.name is not None:
-            return offered(functions, "required", [choice.name], is_single=True)
-        modes: dict[str, Literal["none", "auto", "required"]] = {"none": "none", "any": "required"}
-        mode = modes.get(choice.type, "auto")
-        return offered(functions, mode, is_single=choice.disable_parallel_tool_use)
+        return offered(functions, choice, is_single=asked.disable_parallel_tool_use)
 
     def turns(self) -> list[dict[str, Any]]:
-        """Return the turns in the form that templates take."""
         turns = [plain_turn for turn in self.messages for plain_turn in turn.plain()]
         if self.system is not None:
             turns.insert(0, {"role": "system", "content": plain(self.system)})
         return with_one_system_turn(turns)
 
     def for_template(self) -> dict[str, Any]:
-        """Return what the chat template is given: a last turn of the assistant's goes on."""
         is_open = self.messages[-1].role == "assistant"
         return {
             **super().for_template(),
@@ -346,8 +331,8 @@ router = APIRouter(route_class=StrictRoute)
 )
 async def messages(body: MessagesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
-    chat = await chat_of(service.translator, request, body, body.turns(), body.for_template())
-    renderer = MessageRenderer(service, body, trace_of(request.scope), chat)
+    chat = await chat_of(service.translator, request, body)
+    renderer = MessageRenderer(service, request, body, chat)
     return await answered(service, request, chat.requests, renderer, is_stream=body.stream)
 
 
@@ -362,22 +347,19 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceOf)
     return CountAnswer(input_tokens=await service.translator.off_loop(request, count))
 
 
-class MessageRenderer:
+class MessageRenderer(Renderer):
     """Renders the answer to POST /v1/messages, or the events of a stream."""
 
-    says_done = False
+    id_prefix, says_done = "msg_", False
 
-    def __init__(self, service: Service, body: MessagesRequest, trace: Trace, chat: Chat) -> None:
-        self._model_name = service.translator.model_name
-        self._description = service.model.description
-        self._body, self._trace = body, trace
-        self._id = f"msg_{uuid.uuid4().hex}"
-        self._has_begun = False
-        self._reader = chat.reader()
+    def __init__(
+        self, service: Service, request: Request, body: MessagesRequest, chat: Chat
+    ) -> None:
+        super().__init__(service, request)
+        self._body, self._reader, self._has_begun = body, chat.reader(), False
         self._kinds: list[type[Part]] = []  # of the blocks; the last is open while a stream runs
 
-    def of(self, completions: list[Completion]) -> Event:
-        """Return the whole answer."""
+    def of(self, completions: list[Completion]) -> MessageAnswer:
         done = completions[0]
         parts = whole(self._reader, done.text) or [Words("")]
         self._kinds += map(type, parts)
@@ -386,7 +368,7 @@ class MessageRenderer:
             **self._stopped(done),
             usage=self._usage(self._trace.n_generated_tokens),
             steering=done.steering,
-        ).model_dump()
+        )
 
     def events(self, update: Update) -> Iterable[Event]:
         """Yield the beginning of the message once, then the new parts of its blocks."""
@@ -415,7 +397,6 @@ class MessageRenderer:
         yield {"type": "message_stop"}
 
     def failed(self, failure: Failure) -> Event:
-        """Return the event of an error."""
         return in_anthropics_words(failure)
 
     def _streamed(self, part: Part) -> Iterable[Event]:

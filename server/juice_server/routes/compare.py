@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from fastapi import APIRouter, Request, Response
@@ -12,17 +11,17 @@ from pydantic import Field, model_validator
 from juice.engine.answer import Completion, FinishReason, Update
 from juice.engine.steer import Steer, SteeringReport
 from juice.errors import HeadSetNotFoundError
-from juice.formula import TARGETS, GateMode, SteerTarget
+from juice.formula import TARGETS, GateMode, SteerTarget, Target
 from juice.head_set.library import HeadSetLibrary
 from juice.head_set.schema import MAX_BETA
-from juice_server.fields import ABSENT, STREAMED, Answer, GenerationFields, Usage, usage_of
+from juice_server.fields import ABSENT, STREAMED, Answer, GenerationFields, Usage
 from juice_server.http import StrictRoute
 from juice_server.requests import TokenProbability, TokenScore
-from juice_server.routes.explain import NamedHeadSets, Question, request_for
-from juice_server.routes.native import NativeRenderer, Timing, timing_of
+from juice_server.routes.explain import NamedHeadSets, Question, request_for, steered_otherwise
+from juice_server.routes.native import NativeRenderer, Timing
 from juice_server.routes.stream import Event, answered
 from juice_server.service import Service, ServiceOf
-from juice_server.trace import Trace, trace_of
+from juice_server.trace import trace_of
 
 
 class CompareRequest(Question, NamedHeadSets, GenerationFields):
@@ -96,46 +95,44 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
     With `stream`: events {"target", "text"}, with `logprobs` their tokens, a last one with the
     rest, and [DONE].
     """
-    trace = trace_of(request.scope)
-    translator = service.translator
+    translator, trace = service.translator, trace_of(request.scope)
     targets = _targets(body, translator.model.head_sets)
-    requests = [
-        await request_for(translator, request, body, body.steered(target), top_logprobs=body.top)
-        for target in targets
-    ]
-    trace.steer, trace.n_choices = "", len(targets)
-    renderer = CompareRenderer(service, body, trace, targets)
+    unsteered = await request_for(
+        translator, request, body, body.steered("none"), top_logprobs=body.top
+    )
+    steers = [translator.steer(body.steered(target), None) for target in targets]
+    requests = [unsteered, *(steered_otherwise(translator, body, unsteered, s) for s in steers)]
+    trace.steer, trace.n_choices = "", len(requests)
+    renderer = CompareRenderer(service, request, body, ["none", *targets])
     return await answered(service, request, requests, renderer, is_stream=body.stream)
 
 
-def _targets(body: CompareRequest, sets: HeadSetLibrary) -> list[SteerTarget]:
-    """Return the ways that are compared; raises HeadSetNotFoundError."""
+def _targets(body: CompareRequest, sets: HeadSetLibrary) -> list[Target]:
     targets = body.targets(sets.targets())
     if not targets:
         raise HeadSetNotFoundError(
             "there is nothing to compare: no head set named context or parametric has betas; "
             "see /v1/head_sets and `juice tune`"
         )
-    return ["none", *targets]
+    return targets
 
 
 class CompareRenderer(NativeRenderer):
     """Renders the answer to POST /compare."""
 
+    id_prefix = "cmp-"
     streamed: ClassVar = {"answers": {"__all__": {"text", "logprobs"}}}
 
     def __init__(
-        self, service: Service, body: CompareRequest, trace: Trace, targets: Sequence[SteerTarget]
+        self, service: Service, request: Request, body: CompareRequest, ways: list[SteerTarget]
     ) -> None:
-        super().__init__(service, trace, has_logprobs=body.logprobs)
-        self._targets = targets
+        super().__init__(service, request, has_logprobs=body.logprobs)
+        self._ways = ways
 
     def events(self, update: Update) -> Iterable[Event]:
-        """Yield an event with new text of one way of steering."""
-        return self.piece(update, {"target": self._targets[update.index], "text": update.text})
+        return self.piece(update, {"target": self._ways[update.index], "text": update.text})
 
-    def response(self, completions: list[Completion]) -> CompareResponse:
-        """Return the answer."""
+    def of(self, completions: list[Completion]) -> CompareResponse:
         answers = {
             target: SteeredAnswer(
                 text=completion.text,
@@ -144,14 +141,14 @@ class CompareRenderer(NativeRenderer):
                 steering=completion.steering,
                 logprobs=self.logprobs(completion.tokens),
             )
-            for target, completion in zip(self._targets, completions, strict=True)
+            for target, completion in zip(self._ways, completions, strict=True)
         }
         texts = {answers[target].text.strip() for target in TARGETS if target in answers}
         return CompareResponse(
-            id=f"cmp-{uuid.uuid4().hex}",
+            id=self._id,
             model=self._model_name,
             answers=answers,
             disagree=len(texts) > 1 if len(answers) > 2 else None,
-            usage=usage_of(self._trace.n_prompt_tokens, self._trace.n_generated_tokens),
-            timing=timing_of(completions, self._trace),
+            usage=Usage.of(self._trace),
+            timing=self.timing(completions),
         )

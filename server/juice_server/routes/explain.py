@@ -35,7 +35,6 @@ from juice_server.fields import MAX_PROMPTS, Answer, Body, GenerationFields, Tok
 from juice_server.http import StrictRoute
 from juice_server.requests import Prompt, TokenProbability, Translator, finite, joined
 from juice_server.service import Service, ServiceOf
-from juice_server.tools import Offer
 
 
 class Question(Body):
@@ -63,9 +62,8 @@ class Question(Body):
         """Whether it goes through the chat template."""
         return self.messages is not None
 
-    def offer(self) -> Offer | None:
-        """Return the functions that an answer may call: none."""
-        return None
+    def offer(self) -> None:
+        """Offer no functions."""
 
 
 class NamedHeadSets(Body):
@@ -86,10 +84,7 @@ class NamedHeadSets(Body):
 
 
 async def prompt_for(translator: Translator, request: HttpRequest, question: Question) -> Prompt:
-    """Return the prompt of a question, made in its client's turn.
-
-    Raises what `prompt_of` and `joined` raise.
-    """
+    """Return the prompt of a question, made in its client's turn; raises as `prompt_of` does."""
 
     def read() -> Prompt:
         if question.messages is not None:
@@ -110,18 +105,23 @@ async def request_for(
 ) -> Request:
     """Return the engine's request for one answer to a question.
 
-    Args:
-        translator: Has the model.
-        request: The HTTP request.
-        question: The question.
-        fields: How to steer, sample and stop.
-        **options: Further arguments of `SteeredModel.request`.
-
-    Raises RequestError for what the settings or the model do not allow.
+    `options` are further ones of `SteeredModel.request`. Raises RequestError for what the settings
+    or the model do not allow.
     """
     prompt = await prompt_for(translator, request, question)
     made = await translator.requests(request, [prompt], fields, is_chat=question.is_chat, **options)
     return made[0]
+
+
+def steered_otherwise(
+    translator: Translator, question: Question, request: Request, steer: Steer
+) -> Request:
+    """Return the same request with other steering, its prompt not read again."""
+    model = translator.chat_model if question.is_chat else translator.model
+    options = request.options.model_copy(update={"steer": steer})
+    return model.request(
+        request.prompt_ids, options, client=request.client, priority=request.priority
+    )
 
 
 MAX_ANSWERS, MAX_ANSWER_TOKENS, MAX_STRENGTHS, MAX_HEADS = 8, 4096, 64, 64
@@ -177,15 +177,14 @@ class SteeredQuestion(Question, NamedHeadSets):
         return self
 
     def head_set_of(self, target: SteerTarget) -> str | None:
-        """Return the name of the head set that was given for a target."""
         named = super().head_set_of(target)
         return self.head_set if named is None and target == self.target else named
 
     def steer(self, strength: float, target: SteerTarget | None = None) -> Steer:
         """Return how to steer at a strength, toward the target or another."""
-        toward = target or self.target
-        named = self.head_set_of(toward)
-        return Steer(target=toward, head_set=named, strength=strength, gate="off")
+        target = target or self.target
+        named = self.head_set_of(target)
+        return Steer(target=target, head_set=named, strength=strength, gate="off")
 
 
 class SweepRequest(SteeredQuestion):
@@ -418,42 +417,38 @@ class _Sweep:
         self._body, self._http, self._service = body, request, service
         self._translator = service.translator
         self._model = self._translator.model
-        self._at_one = self._model.resolve(body.steer(1.0)).report
 
     async def run(self) -> SweepResponse:
-        body = self._body
-        first = await self._request(Steer(target="none"))
-        prompt, self._priority = first.prompt_ids, first.priority
+        body, translator = self._body, self._translator
+        at_one = self._model.resolve(body.steer(1.0)).report
+        fields = GenerationFields(steer=Steer(target="none"), max_tokens=body.max_tokens)
+        self._unsteered = await request_for(translator, self._http, body, fields)
         pair = await self._given_answers() if body.answers else await self._found_answers()
-        shared = pair[0][: _n_shared(*pair)]
-        ends = [ids[len(shared) :] for ids in pair]
+        n = _n_shared(*pair)
+        shared, ends = pair[0][:n], [ids[n:] for ids in pair]
         curves: list[Curve] = []
         flip = None
         if all(ends):
-            before = (*prompt, *shared)
+            before = (*self._unsteered.prompt_ids, *shared)
             found = await self._probabilities(before, ends, body.strengths)
             curves = [
                 Curve(text=self._text(ids), tokens=list(ids), probabilities=probabilities)
                 for ids, probabilities in zip(ends, found, strict=True)
             ]
-            if around := _crossing(body.strengths, found):
-                low, high = around
+            if crossing := _crossing(body.strengths, found):
+                low, high, _ = crossing
                 finer = [low + (high - low) * i / N_FINER for i in range(N_FINER + 1)]
-                flip = _flip(finer, await self._probabilities(before, ends, finer))
+                crossing = _crossing(finer, await self._probabilities(before, ends, finer))
+                flip = None if crossing is None else crossing[2]
         return SweepResponse(
             strengths=body.strengths,
             curves=curves,
             after=self._text(shared, skip_special_tokens=True),
             flip=flip,
-            steering=self._at_one,
+            steering=at_one,
         )
 
-    async def _request(self, steer: Steer) -> Request:
-        fields = GenerationFields(steer=steer, max_tokens=self._body.max_tokens)
-        return await request_for(self._translator, self._http, self._body, fields)
-
     async def _given_answers(self) -> list[Ids]:
-        """Return the tokens of the answers that were given, as they follow the prompt."""
         translator, answers = self._translator, self._body.answers or []
 
         def work() -> list[Ids]:
@@ -463,23 +458,25 @@ class _Sweep:
 
     async def _found_answers(self) -> list[Ids]:
         """Return what memory and context answer, up to the first token in which they differ."""
-        targets = self._body.targets(self._model.head_sets.targets())
-        others = [target for target in targets if target != self._body.target]
-        first: SteerTarget = others[0] if others else "none"
-        steers = [self._body.steer(1.0, first), self._body.steer(1.0)]
-        if self._body.target == "parametric":
+        body = self._body
+        targets = body.targets(self._model.head_sets.targets())
+        others: list[SteerTarget] = [target for target in targets if target != body.target]
+        steers = [body.steer(1.0, others[0] if others else "none"), body.steer(1.0)]
+        if body.target == "parametric":
             steers.reverse()
-        requests = [await self._request(steer) for steer in steers]
-        first_ids, second_ids = [done.token_ids for done in await self._complete(requests)]
-        n = _n_shared(first_ids, second_ids) + 1
-        return [first_ids[:n], second_ids[:n]]
+        requests = [
+            steered_otherwise(self._translator, body, self._unsteered, steer) for steer in steers
+        ]
+        pair = [done.token_ids for done in await self._complete(requests)]
+        n = _n_shared(*pair) + 1
+        return [ids[:n] for ids in pair]
 
     async def _probabilities(
         self, prompt: Ids, ends: Sequence[Ids], strengths: Sequence[float]
     ) -> list[list[float]]:
         """Return how likely each end is at each strength, in one batch."""
         steers = [self._body.steer(strength) for strength in strengths]
-        request = partial(self._model.request, priority=self._priority)
+        request = partial(self._model.request, priority=self._unsteered.priority)
         if all(len(end) == 1 for end in ends):
             watch = tuple(end[0] for end in ends)
             done = await self._complete(
@@ -510,30 +507,15 @@ def _n_shared(one: Ids, other: Ids) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _leads(found: Sequence[Sequence[float]]) -> list[float]:
-    """Return by how much the first answer is likelier at each strength, as a logarithm."""
-    return [
+def _crossing(
+    strengths: Sequence[float], found: Sequence[Sequence[float]]
+) -> tuple[float, float, float] | None:
+    """Return the first two strengths between which the curves cross, and where on a line."""
+    leads = [  # by how much the first answer is likelier, as a logarithm
         math.log(max(one, LEAST)) - math.log(max(other, LEAST))
         for one, other in zip(*found, strict=True)
     ]
-
-
-def _crossing(
-    strengths: Sequence[float], found: Sequence[Sequence[float]]
-) -> tuple[float, float] | None:
-    """Return the first two strengths between which the curves cross."""
-    points = list(zip(strengths, _leads(found), strict=True))
-    for (low, before), (high, after) in pairwise(points):
+    for (low, before), (high, after) in pairwise(zip(strengths, leads, strict=True)):
         if before != 0 and (before > 0) != (after > 0):
-            return low, high
+            return low, high, low + (high - low) * before / (before - after)
     return None
-
-
-def _flip(strengths: Sequence[float], found: Sequence[Sequence[float]]) -> float | None:
-    """Return where the curves cross, on a line between the two strengths next to it."""
-    around = _crossing(strengths, found)
-    if around is None:
-        return None
-    at = dict(zip(strengths, _leads(found), strict=True))
-    low, high = around
-    return low + (high - low) * at[low] / (at[low] - at[high])

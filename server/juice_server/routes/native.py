@@ -5,8 +5,6 @@ Unknown fields are refused: a misspelt `steer` must never pass unsteered.
 
 from __future__ import annotations
 
-import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -19,7 +17,6 @@ from juice.engine.steer import SteeringReport
 from juice.errors import RequestError
 from juice_server.chat import MAX_TOOLS, Message, TemplateFields, Tool
 from juice_server.chat_prompt import prompt_of
-from juice_server.errors import Failure
 from juice_server.fields import (
     ABSENT,
     MAX_PROMPTS,
@@ -33,13 +30,11 @@ from juice_server.fields import (
     Usage,
     as_list,
     at_most,
-    usage_of,
 )
 from juice_server.http import StrictRoute
 from juice_server.requests import TokenScore, joined
-from juice_server.routes.stream import Event, answered
+from juice_server.routes.stream import Event, Renderer, answered
 from juice_server.service import Service, ServiceOf
-from juice_server.trace import Trace, trace_of
 
 
 class GenerateRequest(GenerationFields):
@@ -138,7 +133,6 @@ class TokenizeRequest(TemplateFields, Body):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return what the chat template is given beside messages."""
         options = super().for_template()
         if self.tools:
             options["tools"] = [tool.function.function.for_template() for tool in self.tools]
@@ -187,45 +181,38 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf) 
 
     With `stream`: events {"text", "index"}, a last one with the rest, and [DONE].
     """
-    trace = trace_of(request.scope)
     requests = await service.translator.requests(
         request, joined(body.prompt, body.context), body, top_logprobs=body.logprobs or 0
     )
-    renderer = GenerateRenderer(service, body, trace)
+    renderer = GenerateRenderer(service, request, has_logprobs=body.logprobs is not None)
     return await answered(service, request, requests, renderer, is_stream=body.stream)
 
 
-class NativeRenderer(ABC):
+class NativeRenderer(Renderer):
     """Renders answers of JuICE's own routes, or a stream's events, whose last has the rest."""
 
-    says_done = True
     streamed: ClassVar[dict[str, Any]]
     """The fields of the answer that the last event of a stream leaves out."""
 
-    def __init__(self, service: Service, trace: Trace, *, has_logprobs: bool) -> None:
-        self._texts = service.translator.texts
-        self._model_name = service.translator.model_name
-        self._trace, self._has_logprobs = trace, has_logprobs
-
-    @abstractmethod
-    def response(self, completions: list[Completion]) -> Answer:
-        """Return the answer."""
-
-    def of(self, completions: list[Completion]) -> Event:
-        """Return the whole answer as plain data."""
-        return self.response(completions).model_dump()
+    def __init__(self, service: Service, request: Request, *, has_logprobs: bool) -> None:
+        super().__init__(service, request)
+        self._has_logprobs = has_logprobs
 
     def closing(self, completions: list[Completion]) -> Iterable[Event]:
-        """Yield the last event: the answer without what was streamed."""
-        yield self.response(completions).model_dump(exclude=self.streamed)
-
-    def failed(self, failure: Failure) -> Event:
-        """Return the event of an error."""
-        return failure.body()
+        yield self.of(completions).model_dump(exclude=self.streamed)
 
     def logprobs(self, tokens: Sequence[ScoredToken]) -> list[TokenScore] | None:
         """Return the tokens of an answer, where they were asked for."""
         return self._texts.scores(tokens) if self._has_logprobs else None
+
+    def timing(self, completions: list[Completion]) -> Timing:
+        """Return the seconds until the first start, the first token, and now."""
+        firsts = [c.timing.tokens_s[0] for c in completions if c.timing.tokens_s]
+        return Timing(
+            queued_s=round(min(c.timing.queued_s for c in completions), 4),
+            first_token_s=round(min(firsts), 4) if firsts else None,
+            total_s=round(self._trace.age_s, 4),
+        )
 
     def piece(self, update: Update, place: Event) -> Iterable[Event]:
         """Yield the event of new text or tokens, if there are any, with their place."""
@@ -238,22 +225,17 @@ class NativeRenderer(ABC):
 class GenerateRenderer(NativeRenderer):
     """Renders the answer to POST /generate."""
 
+    id_prefix = "gen-"
     streamed: ClassVar = {
         "text": True,
         "logprobs": True,
         "choices": {"__all__": {"text", "logprobs"}},
     }
 
-    def __init__(self, service: Service, body: GenerateRequest, trace: Trace) -> None:
-        super().__init__(service, trace, has_logprobs=body.logprobs is not None)
-        self._id = f"gen-{uuid.uuid4().hex}"
-
     def events(self, update: Update) -> Iterable[Event]:
-        """Yield an event with new text of a choice."""
         return self.piece(update, {"text": update.text, "index": update.index})
 
-    def response(self, completions: list[Completion]) -> GenerateResponse:
-        """Return the answer."""
+    def of(self, completions: list[Completion]) -> GenerateResponse:
         choices = [
             Choice(
                 index=i,
@@ -269,21 +251,11 @@ class GenerateRenderer(NativeRenderer):
             text=choices[0].text,
             finish_reason=choices[0].finish_reason,
             steering=completions[0].steering,
-            usage=usage_of(self._trace.n_prompt_tokens, self._trace.n_generated_tokens),
-            timing=timing_of(completions, self._trace),
+            usage=Usage.of(self._trace),
+            timing=self.timing(completions),
             logprobs=choices[0].logprobs,
             choices=choices if len(choices) > 1 else None,
         )
-
-
-def timing_of(completions: list[Completion], trace: Trace) -> Timing:
-    """Return the seconds until the first start, the first token, and now."""
-    firsts = [c.timing.tokens_s[0] for c in completions if c.timing.tokens_s]
-    return Timing(
-        queued_s=round(min(c.timing.queued_s for c in completions), 4),
-        first_token_s=round(min(firsts), 4) if firsts else None,
-        total_s=round(trace.age_s, 4),
-    )
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)
@@ -297,16 +269,18 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceOf) 
             turns = [message.plain() for message in body.messages]
             prompt = prompt_of(translator, turns, options=body.for_template())
             text, adds_special = str(prompt.text), False
-        options: dict[str, Any] = {"param": "text", "is_to_fit": False}
-        ids = translator.tokens(text, add_special_tokens=adds_special, **options) if text else ()
+        ids: tuple[int, ...] = ()
+        if text:
+            ids = translator.tokens(
+                text, add_special_tokens=adds_special, param="text", is_to_fit=False
+            )
+        names = tokenizer.convert_ids_to_tokens(list(ids)) if body.return_token_strs else None
         answer = TokenizeResponse(
             tokens=list(ids),
             texts=[translator.texts[token] for token in ids],
             count=len(ids),
             max_model_len=translator.max_model_len,
-            token_strs=tokenizer.convert_ids_to_tokens(list(ids))
-            if body.return_token_strs
-            else None,
+            token_strs=names,
         )
         return JSONResponse(answer.model_dump())  # still off the event loop
 
@@ -318,13 +292,12 @@ async def detokenize(
     body: DetokenizeRequest, request: Request, service: ServiceOf
 ) -> DetokenizeResponse:
     """Return the text of tokens."""
-    n = service.model.description.vocabulary_size
+    tokenizer, n = service.model.description.tokenizer, service.model.description.vocabulary_size
     if body.tokens and max(body.tokens) >= n:
         raise RequestError(
             f"tokens names token {max(body.tokens)}; the model has tokens 0 to {n - 1}",
             param="tokens",
         )
-    tokenizer = service.model.description.tokenizer
     text = await service.translator.off_loop(
         request, lambda: tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)
     )

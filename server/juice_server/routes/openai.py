@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,9 +12,17 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from juice.engine.answer import Completion, FinishReason, ScoredToken, Update
 from juice.engine.steer import SteeringReport
-from juice_server.chat import ChatFields, Message, TemplateFields, ToolFields
+from juice_server.chat import (
+    MAX_TOOLS,
+    AllowedChoice,
+    ChatFields,
+    Message,
+    NamedTool,
+    TemplateFields,
+    Tool,
+    offered,
+)
 from juice_server.chat_prompt import Chat, chat_of
-from juice_server.errors import Failure
 from juice_server.fields import (
     ABSENT,
     MAX_PROMPTS,
@@ -30,14 +36,13 @@ from juice_server.fields import (
     Usage,
     as_list,
     at_most,
-    usage_of,
 )
 from juice_server.http import StrictRoute
 from juice_server.requests import TokenTexts, finite, joined
-from juice_server.routes.stream import Event, answered
+from juice_server.routes.stream import Event, Renderer, answered
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import Arguments, Call, Part, Reader, Thought, Words, whole
-from juice_server.trace import Trace, trace_of
+from juice_server.tools import Offer
 
 COMPLETION_EVENTS = (
     "OpenAI's completion, with `steering`. A stream has an event for each piece of text: the same "
@@ -56,9 +61,8 @@ CHAT_EVENTS = (
 
 def _as_prompts(value: Any) -> Any:
     """Turn a string, tokens, or a list of either into a list of prompts."""
-    if isinstance(value, list) and value and isinstance(value[0], int):
-        return [value]
-    return as_list(value)
+    is_tokens = isinstance(value, list) and value and isinstance(value[0], int)
+    return [value] if is_tokens else as_list(value)
 
 
 class CompletionRequest(OpenAIFields):
@@ -98,7 +102,7 @@ class CompletionRequest(OpenAIFields):
         return self
 
 
-class ChatRequest(ToolFields, TemplateFields, ChatFields):
+class ChatRequest(TemplateFields, ChatFields):
     """The body of POST /v1/chat/completions.
 
     Without `max_tokens`, an answer has at most 512 tokens, or what the context leaves. `context`
@@ -108,6 +112,12 @@ class ChatRequest(ToolFields, TemplateFields, ChatFields):
 
     default_max_tokens: ClassVar[int] = 512
 
+    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
+    """The functions that the answer may call."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
+    """Whether it must call one, and which."""
+    parallel_tool_calls: bool = True
+    """Whether it may have several calls."""
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     """The turns of the chat."""
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
@@ -124,6 +134,17 @@ class ChatRequest(ToolFields, TemplateFields, ChatFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
         return self
+
+    def offer(self) -> Offer | None:
+        choice = self.tool_choice or "auto"
+        return offered(
+            [tool.function.function for tool in self.tools or ()],
+            choice.allowed_tools if isinstance(choice, AllowedChoice) else choice,
+            is_single=not self.parallel_tool_calls,
+        )
+
+    def turns(self) -> list[dict[str, Any]]:
+        return [message.plain() for message in self.messages]
 
 
 class OpenAIAnswer(Answer):
@@ -282,35 +303,26 @@ def scored_places(texts: TokenTexts, tokens: Sequence[ScoredToken]) -> list[Scor
     ]
 
 
-class OpenAIRenderer:
+class OpenAIRenderer(Renderer):
     """Renders completions as an answer, or their updates as the chunks of a stream."""
 
-    says_done = True
-    id_prefix: ClassVar[str]
     answer: ClassVar[type[OpenAIAnswer]]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(
-        self, service: Service, body: ChatRequest | CompletionRequest, trace: Trace
-    ) -> None:
-        self._texts, self._model_name = service.translator.texts, service.translator.model_name
-        self._fingerprint = service.system_fingerprint
-        self._include_usage, self._trace = body.include_usage, trace
-        self._id, self._created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
+    def __init__(self, service: Service, request: Request, body: OpenAIFields) -> None:
+        super().__init__(service, request)
+        self._fingerprint, self._include_usage = service.system_fingerprint, body.include_usage
 
     def closing(self, completions: list[Completion]) -> Iterable[Event]:  # noqa: ARG002
         """Yield a stream's last chunk, the usage, where it is wanted."""
         if self._include_usage:
-            yield {**self._frame(self.chunk_kind, []), "usage": self._usage().model_dump()}
+            usage = Usage.of(self._trace).model_dump()
+            yield {**self._frame(self.chunk_kind, []), "usage": usage}
 
-    def failed(self, failure: Failure) -> Event:
-        """Return the event of an error."""
-        return failure.body()
-
-    def _whole(self, choices: Sequence[Any], steering: SteeringReport) -> Event:
+    def _whole(self, choices: Sequence[Any], steering: SteeringReport) -> OpenAIAnswer:
         frame = self._frame(self.kind, choices)
-        return self.answer(**frame, usage=self._usage(), steering=steering).model_dump()
+        return self.answer(**frame, usage=Usage.of(self._trace), steering=steering)
 
     def _chunk(self, choice: Event, steering: SteeringReport | None = None) -> Event:
         chunk = self._frame(self.chunk_kind, [choice])
@@ -330,9 +342,6 @@ class OpenAIRenderer:
             "choices": choices,
         }
 
-    def _usage(self) -> Usage:
-        return usage_of(self._trace.n_prompt_tokens, self._trace.n_generated_tokens)
-
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -345,7 +354,6 @@ router = APIRouter(route_class=StrictRoute)
 )
 async def completions(body: CompletionRequest, request: Request, service: ServiceOf) -> Response:
     """Continue one or more prompts."""
-    trace = trace_of(request.scope)
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
     requests = await service.translator.requests(
         request,
@@ -356,38 +364,31 @@ async def completions(body: CompletionRequest, request: Request, service: Servic
         top_logprobs=body.logprobs or 0,
         prompt_logprobs=scored_prompt,
     )
-    renderer = CompletionRenderer(service, body, trace)
+    renderer = CompletionRenderer(service, request, body)
     return await answered(service, request, requests, renderer, is_stream=body.stream)
 
 
 class CompletionRenderer(OpenAIRenderer):
     """Renders the answer to POST /v1/completions; each chunk is like it, with one choice."""
 
-    id_prefix, answer = "cmpl", CompletionAnswer
+    id_prefix, answer = "cmpl-", CompletionAnswer
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, service: Service, body: CompletionRequest, trace: Trace) -> None:
-        super().__init__(service, body, trace)
+    def __init__(self, service: Service, request: Request, body: CompletionRequest) -> None:
+        super().__init__(service, request, body)
         self._body = body
-        self._tokenizer = service.model.description.tokenizer
+        self._tokenizer = self._description.tokenizer
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
 
-    def of(self, completions: list[Completion]) -> Event:
-        """Return the whole answer."""
-        choices = [
-            self._choice(
-                i,
-                self._echoed(i) + done.text,
-                (*done.prompt_tokens, *done.tokens),
-                done.finish_reason,
-            )
-            for i, done in enumerate(completions)
-        ]
+    def of(self, completions: list[Completion]) -> Answer:
+        choices = []
+        for i, done in enumerate(completions):
+            text, tokens = self._echoed(i) + done.text, (*done.prompt_tokens, *done.tokens)
+            choices.append(self._choice(i, text, tokens, done.finish_reason))
         return self._whole(choices, completions[0].steering)
 
     def events(self, update: Update) -> Iterable[Event]:
-        """Yield a chunk with new text or tokens, or with the end of a choice."""
         i, done = update.index, update.completion
         text = update.text if i in self._begun else self._echoed(i) + update.text
         self._begun.add(i)
@@ -457,31 +458,24 @@ class CompletionRenderer(OpenAIRenderer):
 )
 async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
-    chat = await chat_of(
-        service.translator,
-        request,
-        body,
-        [message.plain() for message in body.messages],
-        body.for_template(),
-        top_logprobs=body.top_logprobs or 0,
-    )
-    renderer = ChatRenderer(service, body, trace_of(request.scope), chat)
+    n_top = body.top_logprobs or 0
+    chat = await chat_of(service.translator, request, body, top_logprobs=n_top)
+    renderer = ChatRenderer(service, request, body, chat)
     return await answered(service, request, chat.requests, renderer, is_stream=body.stream)
 
 
 class ChatRenderer(OpenAIRenderer):
     """Renders the answer to POST /v1/chat/completions; a chunk has a `delta` for its message."""
 
-    id_prefix, answer = "chatcmpl", ChatAnswer
+    id_prefix, answer = "chatcmpl-", ChatAnswer
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, service: Service, body: ChatRequest, trace: Trace, chat: Chat) -> None:
-        super().__init__(service, body, trace)
+    def __init__(self, service: Service, request: Request, body: ChatRequest, chat: Chat) -> None:
+        super().__init__(service, request, body)
         self._has_logprobs, self._chat = body.logprobs, chat
         self._begun: dict[int, _Begun] = {}
 
-    def of(self, completions: list[Completion]) -> Event:
-        """Return the whole answer."""
+    def of(self, completions: list[Completion]) -> Answer:
         choices = []
         for i, done in enumerate(completions):
             message = _message(whole(self._chat.reader(), done.text))
@@ -543,10 +537,12 @@ class _Begun:
 
 def _message(parts: Sequence[Part]) -> AnsweredMessage:
     calls = [_call(part) for part in parts if isinstance(part, Call)]
-    text = "".join(part.text for part in parts if isinstance(part, Words))
+    text, thoughts = (
+        "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Words, Thought)
+    )
     return AnsweredMessage(
         content=text if text or not calls else None,
-        reasoning_content="".join(p.text for p in parts if isinstance(p, Thought)) or None,
+        reasoning_content=thoughts or None,
         tool_calls=calls or None,
     )
 

@@ -5,7 +5,6 @@ What was said before comes as items: messages, calls, their results and thoughts
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -44,7 +43,7 @@ from juice_server.fields import (
 )
 from juice_server.http import StrictRoute
 from juice_server.routes.openai import ScoredPlace, scored_places
-from juice_server.routes.stream import Event, answered
+from juice_server.routes.stream import Event, Renderer, answered
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import (
     Arguments,
@@ -57,7 +56,6 @@ from juice_server.tool_parser import (
     whole,
 )
 from juice_server.tools import Offer
-from juice_server.trace import Trace, trace_of
 
 LOGPROBS = "message.output_text.logprobs"
 # What else `include` may ask for without a change: thoughts are never encrypted here.
@@ -147,28 +145,18 @@ class ResponsesRequest(TemplateFields, ChatFields):
             raise ValueError(f"include names {unknown[0]}; only {LOGPROBS} is served")
         if self.text.format.structure is not None and self._given():
             raise ValueError("text.format and another field each give the answer a form; keep one")
-        self.offer()
         return self
 
     def offer(self) -> Offer | None:
-        """Return the functions that the answer may call; None: none. Raises ValueError."""
-        choice, single = self.tool_choice, not self.parallel_tool_calls
         functions = [tool.function for tool in self.tools or ()]
-        if isinstance(choice, ItemToolChoice):
-            return offered(functions, "required", [choice.name], is_single=True)
-        if isinstance(choice, ItemAllowedTools):
-            names = [tool.name for tool in choice.tools]
-            return offered(functions, choice.mode, names, is_single=single)
-        return offered(functions, choice, is_single=single)
+        return offered(functions, self.tool_choice, is_single=not self.parallel_tool_calls)
 
     @property
     def structure(self) -> Structure | None:
-        """The form of the answer; None: any."""
         return self.text.format.structure or super().structure
 
     @property
     def structure_field(self) -> str | None:
-        """The field that gives it."""
         return "text.format" if self.text.format.structure else super().structure_field
 
     @property
@@ -176,7 +164,7 @@ class ResponsesRequest(TemplateFields, ChatFields):
         """Whether the answer lists its tokens."""
         return LOGPROBS in self.include or self.top_logprobs is not None
 
-    def messages(self) -> list[dict[str, Any]]:
+    def turns(self) -> list[dict[str, Any]]:
         """Return the turns in the form that templates take.
 
         Thoughts, and calls in a row, are of one turn with what the assistant says next to them;
@@ -412,33 +400,26 @@ router = APIRouter(route_class=StrictRoute)
 )
 async def responses(body: ResponsesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
-    chat = await chat_of(
-        service.translator,
-        request,
-        body,
-        body.messages(),
-        body.for_template(),
-        top_logprobs=body.top_logprobs or 0,
-    )
-    renderer = ResponseRenderer(service, body, trace_of(request.scope), chat)
+    n_top = body.top_logprobs or 0
+    chat = await chat_of(service.translator, request, body, top_logprobs=n_top)
+    renderer = ResponseRenderer(service, request, body, chat)
     return await answered(service, request, chat.requests, renderer, is_stream=body.stream)
 
 
-class ResponseRenderer:
+class ResponseRenderer(Renderer):
     """Renders the answer to POST /v1/responses, or the events of a stream: its items, the whole."""
 
-    says_done = False
+    id_prefix, says_done = "resp_", False
 
-    def __init__(self, service: Service, body: ResponsesRequest, trace: Trace, chat: Chat) -> None:
-        self._texts, self._model_name = service.translator.texts, service.translator.model_name
-        self._body, self._trace, self._reader = body, trace, chat.reader()
-        self._id = f"resp_{uuid.uuid4().hex}"
-        self._created, self._n_events = int(time.time()), 0
+    def __init__(
+        self, service: Service, request: Request, body: ResponsesRequest, chat: Chat
+    ) -> None:
+        super().__init__(service, request)
+        self._body, self._reader, self._n_events = body, chat.reader(), 0
         self._items: list[OutputItem] = []  # the last of them is open while a stream runs
         self._open: type[Part] | None = None  # the kind of its parts
 
-    def of(self, completions: list[Completion]) -> Event:
-        """Return the whole answer."""
+    def of(self, completions: list[Completion]) -> ResponseAnswer:
         done = completions[0]
         parts = whole(self._reader, done.text) or [Words("")]
         self._items = [item_of(part) for part in parts]
@@ -464,12 +445,11 @@ class ResponseRenderer:
             yield from self._streamed(part, [])
         if not self._items:
             yield from self._streamed(Words(""), [])
-        response = self._whole(completions[0])
+        response = self._whole(completions[0]).model_dump(by_alias=True)
         yield from self._item_done()
         yield self._event(f"response.{response['status']}", response=response)
 
     def failed(self, failure: Failure) -> Event:
-        """Return the event of an error."""
         return self._event("error", code=failure.code, message=failure.message, param=failure.param)
 
     def _streamed(self, part: Part, logprobs: Sequence[ScoredPlace]) -> Iterable[Event]:
@@ -524,7 +504,7 @@ class ResponseRenderer:
         place = {} if "item" in fields else {"item_id": self._items[-1].id}
         return self._event(kind, output_index=len(self._items) - 1, **place, **fields)
 
-    def _whole(self, completion: Completion) -> Event:
+    def _whole(self, completion: Completion) -> ResponseAnswer:
         is_cut = completion.finish_reason == "length"
         for item in self._items:
             item.status = "completed"
@@ -540,7 +520,7 @@ class ResponseRenderer:
             output=self._items,
             usage=ResponseUsage(input_tokens=n_in, output_tokens=n_out, total_tokens=n_in + n_out),
             steering=completion.steering,
-        ).model_dump(by_alias=True)
+        )
 
     def _frame(self) -> Event:
         """Return what is known of a response before it is complete."""

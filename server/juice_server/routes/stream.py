@@ -1,15 +1,15 @@
-"""Server-sent events: the status waits for the first update.
-
-`[DONE]` ends a stream, except on routes whose protocols have another last event.
-"""
+"""Answers, whole or as server-sent events, whose status waits for the first update."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
+import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -20,7 +20,7 @@ from juice.engine.request import Request
 from juice.engine.steer import SteeringReport
 from juice.errors import JuiceError
 from juice_server.errors import Failure, failure_of
-from juice_server.fields import STEERING_HEADER
+from juice_server.fields import STEERING_HEADER, Answer
 from juice_server.http import while_present
 from juice_server.service import Service
 from juice_server.trace import trace_of
@@ -30,23 +30,34 @@ TOLD = ("applied", "target", "method", "head_set", "strength")
 DONE = "data: [DONE]\n\n"
 
 
-class Renderer(Protocol):
+class Renderer(ABC):
     """Turns completions into the answer of a protocol, or updates into the events of a stream."""
 
-    says_done: bool
-    """Whether `[DONE]` ends a stream."""
+    id_prefix: ClassVar[str]
+    says_done: ClassVar = True
+    """Whether `[DONE]` ends a stream: some protocols have another last event."""
 
-    def of(self, completions: list[Completion]) -> Event:
+    def __init__(self, service: Service, request: HttpRequest) -> None:
+        self._description = service.model.description
+        self._texts, self._model_name = service.translator.texts, service.translator.model_name
+        self._trace = trace_of(request.scope)
+        self._id, self._created = f"{self.id_prefix}{uuid.uuid4().hex}", int(time.time())
+
+    @abstractmethod
+    def of(self, completions: list[Completion]) -> Answer:
         """Return the whole answer."""
 
+    @abstractmethod
     def events(self, update: Update) -> Iterable[Event]:
         """Return the events of one update."""
 
+    @abstractmethod
     def closing(self, completions: list[Completion]) -> Iterable[Event]:
         """Return the events after the last update."""
 
     def failed(self, failure: Failure) -> Event:
         """Return the event of an error."""
+        return failure.body()
 
 
 class EventStream(StreamingResponse):
@@ -81,19 +92,18 @@ async def answered(
         return await stream(service, request, requests, renderer)
     completions = await service.complete(request, requests)
     headers = _told(completions[0].steering)
-    return await asyncio.to_thread(lambda: JSONResponse(renderer.of(completions), headers=headers))
+
+    def rendered() -> Response:
+        answer = renderer.of(completions).model_dump(by_alias=True)
+        return JSONResponse(answer, headers=headers)
+
+    return await asyncio.to_thread(rendered)
 
 
 async def stream(
     service: Service, request: HttpRequest, requests: Sequence[Request], renderer: Renderer
 ) -> EventStream:
     """Start generating and return the stream.
-
-    Args:
-        service: Runs the requests.
-        request: The HTTP request; what runs ends with it.
-        requests: What to generate.
-        renderer: Turns updates into events.
 
     Raises JuiceError before the first update, which becomes the status; a later one is an event.
     """
