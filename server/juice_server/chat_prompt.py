@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from fastapi import Request as HttpRequest
@@ -16,19 +16,13 @@ from juice.errors import RequestError
 from juice.steered_model import SteeredModel, join_context
 from juice_server.chat import ChatFields, Document
 from juice_server.requests import Prompt, Translator
-from juice_server.tool_parser import PlainReader, Reader, ToolUse, use_of
+from juice_server.tool_parser import Reader, ToolUse, use_of
 from juice_server.tools import Offer
 
 
 @dataclass(frozen=True, eq=False)
 class Chat:
-    """The requests of a chat, one for each answer, and the way to read these.
-
-    Args:
-        requests: The requests.
-        prompt: The text before the answers.
-        tools: The way in which they call functions; None: they do not.
-    """
+    """The requests of a chat, one for each answer, and the way to read these after its prompt."""
 
     requests: list[Request]
     prompt: str
@@ -36,25 +30,17 @@ class Chat:
 
     def reader(self) -> Reader:
         """Return a reader for one answer."""
-        return PlainReader() if self.tools is None else self.tools.reader(self.prompt)
-
-
-class Given(Protocol):
-    """A body that may give a chat more than its messages."""
-
-    context: str | None
-    documents: list[Document] | None
-
-    def offer(self) -> Offer | None:
-        """Return the functions that the answer may call."""
+        return Reader() if self.tools is None else self.tools.reader(self.prompt)
 
 
 def prompt_of(
     translator: Translator,
     messages: Sequence[dict[str, Any]],
-    given: Given | None = None,
     options: Mapping[str, Any] = MappingProxyType({}),
     *,
+    offer: Offer | None = None,
+    context: str | None = None,
+    documents: Sequence[Document] | None = None,
     finds_question: bool = False,
 ) -> Prompt:
     """Return a chat as one text.
@@ -62,9 +48,10 @@ def prompt_of(
     Args:
         translator: Has the model and its chat template.
         messages: The turns, which are not changed.
-        given: The functions; the context, which goes before the last user's words, or documents,
-            which go where the template puts them.
-        options: Other arguments of the template.
+        options: Arguments of the template beside functions and documents.
+        offer: The functions.
+        context: What goes before the last user's words.
+        documents: What goes where the template puts it.
         finds_question: Whether to look for the last user's words in the text.
 
     Raises RequestError when there is no template, or when it refuses the messages or has no place
@@ -77,19 +64,19 @@ def prompt_of(
             param="messages",
         )
     chat, before = _Turns(translator.chat_model, messages, options), ""
-    if given is not None and (offer := given.offer()) is not None:
+    if offer is not None:
         remedy = "serve the model with one that has (--chat-template FILE)"
         chat = chat.with_option("tools", offer.for_template(), remedy)
     alone = chat.text
-    if given is not None and given.context is not None:
+    if context is not None:
         if chat.last is None:
             raise RequestError(
                 "a context goes before the last user message, but there is none", param="context"
             )
-        before = join_context(given.context, chat.question).removesuffix(chat.question)
-    if given is not None and given.documents:
-        documents = [document.model_dump() for document in given.documents]
-        chat = chat.with_option("documents", documents, "send them as context")
+        before = join_context(context, chat.question).removesuffix(chat.question)
+    if documents:
+        listed = [document.model_dump() for document in documents]
+        chat = chat.with_option("documents", listed, "send them as context")
     text = chat.asking(before + chat.question) if before else chat.text
     return Prompt(
         text=text,
@@ -164,14 +151,20 @@ async def chat_of(
     """Return the requests of a chat; raises what `prompt_of` and the translator raise."""
 
     def read() -> tuple[Prompt, ToolUse | None]:
-        finds_question = body.steer is not None and body.steer.positions == "question"
-        options = body.for_template()
-        prompt = prompt_of(translator, body.turns(), body, options, finds_question=finds_question)
-        offer, structures = body.offer(), translator.model.engine.structures
+        offer = body.offer()
+        prompt = prompt_of(
+            translator,
+            body.turns(),
+            body.for_template(),
+            offer=offer,
+            context=body.context,
+            documents=body.documents,
+            finds_question=body.steer is not None and body.steer.positions == "question",
+        )
         if offer is None:
             return prompt, None
-        form, structure, field = translator.tool_format, body.structure, body.structure_field
-        return prompt, use_of(offer, form, structures, structure, field)
+        form, structures = translator.tool_format, translator.model.engine.structures
+        return prompt, use_of(offer, form, structures, body.structure, body.structure_field)
 
     prompt, tools = await translator.off_loop(request, read)
     asked: dict[str, Any] = {"top_logprobs": top_logprobs}

@@ -45,36 +45,29 @@ def is_none(value: Any) -> bool:
 # A field that is left out of an answer where it has no value.
 ABSENT: Any = Field(default=None, exclude_if=is_none)
 STEERING_HEADER = "x-juice-steering"
+APPLIED = (
+    "What was applied: a JSON object with some of the fields of `steering`. A stream's is written "
+    "before a gate has decided."
+)
+
+
+def _text(description: str) -> dict[str, str]:
+    return {"type": "string", "description": description}
+
+
+EVENT = {
+    "type": "object",
+    "description": "One event of the stream.",
+    "required": ["data"],
+    "properties": {
+        "event": _text("Its type, in protocols whose events have one."),
+        "data": _text("A JSON object, or `[DONE]` where a stream ends so."),
+    },
+}
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
-        "content": {
-            "text/event-stream": {
-                "schema": {
-                    "type": "object",
-                    "description": "One event of the stream.",
-                    "required": ["data"],
-                    "properties": {
-                        "event": {
-                            "type": "string",
-                            "description": "Its type, in protocols whose events have one.",
-                        },
-                        "data": {
-                            "type": "string",
-                            "description": "A JSON object, or `[DONE]` where a stream ends so.",
-                        },
-                    },
-                }
-            }
-        },
-        "headers": {
-            STEERING_HEADER: {
-                "description": (
-                    "What was applied: a JSON object with some of the fields of `steering`. A "
-                    "stream's is written before a gate has decided."
-                ),
-                "schema": {"type": "string"},
-            }
-        },
+        "content": {"text/event-stream": {"schema": EVENT}},
+        "headers": {STEERING_HEADER: {"description": APPLIED, "schema": {"type": "string"}}},
     }
 }
 
@@ -224,7 +217,6 @@ class ResponseFormat(Documented, extra="forbid"):
 
     @property
     def structure(self) -> Structure | None:
-        """The form of the answer; None: any."""
         if self.json_schema is not None:
             return Structure.json_schema(self.json_schema.schema_)
         return Structure.json_object() if self.type == "json_object" else None
@@ -487,7 +479,6 @@ class OpenAIFields(GenerationFields):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 

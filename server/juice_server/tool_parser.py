@@ -11,7 +11,7 @@ import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
@@ -27,17 +27,22 @@ NAMED = re.compile(r"\s*(?P<name>[\w.:-]+)(?:\[CALL_ID\]\w+)?\[ARGS\](?P<argumen
 
 
 @dataclass(frozen=True)
-class Words:
+class Text:
+    """A piece of text in an answer."""
+
+    text: str
+
+
+class Words(Text):
     """Text of the answer."""
 
-    text: str
 
-
-@dataclass(frozen=True)
-class Thought:
+class Thought(Text):
     """Text of what the model thinks before it answers, where its tokenizer tells them apart."""
 
-    text: str
+
+class Arguments(Text):
+    """More text of the arguments of the call before it."""
 
 
 @dataclass(frozen=True)
@@ -49,29 +54,15 @@ class Call:
     arguments: str
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """More text of the arguments of the call before it."""
-
-    text: str
-
-
 WholePart = Words | Thought | Call
 Part = WholePart | Arguments
 
 
-class Reader(Protocol):
-    """Takes an answer as it comes; the parts of `feed` and `finish` together are all of it."""
+class Reader:
+    """Takes an answer as it comes; this one reads it as words only.
 
-    def feed(self, text: str) -> list[Part]:
-        """Take more of the answer."""
-
-    def finish(self) -> list[Part]:
-        """End the answer."""
-
-
-class PlainReader:
-    """Reads an answer that is words only."""
+    The parts of `feed` and `finish` together are all of it.
+    """
 
     def feed(self, text: str) -> list[Part]:
         """Take more of the answer."""
@@ -82,7 +73,7 @@ class PlainReader:
         return []
 
 
-class CallReader:
+class CallReader(Reader):
     """Reads an answer that may call functions, whose form nothing enforces.
 
     transformers' `ResponseParser` finds the calls. What looks like one but names no function that
@@ -97,16 +88,14 @@ class CallReader:
     def __init__(self, form: Format, offer: Offer, prompt: str) -> None:
         self._template, self._offer = load_response_template(dict(form.response_template)), offer
         self._names = {function.name for function in offer.callable}
+        self._marked = {name for name, field in self._template.fields.items() if field.open_re}
         self._parser = self._new_parser(prompt if form.is_own else "")
         self._n_calls = 0
-        fields = self._template.fields
-        self._marked = {name for name, field in fields.items() if field.open_re}
         self._unsettled = ""  # fed, but neither text nor call yet
         self._space = ""  # text, unless a call follows
         self._is_after_call = self._is_ending = False
 
     def feed(self, text: str) -> list[Part]:
-        """Take more of the answer."""
         parts: list[Part] = []
         for character in text:  # where one cannot be parsed, nothing else is lost with it
             self._unsettled += character
@@ -120,7 +109,6 @@ class CallReader:
         return joined(parts)
 
     def finish(self) -> list[Part]:
-        """End the answer."""
         self._is_ending = True
         try:
             _, events = self._parser.finalize()
@@ -134,8 +122,7 @@ class CallReader:
         return joined([*parts, *([] if self._n_calls else self._words("", is_last=True))])
 
     def _new_parser(self, prompt: str) -> ResponseParser:
-        tools = self._offer.for_template()
-        return ResponseParser(self._template, prefix=prompt, tools=tools)
+        return ResponseParser(self._template, prefix=prompt, tools=self._offer.for_template())
 
     def _parts(self, events: Iterable[dict[str, Any]], *, are_whole: bool = True) -> list[Part]:
         parts: list[Part] = []
@@ -183,7 +170,7 @@ def joined(parts: Iterable[Part]) -> list[Part]:
     made: list[Part] = []
     for part in parts:
         last = made[-1] if made else None
-        if isinstance(part, Words | Thought | Arguments) and type(last) is type(part):
+        if isinstance(part, Text) and type(last) is type(part):
             made[-1] = replace(part, text=last.text + part.text)
         else:
             made.append(part)
@@ -245,16 +232,12 @@ def new_id() -> str:
     return "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
 
 
-class SpelledReader:
+class SpelledReader(Reader):
     """Reads an answer whose form a grammar enforces: a call's name first, then its arguments.
 
     Nothing but text and calls in their spelling can come, unless the answer is cut. So a name and
     the pieces of its arguments need not wait for their end, and a call that is cut before its name
     is dropped. White space around names and arguments does not count: tokenizers differ in it.
-
-    Args:
-        spelling: How calls are written.
-        offer: What may be called.
     """
 
     def __init__(self, spelling: Spelling, offer: Offer) -> None:
@@ -269,17 +252,15 @@ class SpelledReader:
             self._expect(spelling.begin)
 
     def feed(self, text: str) -> list[Part]:
-        """Take more of the answer."""
         return joined(part for character in text for part in self._take(character))
 
     def finish(self) -> list[Part]:
-        """End the answer."""
         is_text = self._is_before_calls and not self._heads
         return [Words(self._held)] if is_text and self._held else []
 
     def _take(self, character: str) -> Iterable[Part]:
         if self._scan is not None:
-            if self._scan.has_begun or not character.isspace():
+            if self._scan.depth or not character.isspace():
                 yield Arguments(character)
             if self._scan.ends_with(character):
                 self._scan = None
@@ -330,29 +311,21 @@ class _Scan:
     """Finds the end of a JSON object."""
 
     def __init__(self) -> None:
-        self._depth, self._in_string, self._is_escaped = 0, False, False
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether its first brace was read."""
-        return self._depth > 0
+        self.depth, self._in_string, self._is_escaped = 0, False, False
 
     def ends_with(self, character: str) -> bool:
         """Take the next character; return whether it is the last."""
-        if self._in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif character == "\\":
-                self._is_escaped = True
-            else:
-                self._in_string = character != '"'
+        if self._is_escaped:
+            self._is_escaped = False
         elif character == '"':
-            self._in_string = True
+            self._in_string = not self._in_string
+        elif self._in_string:
+            self._is_escaped = character == "\\"
         elif character in "{[":
-            self._depth += 1
+            self.depth += 1
         elif character in "}]":
-            self._depth -= 1
-            return self._depth == 0
+            self.depth -= 1
+            return self.depth == 0
         return False
 
 
@@ -362,21 +335,14 @@ MAX_CALLS = 8
 
 
 def grammar_of(
-    offer: Offer,
-    spelling: Spelling,
-    special: Mapping[str, int],
-    answer: str | None = None,
+    offer: Offer, spelling: Spelling, special: Mapping[str, int], answer: str | None
 ) -> Structure:
     """Return the form of answers whose calls are of the functions that were offered.
 
     An answer that must call begins with a call. One that may call is text up to a call, if any
-    comes, and after the calls it ends. Arguments are valid under the schema of their function.
-
-    Args:
-        offer: What may be called.
-        spelling: How calls are written.
-        special: The texts that are tokens of their own.
-        answer: The JSON schema of an answer that calls nothing; None: any text.
+    comes, and after the calls it ends. Arguments are valid under the schema of their function, and
+    an answer that calls nothing under that of `answer`; None: any text. The texts in `special` are
+    tokens of their own.
     """
 
     def spelled(text: str) -> str:
@@ -389,8 +355,8 @@ def grammar_of(
         )
 
     names = " | ".join(f"call_{i}" for i in range(len(offer.callable)))
-    between = f"({spelled(spelling.between)} call){{0,{MAX_CALLS - 1}}}"
-    more = between if not offer.is_single else ""
+    n_more = 0 if offer.is_single else MAX_CALLS - 1
+    more = f"({spelled(spelling.between)} call){{0,{n_more}}}" if n_more else ""
     rules = [
         f"calls: {spelled(spelling.begin)} call {more} {spelled(spelling.end)}",
         f"call: {names}",
@@ -428,13 +394,7 @@ def _after_text(
 
 @dataclass(frozen=True, eq=False)
 class ToolUse:
-    """How one model calls what a chat offers.
-
-    Args:
-        offer: The functions.
-        form: How it writes calls.
-        structure: The form of its whole answer; None: any.
-    """
+    """How one model calls what a chat offers; `structure` is the form of its whole answer."""
 
     offer: Offer
     form: Format
@@ -454,16 +414,9 @@ def use_of(
     answer: Structure | None,
     answer_field: str | None,
 ) -> ToolUse:
-    """Return how a model calls what a chat offers.
+    """Return how a model calls what a chat offers; raises RequestError for what is not enforceable.
 
-    Args:
-        offer: The functions.
-        form: How the model writes calls.
-        structures: Those of the model's answers.
-        answer: The form of an answer that calls nothing; None: any.
-        answer_field: The field that gives it.
-
-    Raises RequestError for what cannot be enforced.
+    `answer`, which `answer_field` gives, is the form of an answer that calls nothing; None: any.
     """
     if not offer.must_call and answer is not None and answer.form != "json_schema":
         raise RequestError(
@@ -487,7 +440,5 @@ def use_of(
             " response_format, or ask for a call by tool_choice",
             param="tools",
         )
-    schema = None if answer is None else answer.text
-    return ToolUse(
-        offer, form, grammar_of(offer, form.spelling, structures.special_tokens(), schema)
-    )
+    schema, special = None if answer is None else answer.text, structures.special_tokens()
+    return ToolUse(offer, form, grammar_of(offer, form.spelling, special, schema))

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 class Function:
     """A function that a model may call.
 
-    Args:
-        name: Its name.
-        description: What it is for.
-        parameters: The JSON schema of its arguments, an object; None: it takes none.
-        is_strict: Whether its arguments must be valid under the schema.
+    `parameters` is the JSON schema of its arguments, an object; None: it takes none. Where it is
+    strict, arguments must be valid under the schema.
     """
 
     name: str
@@ -37,13 +34,12 @@ class Function:
 
     def for_template(self) -> dict[str, Any]:
         """Return the form that chat templates take."""
-        fields = {
-            "name": self.name,
-            "description": self.description,
-            "parameters": self.parameters,
-        }
-        given = {name: value for name, value in fields.items() if value is not None}
-        return {"type": "function", "function": given}
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        if self.parameters is not None:
+            function["parameters"] = self.parameters
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,12 +174,10 @@ _SIGNS = (
 
 
 def format_of(tokenizer: PreTrainedTokenizerBase, chat_template: str, name: FormatName) -> Format:
-    """Return how a model writes calls.
+    """Return how a model writes calls, in the form of a name.
 
-    Args:
-        tokenizer: The model's, which may describe its answers itself (`response_template`).
-        chat_template: The text of the template in use, which shows calls as the model writes them.
-        name: The form, or `auto` to find it.
+    `auto` finds it: the tokenizer may describe its answers itself (`response_template`), or the
+    text of the chat template in use shows calls as the model writes them.
     """
     if name == "mistral":
         return FORMATS["mistral_args" if "[ARGS]" in chat_template else "mistral"]

@@ -34,8 +34,7 @@ def first_steered(
     translator: Any = SimpleNamespace(
         chat_model=mini.with_chat_template(template), model_name="mini"
     )
-    given: Any = SimpleNamespace(context=context, documents=None, offer=lambda: None)
-    prompt = prompt_of(translator, turns, given, finds_question=True)
+    prompt = prompt_of(translator, turns, context=context, finds_question=True)
     assert isinstance(prompt.text, str)
     assert prompt.question_start is not None
     form = translator.chat_model.prompts

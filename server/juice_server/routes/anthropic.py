@@ -341,8 +341,16 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceOf)
     """Return how many tokens a chat has."""
 
     def count() -> int:
-        text = prompt_of(service.translator, body.turns(), body, body.for_template()).text
-        return len(service.translator.tokens(text, add_special_tokens=False, is_to_fit=False))
+        prompt = prompt_of(
+            service.translator,
+            body.turns(),
+            body.for_template(),
+            offer=body.offer(),
+            context=body.context,
+            documents=body.documents,
+        )
+        ids = service.translator.tokens(prompt.text, add_special_tokens=False, is_to_fit=False)
+        return len(ids)
 
     return CountAnswer(input_tokens=await service.translator.off_loop(request, count))
 

@@ -42,12 +42,11 @@ class CompareRequest(Question, NamedHeadSets, GenerationFields):
             raise ValueError("it is steered in every way; leave out steer, and give strength")
         if self.n != 1:
             raise ValueError("each way has one answer; leave out n")
+        self.steer = Steer(target="none")
         return self
 
-    def steered(self, target: SteerTarget) -> CompareRequest:
+    def steered(self, target: Target) -> CompareRequest:
         """Return the same for one way of steering."""
-        if target == "none":
-            return self.model_copy(update={"steer": Steer(target="none")})
         name = self.head_set_of(target)
         steer = Steer(target=target, strength=self.strength, head_set=name, gate=self.gate)
         return self.model_copy(update={"steer": steer})
@@ -97,9 +96,7 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
     """
     translator, trace = service.translator, trace_of(request.scope)
     targets = _targets(body, translator.model.head_sets)
-    unsteered = await request_for(
-        translator, request, body, body.steered("none"), top_logprobs=body.top
-    )
+    unsteered = await request_for(translator, request, body, body, top_logprobs=body.top)
     steers = [translator.steer(body.steered(target), None) for target in targets]
     requests = [unsteered, *(steered_otherwise(translator, body, unsteered, s) for s in steers)]
     trace.steer, trace.n_choices = "", len(requests)

@@ -1,11 +1,7 @@
 """POST /explain, /origins and /sweep: which heads decided, and where an answer comes from.
 
-All take a prompt, or the messages of a chat, with the context apart.
-
-    /explain  leaves each steered head out in turn: what changes is its effect on a token of the
-              answer, other heads' steering included
-    /origins  reads each token of an answer unsteered, with the context and without it
-    /sweep    gives how likely two answers are as the strength of the steering rises
+/explain leaves each steered head out in turn: what changes is its effect on a token of the answer,
+other heads' steering included.
 """
 
 from __future__ import annotations
@@ -62,9 +58,6 @@ class Question(Body):
         """Whether it goes through the chat template."""
         return self.messages is not None
 
-    def offer(self) -> None:
-        """Offer no functions."""
-
 
 class NamedHeadSets(Body):
     """Which head sets steer."""
@@ -89,7 +82,8 @@ async def prompt_for(translator: Translator, request: HttpRequest, question: Que
     def read() -> Prompt:
         if question.messages is not None:
             turns = [message.plain() for message in question.messages]
-            return prompt_of(translator, turns, question)
+            context, documents = question.context, question.documents
+            return prompt_of(translator, turns, context=context, documents=documents)
         contexts = None if question.context is None else [question.context]
         return joined([question.prompt or ""], contexts)[0]
 

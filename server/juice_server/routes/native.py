@@ -1,7 +1,4 @@
-"""JuICE's own routes: POST /generate, /tokenize and /detokenize.
-
-Unknown fields are refused: a misspelt `steer` must never pass unsteered.
-"""
+"""POST /generate, /tokenize and /detokenize, which refuse unknown fields, as `steer` misspelt."""
 
 from __future__ import annotations
 

@@ -343,6 +343,16 @@ class OpenAIRenderer(Renderer):
         }
 
 
+def _choice(
+    index: int,
+    content: Event,
+    finish_reason: str | None = None,
+    logprobs: CompletionLogprobs | ChatLogprobs | None = None,
+) -> Event:
+    listed = None if logprobs is None else logprobs.model_dump()
+    return {"index": index, **content, "finish_reason": finish_reason, "logprobs": listed}
+
+
 router = APIRouter(route_class=StrictRoute)
 
 
@@ -384,8 +394,9 @@ class CompletionRenderer(OpenAIRenderer):
     def of(self, completions: list[Completion]) -> Answer:
         choices = []
         for i, done in enumerate(completions):
-            text, tokens = self._echoed(i) + done.text, (*done.prompt_tokens, *done.tokens)
-            choices.append(self._choice(i, text, tokens, done.finish_reason))
+            text = {"text": self._echoed(i) + done.text}
+            logprobs = self._logprobs(i, (*done.prompt_tokens, *done.tokens))
+            choices.append(_choice(i, text, done.finish_reason, logprobs))
         return self._whole(choices, completions[0].steering)
 
     def events(self, update: Update) -> Iterable[Event]:
@@ -393,19 +404,9 @@ class CompletionRenderer(OpenAIRenderer):
         text = update.text if i in self._begun else self._echoed(i) + update.text
         self._begun.add(i)
         if text or done or (self._body.logprobs is not None and update.tokens):
-            choice = self._choice(i, text, update.tokens, done.finish_reason if done else None)
+            reason = done.finish_reason if done else None
+            choice = _choice(i, {"text": text}, reason, self._logprobs(i, update.tokens))
             yield self._chunk(choice, done.steering if done else None)
-
-    def _choice(
-        self, index: int, text: str, tokens: Sequence[ScoredToken], finish_reason: str | None
-    ) -> Event:
-        logprobs = None if self._body.logprobs is None else self._logprobs(index, tokens)
-        return {
-            "index": index,
-            "text": text,
-            "finish_reason": finish_reason,
-            "logprobs": None if logprobs is None else logprobs.model_dump(),
-        }
 
     def _echoed(self, index: int) -> str:
         """Return the prompt of a choice, where it is to be echoed."""
@@ -414,7 +415,9 @@ class CompletionRenderer(OpenAIRenderer):
         prompt = self._body.prompt[index // self._body.n]
         return prompt if isinstance(prompt, str) else str(self._tokenizer.decode(prompt))
 
-    def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> CompletionLogprobs:
+    def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
         texts = [self._texts[token.id] for token in tokens]
         offset = self._offsets.get(index, 0)
         if index not in self._offsets and self._body.echo:
@@ -423,9 +426,7 @@ class CompletionRenderer(OpenAIRenderer):
         self._offsets[index] = offsets[-1]
         return CompletionLogprobs(
             tokens=texts,
-            token_logprobs=[
-                None if token.logprob is None else finite(token.logprob) for token in tokens
-            ],
+            token_logprobs=[t.logprob if t.logprob is None else finite(t.logprob) for t in tokens],
             top_logprobs=[self._top(token) for token in tokens],
             text_offset=[max(0, start) for start in offsets[:-1]],
         )
@@ -479,14 +480,9 @@ class ChatRenderer(OpenAIRenderer):
         choices = []
         for i, done in enumerate(completions):
             message = _message(whole(self._chat.reader(), done.text))
-            choices.append(
-                ChatChoice(
-                    index=i,
-                    message=message,
-                    finish_reason=_reason(done, has_calls=message.tool_calls is not None),
-                    logprobs=self._logprobs(done.tokens),
-                )
-            )
+            reason = _reason(done, has_calls=message.tool_calls is not None)
+            logprobs = self._logprobs(done.tokens)
+            choices.append(_choice(i, {"message": message}, reason, logprobs))
         return self._whole(choices, completions[0].steering)
 
     def events(self, update: Update) -> Iterable[Event]:
@@ -494,7 +490,7 @@ class ChatRenderer(OpenAIRenderer):
         i, done = update.index, update.completion
         if i not in self._begun:
             self._begun[i] = _Begun(self._chat.reader())
-            yield self._chunk(_choice(i, {"role": "assistant", "content": ""}))
+            yield self._chunk(_choice(i, {"delta": {"role": "assistant", "content": ""}}))
         begun = self._begun[i]
         parts = begun.reader.feed(update.text)
         if done is not None:
@@ -504,11 +500,11 @@ class ChatRenderer(OpenAIRenderer):
         if logprobs is not None and not deltas:
             deltas.append({"content": ""})
         for delta in deltas:
-            yield self._chunk(_choice(i, delta, logprobs=logprobs))
+            yield self._chunk(_choice(i, {"delta": delta}, None, logprobs))
             logprobs = None  # once for each token
         if done is not None:
             reason = _reason(done, has_calls=begun.n_calls > 0)
-            yield self._chunk(_choice(i, {}, finish_reason=reason), done.steering)
+            yield self._chunk(_choice(i, {"delta": {}}, reason), done.steering)
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
         if not self._has_logprobs:
@@ -554,14 +550,3 @@ def _call(call: Call) -> AnsweredCall:
 
 def _reason(done: Completion, *, has_calls: bool) -> Literal["stop", "length", "tool_calls"]:
     return "tool_calls" if has_calls and done.finish_reason == "stop" else done.finish_reason
-
-
-def _choice(
-    index: int,
-    delta: Event,
-    *,
-    finish_reason: str | None = None,
-    logprobs: ChatLogprobs | None = None,
-) -> Event:
-    listed = None if logprobs is None else logprobs.model_dump()
-    return {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": listed}

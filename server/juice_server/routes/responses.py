@@ -1,7 +1,4 @@
-"""POST /v1/responses, as OpenAI's clients expect it, without a memory, plus `steer`.
-
-What was said before comes as items: messages, calls, their results and thoughts.
-"""
+"""POST /v1/responses, as OpenAI's clients expect it, without a memory, plus `steer`."""
 
 from __future__ import annotations
 
@@ -199,6 +196,12 @@ EVENTS = (
     "the whole response, or `error`. Each has a `sequence_number`; no `[DONE]` follows."
 )
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+IN_PROGRESS: Any = Field(
+    default="in_progress",
+    description="`completed`, `incomplete` where the answer is cut, or `in_progress` while a "
+    "stream runs.",
+)
+AS_ASKED: Any = Field(description="As in the request.")
 
 
 class OutputText(Answer):
@@ -224,12 +227,7 @@ class OutputMessage(Answer):
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
     """One part, the text."""
-    status: ItemStatus = "in_progress"
-    """`completed`, `incomplete` where the answer is cut, or `in_progress` while a stream runs."""
-
-    def add(self, text: str) -> None:
-        """Add text as it comes."""
-        self.content[0].text += text
+    status: ItemStatus = IN_PROGRESS
 
 
 class OutputReasoning(Answer):
@@ -244,12 +242,7 @@ class OutputReasoning(Answer):
     """Always empty."""
     content: list[ThoughtText]
     """One part, the thoughts."""
-    status: ItemStatus = "in_progress"
-    """`completed`, `incomplete` where the answer is cut, or `in_progress` while a stream runs."""
-
-    def add(self, text: str) -> None:
-        """Add thoughts as they come."""
-        self.content[0].text += text
+    status: ItemStatus = IN_PROGRESS
 
 
 class OutputCall(Answer):
@@ -266,12 +259,7 @@ class OutputCall(Answer):
     """The name of the function."""
     arguments: str
     """Its arguments: a JSON object, as text."""
-    status: ItemStatus = "in_progress"
-    """`completed`, `incomplete` where the answer is cut, or `in_progress` while a stream runs."""
-
-    def add(self, text: str) -> None:
-        """Add text of the arguments as it comes."""
-        self.arguments += text
+    status: ItemStatus = IN_PROGRESS
 
 
 OutputItem = OutputMessage | OutputReasoning | OutputCall
@@ -345,34 +333,24 @@ class ResponseInProgress(Answer):
     """Always null: an error has an answer of its own."""
     incomplete_details: WhyIncomplete | None = None
     """Why it is cut; null where it is not."""
-    instructions: str | None
-    """As in the request."""
-    max_output_tokens: int | None
-    """As in the request."""
-    metadata: dict[str, str]
-    """As in the request."""
+    instructions: str | None = AS_ASKED
+    max_output_tokens: int | None = AS_ASKED
+    metadata: dict[str, str] = AS_ASKED
     model: str
     """The name of the model."""
     output: list[OutputItem] = Field(default_factory=list)
     """What the model thought, said and called, in order."""
-    parallel_tool_calls: bool
-    """As in the request."""
+    parallel_tool_calls: bool = AS_ASKED
     previous_response_id: None = None
     reasoning: NoReasoning = Field(default_factory=NoReasoning)
     """What was asked of the model's thoughts."""
     store: Literal[False] = False
-    temperature: float
-    """As in the request."""
-    text: TextOptions
-    """As in the request."""
-    tool_choice: Literal["none", "auto", "required"] | ItemToolChoice | ItemAllowedTools
-    """As in the request."""
-    tools: list[ItemTool]
-    """As in the request."""
-    top_logprobs: int
-    """As in the request."""
-    top_p: float
-    """As in the request."""
+    temperature: float = AS_ASKED
+    text: TextOptions = AS_ASKED
+    tool_choice: Literal["none", "auto", "required"] | ItemToolChoice | ItemAllowedTools = AS_ASKED
+    tools: list[ItemTool] = AS_ASKED
+    top_logprobs: int = AS_ASKED
+    top_p: float = AS_ASKED
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: None = None
@@ -458,9 +436,11 @@ class ResponseRenderer(Renderer):
         if is_new and not isinstance(part, Arguments):
             yield from self._begun(part)
         item, text = self._items[-1], part.arguments if isinstance(part, Call) else part.text
-        item.add(text)
         fields: Event = {"delta": text}
-        if not isinstance(item, OutputCall):
+        if isinstance(item, OutputCall):
+            item.arguments += text
+        else:
+            item.content[0].text += text
             fields["content_index"] = 0
         if isinstance(item, OutputMessage):
             fields["logprobs"] = [place.model_dump() for place in logprobs]
