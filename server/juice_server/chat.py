@@ -364,7 +364,6 @@ class FunctionTool(NamedFunction):
 
     @property
     def function(self) -> Function:
-        """The same for every protocol."""
         return Function(self.name, self.description, self.parameters, bool(self.strict))
 
 
@@ -374,6 +373,10 @@ class Tool(Documented):
     type: Literal["function"]
     function: FunctionTool
     """The function."""
+
+
+Tools = Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)]
+Mode = Literal["none", "auto", "required"]
 
 
 class NamedTool(Documented):
@@ -427,11 +430,13 @@ class ItemAllowedTools(Documented):
     """The names of the tools."""
 
 
-Mode = Literal["none", "auto", "required"]
-Choice = Mode | NamedTool | AllowedTools | ItemToolChoice | ItemAllowedTools
+ToolChoice = Mode | NamedTool | AllowedChoice
+ItemChoice = Mode | ItemToolChoice | ItemAllowedTools
 
 
-def offered(functions: Sequence[Function], choice: Choice, *, is_single: bool) -> Offer | None:
+def offered(
+    functions: Sequence[Function], choice: ToolChoice | ItemChoice, *, is_single: bool
+) -> Offer | None:
     """Return what is offered of some functions; None: nothing.
 
     Raises ValueError where functions are named that are not listed, or have a name in common.
@@ -443,7 +448,8 @@ def offered(functions: Sequence[Function], choice: Choice, *, is_single: bool) -
     elif isinstance(choice, NamedTool | ItemToolChoice):
         allowed, is_single = [choice.name], True
     else:
-        mode, allowed = choice.mode, [tool.name for tool in choice.tools]
+        some = choice.allowed_tools if isinstance(choice, AllowedChoice) else choice
+        mode, allowed = some.mode, [tool.name for tool in some.tools]
     names = [function.name for function in functions]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"two tools are named {twice}")

@@ -64,12 +64,15 @@ EVENT = {
         "data": _text("A JSON object, or `[DONE]` where a stream ends so."),
     },
 }
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {"text/event-stream": {"schema": EVENT}},
-        "headers": {STEERING_HEADER: {"description": APPLIED, "schema": {"type": "string"}}},
+
+
+def streamed(description: str = "Successful Response") -> dict[int | str, dict[str, Any]]:
+    """Return what FastAPI takes to document an answer that may be a stream."""
+    header = {"description": APPLIED, "schema": {"type": "string"}}
+    stream = {"text/event-stream": {"schema": EVENT}}
+    return {
+        200: {"description": description, "content": stream, "headers": {STEERING_HEADER: header}}
     }
-}
 
 
 @dataclass(frozen=True)
@@ -308,20 +311,19 @@ MAX_KEYS, MAX_PROMPTS, MAX_CHOICES = 100, 1024, 1024
 SEED = Field(default=None, ge=-(2**63), lt=2**63 - MAX_CHOICES)
 
 
+def _check_size(value: Any, n: int, what: str = "entries") -> Any:
+    if isinstance(value, list | dict) and len(value) > n:
+        counts = {"n": n, "what": what, "got": len(value)}
+        raise PydanticCustomError("too_long", "expected at most {n} {what}, got {got}", counts)
+    return value
+
+
 def at_most(n: int) -> BeforeValidator:
     """Refuse a list or object of more than n entries before they are checked.
 
     Each wrong entry would otherwise add an error of its own.
     """
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list | dict) and len(value) > n:
-            raise PydanticCustomError(
-                "too_long", "expected at most {n} entries, got {got}", {"n": n, "got": len(value)}
-            )
-        return value
-
-    return BeforeValidator(check)
+    return BeforeValidator(partial(_check_size, n=n))
 
 
 class Body(Documented):
@@ -332,13 +334,7 @@ class Body(Documented):
     @model_validator(mode="before")
     @classmethod
     def _bound_keys(cls, body: Any) -> Any:
-        if isinstance(body, dict) and len(body) > MAX_KEYS:
-            raise PydanticCustomError(
-                "too_long",
-                "expected at most {n} fields, got {got}",
-                {"n": MAX_KEYS, "got": len(body)},
-            )
-        return body
+        return _check_size(body, MAX_KEYS, "fields") if isinstance(body, dict) else body
 
 
 def _from_name(value: Any) -> Any:

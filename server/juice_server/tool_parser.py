@@ -11,7 +11,7 @@ import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
@@ -31,6 +31,10 @@ class Text:
     """A piece of text in an answer."""
 
     text: str
+
+    def emptied(self) -> Self:
+        """Return it as a stream begins it."""
+        return replace(self, text="")
 
 
 class Words(Text):
@@ -52,6 +56,13 @@ class Call:
     id: str
     name: str
     arguments: str
+
+    @property
+    def text(self) -> str:
+        return self.arguments
+
+    def emptied(self) -> Self:
+        return replace(self, arguments="")
 
 
 WholePart = Words | Thought | Call
@@ -186,11 +197,6 @@ def whole(reader: Reader, answer: str) -> list[WholePart]:
         elif isinstance(last := made[-1], Call):
             made[-1] = replace(last, arguments=last.arguments + part.text)
     return made
-
-
-def emptied(part: WholePart) -> WholePart:
-    """Return a part without its text or arguments, as a stream begins it."""
-    return replace(part, arguments="") if isinstance(part, Call) else replace(part, text="")
 
 
 def _objects(text: str) -> tuple[list[Any], str]:
@@ -401,7 +407,6 @@ class ToolUse:
     structure: Structure | None
 
     def reader(self, prompt: str) -> Reader:
-        """Return what reads one answer after a prompt."""
         if self.structure is None or self.form.spelling is None:
             return CallReader(self.form, self.offer, prompt)
         return SpelledReader(self.form.spelling, self.offer)

@@ -30,20 +30,11 @@ from juice_server.chat import (
 )
 from juice_server.chat_prompt import Chat, chat_of, prompt_of
 from juice_server.errors import Failure, in_anthropics_words
-from juice_server.fields import MAX_TOKENS, STREAMED, Answer, Documented, Unsupported, at_most
+from juice_server.fields import MAX_TOKENS, Answer, Documented, Unsupported, at_most, streamed
 from juice_server.http import StrictRoute
 from juice_server.routes.stream import Event, Renderer, answered
 from juice_server.service import Service, ServiceOf
-from juice_server.tool_parser import (
-    Arguments,
-    Call,
-    Part,
-    Thought,
-    WholePart,
-    Words,
-    emptied,
-    whole,
-)
+from juice_server.tool_parser import Arguments, Call, Part, Thought, WholePart, Words, whole
 from juice_server.tools import Function, Offer
 
 OPEN_TURN = "a last turn of the assistant's goes on by itself"
@@ -93,7 +84,6 @@ class ToolResultBlock(Documented):
 
     @property
     def text(self) -> str:
-        """What the template is given."""
         return f"Error: {plain(self.content)}".rstrip() if self.is_error else plain(self.content)
 
 
@@ -161,7 +151,6 @@ class Tool(Documented):
 
     @property
     def function(self) -> Function:
-        """The same for every protocol."""
         return Function(self.name, self.description, self.input_schema, bool(self.strict))
 
 
@@ -323,12 +312,7 @@ class CountAnswer(Answer):
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post(
-    "/v1/messages",
-    response_model=MessageAnswer,
-    response_description=EVENTS,
-    responses=STREAMED,
-)
+@router.post("/v1/messages", response_model=MessageAnswer, responses=streamed(EVENTS))
 async def messages(body: MessagesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
     chat = await chat_of(service.translator, request, body)
@@ -416,7 +400,7 @@ class MessageRenderer(Renderer):
                 yield {"type": "content_block_stop", "index": at}
             self._kinds.append(type(part))
             at += 1
-            block = block_of(emptied(part)).model_dump()
+            block = block_of(part.emptied()).model_dump()
             yield {"type": "content_block_start", "index": at, "content_block": block}
         if delta := _delta(part):
             yield {"type": "content_block_delta", "index": at, "delta": delta}
@@ -432,18 +416,18 @@ class MessageRenderer(Renderer):
 
     def _stopped(self, done: Completion) -> Event:
         """Return why the answer ends: at its own end, at a stop sequence, or at the bound."""
+        reason, first, ids = "end_turn", None, done.token_ids
         if done.finish_reason == "length":
-            return {"stop_reason": "max_tokens", "stop_sequence": None}
-        if Call in self._kinds:
-            return {"stop_reason": "tool_use", "stop_sequence": None}
-        ids = done.token_ids
-        if ids and ids[-1] in self._description.stop_token_ids:
-            return {"stop_reason": "end_turn", "stop_sequence": None}
-        # The text ends before the sequence, its tokens do not.
-        text = str(self._description.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-        found = [sequence for sequence in self._body.stop_sequences if sequence in text]
-        first = min(found, key=text.index, default=None)
-        return {"stop_reason": "stop_sequence" if first else "end_turn", "stop_sequence": first}
+            reason = "max_tokens"
+        elif Call in self._kinds:
+            reason = "tool_use"
+        elif not ids or ids[-1] not in self._description.stop_token_ids:
+            # The text ends before the sequence, its tokens do not.
+            text = str(self._description.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+            found = [sequence for sequence in self._body.stop_sequences if sequence in text]
+            if found:
+                reason, first = "stop_sequence", min(found, key=text.index)
+        return {"stop_reason": reason, "stop_sequence": first}
 
     def _usage(self, n_out: int) -> MessageUsage:
         return MessageUsage(input_tokens=self._trace.n_prompt_tokens, output_tokens=n_out)
@@ -460,9 +444,10 @@ def block_of(part: WholePart) -> TextPart | ThinkingBlock | ToolUseBlock:
 
 
 def _delta(part: Part) -> Event | None:
-    if isinstance(part, Call | Arguments):
-        text = part.arguments if isinstance(part, Call) else part.text
-        return {"type": "input_json_delta", "partial_json": text} if text else None
     if isinstance(part, Thought):
         return {"type": "thinking_delta", "thinking": part.text}
-    return {"type": "text_delta", "text": part.text} if part.text else None
+    if not part.text:
+        return None
+    if isinstance(part, Words):
+        return {"type": "text_delta", "text": part.text}
+    return {"type": "input_json_delta", "partial_json": part.text}

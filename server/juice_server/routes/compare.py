@@ -12,9 +12,8 @@ from juice.engine.answer import Completion, FinishReason, Update
 from juice.engine.steer import Steer, SteeringReport
 from juice.errors import HeadSetNotFoundError
 from juice.formula import TARGETS, GateMode, SteerTarget, Target
-from juice.head_set.library import HeadSetLibrary
 from juice.head_set.schema import MAX_BETA
-from juice_server.fields import ABSENT, STREAMED, Answer, GenerationFields, Usage
+from juice_server.fields import ABSENT, Answer, GenerationFields, Usage, streamed
 from juice_server.http import StrictRoute
 from juice_server.requests import TokenProbability, TokenScore
 from juice_server.routes.explain import NamedHeadSets, Question, request_for, steered_otherwise
@@ -87,7 +86,7 @@ class CompareResponse(Answer):
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/compare", response_model=CompareResponse, responses=STREAMED)
+@router.post("/compare", response_model=CompareResponse, responses=streamed())
 async def compare(body: CompareRequest, request: Request, service: ServiceOf) -> Response:
     """Show what context and memory would each answer.
 
@@ -95,23 +94,18 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
     rest, and [DONE].
     """
     translator, trace = service.translator, trace_of(request.scope)
-    targets = _targets(body, translator.model.head_sets)
+    targets = body.targets(translator.model.head_sets.targets())
+    if not targets:
+        raise HeadSetNotFoundError(
+            "there is nothing to compare: no head set named context or parametric has betas; "
+            "see /v1/head_sets and `juice tune`"
+        )
     unsteered = await request_for(translator, request, body, body, top_logprobs=body.top)
     steers = [translator.steer(body.steered(target), None) for target in targets]
     requests = [unsteered, *(steered_otherwise(translator, body, unsteered, s) for s in steers)]
     trace.steer, trace.n_choices = "", len(requests)
     renderer = CompareRenderer(service, request, body, ["none", *targets])
     return await answered(service, request, requests, renderer, is_stream=body.stream)
-
-
-def _targets(body: CompareRequest, sets: HeadSetLibrary) -> list[Target]:
-    targets = body.targets(sets.targets())
-    if not targets:
-        raise HeadSetNotFoundError(
-            "there is nothing to compare: no head set named context or parametric has betas; "
-            "see /v1/head_sets and `juice tune`"
-        )
-    return targets
 
 
 class CompareRenderer(NativeRenderer):

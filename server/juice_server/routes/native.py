@@ -12,12 +12,11 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from juice.engine.answer import Completion, FinishReason, ScoredToken, Update
 from juice.engine.steer import SteeringReport
 from juice.errors import RequestError
-from juice_server.chat import MAX_TOOLS, Message, TemplateFields, Tool
+from juice_server.chat import Message, TemplateFields, Tools
 from juice_server.chat_prompt import prompt_of
 from juice_server.fields import (
     ABSENT,
     MAX_PROMPTS,
-    STREAMED,
     TOP_LOGPROBS,
     Answer,
     Body,
@@ -27,6 +26,7 @@ from juice_server.fields import (
     Usage,
     as_list,
     at_most,
+    streamed,
 )
 from juice_server.http import StrictRoute
 from juice_server.requests import TokenScore, joined
@@ -107,7 +107,7 @@ class TokenizeRequest(TemplateFields, Body):
     """The text; `prompt` is vLLM's name for it."""
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=4096)
     """The turns of a chat, in place of a text."""
-    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
+    tools: Tools = None
     """The functions that the chat offers."""
     add_special_tokens: bool | None = None
     """Whether a text gets the tokens with which the model's prompts begin; it does by default. In
@@ -172,7 +172,7 @@ class DetokenizeResponse(Answer):
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/generate", response_model=GenerateResponse, responses=STREAMED)
+@router.post("/generate", response_model=GenerateResponse, responses=streamed())
 async def generate(body: GenerateRequest, request: Request, service: ServiceOf) -> Response:
     """Continue one or more prompts.
 

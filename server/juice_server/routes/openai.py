@@ -12,22 +12,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from juice.engine.answer import Completion, FinishReason, ScoredToken, Update
 from juice.engine.steer import SteeringReport
-from juice_server.chat import (
-    MAX_TOOLS,
-    AllowedChoice,
-    ChatFields,
-    Message,
-    NamedTool,
-    TemplateFields,
-    Tool,
-    offered,
-)
+from juice_server.chat import ChatFields, Message, TemplateFields, ToolChoice, Tools, offered
 from juice_server.chat_prompt import Chat, chat_of
 from juice_server.fields import (
     ABSENT,
     MAX_PROMPTS,
     MAX_TOKENS,
-    STREAMED,
     TOP_LOGPROBS,
     Answer,
     Contexts,
@@ -36,6 +26,7 @@ from juice_server.fields import (
     Usage,
     as_list,
     at_most,
+    streamed,
 )
 from juice_server.http import StrictRoute
 from juice_server.requests import TokenTexts, finite, joined
@@ -112,9 +103,9 @@ class ChatRequest(TemplateFields, ChatFields):
 
     default_max_tokens: ClassVar[int] = 512
 
-    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
+    tools: Tools = None
     """The functions that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
+    tool_choice: ToolChoice | None = None
     """Whether it must call one, and which."""
     parallel_tool_calls: bool = True
     """Whether it may have several calls."""
@@ -136,12 +127,9 @@ class ChatRequest(TemplateFields, ChatFields):
         return self
 
     def offer(self) -> Offer | None:
+        functions = [tool.function.function for tool in self.tools or ()]
         choice = self.tool_choice or "auto"
-        return offered(
-            [tool.function.function for tool in self.tools or ()],
-            choice.allowed_tools if isinstance(choice, AllowedChoice) else choice,
-            is_single=not self.parallel_tool_calls,
-        )
+        return offered(functions, choice, is_single=not self.parallel_tool_calls)
 
     def turns(self) -> list[dict[str, Any]]:
         return [message.plain() for message in self.messages]
@@ -357,10 +345,7 @@ router = APIRouter(route_class=StrictRoute)
 
 
 @router.post(
-    "/v1/completions",
-    response_model=CompletionAnswer,
-    response_description=COMPLETION_EVENTS,
-    responses=STREAMED,
+    "/v1/completions", response_model=CompletionAnswer, responses=streamed(COMPLETION_EVENTS)
 )
 async def completions(body: CompletionRequest, request: Request, service: ServiceOf) -> Response:
     """Continue one or more prompts."""
@@ -451,12 +436,7 @@ class CompletionRenderer(OpenAIRenderer):
         }
 
 
-@router.post(
-    "/v1/chat/completions",
-    response_model=ChatAnswer,
-    response_description=CHAT_EVENTS,
-    responses=STREAMED,
-)
+@router.post("/v1/chat/completions", response_model=ChatAnswer, responses=streamed(CHAT_EVENTS))
 async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
     n_top = body.top_logprobs or 0

@@ -16,9 +16,8 @@ from juice_server.chat import (
     MAX_TOOLS,
     AnyItem,
     ChatFields,
-    ItemAllowedTools,
+    ItemChoice,
     ItemTool,
-    ItemToolChoice,
     TemplateFields,
     ThoughtItem,
     ThoughtText,
@@ -30,28 +29,19 @@ from juice_server.errors import Failure
 from juice_server.fields import (
     ABSENT,
     MAX_TOKENS,
-    STREAMED,
     TOP_LOGPROBS,
     Answer,
     Documented,
     Schema,
     Unsupported,
     is_none,
+    streamed,
 )
 from juice_server.http import StrictRoute
 from juice_server.routes.openai import ScoredPlace, scored_places
 from juice_server.routes.stream import Event, Renderer, answered
 from juice_server.service import Service, ServiceOf
-from juice_server.tool_parser import (
-    Arguments,
-    Call,
-    Part,
-    Thought,
-    WholePart,
-    Words,
-    emptied,
-    whole,
-)
+from juice_server.tool_parser import Arguments, Call, Part, Thought, WholePart, Words, whole
 from juice_server.tools import Offer
 
 LOGPROBS = "message.output_text.logprobs"
@@ -117,7 +107,7 @@ class ResponsesRequest(TemplateFields, ChatFields):
     """What goes before the input, as a turn of the system's."""
     tools: Annotated[list[ItemTool] | None, Field(max_length=MAX_TOOLS)] = None
     """The functions that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | ItemToolChoice | ItemAllowedTools = "auto"
+    tool_choice: ItemChoice = "auto"
     """Whether it must call one, and which."""
     parallel_tool_calls: bool = True
     """Whether it may have several calls."""
@@ -158,7 +148,6 @@ class ResponsesRequest(TemplateFields, ChatFields):
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether the answer lists its tokens."""
         return LOGPROBS in self.include or self.top_logprobs is not None
 
     def turns(self) -> list[dict[str, Any]]:
@@ -347,7 +336,7 @@ class ResponseInProgress(Answer):
     store: Literal[False] = False
     temperature: float = AS_ASKED
     text: TextOptions = AS_ASKED
-    tool_choice: Literal["none", "auto", "required"] | ItemToolChoice | ItemAllowedTools = AS_ASKED
+    tool_choice: ItemChoice = AS_ASKED
     tools: list[ItemTool] = AS_ASKED
     top_logprobs: int = AS_ASKED
     top_p: float = AS_ASKED
@@ -370,12 +359,7 @@ class ResponseAnswer(ResponseInProgress):
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post(
-    "/v1/responses",
-    response_model=ResponseAnswer,
-    response_description=EVENTS,
-    responses=STREAMED,
-)
+@router.post("/v1/responses", response_model=ResponseAnswer, responses=streamed(EVENTS))
 async def responses(body: ResponsesRequest, request: Request, service: ServiceOf) -> Response:
     """Answer a chat."""
     n_top = body.top_logprobs or 0
@@ -435,16 +419,15 @@ class ResponseRenderer(Renderer):
         is_new = isinstance(part, Call) or type(part) is not self._open
         if is_new and not isinstance(part, Arguments):
             yield from self._begun(part)
-        item, text = self._items[-1], part.arguments if isinstance(part, Call) else part.text
-        fields: Event = {"delta": text}
+        item, fields = self._items[-1], {"delta": part.text}
         if isinstance(item, OutputCall):
-            item.arguments += text
+            item.arguments += part.text
         else:
-            item.content[0].text += text
+            item.content[0].text += part.text
             fields["content_index"] = 0
         if isinstance(item, OutputMessage):
             fields["logprobs"] = [place.model_dump() for place in logprobs]
-        if text or logprobs:
+        if part.text or logprobs:
             yield self._item_event(f"response.{item.event}.delta", **fields)
 
     def _begun(self, part: WholePart) -> Iterable[Event]:
@@ -452,7 +435,7 @@ class ResponseRenderer(Renderer):
         if self._items:
             self._items[-1].status = "completed"
             yield from self._item_done()
-        self._open, item = type(part), item_of(emptied(part))
+        self._open, item = type(part), item_of(part.emptied())
         self._items.append(item)
         begun = item.model_dump() | ({} if isinstance(item, OutputCall) else {"content": []})
         yield self._item_event("response.output_item.added", item=begun)
