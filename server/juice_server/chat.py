@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AliasChoices,
@@ -288,9 +288,6 @@ class ThoughtItem(Documented):
     content: Annotated[list[ThoughtText] | None, Field(fail_fast=True)] = None
     """The thoughts, which become the `reasoning_content` of the turn that follows."""
 
-    def plain(self) -> dict[str, Any]:
-        return {"role": "assistant", "content": "", "reasoning_content": plain(self.content)}
-
 
 class CallItem(CalledFunction):
     """A call that was made."""
@@ -316,27 +313,30 @@ class ResultItem(Documented):
         return {"role": "tool", "tool_call_id": self.call_id, "content": plain(self.output)}
 
 
-def by_type(tags: Mapping[str, str], other: str) -> Discriminator:
-    """Return what tells the members of a union apart by `type`: a tag for each, another for any."""
+def by_type(other: type[Documented], *members: type[Documented]) -> Discriminator:
+    """Return what tells the members of a union apart by their `type`; other types are the first's.
+
+    Their tags are their names.
+    """
+    tags = {
+        kind: member.__name__
+        for member in members
+        for kind in get_args(member.model_fields["type"].annotation)
+    }
 
     def tag_of(value: Any) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return tags.get(str(kind), other)
+        return tags.get(str(kind), other.__name__)
 
     return Discriminator(tag_of)
 
 
-ITEMS = {
-    "function_call": "CallItem",
-    "function_call_output": "ResultItem",
-    "reasoning": "ThoughtItem",
-}
 AnyItem = Annotated[
     Annotated[MessageItem, Tag("MessageItem")]
     | Annotated[CallItem, Tag("CallItem")]
     | Annotated[ResultItem, Tag("ResultItem")]
     | Annotated[ThoughtItem, Tag("ThoughtItem")],
-    by_type(ITEMS, "MessageItem"),
+    by_type(MessageItem, CallItem, ResultItem, ThoughtItem),
 ]
 
 

@@ -29,7 +29,6 @@ class Chat:
     tools: ToolUse | None
 
     def reader(self) -> Reader:
-        """Return a reader for one answer."""
         return Reader() if self.tools is None else self.tools.reader(self.prompt)
 
 
@@ -45,14 +44,8 @@ def prompt_of(
 ) -> Prompt:
     """Return a chat as one text.
 
-    Args:
-        translator: Has the model and its chat template.
-        messages: The turns, which are not changed.
-        options: Arguments of the template beside functions and documents.
-        offer: The functions.
-        context: What goes before the last user's words.
-        documents: What goes where the template puts it.
-        finds_question: Whether to look for the last user's words in the text.
+    A context goes before the last user's words, documents where the template puts them. `options`
+    are its other arguments. The messages are not changed.
 
     Raises RequestError when there is no template, or when it refuses the messages or has no place
     for functions or documents, or nobody speaks who could be given a context, or the last user's

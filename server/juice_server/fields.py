@@ -77,12 +77,7 @@ def streamed(description: str = "Successful Response") -> dict[int | str, dict[s
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A field that is refused by name, since it would change the answer.
-
-    Args:
-        remedy: What to do instead.
-        harmless: The values that ask for nothing.
-    """
+    """A field that is refused by name, unless its value is one that changes no answer."""
 
     remedy: str = "leave it out"
     harmless: tuple[Any, ...] = ()

@@ -89,11 +89,6 @@ class CallReader(Reader):
 
     transformers' `ResponseParser` finds the calls. What looks like one but names no function that
     may be called, or is no JSON, stays text: nothing is lost.
-
-    Args:
-        form: How the model writes calls.
-        offer: What it may call.
-        prompt: The text before the answer.
     """
 
     def __init__(self, form: Format, offer: Offer, prompt: str) -> None:

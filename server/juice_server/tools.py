@@ -29,7 +29,6 @@ class Function:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of its arguments."""
         return self.parameters or {"type": "object", "properties": {}}
 
     def for_template(self) -> dict[str, Any]:
@@ -60,7 +59,6 @@ class Offer:
 
     @property
     def callable(self) -> tuple[Function, ...]:
-        """The functions that may be called."""
         if self.allowed is None:
             return self.functions
         return tuple(function for function in self.functions if function.name in self.allowed)

@@ -1,6 +1,5 @@
 """What is served and how it is: the model and its names, its head sets, limits, health and metrics.
 
-GET /healthz says whether the process is of use, GET /readyz whether requests can be answered.
 /health, /ping and /version are what clients and balancers made for vLLM ask for.
 """
 
@@ -347,6 +346,7 @@ async def info(service: ServiceOf) -> Info:
     """Return what is loaded, its limits and how it can be steered."""
     engine, limits, settings = service.model.engine, service.model.engine.limits, service.settings
     description, prompts = engine.description, service.translator.chat_model.prompts
+    identity = description.identity
     has_contrasts = Capability.CONTRAST in engine.capabilities
     return Info(
         version=juice.__version__,
@@ -354,10 +354,7 @@ async def info(service: ServiceOf) -> Info:
         engine=EngineInfo(name=engine.name, **engine.details),
         model=ModelInfo(
             name=service.translator.model_name,
-            architecture=description.identity.architecture,
-            n_layers=description.identity.n_layers,
-            n_heads=description.identity.n_heads,
-            fingerprint=description.identity.fingerprint,
+            **identity.model_dump(include={"architecture", "n_layers", "n_heads", "fingerprint"}),
             dtype=description.dtype,
             quantization=description.quantization,
             device=description.device,

@@ -32,7 +32,7 @@ from juice_server.chat_prompt import Chat, chat_of, prompt_of
 from juice_server.errors import Failure, in_anthropics_words
 from juice_server.fields import MAX_TOKENS, Answer, Documented, Unsupported, at_most, streamed
 from juice_server.http import StrictRoute
-from juice_server.routes.stream import Event, Renderer, answered
+from juice_server.routes.stream import Event, Renderer
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import Arguments, Call, Part, Thought, WholePart, Words, whole
 from juice_server.tools import Function, Offer
@@ -87,20 +87,13 @@ class ToolResultBlock(Documented):
         return f"Error: {plain(self.content)}".rstrip() if self.is_error else plain(self.content)
 
 
-BLOCKS = {
-    "tool_use": "ToolUseBlock",
-    "tool_result": "ToolResultBlock",
-    "thinking": "ThinkingBlock",
-    "redacted_thinking": "RedactedThinkingBlock",
-}
-
 Block = Annotated[
     Annotated[TextPart, Tag("TextPart")]
     | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
     | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
     | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
     | Annotated[RedactedThinkingBlock, Tag("RedactedThinkingBlock")],
-    by_type(BLOCKS, "TextPart"),
+    by_type(TextPart, ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock),
 ]
 
 
@@ -317,7 +310,7 @@ async def messages(body: MessagesRequest, request: Request, service: ServiceOf) 
     """Answer a chat."""
     chat = await chat_of(service.translator, request, body)
     renderer = MessageRenderer(service, request, body, chat)
-    return await answered(service, request, chat.requests, renderer, is_stream=body.stream)
+    return await renderer.answered(chat.requests, is_stream=body.stream)
 
 
 @router.post("/v1/messages/count_tokens")

@@ -18,7 +18,7 @@ from juice_server.http import StrictRoute
 from juice_server.requests import TokenProbability, TokenScore
 from juice_server.routes.explain import NamedHeadSets, Question, request_for, steered_otherwise
 from juice_server.routes.native import NativeRenderer, Timing
-from juice_server.routes.stream import Event, answered
+from juice_server.routes.stream import Event
 from juice_server.service import Service, ServiceOf
 from juice_server.trace import trace_of
 
@@ -105,7 +105,7 @@ async def compare(body: CompareRequest, request: Request, service: ServiceOf) ->
     requests = [unsteered, *(steered_otherwise(translator, body, unsteered, s) for s in steers)]
     trace.steer, trace.n_choices = "", len(requests)
     renderer = CompareRenderer(service, request, body, ["none", *targets])
-    return await answered(service, request, requests, renderer, is_stream=body.stream)
+    return await renderer.answered(requests, is_stream=body.stream)
 
 
 class CompareRenderer(NativeRenderer):

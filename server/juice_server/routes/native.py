@@ -30,7 +30,7 @@ from juice_server.fields import (
 )
 from juice_server.http import StrictRoute
 from juice_server.requests import TokenScore, joined
-from juice_server.routes.stream import Event, Renderer, answered
+from juice_server.routes.stream import Event, Renderer
 from juice_server.service import Service, ServiceOf
 
 
@@ -182,7 +182,7 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf) 
         request, joined(body.prompt, body.context), body, top_logprobs=body.logprobs or 0
     )
     renderer = GenerateRenderer(service, request, has_logprobs=body.logprobs is not None)
-    return await answered(service, request, requests, renderer, is_stream=body.stream)
+    return await renderer.answered(requests, is_stream=body.stream)
 
 
 class NativeRenderer(Renderer):

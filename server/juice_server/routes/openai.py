@@ -30,7 +30,7 @@ from juice_server.fields import (
 )
 from juice_server.http import StrictRoute
 from juice_server.requests import TokenTexts, finite, joined
-from juice_server.routes.stream import Event, Renderer, answered
+from juice_server.routes.stream import Event, Renderer
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import Arguments, Call, Part, Reader, Thought, Words, whole
 from juice_server.tools import Offer
@@ -360,7 +360,7 @@ async def completions(body: CompletionRequest, request: Request, service: Servic
         prompt_logprobs=scored_prompt,
     )
     renderer = CompletionRenderer(service, request, body)
-    return await answered(service, request, requests, renderer, is_stream=body.stream)
+    return await renderer.answered(requests, is_stream=body.stream)
 
 
 class CompletionRenderer(OpenAIRenderer):
@@ -417,10 +417,7 @@ class CompletionRenderer(OpenAIRenderer):
         )
 
     def _n_unwritten(self, index: int, tokens: Sequence[ScoredToken]) -> int:
-        """Return how many characters of the first tokens the echo of a prompt leaves out.
-
-        They are those of the special tokens that the tokenizer has put before the text.
-        """
+        """Return how many characters of the first special tokens the echo of a prompt leaves out."""
         special = {*self._tokenizer.all_special_ids}
         first = itertools.takewhile(lambda token: token.id in special, tokens)
         texts, prompt = [self._texts[token.id] for token in first], self._echoed(index)
@@ -442,7 +439,7 @@ async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Respo
     n_top = body.top_logprobs or 0
     chat = await chat_of(service.translator, request, body, top_logprobs=n_top)
     renderer = ChatRenderer(service, request, body, chat)
-    return await answered(service, request, chat.requests, renderer, is_stream=body.stream)
+    return await renderer.answered(chat.requests, is_stream=body.stream)
 
 
 class ChatRenderer(OpenAIRenderer):

@@ -22,6 +22,7 @@ from juice_server.chat import (
     ThoughtItem,
     ThoughtText,
     offered,
+    plain,
     with_one_system_turn,
 )
 from juice_server.chat_prompt import Chat, chat_of
@@ -39,7 +40,7 @@ from juice_server.fields import (
 )
 from juice_server.http import StrictRoute
 from juice_server.routes.openai import ScoredPlace, scored_places
-from juice_server.routes.stream import Event, Renderer, answered
+from juice_server.routes.stream import Event, Renderer
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import Arguments, Call, Part, Thought, WholePart, Words, whole
 from juice_server.tools import Offer
@@ -161,13 +162,12 @@ class ResponsesRequest(TemplateFields, ChatFields):
             turns.append({"role": "system", "content": self.instructions})
         thoughts = ""
         for item in self.input:
-            turn, last = item.plain(), turns[-1] if turns else {}
             if isinstance(item, ThoughtItem):
-                thoughts += turn["reasoning_content"]
+                thoughts += plain(item.content)
                 continue
+            turn, last = item.plain(), turns[-1] if turns else {}
             if "tool_calls" in turn and last.get("role") == "assistant" and not thoughts:
-                calls = [*last.get("tool_calls", ()), *turn["tool_calls"]]
-                turns[-1] = {**last, "tool_calls": calls}
+                last["tool_calls"] = [*last.get("tool_calls", ()), *turn["tool_calls"]]
                 continue
             if thoughts and turn["role"] == "assistant":
                 turn["reasoning_content"] = thoughts
@@ -365,7 +365,7 @@ async def responses(body: ResponsesRequest, request: Request, service: ServiceOf
     n_top = body.top_logprobs or 0
     chat = await chat_of(service.translator, request, body, top_logprobs=n_top)
     renderer = ResponseRenderer(service, request, body, chat)
-    return await answered(service, request, chat.requests, renderer, is_stream=body.stream)
+    return await renderer.answered(chat.requests, is_stream=body.stream)
 
 
 class ResponseRenderer(Renderer):
@@ -419,7 +419,8 @@ class ResponseRenderer(Renderer):
         is_new = isinstance(part, Call) or type(part) is not self._open
         if is_new and not isinstance(part, Arguments):
             yield from self._begun(part)
-        item, fields = self._items[-1], {"delta": part.text}
+        item = self._items[-1]
+        fields: Event = {"delta": part.text}
         if isinstance(item, OutputCall):
             item.arguments += part.text
         else:

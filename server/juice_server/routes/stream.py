@@ -30,6 +30,25 @@ TOLD = ("applied", "target", "method", "head_set", "strength")
 DONE = "data: [DONE]\n\n"
 
 
+class EventStream(StreamingResponse):
+    """A stream that ends what runs for it however it ends."""
+
+    def __init__(
+        self,
+        lines: AsyncIterator[str],
+        headers: Mapping[str, str],
+        updates: AsyncGenerator[Update],
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        super().__init__(lines, media_type="text/event-stream", headers=headers)
+        self._updates = updates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        async with aclosing(self._updates):
+            await super().__call__(scope, receive, send)
+
+
 class Renderer(ABC):
     """Turns completions into the answer of a protocol, or updates into the events of a stream."""
 
@@ -38,6 +57,7 @@ class Renderer(ABC):
     """Whether `[DONE]` ends a stream: some protocols have another last event."""
 
     def __init__(self, service: Service, request: HttpRequest) -> None:
+        self._service, self._request = service, request
         self._description = service.model.description
         self._texts, self._model_name = service.translator.texts, service.translator.model_name
         self._trace = trace_of(request.scope)
@@ -59,91 +79,54 @@ class Renderer(ABC):
         """Return the event of an error."""
         return failure.body()
 
+    async def answered(self, requests: Sequence[Request], *, is_stream: bool) -> Response:
+        """Generate, and return a stream or the whole answer; raises JuiceError."""
+        if is_stream:
+            return await self._stream(requests)
+        completions = await self._service.complete(self._request, requests)
 
-class EventStream(StreamingResponse):
-    """A stream that ends what runs for it however it ends."""
+        def rendered() -> Response:
+            answer = self.of(completions).model_dump(by_alias=True)
+            return JSONResponse(answer, headers=_told(completions[0].steering))
 
-    def __init__(
-        self,
-        lines: AsyncIterator[str],
-        headers: Mapping[str, str],
-        updates: AsyncGenerator[Update],
-    ) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
-        super().__init__(lines, media_type="text/event-stream", headers=headers)
-        self._updates = updates
+        return await asyncio.to_thread(rendered)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
-        async with aclosing(self._updates):
-            await super().__call__(scope, receive, send)
+    async def _stream(self, requests: Sequence[Request]) -> EventStream:
+        """Start generating: an error before the first update is raised, a later one is an event."""
+        trace, timeout_s = self._trace, self._service.settings.request_timeout
+        trace.is_stream = True
+        updates = self._service.updates(self._request, requests)
 
+        async def begun() -> Update | None:
+            return await anext(updates, None)
 
-async def answered(
-    service: Service,
-    request: HttpRequest,
-    requests: Sequence[Request],
-    renderer: Renderer,
-    *,
-    is_stream: bool,
-) -> Response:
-    """Generate, and return a stream or the whole answer; raises JuiceError."""
-    if is_stream:
-        return await stream(service, request, requests, renderer)
-    completions = await service.complete(request, requests)
-    headers = _told(completions[0].steering)
-
-    def rendered() -> Response:
-        answer = renderer.of(completions).model_dump(by_alias=True)
-        return JSONResponse(answer, headers=headers)
-
-    return await asyncio.to_thread(rendered)
-
-
-async def stream(
-    service: Service, request: HttpRequest, requests: Sequence[Request], renderer: Renderer
-) -> EventStream:
-    """Start generating and return the stream.
-
-    Raises JuiceError before the first update, which becomes the status; a later one is an event.
-    """
-    trace = trace_of(request.scope)
-    trace.is_stream = True
-    updates = service.updates(request, requests)
-
-    async def begun() -> Update | None:
-        return await anext(updates, None)
-
-    try:
-        first = await while_present(request, service.settings.request_timeout, begun())
-    except BaseException:
-        await updates.aclose()
-        raise
-
-    async def lines() -> AsyncIterator[str]:
         try:
-            for event in renderer.events(first) if first is not None else ():
-                yield line(event)
-            async for update in updates:
-                for event in renderer.events(update):
-                    yield line(event)
-            for event in renderer.closing(trace.submissions[-1].completions):
-                yield line(event)
-        except JuiceError as error:
-            failure = failure_of(error)
-            trace.code = failure.code or ""
-            yield line(renderer.failed(failure))
-        if renderer.says_done:
-            yield DONE
+            first = await while_present(self._request, timeout_s, begun())
+        except BaseException:
+            await updates.aclose()
+            raise
 
-    return EventStream(lines(), _told(requests[0].steering.report), updates)
+        async def lines() -> AsyncIterator[str]:
+            try:
+                for event in self.events(first) if first is not None else ():
+                    yield line(event)
+                async for update in updates:
+                    for event in self.events(update):
+                        yield line(event)
+                for event in self.closing(trace.submissions[-1].completions):
+                    yield line(event)
+            except JuiceError as error:
+                failure = failure_of(error)
+                trace.code = failure.code or ""
+                yield line(self.failed(failure))
+            if self.says_done:
+                yield DONE
+
+        return EventStream(lines(), _told(requests[0].steering.report), updates)
 
 
 def _told(steering: SteeringReport) -> dict[str, str]:
-    """Return the header that says what was applied, for clients that drop fields they do not know.
-
-    A stream's is written before a gate has decided.
-    """
+    """Return the header that says what was applied, for clients that drop unknown fields."""
     told = {name: value for name, value in steering.to_dict().items() if name in TOLD}
     return {STEERING_HEADER: json.dumps(told, separators=(",", ":"))}
 
