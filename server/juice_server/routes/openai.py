@@ -417,7 +417,7 @@ class CompletionRenderer(OpenAIRenderer):
         )
 
     def _n_unwritten(self, index: int, tokens: Sequence[ScoredToken]) -> int:
-        """Return how many characters of the first special tokens the echo of a prompt leaves out."""
+        """Return how many characters of first special tokens the echo of a prompt leaves out."""
         special = {*self._tokenizer.all_special_ids}
         first = itertools.takewhile(lambda token: token.id in special, tokens)
         texts, prompt = [self._texts[token.id] for token in first], self._echoed(index)
