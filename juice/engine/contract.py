@@ -1,14 +1,7 @@
 """The contract that every engine fulfils, and what builds on it alone: requests in, updates out.
 
 Beside it: what only some engines can do (`Capability`), an engine's present state (`Status`), its
-model (`ModelDescription`), and the memory that its keys and values may take where the limits leave
-that open (`settled`).
-
-`system_fingerprint` names everything that decides the bits of an answer beside the request itself.
-Two engines with one name give a request, alone, the same tokens and log-probabilities; where
-anything differs that may change them, so does the name. It knows the model by its fingerprint, not
-by its folder. It does not know what of the machine changes no numbers, what runs beside a request,
-nor the head sets: an answer's `steering` reports those.
+model (`ModelDescription`), and its limits with the open ones filled in (`settled`).
 """
 
 from __future__ import annotations
@@ -37,6 +30,7 @@ from juice.engine.load_options import Limits
 from juice.engine.request import Request, Running, numbered
 from juice.engine.steer import Steering
 from juice.engine.structure import Structures
+from juice.engine.text import TextStream, Transcript
 from juice.errors import (
     ContextLengthError,
     EngineStoppedError,
@@ -62,14 +56,8 @@ class Capability(Enum):
 class Status:
     """An engine's present state.
 
-    Args:
-        is_alive: Whether the engine still runs.
-        heartbeat_age_s: The seconds since it last began a step.
-        n_running: The requests that run.
-        n_waiting: The requests that wait.
-        n_kv_bytes: The bytes reserved for keys and values.
-        max_kv_bytes: The most that may be reserved.
-        steps: The steps so far, by how many requests ran in them.
+    The heartbeat is the beginning of its last step, the bytes are those that are reserved for keys
+    and values, and `steps` counts the steps so far by how many requests ran in them.
     """
 
     is_alive: bool
@@ -127,35 +115,6 @@ class ModelDescription:
         return len(self.heads_per_layer)
 
 
-N_DIGITS = 12
-
-
-def system_fingerprint(
-    engine: str, description: ModelDescription, numerics: Mapping[str, Any]
-) -> str:
-    """Return the name, such as `fp_0123456789ab`.
-
-    Args:
-        engine: The engine's name.
-        description: The model that it runs.
-        numerics: The other facts that decide its numbers, as plain data.
-    """
-    identity = description.identity.model_dump()
-    facts = {
-        "versions": versions(),
-        "engine": engine,
-        "numerics": numerics,
-        # Where the weights are known, what they are called changes nothing.
-        "model": identity["fingerprint"] or identity,
-        "dtype": description.dtype,
-        "quantization": description.quantization,
-        "n_devices": description.n_devices,
-        "processor": _processor(description.device),
-    }
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return f"fp_{sha256(text.encode()).hexdigest()[:N_DIGITS]}"
-
-
 def _processor(device: str) -> list[str | int]:
     """Return the facts by which a device's kernels are chosen: its kind, and a CPU's threads."""
     if device.startswith("cuda"):
@@ -166,6 +125,9 @@ def _processor(device: str) -> list[str | int]:
         lines = []
     name = next((line for line in lines if line.startswith("model name")), device)
     return [name, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
+
+
+N_DIGITS = 12
 
 
 class Engine(ABC):
@@ -215,8 +177,27 @@ class Engine(ABC):
 
     @property
     def system_fingerprint(self) -> str:
-        """A name for all that decides a request's bits alone; another where anything differs."""
-        return system_fingerprint(self.name, self.description, self.numerics)
+        """A name, such as `fp_0123456789ab`, for all that decides the bits of a request alone.
+
+        Two engines with one name give it the same tokens and log-probabilities. The model counts by
+        its fingerprint, not by its folder; what runs beside a request and the head sets, which an
+        answer's `steering` reports, do not count.
+        """
+        model = self.description
+        identity = model.identity.model_dump()
+        facts = {
+            "versions": versions(),
+            "engine": self.name,
+            "numerics": self.numerics,
+            # Where the weights are known, what they are called changes nothing.
+            "model": identity["fingerprint"] or identity,
+            "dtype": model.dtype,
+            "quantization": model.quantization,
+            "n_devices": model.n_devices,
+            "processor": _processor(model.device),
+        }
+        text = json.dumps(facts, sort_keys=True, default=str)
+        return f"fp_{sha256(text.encode()).hexdigest()[:N_DIGITS]}"
 
     @abstractmethod
     def companion_layers(self, steering: Steering) -> range:
@@ -237,16 +218,11 @@ class Engine(ABC):
         """
 
     def begin(self, requests: Sequence[Request], sink: Sink) -> list[Running]:
-        """Start requests that `check` has let pass; each ends with its last update.
+        """Start requests that `check` has let pass; their updates carry their `index`.
 
-        Args:
-            requests: The requests; their updates carry their `index`.
-            sink: Takes their updates, in the engine's thread, without blocking.
-
-        Returns:
-            The requests that run, in this order; the others have sent their error.
+        Return those that run, in this order; the others have sent their error to the sink.
         """
-        return start_gated(self, requests, sink)
+        return start_gated(self.attempt, requests, sink)
 
     def attempt(
         self, request: Request, sink: Sink, *, instead_of: Running | None = None
@@ -260,11 +236,7 @@ class Engine(ABC):
             return None
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> list[Running]:
-        """Check all requests, then start them, numbered in this order.
-
-        Args:
-            requests: The requests.
-            sink: Takes their updates, in the engine's thread, without blocking.
+        """Check all requests, then `begin` them, numbered in this order.
 
         Raises:
             RequestError: One of them cannot run.
@@ -308,6 +280,21 @@ class Engine(ABC):
         """
         self.require(Capability.ACTIVATIONS)
         raise NotImplementedError("an engine that has the capability has the model")
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.description.tokenizer.all_special_ids)
+
+    def _transcript(self, request: Request, sink: Sink) -> Transcript:
+        """Return the transcript of a new request, which sends its updates."""
+        text = TextStream(
+            self.description.tokenizer,
+            request.prompt_ids,
+            request.options.stop,
+            self._special_ids,
+            skip_special_tokens=request.options.skip_special_tokens,
+        )
+        return Transcript(request, text, self.description.stop_token_ids, sink)
 
     @cached_property
     def structures(self) -> Structures:

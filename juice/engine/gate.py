@@ -8,42 +8,35 @@ requests that it is given, one in the place of another that was cancelled where 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Protocol
 
 from juice.engine.answer import Completion, ScoredToken, Sink, Update
 from juice.engine.request import GenerationOptions, Request, RequestGate, Running
 from juice.engine.steer import GateReport, unsteered
 from juice.errors import CancelledError, JuiceError
 
-
-class Starter(Protocol):
-    """An engine, seen as that which starts requests; see `Engine.attempt`."""
-
-    def attempt(
-        self, request: Request, sink: Sink, *, instead_of: Running | None = None
-    ) -> Running | None: ...
+Start = Callable[..., Running | None]  # `Engine.attempt`
 
 
-def start_gated(engine: Starter, requests: Sequence[Request], sink: Sink) -> list[Running]:
+def start_gated(start: Start, requests: Sequence[Request], sink: Sink) -> list[Running]:
     """Start requests, those with a gate after the run that decides; see `Engine.begin`."""
     decisions: dict[int, _Decision] = {}
     gated: dict[int, _Run] = {}
     for i, request in enumerate(requests):
         if request.gate is not None:
             decision = decisions.setdefault(id(request.gate), _Decision(request, request.gate))
-            gated[i] = _Run(engine, request, decision, sink)
+            gated[i] = _Run(start, request, decision, sink)
     # What decides goes first, so that nothing runs for long that need not.
     for decision in decisions.values():
-        decision.ask(engine)
+        decision.ask(start)
     started: list[Running] = []
     for i, request in enumerate(requests):
         if (run := gated.get(i)) is not None:
             run.start()
             started.append(run)
-        elif (running := engine.attempt(request, sink)) is not None:
+        elif (running := start(request, sink)) is not None:
             started.append(running)
     return started
 
@@ -63,7 +56,7 @@ class _Decision:
         """Whether another request than those that wait for the decision answers it."""
         return self.gate.signal == "memory"
 
-    def ask(self, engine: Starter) -> None:
+    def ask(self, start: Start) -> None:
         """Start the request for the prompt without its context, where that decides."""
         if not self.is_asked_apart:
             return
@@ -74,7 +67,7 @@ class _Decision:
             steering=unsteered(),
             gate=None,
         )
-        engine.attempt(question, self._answer)
+        start(question, self._answer)
 
     def see(self, update: Update) -> None:
         """Take the update with the first new token of a steered run."""
@@ -98,8 +91,8 @@ class _Decision:
 class _Run:
     """A request with a gate; any thread may call `cancel`, the rest is the engine's."""
 
-    def __init__(self, engine: Starter, request: Request, decision: _Decision, sink: Sink) -> None:
-        self._engine, self._request, self._sink = engine, request, sink
+    def __init__(self, start: Start, request: Request, decision: _Decision, sink: Sink) -> None:
+        self._start, self._request, self._sink = start, request, sink
         self._decision = decision
         decision.runs.append(self)
         self._held: list[Update] = []
@@ -115,7 +108,7 @@ class _Run:
             return
         n_top = max(1, self._request.options.top_logprobs)
         steered = replace(self._request.with_options(top_logprobs=n_top), gate=None)
-        self._keep(self._engine.attempt(steered, self._take), is_steered=True)
+        self._keep(self._start(steered, self._take), is_steered=True)
 
     def cancel(self, reason: JuiceError | None = None) -> None:
         """End it soon; its last update is then an error."""
@@ -166,7 +159,7 @@ class _Run:
             return
         steering = self._request.steering.turned_off(report)
         plain = replace(self._request, gate=None, steering=steering)
-        self._keep(self._engine.attempt(plain, self._send, instead_of=steered), is_steered=False)
+        self._keep(self._start(plain, self._send, instead_of=steered), is_steered=False)
 
     def fail(self, error: JuiceError) -> None:
         """End it with an error."""

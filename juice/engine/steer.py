@@ -232,6 +232,11 @@ class Steering:
         return steered * factors[(positions - n_prompt + 1).clamp(0, len(self.schedule))]
 
     @property
+    def is_constant(self) -> bool:
+        """Whether the factor is 1 everywhere."""
+        return not (self.first_position or self.last_position is not None or self.schedule)
+
+    @property
     def window(self) -> range:
         """The layers with a companion; empty where none is needed.
 

@@ -87,13 +87,13 @@ def test_a_generation_that_ends_is_followed_in_the_next_step(
     """One-token requests fill every step, as they do without a dispatcher above."""
     engine, sizes = model.engine, list[int]()
     assert isinstance(engine, BatchingEngine)
-    forward = engine.runner.forward
+    forward = engine.loop.runner.forward
 
     def watched(batch):
         sizes.append(len(batch.n_tokens))
         return forward(batch)
 
-    engine.runner.forward = watched  # type: ignore[method-assign]
+    engine.loop.runner.forward = watched  # type: ignore[method-assign]
     collector = Collector()
     submit(dispatcher, A, [request(1)] * 160, collector)
     collector.wait(160)

@@ -1,9 +1,9 @@
 """A forward of our engine: rows in, logits out; the runs of every request share it.
 
-`arrange` says which rows go through each layer, and where their slots are; that stays the same
-while the same sequences decode. `forward_batch` adds the next tokens and positions of each row, and
-`Runner` runs them through the model. Rows are padded on the right: token t of a row has position
-n_cached + t, and the keys of padding go where nothing reads them.
+What `arrange` says of rows and slots stays the same while the same sequences decode;
+`forward_batch` adds the next tokens, and `Runner` runs them through the model. Rows are padded on
+the right: token t of a row has position n_cached + t, and the keys of padding go where nothing
+reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from juice.engine.own.cache import Access, SlotCache, Span
-from juice.engine.own.rows import RowTable
+from juice.engine.own.rows import Shelf
 from juice.engine.own.sequence import Sequence
 from juice.model.loaded import LoadedModel
 from juice.model.masks import narrow_sliding_windows
@@ -70,24 +70,16 @@ class ForwardBatch:
 
 def arrange(
     sequences: abc.Sequence[Sequence],
-    table: RowTable,
-    cache: SlotCache,
-    n_heads: abc.Sequence[int],
-    device: torch.device,
+    shelf: Shelf,
+    loaded: LoadedModel,
     *,
     as_copies: bool = False,
 ) -> ForwardRows:
-    """Arrange the rows of some sequences, in the order of their slots.
+    """Arrange the rows of sequences on a shelf, in the order of their slots.
 
-    Args:
-        sequences: The sequences to run.
-        table: The rows that they occupy.
-        cache: The cache that holds their slots.
-        n_heads: The query heads of each layer.
-        device: The device of the index tensors.
-        as_copies: Read keys and values as copies, whose strides do not depend on the slots'.
+    `as_copies` reads keys and values as copies, whose strides do not depend on the slots'.
     """
-    inside = set(sequences)
+    inside, table, device = set(sequences), shelf.table, loaded.device
     # The newest main row has the lowest slot.
     mains = [(index, s) for index, s in reversed(list(enumerate(table.mains.rows))) if s in inside]
     main_indices, ordered = [index for index, _ in mains], tuple(s for _, s in mains)
@@ -97,15 +89,15 @@ def arrange(
     ]
     access: list[Access] = []
     for layer, members in enumerate(companions):
-        is_same = layer > 0 and members == companions[layer - 1]
-        if is_same:
+        if layer > 0 and members == companions[layer - 1]:
             access.append(access[-1])
             continue
-        slots = cache.access(layer, main_indices, [index for index, _ in members], device)
+        slots = shelf.cache.access(layer, main_indices, [index for index, _ in members], device)
         access.append(replace(slots, view=None) if as_copies else slots)
     by_layer = [tuple(s for _, s in members) for members in companions]
+    n_heads = [layer.n_heads for layer in loaded.layout.layers]
     return ForwardRows(
-        cache,
+        shelf.cache,
         ordered,
         _routing(ordered, by_layer, device),
         tuple(access),
@@ -120,13 +112,9 @@ def forward_batch(
     *,
     reach: int | None = None,
 ) -> ForwardBatch:
-    """Build the forward of the next tokens of some sequences.
+    """Build the forward of the next `n_tokens` of each sequence.
 
-    Args:
-        rows: The rows of these sequences.
-        n_tokens: The number of tokens that each sequence gets.
-        device: The device of the tensors.
-        reach: A position that the forward must reach: where no token does, one of padding is added.
+    It must reach the position `reach`: where no token does, one of padding is added.
     """
     pending = [s.pending(n) for s, n in zip(rows.sequences, n_tokens, strict=True)]
     width = max(map(len, pending))
@@ -174,14 +162,11 @@ def _at_tokens(
     rows: ForwardRows, positions: torch.Tensor, device: torch.device
 ) -> SteeringPlan | None:
     """Return the steering of the rows at these positions, int64 [sequences, tokens]."""
-    if rows.steering_plan is None:
-        return None
-    factors = torch.stack(
-        [
-            sequence.request.steering.factors(at, len(sequence.request.prompt_ids))
-            for sequence, at in zip(rows.sequences, positions, strict=True)
-        ]
-    )
+    requests = [sequence.request for sequence in rows.sequences]
+    if rows.steering_plan is None or all(r.steering.is_constant for r in requests):
+        return rows.steering_plan
+    pairs = zip(requests, positions, strict=True)
+    factors = torch.stack([r.steering.factors(at, len(r.prompt_ids)) for r, at in pairs])
     if bool((factors == 1).all()):
         return rows.steering_plan
     return replace(rows.steering_plan, factors=factors.to(device))
@@ -195,10 +180,9 @@ def _spans(
     for layer, here in enumerate(rows.routing):
         if layer and here.origins is rows.routing[layer - 1].origins:
             spans.append(spans[-1])
-        else:
-            spans.append(
-                Span(writes if here.origins is None else writes[here.origins], n_keys, is_fresh)
-            )
+            continue
+        writes_here = writes if here.origins is None else writes[here.origins]
+        spans.append(Span(writes_here, n_keys, is_fresh))
     return tuple(spans)
 
 
@@ -234,28 +218,22 @@ def _steering_plan(
     n_heads: abc.Sequence[int],
     device: torch.device,
 ) -> SteeringPlan | None:
-    """Return each row's source and coefficients by layer.
-
-    A row without a companion in a layer is its own source there.
-    """
-    steered = sorted(
-        {layer for sequence in mains for layer in sequence.request.steering.coefficients}
-    )
+    """Return the plan; a row without a companion in a layer is its own source there."""
+    by_row = [sequence.request.steering.coefficients for sequence in mains]
     sources, coefficients = {}, {}
     n = len(mains)
-    for layer in steered:
+    for layer in sorted({layer for by_layer in by_row for layer in by_layer}):
         companion_row = {sequence: n + i for i, sequence in enumerate(companions[layer])}
         table = torch.zeros(n + len(companion_row), n_heads[layer])
-        for row, sequence in enumerate(mains):
-            row_coefficients = sequence.request.steering.coefficients.get(layer)
-            if row_coefficients is not None:
-                table[row] = row_coefficients[: n_heads[layer]]
+        for row, by_layer in enumerate(by_row):
+            if layer in by_layer:
+                table[row] = by_layer[layer][: n_heads[layer]]
         source = [
             *(companion_row.get(s, row) for row, s in enumerate(mains)),
             *range(n, n + len(companion_row)),
         ]
         sources[layer], coefficients[layer] = torch.tensor(source, device=device), table.to(device)
-    return SteeringPlan(sources, coefficients) if steered else None
+    return SteeringPlan(sources, coefficients) if sources else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,8 +277,7 @@ class Runner:
         # With full rows every layer has the same ones.
         if self._mode.full_rows and (origins := batch.rows.routing[0].origins) is not None:
             input_ids, positions = input_ids[origins], positions[origins]
-        pattern = self._pattern
-        masks = None
+        pattern, masks = self._pattern, None
         if pattern and not (batch.spans[0].is_fresh and pattern.is_causal_alone):
             masks = pattern.masks(positions, batch.spans[0].n_keys, loaded.dtype)
         with ExitStack() as stack:
@@ -310,10 +287,8 @@ class Runner:
                 stack.enter_context(loaded.hooks.route(batch.rows.routing, n))
             if batch.steering_plan is not None:
                 stack.enter_context(loaded.hooks.steer(batch.steering_plan))
-            length = batch.input_ids.shape[1]
-            stack.enter_context(
-                loaded.hooks.keep_logits(batch.kept_rows, batch.kept_tokens, length)
-            )
+            kept = batch.kept_rows, batch.kept_tokens
+            stack.enter_context(loaded.hooks.keep_logits(*kept, batch.input_ids.shape[1]))
             logits: torch.Tensor = loaded.run(
                 input_ids=input_ids,
                 position_ids=positions,

@@ -1,10 +1,9 @@
 """The loop: requests join, prompts are prefilled in chunks, the others decode, finished ones leave.
 
-A step is a few forwards, over prompts and over everything that decodes; the scheduler says which
-rows go together. The outcomes of a forward's rows are computed for all at once on the model's
-device and read in one transfer: in it the host waits for the device, nowhere else in a step. When a
-forward of several sequences fails, each is run alone, and only those that fail alone end with an
-error.
+A step is a few forwards, over prompts and over everything that decodes. The outcomes of a forward
+are computed on the model's device and read in one transfer: in it the host waits for the device,
+nowhere else in a step. When a forward of several sequences fails, each is run alone, and only those
+that fail alone end with an error.
 """
 
 from __future__ import annotations
@@ -52,14 +51,15 @@ class Outcome:
 
 
 class _Query(NamedTuple):
-    """A token whose score is read from a row of the logits.
+    """A token whose score is read from a row of the logits, and more tokens to `watch` there.
 
-    `token` is None for the one that is chosen there; `watch` are more tokens to read.
+    `draw` chooses the token where `token` is None.
     """
 
     row: int
     token: int | None
     n_top: int
+    draw: Draw | None = None
     watch: tuple[int, ...] = ()
 
 
@@ -69,7 +69,7 @@ def outcomes(batch: ForwardBatch, logits: torch.Tensor) -> list[Outcome]:
     logits: float32 [kept, vocabulary].
     """
     ends = list(accumulate(batch.n_kept))
-    combined, queries, draws = list[torch.Tensor](), list[list[_Query]](), list[Draw]()
+    combined, queries = list[torch.Tensor](), list[list[_Query]]()
     for sequence, n_new, n, end in zip(
         batch.rows.sequences, batch.n_tokens, batch.n_kept, ends, strict=True
     ):
@@ -85,10 +85,10 @@ def outcomes(batch: ForwardBatch, logits: torch.Tensor) -> list[Outcome]:
                 continue
             row = len(logits) + len(combined)
             combined.append(both)
-        draws.append(sequence.owner.draw())
-        queries[-1].append(_Query(row, None, n_top, sequence.owner.to_watch))
+        owner = sequence.owner
+        queries[-1].append(_Query(row, None, n_top, owner.draw(), owner.to_watch))
     table = torch.cat([logits, torch.stack(combined)]) if combined else logits
-    normalizers, read = _read(table, [query for asked in queries for query in asked], draws)
+    normalizers, read = _read(table, [query for asked in queries for query in asked])
     results = iter(read)
     return [
         _outcome(
@@ -117,27 +117,23 @@ def _outcome(
 
 
 def _read(
-    table: torch.Tensor, queries: abc.Sequence[_Query], draws: abc.Sequence[Draw]
+    table: torch.Tensor, queries: abc.Sequence[_Query]
 ) -> tuple[list[float], list[tuple[ScoredToken, tuple[float, ...]]]]:
-    """Choose where a token is to be chosen, and read all scores in one transfer.
+    """Choose the tokens that are drawn, and read all scores of a table in one transfer.
 
-    Args:
-        table: float32 [rows, vocabulary].
-        queries: The tokens to read.
-        draws: The draw of each query without a token.
-
-    Returns:
-        The logsumexp of each row; for each query its scored token and the scores to watch.
+    table: float32 [rows, vocabulary]. Returns the logsumexp of each row, and for each query its
+    scored token and the scores to watch.
     """
-    open_queries = [i for i, query in enumerate(queries) if query.token is None]
+    drawn = {i: query.draw for i, query in enumerate(queries) if query.draw is not None}
     asking = [i for i, query in enumerate(queries) if query.n_top]
     n_top = max((query.n_top for query in queries), default=0)
     rows = on_device(table, [query.row for query in queries])
     tokens = on_device(table, [query.token or 0 for query in queries])
-    if draws:
-        chosen = [queries[i].row for i in open_queries]
-        newest = table if chosen == list(range(len(table))) else table[on_device(table, chosen)]
-        tokens = tokens.index_copy(0, on_device(table, open_queries), choose(newest, draws))
+    if drawn:
+        at = [queries[i].row for i in drawn]
+        newest = table if at == list(range(len(table))) else table[on_device(table, at)]
+        chosen = choose(newest, [*drawn.values()])
+        tokens = tokens.index_copy(0, on_device(table, [*drawn]), chosen)
     best, ids = table[:0], tokens[:0]
     if asking:
         best, ids = table[rows[on_device(table, asking)]].topk(n_top)
@@ -192,7 +188,6 @@ class Loop:
         self.steps = dict[int, int]()  # by how many requests ran in them
         self._loaded = loaded
         self._inbox = inbox
-        self._n_heads = [layer.n_heads for layer in loaded.layout.layers]
         self._decode_rows: dict[tuple[Sequence, ...], tuple[int, ForwardRows]] = {}
         self._deterministic = deterministic
         self.shelves = Shelves(loaded.layout.n_layers)
@@ -212,17 +207,12 @@ class Loop:
         """Whether there is anything to do."""
         return bool(self.shelves.rows) or len(self._inbox) > 0
 
-    @property
-    def n_running(self) -> int:
-        """The number of requests that run."""
-        return sum(row.owner is row for row in self.shelves.rows)
-
     def step(self) -> None:
         """Drop cancelled sequences, admit those that fit, and advance all that run."""
         self.beat = time.monotonic()
         self._drop_cancelled()
         self._admit()
-        if n := self.n_running:
+        if n := self.shelves.n_running:
             self.steps[n] = self.steps.get(n, 0) + 1
         for together in self.scheduler.forwards():
             # A row has left if the other row of its request has failed.
@@ -231,10 +221,7 @@ class Loop:
             self._decode_rows.clear()  # it would keep finished sequences alive
 
     def _measure(self) -> None:
-        """Run one token, to learn the layers' shapes and so the bytes of a position.
-
-        Raises whatever the model raises.
-        """
+        """Run one token, to learn the layers' shapes and so the bytes of a position."""
         request = Request.of((0,), max_tokens=1)
         nothing = TextStream(self._loaded.tokenizer, ())
         transcript = Transcript(request, nothing, frozenset(), lambda _update: None)
@@ -242,7 +229,7 @@ class Loop:
         shelf = self.shelves.first
         shelf.cache.reserve(shelf.size([sequence]))
         shelf.table.join(sequence)
-        rows = arrange([sequence], shelf.table, shelf.cache, self._n_heads, self._loaded.device)
+        rows = arrange([sequence], shelf, self._loaded)
         self.runner.forward(forward_batch(rows, [1], self._loaded.device))
         shelf.table.leave(sequence)
         shelf.cache.free()
@@ -276,7 +263,6 @@ class Loop:
             sequence.transcript.start()
 
     def _advance(self, chosen: list[tuple[Sequence, int]]) -> None:
-        """Run the next tokens of some sequences and let each choose its next one."""
         if not chosen:
             return
         self.beat = time.monotonic()
@@ -317,7 +303,6 @@ class Loop:
                     sequence.transcript.complete()
 
     def _take(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Give a sequence the outcome of a forward."""
         owner = sequence.owner
         if owner.without is not None and sequence not in self.shelves:
             return  # its other row has failed in this forward
@@ -343,14 +328,7 @@ class Loop:
         version = shelf.table.version
         if (kept := self._decode_rows.get(together)) is not None and kept[0] == version:
             return kept[1]
-        rows = arrange(
-            sequences,
-            shelf.table,
-            shelf.cache,
-            self._n_heads,
-            self._loaded.device,
-            as_copies=self._deterministic,
-        )
+        rows = arrange(sequences, shelf, self._loaded, as_copies=self._deterministic)
         if not sequences[0].is_prefilling:
             self._decode_rows = {
                 others: kept
@@ -361,7 +339,7 @@ class Loop:
         return rows
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        """End the request of a sequence and erase its keys and values."""
+        """End the request of a sequence, and erase its keys and values."""
         LOG.warning(
             "a request failed: %r", error, exc_info=None if isinstance(error, JuiceError) else error
         )

@@ -1,9 +1,7 @@
 """The rows that sequences occupy, layer by layer, and the shelves that hold rows of similar length.
 
-A sequence has a main row in every layer. With the dual run it also has a companion, its clean
-row, but only from its lowest to its highest steered layer: below these the two are the same, above
-nothing reads the companion, and with one steered layer the clean z is the main row's. The rows of
-one kind are a list in which sequences that decode come first and those in prefill after them, so a
+A sequence has a main row in every layer, and a companion in those of its window. The rows of one
+kind are a list in which sequences that decode come first and those in prefill after them, so a
 decode step takes a contiguous run of slots in every layer.
 
 All slots of a shelf are as long as its longest row may become, and a forward reads as many keys as
@@ -100,19 +98,16 @@ class RowTable:
             yield self.companions[layer]
 
     def join(self, sequence: Sequence) -> None:
-        """Give a sequence its rows."""
         self.version += 1
         for row_list in self.lists_of(sequence):
             row_list.join(sequence)
 
     def start_decoding(self, sequence: Sequence) -> None:
-        """Record that a sequence's prefill is over."""
         self.version += 1
         for row_list in self.lists_of(sequence):
             row_list.start_decoding(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Free the rows of a sequence."""
         self.version += 1
         for row_list in self.lists_of(sequence):
             row_list.leave(sequence)
@@ -164,11 +159,7 @@ class Shelf:
 
 
 class Shelves:
-    """All shelves of an engine.
-
-    Args:
-        n_layers: The number of layers.
-    """
+    """All shelves of an engine."""
 
     def __init__(self, n_layers: int) -> None:
         # The first forward, of a row on a shelf of its own, gives the shapes of keys and values.
@@ -182,17 +173,20 @@ class Shelves:
         return iter(tuple(self._shelves))
 
     def __getitem__(self, row: Sequence) -> Shelf:
-        """Return the shelf of a row that runs."""
         return self._shelf_of[row]
 
     def __contains__(self, row: Sequence) -> bool:
-        """Return whether a row runs."""
         return row in self._shelf_of
 
     @property
     def rows(self) -> list[Sequence]:
         """The main rows of all shelves."""
         return [row for shelf in self for row in tuple(shelf.table.mains.rows)]
+
+    @property
+    def n_running(self) -> int:
+        """The number of requests that have their rows."""
+        return sum(row.owner is row for row in self.rows)
 
     @property
     def n_needed_bytes(self) -> int:
@@ -245,12 +239,10 @@ class Shelves:
             shelf.table.join(row)
 
     def leave(self, sequence: Sequence) -> None:
-        """Free the rows of a request."""
         for row in sequence.rows:
             self._shelf_of.pop(row).table.leave(row)
 
     def clear(self) -> None:
-        """Forget all rows."""
         self._shelves.clear()
         self._shelf_of.clear()
 
@@ -282,7 +274,6 @@ class Shelves:
 
 
 def _longest(row: Sequence) -> int:
-    """Return the positions that the longest row of a request may need."""
     return max(sequence.request.n_positions for sequence in row.owner.rows)
 
 

@@ -1,8 +1,7 @@
 """The scheduler: which waiting requests join, and which tokens of which rows share a forward.
 
-Requests join in the order of arrival, each when its rows, with all positions that it may need, fit
-into the memory for keys and values next to those that run; a request that has joined is never
-evicted.
+Requests join in the order of arrival, each when all positions that it may need fit into the memory
+for keys and values next to those that run; a request that has joined is never evicted.
 
 A step has a budget of tokens. Decoding rows take their part, prompts the rest: half of it in equal
 shares, so that a short prompt does not wait for a long one, half in the order of arrival, so that
@@ -66,10 +65,9 @@ class Costs:
     def of(cls, loaded: LoadedModel, n_kv_bytes_per_token: int) -> Costs:
         """Return the costs of a model whose keys and values take so many bytes a token."""
         layers = loaded.layout.layers
-        n_weights = sum(weight.numel() for weight in loaded.model.parameters())
-        n_bytes = sum(
-            weight.numel() * weight.element_size() for weight in loaded.model.parameters()
-        )
+        weights = list(loaded.model.parameters())
+        n_weights = sum(weight.numel() for weight in weights)
+        n_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
         width = sum(layer.n_heads * layer.d_head for layer in layers)
         return cls(max(1.0, n_weights / (2 * width)), n_bytes / n_kv_bytes_per_token, len(layers))
 
@@ -144,10 +142,10 @@ def fair_shares(wanted: abc.Sequence[float], available: float) -> list[float]:
 
 
 class Inbox:
-    """The queue of sequences for the engine's thread, in the order of arrival; for any thread.
+    """The queue of sequences for the engine's thread; for any thread.
 
-    It is neither bounded nor fair: whoever serves several clients orders and bounds their requests
-    before (`juice.engine.queue`).
+    It is neither bounded nor fair: whoever serves several clients sees to that before
+    (`juice.engine.queue`).
     """
 
     def __init__(self) -> None:
@@ -175,7 +173,6 @@ class Inbox:
             return self._waiting[0] if self._waiting else None
 
     def take(self, sequence: Sequence) -> None:
-        """Take a sequence that waits."""
         with self._changed:
             self._waiting.remove(sequence)
 
@@ -183,10 +180,8 @@ class Inbox:
         """Take the sequences that were cancelled while they waited."""
         with self._changed:
             cancelled = [sequence for sequence in self._waiting if sequence.cancelled is not None]
-            if cancelled:
-                self._waiting = deque(
-                    sequence for sequence in self._waiting if sequence.cancelled is None
-                )
+            if gone := set(cancelled):  # others may be cancelled meanwhile
+                self._waiting = deque(s for s in self._waiting if s not in gone)
             return cancelled
 
     def wait(self, timeout_s: float) -> bool:
@@ -201,7 +196,6 @@ class Inbox:
             self._changed.notify_all()
 
     def take_all(self) -> list[Sequence]:
-        """Take everything that still waits."""
         with self._changed:
             left = list(self._waiting)
             self._waiting.clear()
@@ -248,8 +242,8 @@ class Scheduler:
 
     def may_join(self, sequence: Sequence) -> bool:
         """Return whether there are rows and memory for one more sequence."""
-        n_running = sum(row.owner is row for row in self._shelves.rows)
-        return n_running < self.limits.max_batch and self._shelves.fits(sequence)
+        has_rows = self._shelves.n_running < self.limits.max_batch
+        return has_rows and self._shelves.fits(sequence)
 
     def forwards(self) -> list[list[Share]]:
         """Return the forwards of a step: prefill first, then all that decode.
@@ -278,11 +272,8 @@ class Scheduler:
 
         Beyond `rope_switch` the model picks its frequencies by the highest position in the forward.
         """
-        return (
-            self._rope_switch
-            if self._rope_switch is not None and sequences[0].length > self._rope_switch
-            else None
-        )
+        switch = self._rope_switch
+        return None if switch is None or sequences[0].length <= switch else switch
 
     def _steps(self, decoding: list[Sequence]) -> list[list[Share]]:
         """Return the forwards in which these decode; they stay the same until a row changes."""

@@ -1,8 +1,7 @@
 """Our own engine: a thread that owns the model and takes requests from an inbox.
 
-Updates go to each caller's own sink. Any thread may submit, cancel and read. The engine's thread
-ends when the engine is closed or no longer referenced; if it dies of an error, everything that
-runs, waits or is submitted later ends with that error.
+The thread ends when the engine is closed or no longer referenced; if it dies of an error,
+everything that runs, waits or is submitted later ends with that error.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from typing import Any, ClassVar
 from juice.engine.answer import Sink
 from juice.engine.contract import Capability, Engine, ModelDescription, Status, settled
 from juice.engine.load_options import Limits
-from juice.engine.own.batch import Mode, Runner
+from juice.engine.own.batch import Mode
 from juice.engine.own.cache import ShelfSize
 from juice.engine.own.loop import Loop
 from juice.engine.own.scheduler import Inbox
 from juice.engine.own.sequence import Sequence
 from juice.engine.request import Request, Running
 from juice.engine.steer import Steering
-from juice.engine.text import TextStream, Transcript
 from juice.errors import ContextLengthError, EngineStoppedError, JuiceError
 from juice.model.loaded import LoadedModel
 
@@ -65,7 +63,6 @@ class BatchingEngine(Engine):
         self.deterministic = deterministic
         self.loop = Loop(loaded, self.limits, self._inbox, self.mode, deterministic=deterministic)
         self._numbers = count()
-        self._special_ids = frozenset(loaded.tokenizer.all_special_ids)
         self._thread = Thread(
             target=_run, args=(self.loop, self._inbox), name="juice-engine", daemon=True
         )
@@ -79,16 +76,14 @@ class BatchingEngine(Engine):
 
     @cached_property
     def description(self) -> ModelDescription:
-        """The model."""
         return self.loaded.describe()
 
     @property
     def status(self) -> Status:
-        """The engine's present state."""
         return Status(
             is_alive=self._thread.is_alive(),
             heartbeat_age_s=time.monotonic() - self.loop.beat,
-            n_running=self.loop.n_running,
+            n_running=self.loop.shelves.n_running,
             n_waiting=len(self._inbox),
             n_kv_bytes=self.loop.shelves.n_needed_bytes,
             max_kv_bytes=self.limits.kv_memory_bytes or 0,
@@ -97,7 +92,6 @@ class BatchingEngine(Engine):
 
     @property
     def details(self) -> dict[str, Any]:
-        """The mode: companions as full rows, masks of the model's own, deterministic or not."""
         return {
             "full_rows": self.mode.full_rows,
             "own_masks": self.mode.own_masks,
@@ -106,17 +100,11 @@ class BatchingEngine(Engine):
 
     @property
     def numerics(self) -> dict[str, Any]:
-        """The mode, the attention, and the size of prompts' chunks where it is not fixed."""
         return {
             **self.details,
             "attention": getattr(self.loaded.model.config, "_attn_implementation", None),
             "chunk": None if self.deterministic else self.limits.max_prefill_tokens,
         }
-
-    @property
-    def runner(self) -> Runner:
-        """The runner of the forwards; any thread that holds `LoadedModel.turn` may use it."""
-        return self.loop.runner
 
     @property
     def n_kv_heads(self) -> int:
@@ -125,7 +113,6 @@ class BatchingEngine(Engine):
 
     @property
     def n_kv_bytes_per_token(self) -> int:
-        """The bytes that the keys and values of one unsteered token take, over all layers."""
         return self.loop.shelves.n_bytes_per_token
 
     def n_kv_bytes(self, request: Request) -> int:
@@ -136,12 +123,10 @@ class BatchingEngine(Engine):
         return self.loop.shelves.n_bytes(ShelfSize(n_mains, companions, request.n_positions))
 
     def companion_layers(self, steering: Steering) -> range:
-        """Return the layers in which a request with this steering has a companion."""
         window = steering.window
         return range(self.description.n_layers) if window and self.mode.full_rows else window
 
     def check(self, request: Request) -> None:
-        """Raise RequestError or ContextLengthError for a request that cannot run."""
         super().check(request)
         needed, available = self.n_kv_bytes(request), self.limits.kv_memory_bytes or 0
         if needed > available:
@@ -154,18 +139,23 @@ class BatchingEngine(Engine):
 
     @property
     def why_stopped(self) -> str:
-        """The reason why nothing can be started any more, where that is so."""
         return str(
             self._inbox.closed
             or "the engine's thread is not in this process; load the model after the fork"
         )
 
     def start(self, request: Request, sink: Sink, *, instead_of: Running | None = None) -> Sequence:
-        """Start one request; see `Engine.start`."""
         if not self._thread.is_alive():
             raise EngineStoppedError(self.why_stopped)
-        had = instead_of.number if isinstance(instead_of, Sequence) else None
-        sequence = self._sequence(next(self._numbers) if had is None else had, request, sink)
+        number = instead_of.number if isinstance(instead_of, Sequence) else next(self._numbers)
+        structure = request.options.structure
+        sequence = Sequence(
+            number,
+            request,
+            self.companion_layers(request.steering),
+            self._transcript(request, sink),
+            None if structure is None else self.structures.start(structure),
+        )
         self._inbox.put(sequence, is_first=instead_of is not None)
         return sequence
 
@@ -177,20 +167,6 @@ class BatchingEngine(Engine):
     def stop(self) -> None:
         """End the thread and everything that runs or waits; the model keeps its hooks."""
         _stop(self._inbox, self._thread)
-
-    def _sequence(self, number: int, request: Request, sink: Sink) -> Sequence:
-        text = TextStream(
-            self.loaded.tokenizer,
-            request.prompt_ids,
-            request.options.stop,
-            self._special_ids,
-            skip_special_tokens=request.options.skip_special_tokens,
-        )
-        transcript = Transcript(request, text, self.description.stop_token_ids, sink)
-        window = self.companion_layers(request.steering)
-        structure = request.options.structure
-        constraint = None if structure is None else self.structures.start(structure)
-        return Sequence(number, request, window, transcript, constraint)
 
 
 def _stop(inbox: Inbox, thread: Thread) -> None:

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -38,7 +38,7 @@ from juice.engine.request import Request, Running
 from juice.engine.steer import Steering
 from juice.engine.structure import CANNOT_FOLLOW
 from juice.engine.structure_sandbox import WHAT_HELPS
-from juice.engine.text import TextStream, Transcript
+from juice.engine.text import Transcript
 from juice.engine.vllm import processes
 from juice.engine.vllm.arguments import (
     FIRST,
@@ -85,7 +85,7 @@ class Statistics(StatLoggerBase):
             self.steps[n] = self.steps.get(n, 0) + 1
 
     def log_engine_initialized(self) -> None:
-        """Nothing to do."""
+        pass
 
 
 MAX_SEED = 2**63 - 1
@@ -196,11 +196,6 @@ class VllmSequence:
         if self.task is not None:
             self.task.cancel()
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing more is to come."""
-        return self.transcript.finish_reason is not None
-
     def take(self, output: Any) -> None:
         """Take one of vLLM's outputs: the tokens since the last one, and their log-probabilities.
 
@@ -216,7 +211,8 @@ class VllmSequence:
             self.transcript.finish_reason = "length"
             return
         new = output.outputs[0]
-        self.transcript.add(self._all_scored(new.token_ids, new.logprobs))
+        pairs = zip(new.token_ids, new.logprobs, strict=True)
+        self.transcript.add([self._scored(*pair) for pair in pairs])
 
     def watch(self, output: Any) -> None:
         """Take the scores of some of the tokens that the request watches."""
@@ -224,11 +220,6 @@ class VllmSequence:
         if len(self._watched) >= len(set(self.request.options.watch)):
             scores = (self._watched[token].logprob for token in self.request.options.watch)
             self.transcript.watched = tuple(scores)
-
-    def _all_scored(
-        self, tokens: Sequence[int], logprobs: Sequence[Mapping[int, Any]]
-    ) -> list[ScoredToken]:
-        return [self._scored(*pair) for pair in zip(tokens, logprobs, strict=True)]
 
     def _scored(self, token: int, logprobs: Mapping[int, Any]) -> ScoredToken:
         logprob = logprobs[token].logprob
@@ -258,7 +249,7 @@ class OpenRequests:
         with self._lock:
             return len(self._open), self._busy_since
 
-    def add(self, sequence: VllmSequence, begin: Callable[[VllmSequence], object]) -> None:
+    def add(self, sequence: VllmSequence, begin: Callable[[], object]) -> None:
         """Add a request, and begin it before it can be cancelled.
 
         Raises EngineStoppedError once the engine has stopped.
@@ -269,7 +260,7 @@ class OpenRequests:
             if not self._open:
                 self._busy_since = time.monotonic()
             self._open.add(sequence)
-            begin(sequence)
+            begin()
 
     def remove(self, sequence: VllmSequence) -> None:
         """Remove a request that has ended."""
@@ -310,7 +301,6 @@ class VllmEngine(Engine):
         limits: Limits,
     ) -> None:
         self._description, self.window, self._arguments = description, window, arguments
-        self._special_ids = frozenset(description.tokenizer.all_special_ids)
         self._numbers = count()
         self._open = OpenRequests()
         self._listeners: list[Callable[[EngineStoppedError], object]] = []
@@ -339,12 +329,10 @@ class VllmEngine(Engine):
 
     @property
     def description(self) -> ModelDescription:
-        """The model."""
         return self._description
 
     @property
     def status(self) -> Status:
-        """The engine's present state."""
         n_open, busy_since = self._open.state
         newest = self._statistics.newest if self._statistics else None
         at = max(busy_since, self._statistics.at if self._statistics else 0)
@@ -374,7 +362,6 @@ class VllmEngine(Engine):
 
     @property
     def details(self) -> dict[str, Any]:
-        """The version of vLLM, how it runs, and the layers in which requests can be steered."""
         first_and_last = [self.window[0], self.window[-1]] if self.window else None
         return {
             "version": vllm.__version__,
@@ -386,12 +373,10 @@ class VllmEngine(Engine):
 
     @property
     def steerable_layers(self) -> range:
-        """The layers in which requests can be steered."""
         return self.window
 
     @property
     def numerics(self) -> dict[str, Any]:
-        """VLLM's version, the window, and how it was told to run."""
         return {
             "version": vllm.__version__,
             "window": list(self.window),
@@ -401,44 +386,33 @@ class VllmEngine(Engine):
         }
 
     def companion_layers(self, steering: Steering) -> range:
-        """Return the layers in which a request with this steering has a companion."""
         return self.window if steering.window else range(0)
 
     def check(self, request: Request) -> None:
-        """Raise RequestError for a request that cannot run; see `Engine.check`."""
         super().check(request)
         check_layers(request.steering, self.window)
 
     @property
     def why_stopped(self) -> str:
-        """The reason why nothing can be started any more, where that is so."""
         return str(self._open.stopped or CLOSED)
 
     def start(
         self, request: Request, sink: Sink, *, instead_of: Running | None = None
     ) -> VllmSequence:
-        """Start one request; vLLM's queue knows only its front and its end."""
-        model = self.description
-        text = TextStream(
-            model.tokenizer,
-            request.prompt_ids,
-            request.options.stop,
-            self._special_ids,
-            skip_special_tokens=request.options.skip_special_tokens,
+        # vLLM's queue knows only its front and its end.
+        transcript, is_first = self._transcript(request, sink), instead_of is not None
+        sequence = VllmSequence(request, transcript, self._loop, is_first=is_first)
+        self._open.add(
+            sequence, lambda: asyncio.run_coroutine_threadsafe(self._run(sequence), self._loop)
         )
-        transcript = Transcript(request, text, model.stop_token_ids, sink)
-        sequence = VllmSequence(request, transcript, self._loop, is_first=instead_of is not None)
-        self._open.add(sequence, self._begin)
         return sequence
 
     def close(self) -> None:
-        """End everything that runs or waits, and vLLM's processes."""
         self._open.stop(EngineStoppedError(CLOSED))
         self._stop()
         vars(self).pop("_llm", None)  # its finalizer cannot run while the interpreter ends
 
     def when_lost(self, listener: Callable[[EngineStoppedError], object]) -> None:
-        """Call the listener, in a thread of its own, when a process of vLLM is lost."""
         self._listeners.append(listener)
 
     def preempt(self) -> Future[bool]:
@@ -457,9 +431,6 @@ class VllmEngine(Engine):
         plain = None if coefficients is None else coefficients.to_json()
         answers = self._call(self._llm.collective_rpc("juice_two_runs", args=(tokens, plain, read)))
         return torch.tensor(next(answer for answer in answers if answer is not None))
-
-    def _begin(self, sequence: VllmSequence) -> None:
-        asyncio.run_coroutine_threadsafe(self._run(sequence), self._loop)
 
     async def _start(self, arguments: AsyncEngineArgs) -> AsyncLLM:
         def statistics(config: Any, index: int) -> Statistics:
@@ -501,7 +472,7 @@ class VllmEngine(Engine):
         async with aclosing(self._llm.generate(prompt, params, str(number))) as outputs:
             async for output in outputs:
                 sequence.take(output)
-                if sequence.is_done:
+                if sequence.transcript.finish_reason is not None:
                     break
         self._check_form(sequence)
 

@@ -24,8 +24,8 @@ HEADS = {(0, 1): 2.0, (2, 3): -1.0}
 def shapes_of(engine: BatchingEngine) -> list[tuple[int, int]]:
     """Return the list to which every forward adds its numbers of rows and tokens."""
     seen: list[tuple[int, int]] = []
-    forward = engine.runner.forward
-    engine.runner.forward = lambda batch: (
+    forward = engine.loop.runner.forward
+    engine.loop.runner.forward = lambda batch: (
         seen.append(tuple(batch.input_ids.shape)),
         forward(batch),
     )[1]  # type: ignore[method-assign]

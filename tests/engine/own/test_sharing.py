@@ -57,7 +57,7 @@ class Watched:
         self.engine = BatchingEngine(model.loaded, limits)
         self.steps: list[list[ForwardBatch]] = []
         self.first_steps: dict[str, int] = {}
-        step, forward = self.engine.loop.step, self.engine.runner.forward
+        step, forward = self.engine.loop.step, self.engine.loop.runner.forward
 
         def recorded_step() -> None:
             self.steps.append([])
@@ -68,7 +68,7 @@ class Watched:
             return forward(batch)
 
         self.engine.loop.step = recorded_step  # type: ignore[method-assign]
-        self.engine.runner.forward = recorded  # type: ignore[method-assign]
+        self.engine.loop.runner.forward = recorded  # type: ignore[method-assign]
 
     def submit(self, name: str, asked: list[Request]) -> Collector:
         """Submit requests and record the step in which each has its first token."""
