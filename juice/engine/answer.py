@@ -106,15 +106,10 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """An update on one request.
+    """An update on one request: what is new since the last one.
 
-    Args:
-        index: The number of the request among those submitted together.
-        text: Text that has become final.
-        tokens: The tokens since the last update.
-        queued_s: When the request started, in seconds after it was made.
-        completion: The result; only in the last update of a request that succeeds.
-        error: The error that ended the request; only in the last update of one that fails.
+    `index` is the request's number among those submitted together, and `queued_s` when it started,
+    in seconds after it was made. The last update has the completion, or the error.
     """
 
     index: int

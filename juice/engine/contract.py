@@ -337,10 +337,7 @@ class Engine(ABC):
         progress: Progress = silent,
         description: str = "generating",
     ) -> list[Completion]:
-        """Run all requests and return their completions in the same order.
-
-        Raises JuiceError as soon as one fails.
-        """
+        """Run all requests and return their completions; raises JuiceError once one fails."""
         done: dict[int, Completion] = {}
         with progress(description, len(requests)) as advance:
             for update in self.stream(requests, only_last=True):
@@ -350,9 +347,9 @@ class Engine(ABC):
         return [done[i] for i in range(len(requests))]
 
     def stream(self, requests: Sequence[Request], *, only_last: bool = False) -> Iterator[Update]:
-        """Run all requests, yielding their updates as they come, or only each one's last.
+        """Run all requests and yield their updates, or only the last ones.
 
-        Raises JuiceError as soon as one fails.
+        Raises JuiceError once one fails.
         """
         updates: SimpleQueue[Update] = SimpleQueue()
 
@@ -417,13 +414,8 @@ SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5, "mps": 0.5}
 def settled(limits: Limits, max_positions: int | None, device: torch.device) -> Limits:
     """Return the limits for a loaded model, with the open ones filled in.
 
-    Args:
-        limits: The limits as given; None in them is open.
-        max_positions: The model's context in tokens; None where it has no end.
-        device: The device that holds the keys and values.
-
-    Raises:
-        RequestError: `max_model_len` is beyond the model's context.
+    Keys and values are on the device. Raises RequestError for a `max_model_len` beyond
+    `max_positions`, the model's context in tokens.
     """
     if limits.max_model_len and max_positions and limits.max_model_len > max_positions:
         raise RequestError(

@@ -1,7 +1,5 @@
 """A fair queue: whose work comes next, where clients share a bounded number of rows and bytes.
 
-The server's `dispatcher` keeps one before either engine; an engine's inbox has no order to choose.
-
 Start-time fair queueing (Goyal, Vin and Cheng, 1996): every client has a clock, which its work puts
 forward by its cost; of the clients that wait, the one whose clock is furthest behind goes first. A
 new client starts at the present time, so nobody can save up turns. A lower priority goes before a
@@ -10,15 +8,12 @@ of another client that waits.
 
 Work that has started is never taken back, so space is kept for later clients: a client may hold at
 most eight times as much as it leaves free (Choudhury and Hahne, 1998). A client that holds nothing
-may have the last of it. The same rule bounds how much of a client may wait. `with_room` gives the
-whole of which one client alone may hold so much.
-
-Work that needs more rows or bytes than are free lets other work go ahead, but not for ever.
+may have the last of it. The same rule bounds how much of a client may wait. Work that needs more
+rows or bytes than are free lets other work go ahead, but not for ever.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from bisect import insort
 from collections.abc import Hashable, Sequence
@@ -39,14 +34,8 @@ NUMBERS = count()
 class Work:
     """Something that waits for its turn, then holds rows and bytes until they are freed.
 
-    Args:
-        client: The client that it belongs to.
-        cost: Its cost, in any unit that is the same for all.
-        n_rows: The rows that it needs.
-        n_bytes: The bytes that it needs.
-        size: Its part of the bound on waiting work.
-        priority: Lower ones go first.
-        max_running: The rows that its client may hold; None: no bound.
+    Costs are in any unit that is the same for all, `size` is the part of the bound on waiting work,
+    and `max_running` bounds the rows that the client may hold. Lower priorities go first.
     """
 
     client: Hashable
@@ -88,12 +77,9 @@ class _Account(Generic[W]):
 
 
 class FairQueue(Generic[W]):
-    """The queue; one thread at a time.
+    """The queue, for so many rows and bytes; one thread at a time.
 
-    Args:
-        n_rows: The rows that there are.
-        max_bytes: The bytes that there are.
-        max_waiting: The most that may wait, by the sizes of the work.
+    At most `max_waiting` may wait, by the sizes of the work.
     """
 
     def __init__(self, *, n_rows: int, max_bytes: int = 0, max_waiting: int) -> None:
@@ -111,16 +97,10 @@ class FairQueue(Generic[W]):
         most: int | None = None,
         max_running: int | None = None,
     ) -> int:
-        """Return the excess of waiting work if this were added; 0 where it fits.
+        """Return the excess of waiting work if a client added this size; 0 where it fits.
 
-        Where nothing waits, anything may be added that the client's own bound allows.
-
-        Args:
-            client: The client that it belongs to.
-            size: Its size.
-            most: The most that the client may have waiting, beside those that start; None: its part
-                of the whole.
-            max_running: The rows that the client may hold; None: its part of all.
+        Where nothing waits, anything may be added that the client's own bounds allow: `most` may
+        wait beside those that start, and `max_running` rows be held; None: its part of the whole.
         """
         account = self._accounts.get(client, _Account[W]())
         n_of_client, rows = account.size, part_of(self.n_rows)
@@ -164,13 +144,8 @@ class FairQueue(Generic[W]):
         now, passed = time.monotonic(), list[W]()
         waiting = [account for account in self._accounts.values() if account.waiting]
         lowest = min((account.waiting[0].priority for account in waiting), default=0)
-        order = [
-            (account.urgency(now, lowest), account.clock, i, account)
-            for i, account in enumerate(waiting)
-        ]
-        heapq.heapify(order)
-        while order:
-            account = heapq.heappop(order)[-1]
+        waiting.sort(key=lambda account: (account.urgency(now, lowest), account.clock))
+        for account in waiting:
             for work in account.waiting[:MAX_ASKED]:
                 has_rows = self._may_have_rows(account, work)
                 if not has_rows and account.n_rows:

@@ -1,7 +1,7 @@
 """A request: tokens to continue, how to steer and sample, when to stop, and for whom.
 
-A request is made and checked once. Its options are what the caller asked for; `steering`, `gate`
-and `contrast` are what they mean for one model and its head sets.
+Its options are what the caller asked for; `steering`, `gate` and `contrast` are what they mean for
+one model and its head sets.
 """
 
 from __future__ import annotations
@@ -139,10 +139,8 @@ class OptionFields(TypedDict, total=False):
 class RequestGate:
     """The gate that decides whether a request is steered; requests that share it share that.
 
-    Args:
-        signal: The number that decides.
-        threshold: The least number at which the request is steered.
-        without_context: The prompt without its context, for the signal `memory`.
+    They are steered where the signal reaches the threshold; `memory` is that of the prompt
+    `without_context`.
     """
 
     signal: Signal
@@ -150,23 +148,16 @@ class RequestGate:
     without_context: tuple[int, ...] = ()
 
     def decide(self, prompt_ids: Sequence[int], token: ScoredToken) -> GateReport:
-        """Decide by the first new token of the run that the signal is about.
-
-        Args:
-            prompt_ids: The prompt.
-            token: The token, with at least one alternative: the likeliest.
-        """
-        value = value_of(self.signal, prompt_ids, token)
-        return GateReport(
-            steers=value >= self.threshold,
-            signal=self.signal,
-            value=value,
-            threshold=self.threshold,
-        )
+        """Decide by the first new token of the run that the signal is about."""
+        value, least = value_of(self.signal, prompt_ids, token), self.threshold
+        return GateReport(steers=value >= least, signal=self.signal, value=value, threshold=least)
 
 
 def value_of(signal: Signal, prompt_ids: Sequence[int], token: ScoredToken) -> float:
-    """Return the value of a signal, from the first new token of the run that it is about."""
+    """Return the value of a signal, from the first new token of the run that it is about.
+
+    The token has at least one alternative: the likeliest.
+    """
     likeliest, logprob = token.top[0]
     is_new = signal == "copied" and likeliest not in prompt_ids
     return 0.0 if is_new else math.exp(logprob)
@@ -245,11 +236,8 @@ def contrast_of(steer: Steer, without_context: tuple[int, ...] | None) -> Contra
             f"method {steer.method} needs the context separately; give it as `context`",
             param="context",
         )
-    return Contrast(
-        prompt_ids=without_context,
-        weight=steer.strength,
-        is_adaptive=steer.method == "adacad",
-    )
+    is_adaptive = steer.method == "adacad"
+    return Contrast(prompt_ids=without_context, weight=steer.strength, is_adaptive=is_adaptive)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -291,7 +279,6 @@ class Request:
         steering: Steering | None = None,
         gate: RequestGate | None = None,
         contrast: Contrast | None = None,
-        index: int = 0,
         **options: Any,
     ) -> Self:
         """Make a request from tokens and fields of `GenerationOptions`; raises RequestError."""
@@ -301,7 +288,6 @@ class Request:
             steering=steering or unsteered(),
             gate=gate,
             contrast=contrast,
-            index=index,
         )
 
     def __post_init__(self) -> None:
@@ -315,8 +301,7 @@ class Request:
         least = 0 if options.prompt_logprobs else 1
         if options.max_tokens < least:
             raise RequestError(
-                f"max_tokens is {options.max_tokens}; expected at least {least}",
-                param="max_tokens",
+                f"max_tokens is {options.max_tokens}; expected at least {least}", param="max_tokens"
             )
         if not 0 <= options.min_tokens <= options.max_tokens:
             raise RequestError(
@@ -372,11 +357,15 @@ class Request:
             )
 
     @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of its prompt, and of those without context, or none of them."""
+        alone = self.contrast.prompt_ids if self.contrast else ()
+        return self.prompt_ids, alone, self.gate.without_context if self.gate else ()
+
+    @property
     def n_positions(self) -> int:
         """The positions reserved for each of its rows: its longest prompt and `max_tokens`."""
-        alone = self.contrast.prompt_ids if self.contrast else ()
-        gate = self.gate.without_context if self.gate else ()
-        return max(map(len, (self.prompt_ids, alone, gate))) + self.options.max_tokens
+        return max(map(len, self.prompts)) + self.options.max_tokens
 
     @property
     def n_tokens(self) -> int:
@@ -410,9 +399,7 @@ class Request:
     def check_tokens(self, vocabulary_size: int) -> None:
         """Raise RequestError for a token that the model does not have."""
         named = (
-            ("prompt", self.prompt_ids),
-            ("prompt", self.contrast.prompt_ids if self.contrast else ()),
-            ("prompt", self.gate.without_context if self.gate else ()),
+            *(("prompt", ids) for ids in self.prompts),
             ("stop_token_ids", self.options.stop_token_ids),
             ("logit_bias", self.options.logit_bias),
             ("watch", self.options.watch),

@@ -9,8 +9,8 @@ probability.
     presence     logit - penalty                                     tokens of the answer
     frequency    logit - penalty * occurrences                       tokens of the answer
 
-Unknown names and values out of range are refused. Python, the commands and the server take the
-same options. The options of a request that are not about sampling are in `juice.engine.request`.
+Python, the commands and the server take the same options; those of a request that are not about
+sampling are in `juice.engine.request`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from __future__ import annotations
 from reprlib import repr as shortened
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from juice.errors import RequestError, first_problem
 
@@ -56,10 +50,6 @@ class Options(BaseModel):
 
 MAX_BIASES = 1024
 Bias = Annotated[float, Field(ge=-100, le=100)]
-
-
-def _or_empty(biases: Any) -> Any:
-    return {} if biases is None else biases
 
 
 class SamplingOptions(Options):
@@ -96,7 +86,9 @@ class SamplingOptions(Options):
     frequency_penalty: float = Field(
         default=0.0, ge=-2, le=2, description="The same, once for each time that they occur."
     )
-    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_or_empty)] = Field(
+    logit_bias: Annotated[
+        dict[int, Bias], BeforeValidator(lambda given: {} if given is None else given)
+    ] = Field(
         default_factory=dict,
         max_length=MAX_BIASES,
         description="Added to the logits of single tokens, by id.",

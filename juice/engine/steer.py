@@ -1,10 +1,8 @@
 """Steering, from what is asked to what was done: `Steer`, `Steering` and `SteeringReport`.
 
 A `Steer` is a request's wish; `Steering` is its meaning for one model, resolved against a head set:
-coefficients by layer and head. The report of what was applied is part of every answer. A request
-whose coefficients are all zero takes the unsteered path. Context-aware decoding (`cad`, `adacad`)
-uses no heads: its strength is the weight of the contrast between the prompt with and without its
-context. The hooks that change z are in `juice.model.steering_hooks`.
+coefficients by layer and head. A request without any takes the unsteered path. The hooks that
+change z are in `juice.model.steering_hooks`.
 """
 
 from __future__ import annotations
@@ -214,14 +212,9 @@ class Steering:
     schedule: tuple[float, ...] = ()
 
     def factors(self, positions: torch.Tensor, n_prompt: int) -> torch.Tensor:
-        """Return the factor of the coefficients at each position.
+        """Return the factor of the coefficients at each position, int64 [pos], as float32 [pos].
 
-        Args:
-            positions: int64 [pos].
-            n_prompt: The tokens of the prompt.
-
-        Returns:
-            float32 [pos]; 0 where nothing is added.
+        It is 0 where nothing is added; `n_prompt` is the number of the prompt's tokens.
         """
         steered = positions >= self.first_position
         if self.last_position is not None:
@@ -261,10 +254,10 @@ class Steering:
         """Return the same without one head."""
         by_head = self.coefficients[layer].clone()
         by_head[head] = 0.0
-        others = {at: values for at, values in self.coefficients.items() if at != layer}
-        kept = {**others, layer: by_head} if by_head.any() else others
+        changed = sorted({**self.coefficients, layer: by_head}.items())
+        kept = {at: values for at, values in changed if values.any()}
         report = replace(self.report, applied=bool(kept), n_heads=max(0, self.report.n_heads - 1))
-        return replace(self, coefficients=dict(sorted(kept.items())), report=report)
+        return replace(self, coefficients=kept, report=report)
 
     def turned_off(self, gate: GateReport) -> Steering:
         """Return the steering that does nothing, because a gate decided so."""

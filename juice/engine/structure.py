@@ -117,19 +117,17 @@ class Structures:
 
     def _compiled(self, structure: Structure) -> LLMatcher:
         with self._lock:
-            if structure in self._kept:
+            if kept := self._kept.get(structure):
                 self._kept.move_to_end(structure)
-                outcome, n_bytes = self._kept[structure]
-            else:
-                outcome = None
-        if outcome is None:
-            outcome, n_bytes = self._compile(structure)
+        if kept is None:
+            kept = self._compile(structure)
             with self._lock:
-                self._kept[structure] = outcome, n_bytes
+                self._kept[structure] = kept
                 while len(self._kept) > N_COMPILED or (
                     len(self._kept) > 1 and sum(n for _, n in self._kept.values()) > COMPILED_BYTES
                 ):
                     self._kept.popitem(last=False)
+        outcome, _ = kept
         if isinstance(outcome, str):
             raise RequestError(f"the {structure.form} {outcome}", param="structure")
         return outcome
@@ -149,33 +147,26 @@ class Structures:
     @cached_property
     def sandbox(self) -> StructureSandbox:
         """The process in which forms are checked."""
-        return StructureSandbox(
-            tokenizer_json(self._tokenizer), self._n_tokens, self._stop_token_ids
-        )
+        tokenizer = tokenizer_json(self._tokenizer)
+        return StructureSandbox(tokenizer, self._n_tokens, self._stop_token_ids)
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
-        problem = ""
         try:
-            if self._stop_token_ids:
-                return LLTokenizer(
-                    tokenizer_json(self._tokenizer),
-                    n_vocab=self._n_tokens,
-                    eos_token=self._stop_token_ids,
-                )
-            problem = "the model has no token that ends an answer"
+            if not self._stop_token_ids:
+                raise ValueError("the model has no token that ends an answer")
+            return LLTokenizer(
+                tokenizer_json(self._tokenizer),
+                n_vocab=self._n_tokens,
+                eos_token=self._stop_token_ids,
+            )
         except ValueError as error:
-            problem = str(error)
-        raise RequestError(f"answers cannot have a form: {problem}", param="structure")
+            problem = f"answers cannot have a form: {error}"
+            raise RequestError(problem, param="structure") from error
 
 
 class Constraint:
-    """Says of one answer which tokens may come next.
-
-    Args:
-        matcher: Follows it; None: nothing can.
-        stop_token_ids: The tokens that end it.
-    """
+    """Says of one answer which tokens may come next; without a matcher it may only stop."""
 
     def __init__(self, matcher: LLMatcher | None, stop_token_ids: Iterable[int]) -> None:
         self._matcher, self._stop_token_ids = matcher, stop_token_ids
@@ -220,16 +211,13 @@ def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> None:
-    """Set the logits of tokens that may not come next to minus infinity, in some rows.
+    """Set the logits of tokens that may not come next to minus infinity, in the constrained rows.
 
-    Nothing waits for a GPU.
-
-    Args:
-        logits: float32 [rows, vocabulary], which are changed.
-        constraints: Those of each constrained row.
+    Logits are float32 [rows, vocabulary], and are changed; nothing waits for a GPU.
     """
     n_tokens = logits.shape[-1]
-    masks = _masks(len(constraints), n_tokens)
+    # A bit for each token and row, int32 [rows, words].
+    masks = np.zeros((len(constraints), -(-n_tokens // WORD_BITS)), dtype=np.int32)
     for i, constraint in enumerate(constraints.values()):
         constraint.write(masks, i)
     bits = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
@@ -237,8 +225,3 @@ def rule_out(logits: torch.Tensor, constraints: Mapping[int, Constraint]) -> Non
     allowed = torch.from_numpy(masks).to(logits.device, non_blocking=True)[:, :, None] >> bits & 1
     ruled_out = allowed.flatten(1)[:, :n_tokens] == 0
     logits[rows] = logits[rows].masked_fill(ruled_out, -torch.inf)
-
-
-def _masks(n_rows: int, n_tokens: int) -> np.ndarray:
-    """Return a bit for each token and row, int32 [rows, words]."""
-    return np.zeros((n_rows, -(-n_tokens // WORD_BITS)), dtype=np.int32)

@@ -44,11 +44,7 @@ OPEN = frozenset(
     | {"anyOf", "oneOf", "if", "propertyNames", "minProperties"}
 )
 # As Python writes JSON. Where any white space is allowed, small models write it to the end.
-JSON: Any = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
+JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def compiled(tokenizer: LLTokenizer, form: str, text: str) -> LLMatcher | str:
@@ -191,10 +187,7 @@ START = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_path({file!r}, run
 class StructureSandbox:
     """Checks forms in a process of their own, one at a time; any thread may ask.
 
-    Args:
-        tokenizer: The tokenizer, as JSON.
-        vocabulary_size: The number of the model's logits.
-        stop_token_ids: Any of these ends an answer.
+    The tokenizer is given as JSON.
     """
 
     def __init__(self, tokenizer: str, vocabulary_size: int, stop_token_ids: list[int]) -> None:

@@ -5,8 +5,7 @@ text is what decoding with the newest token adds to decoding without it, held ba
 an incomplete character. Text that may yet turn out to begin a stop string is held back as well; a
 stop string and what follows it never appear.
 
-A `Transcript` is all that a request has generated so far, and tells its caller; it is the same in
-any engine.
+A `Transcript` is all that a request has generated so far, and tells its caller.
 """
 
 from __future__ import annotations
@@ -29,12 +28,8 @@ MAX_UNDECIDED, MAX_BYTES = 16, 4
 class TextStream:
     """The text of one sequence; `push` returns what becomes final, `text` is all that is final.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        prompt_ids: The tokens before the text; the last few decide how the first is spelled.
-        stop: The stop strings.
-        special_ids: Tokens without text.
-        skip_special_tokens: Whether these have none; else they are spelled out.
+    The last few tokens of the prompt decide how the first one is spelled. Special tokens have no
+    text if these are skipped; else they are spelled out.
     """
 
     def __init__(
@@ -56,18 +51,13 @@ class TextStream:
         self.stopped = False
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
-        """Take one token; return the text that is now final, perhaps none.
-
-        Unless it `may_stop`, stop strings are let through.
-        """
+        """Return the text that one more token makes final; stop strings end it if it `may_stop`."""
         if token in self._special_ids:
             return ""
         self._ids.append(token)
         new, end = self._undecided(), len(self._ids)
-        if new.endswith(INCOMPLETE) and end - self._end > MAX_UNDECIDED:
-            new, end = self._cut(new)
-        elif new.endswith(INCOMPLETE):
-            return ""
+        if new.endswith(INCOMPLETE):
+            new, end = self._cut(new) if end - self._end > MAX_UNDECIDED else ("", end)
         if not new:
             return ""
         self._start, self._end = self._end, end
@@ -83,15 +73,12 @@ class TextStream:
         return self._release(new, is_last=True)
 
     def _undecided(self) -> str:
-        """Return the text of the tokens after `_end`, spelled as it is after those before them."""
+        """Return the text of the tokens after `_end`, as it is spelled after those before."""
         before = self._decode(self._ids[self._start : self._end])
         return self._decode(self._ids[self._start :])[len(before) :]
 
     def _cut(self, new: str) -> tuple[str, int]:
-        """Return the part of the undecided text that no later token can change, and where it ends.
-
-        The part is empty where that is not certain.
-        """
+        """Return the undecided text that surely no later token can change, and where it ends."""
         end = len(self._ids)
         for at in range(end - 1, end - 1 - MAX_BYTES, -1):
             rest = self._decode(self._ids[at:])
@@ -100,15 +87,12 @@ class TextStream:
         return "", self._end
 
     def _decode(self, ids: list[int]) -> str:
-        return (
-            str(
-                self._tokenizer.decode(
-                    ids, skip_special_tokens=self._skips, clean_up_tokenization_spaces=False
-                )
-            )
-            if ids
-            else ""
+        if not ids:
+            return ""
+        text = self._tokenizer.decode(
+            ids, skip_special_tokens=self._skips, clean_up_tokenization_spaces=False
         )
+        return str(text)
 
     def _release(self, new: str, *, is_last: bool) -> str:
         held = self._held + new
@@ -134,19 +118,11 @@ class TextStream:
 class Transcript:
     """The tokens and the text of one request; it decides when they end, and sends the updates.
 
-    Args:
-        request: The request.
-        text: The text of its new tokens.
-        stop_token_ids: The model's own stop tokens.
-        sink: Takes its updates.
+    `stop_token_ids` are at first the model's own, and then all that end this request.
     """
 
     def __init__(
-        self,
-        request: Request,
-        text: TextStream,
-        stop_token_ids: frozenset[int],
-        sink: Sink,
+        self, request: Request, text: TextStream, stop_token_ids: frozenset[int], sink: Sink
     ) -> None:
         options = request.options
         self.stop_token_ids = frozenset(options.stop_token_ids)
@@ -183,7 +159,18 @@ class Transcript:
 
     def complete(self) -> None:
         """Send the last update: the completion of a finished request."""
-        self._sink(self._update(self._completion()))
+        assert self.finish_reason is not None, "the request still runs"
+        completion = Completion(
+            text=self._text.text,
+            tokens=tuple(self.tokens),
+            finish_reason=self.finish_reason,
+            steering=self._request.steering.report,
+            n_prompt_tokens=len(self._request.prompt_ids),
+            timing=Timing(queued_s=self._queued_s, tokens_s=tuple(self._tokens_s)),
+            prompt_tokens=tuple(self.prompt_tokens),
+            watched=self.watched,
+        )
+        self._sink(self._update(completion))
 
     def fail(self, error: JuiceError) -> None:
         """Send an error as the last update."""
@@ -195,9 +182,7 @@ class Transcript:
         if token in self.stop_token_ids:
             self.finish_reason = "stop"
             return self._text.finish()
-        piece = self._text.push(
-            token, may_stop=len(self.tokens) >= self._request.options.min_tokens
-        )
+        piece = self._text.push(token, may_stop=len(self.tokens) >= options.min_tokens)
         if self._text.stopped:
             self.finish_reason = "stop"
         elif len(self.tokens) + 1 == options.max_tokens:
@@ -206,25 +191,12 @@ class Transcript:
         return piece
 
     def _update(self, completion: Completion | None = None) -> Update:
-        text, self._news = self._news, ""
-        new, self._n_sent = tuple(self.tokens[self._n_sent :]), len(self.tokens)
-        return Update(
+        update = Update(
             index=self._request.index,
-            text=text,
-            tokens=new,
+            text=self._news,
+            tokens=tuple(self.tokens[self._n_sent :]),
             queued_s=self._queued_s,
             completion=completion,
         )
-
-    def _completion(self) -> Completion:
-        assert self.finish_reason is not None, "the request still runs"
-        return Completion(
-            text=self._text.text,
-            tokens=tuple(self.tokens),
-            finish_reason=self.finish_reason,
-            steering=self._request.steering.report,
-            n_prompt_tokens=len(self._request.prompt_ids),
-            timing=Timing(queued_s=self._queued_s, tokens_s=tuple(self._tokens_s)),
-            prompt_tokens=tuple(self.prompt_tokens),
-            watched=self.watched,
-        )
+        self._news, self._n_sent = "", len(self.tokens)
+        return update

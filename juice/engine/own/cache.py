@@ -33,28 +33,22 @@ class ShelfSize:
 
     def covers(self, other: ShelfSize) -> bool:
         """Return whether another size fits into this one."""
-        companions = all(a >= b for a, b in zip(self.n_companions, other.n_companions, strict=True))
-        return (
-            self.n_mains >= other.n_mains and companions and self.n_positions >= other.n_positions
-        )
+        had = (self.n_mains, self.n_positions, *self.n_companions)
+        needed = (other.n_mains, other.n_positions, *other.n_companions)
+        return all(a >= b for a, b in zip(had, needed, strict=True))
 
     def with_growth(self, had: ShelfSize | None) -> ShelfSize:
         """Return this size rounded up to powers of two, and no smaller than `had`."""
         old = had or ShelfSize(0, (0,) * len(self.n_companions), 0)
+        companions = zip(old.n_companions, self.n_companions, strict=True)
         return ShelfSize(
             max(old.n_mains, _power_of_two(self.n_mains)),
-            tuple(
-                max(a, _power_of_two(b))
-                for a, b in zip(old.n_companions, self.n_companions, strict=True)
-            ),
+            tuple(max(a, _power_of_two(b)) for a, b in companions),
             max(old.n_positions, _power_of_two(self.n_positions)),
         )
 
     def with_more_rows(self, fits: Callable[[ShelfSize], bool]) -> ShelfSize:
-        """Return this size with as many more rows as fit, at most twice as many.
-
-        Near the end of the memory, so that the next rows to join do not each change the shape.
-        """
+        """Return this size with as many more rows as fit, at most twice as many."""
         return max(
             (size for n in range(self.n_mains + 1) if fits(size := self._with_rows(n))),
             key=lambda size: size.n_mains,
@@ -72,10 +66,7 @@ def _power_of_two(n: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """The slots of one forward's rows in a layer.
-
-    `slots` is int64 [rows, 1]; `view` is the same as a slice, None where they are not contiguous.
-    """
+    """The slots of a layer's rows, int64 [rows, 1], and as a slice, where they are contiguous."""
 
     slots: torch.Tensor
     view: slice | None
@@ -111,7 +102,6 @@ class SlotLayer(CacheLayerMixin):
 
     @property
     def n_kv_heads(self) -> int:
-        """The number of key-value heads; 0 before the first forward."""
         return self.keys.shape[1] if self.is_initialized else 0
 
     @property
@@ -135,8 +125,7 @@ class SlotLayer(CacheLayerMixin):
     def reshaped(self, source: torch.Tensor, old: tuple[int, int, int]) -> torch.Tensor:
         """Return keys or values of the shape `old` in the present shape.
 
-        Both are [slots, kv_heads, n_positions + 1, d_head]; a shape is the numbers of main slots,
-        of companions' slots and of positions.
+        A shape is the numbers of main slots, of companions' slots and of positions.
         """
         n_mains, n_companions, n_positions = self.shape
         new = source.new_zeros(
@@ -156,7 +145,6 @@ class SlotLayer(CacheLayerMixin):
             self.lazy_initialization(self.keys, self.values)
 
     def slot(self, row: int, *, is_main: bool) -> int:
-        """Return the slot of a row, which is counted among those of its kind."""
         return self.shape[0] - 1 - row if is_main else self.shape[0] + row
 
     def copy(self, source: int, destination: int, n: int) -> None:
@@ -216,15 +204,13 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotsBrokenError(RuntimeError):
-    """Moving slots failed half-way, so their contents are no longer known."""
+    """Moving or resizing slots failed half-way, so their contents are no longer known."""
 
 
 class SlotCache(Cache):
     """The slots of every layer, as a cache that unmodified models accept.
 
-    Args:
-        n_layers: The number of layers.
-        like: A cache of the same model, whose shapes are known from a forward.
+    `like` is a cache of the same model, whose shapes are known from a forward.
     """
 
     def __init__(self, n_layers: int, like: SlotCache | None = None) -> None:
@@ -251,15 +237,9 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def reserve(self, needed: ShelfSize, max_bytes: int | None = None) -> None:
-        """Allocate slots; cached keys and values stay.
+        """Have slots of at least this size, in at most `max_bytes`; what is cached stays.
 
-        Args:
-            needed: The least size that there must be.
-            max_bytes: The most that the slots may take; None for no bound.
-
-        Raises:
-            SlotsBrokenError: The slots of some layers have changed, those of others have not.
-            Exception: Whatever a failed allocation raises; it changes nothing.
+        Raises SlotsBrokenError, or whatever a failed allocation raises; that changes nothing.
         """
 
         def fits(size: ShelfSize) -> bool:
@@ -267,23 +247,20 @@ class SlotCache(Cache):
 
         had = self._size
         if had is not None and had.covers(needed) and fits(had):
-            return None
+            return
         larger = (needed.with_growth(had), needed.with_growth(None), needed.with_more_rows(fits))
         for size in filter(fits, larger):
             try:
-                return self.resize(size)
+                self.resize(size)
+                return
             except SlotsBrokenError:
                 raise
             except Exception:  # noqa: S112 -- there is less memory than budgeted: try with less
                 continue
         self.resize(needed)
-        return None
 
     def resize(self, size: ShelfSize) -> None:
-        """Change the shape.
-
-        Raises SlotsBrokenError, or whatever a failed allocation raises; that changes nothing.
-        """
+        """Change the shape; raises as `reserve` does."""
         had = self._size
         done: list[int] = []
         try:
@@ -314,14 +291,7 @@ class SlotCache(Cache):
     def access(
         self, layer: int, mains: Sequence[int], companions: Sequence[int], device: torch.device
     ) -> Access:
-        """Return the slots of some rows, main rows first, in their order.
-
-        Args:
-            layer: The layer.
-            mains: The main rows, counted among their kind.
-            companions: The companions, counted among those of the layer.
-            device: The device of the index tensor.
-        """
+        """Return the slots of some rows of a layer, main rows first, in their order."""
         slot_layer = self.slot_layers[layer]
         slots = [
             *(slot_layer.slot(row, is_main=True) for row in mains),
@@ -337,17 +307,9 @@ class SlotCache(Cache):
     def copy(
         self, layers: Sequence[int], source: int, destination: int, n: int, *, is_main: bool
     ) -> None:
-        """Copy the first positions of one row over another's, in some layers.
+        """Copy n positions of one row over another's: main rows, or companions.
 
-        Args:
-            layers: The layers.
-            source: The row to copy from.
-            destination: The row to copy to.
-            n: The number of positions to copy.
-            is_main: Whether both are main rows, not companions.
-
-        Raises:
-            SlotsBrokenError: Copying failed half-way.
+        Raises SlotsBrokenError where that failed half-way.
         """
         with _whole_or_broken():
             for layer in (self.slot_layers[i] for i in layers):
@@ -357,17 +319,9 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def swap(self, layers: Sequence[int], a: int, b: int, n: int, *, is_main: bool) -> None:
-        """Swap the first positions of two rows, in some layers.
+        """Swap n positions of two rows: main rows, or companions.
 
-        Args:
-            layers: The layers.
-            a: One row.
-            b: The other.
-            n: The number of positions to swap.
-            is_main: Whether both are main rows, not companions.
-
-        Raises:
-            SlotsBrokenError: Swapping failed half-way.
+        Raises SlotsBrokenError where that failed half-way.
         """
         with _whole_or_broken():
             for layer in (self.slot_layers[i] for i in layers):

@@ -37,11 +37,8 @@ from juice.model.loaded import LoadedModel
 class Outcome:
     """The outcome of a forward for one of its sequences.
 
-    Args:
-        is_finite: Whether its logits are numbers.
-        prompt: The tokens of its prompt that were scored.
-        token: The next token; None while its prompt, or that of its other row, goes on.
-        watched: The log-probabilities of the tokens that it watches, with its first token.
+    Tokens of its prompt that were scored, and the next token with what is watched there; None while
+    its prompt, or that of its other row, goes on. It `is_finite` if its logits are numbers.
     """
 
     is_finite: bool
@@ -64,10 +61,7 @@ class _Query(NamedTuple):
 
 
 def outcomes(batch: ForwardBatch, logits: torch.Tensor) -> list[Outcome]:
-    """Return the outcomes of a forward, in the order of its sequences.
-
-    logits: float32 [kept, vocabulary].
-    """
+    """Return the outcomes of a forward's sequences; logits are float32 [kept, vocabulary]."""
     ends = list(accumulate(batch.n_kept))
     combined, queries = list[torch.Tensor](), list[list[_Query]]()
     for sequence, n_new, n, end in zip(
@@ -164,15 +158,7 @@ LOG.addHandler(logging.NullHandler())  # a library is silent by default
 
 
 class Loop:
-    """The state of one engine; every method belongs to the engine's thread.
-
-    Args:
-        loaded: The model.
-        limits: The bounds in force.
-        inbox: The requests that wait.
-        mode: The way of rows through the model.
-        deterministic: Whether what a request gets may not depend on others, to the bit.
-    """
+    """The state of one engine; every method belongs to the engine's thread."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """The sampler: the next tokens of all rows, as `juice.engine.sampling_options` orders the steps.
 
 One uniform number from a request's own CPU generator picks each of its tokens. Probabilities become
-whole numbers of 2^-40 before they are added up, so neither the order of a sum nor the other rows of
-a batch change a choice: the same seed gives the same tokens whatever else runs. Nothing here waits
-for a GPU.
+whole numbers of 2^-40 before they are added up, so the same seed gives the same tokens whatever
+else runs. Nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -35,13 +34,8 @@ N_CANDIDATES = 1024
 class Draw:
     """All that the next token of one row depends on, beside its logits.
 
-    Args:
-        sampling: The request's options.
-        uniform: The number that picks the token, 0 to 1; None takes the likeliest.
-        prompt_ids: The tokens of the prompt.
-        token_ids: The new tokens so far.
-        banned: Tokens that may not come next.
-        constraint: The rule of an answer's form, which bans more of them.
+    `uniform`, from 0 to 1, picks the token; None takes the likeliest. Tokens that are `banned` may
+    not come next, nor those that the constraint rules out.
     """
 
     sampling: SamplingOptions
@@ -59,17 +53,14 @@ def new_generator(sampling: SamplingOptions) -> torch.Generator | None:
     generator = torch.Generator()
     if sampling.seed is None:
         generator.seed()
-    else:
-        generator.manual_seed(sampling.seed)
-    return generator
+        return generator
+    return generator.manual_seed(sampling.seed)
 
 
 def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     """Return the next token of each row, int64 [rows].
 
-    Args:
-        logits: float32 [rows, vocabulary]; they are not changed.
-        draws: The draw of each row.
+    Logits are float32 [rows, vocabulary], and are not changed.
     """
     logits = adjusted(logits, draws)
     chosen = logits.argmax(-1)
@@ -187,15 +178,9 @@ def _likeliest(
 def _mass(
     logits: torch.Tensor, most: torch.Tensor, options: Sequence[SamplingOptions]
 ) -> torch.Tensor:
-    """Return probabilities at each row's temperature, in units of 2^-40 of the likeliest one's.
+    """Return probabilities in units of 2^-40 of the likeliest one's, int64 [rows, tokens].
 
-    Args:
-        logits: float32 [rows, tokens].
-        most: The largest logit of each row, float32 [rows, 1].
-        options: The options of each row.
-
-    Returns:
-        int64 [rows, tokens].
+    Logits are float32 [rows, tokens]; `most` has the largest of each row, float32 [rows, 1].
     """
     dtype = torch.float32 if logits.device.type == "mps" else torch.float64
     temperature = on_device(logits, [sampling.temperature for sampling in options], dtype)[:, None]
@@ -216,10 +201,7 @@ def _cut(
 
 
 def _likely_enough(mass: torch.Tensor, options: Sequence[SamplingOptions]) -> torch.Tensor:
-    """Cut off what is below `min_p` of the likeliest token, whose mass is a whole unit.
-
-    Mass is int64 [rows, candidates].
-    """
+    """Cut off what is below `min_p` of the likeliest token, whose mass is a whole unit."""
     if not any(sampling.min_p for sampling in options):
         return mass
     least = on_device(mass, [sampling.min_p * UNIT for sampling in options], torch.float64)[:, None]

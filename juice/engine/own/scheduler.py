@@ -213,13 +213,8 @@ PREFILL_SHARE = 0.25
 class Scheduler:
     """The policy of the loop: admission, and the forwards of each step.
 
-    Args:
-        limits: The bounds in force.
-        shelves: The occupied rows.
-        costs: The costs of forwards.
-        rope_switch: The length beyond which the model's positions change; None where they do not.
-        by_length: Whether only rows with the same number of cached tokens share a forward.
-        deterministic: Whether no rows of different requests share a forward.
+    With `by_length` only rows with the same number of cached tokens share a forward; beyond
+    `rope_switch` tokens the model's positions change.
     """
 
     def __init__(
@@ -246,10 +241,7 @@ class Scheduler:
         return has_rows and self._shelves.fits(sequence)
 
     def forwards(self) -> list[list[Share]]:
-        """Return the forwards of a step: prefill first, then all that decode.
-
-        Each is a list of sequences with the number of their tokens that go through.
-        """
+        """Return the forwards of a step: prefill first, then all that decode."""
         # A row that is a token ahead waits for the other row of its request, computed again.
         decoding = [
             s for shelf in self._shelves for s in shelf.table.decoding if s.n_cached < s.length
@@ -285,7 +277,7 @@ class Scheduler:
     def _apart(
         self, chosen: list[Share], cheapest: Callable[[list[Share]], list[list[Share]]]
     ) -> list[list[Share]]:
-        """Return the forwards of the chosen sequences: by shelf, by the model's limits, by cost."""
+        """Part the chosen sequences by shelf, by the model's limits and by cost."""
         if self._deterministic:
             return [[share] for share in chosen]
         groups: dict[object, list[Share]] = {}
@@ -334,6 +326,5 @@ class Scheduler:
         return self.costs.of_rows(sequence) * self.costs.of_tokens(n_tokens, sequence.n_cached)
 
     def _n_tokens(self, sequence: Sequence, cost: float) -> int:
-        """Return the number of tokens of a prompt that cost at most this."""
         n = self.costs.n_tokens(cost / self.costs.of_rows(sequence), sequence.n_cached)
         return min(n, sequence.n_to_prefill)

@@ -16,18 +16,11 @@ from juice.errors import CancelledError, JuiceError, RequestError
 
 
 class Sequence:
-    """The state of one request.
+    """The state of one request, numbered by arrival; its `window` is the layers with a companion.
 
     Any thread may call `cancel`; everything else belongs to the engine's thread. A request with a
     contrast has two sequences: `without` has the prompt without its context, shares the new
     tokens and reports nothing; its `owner` decides for both.
-
-    Args:
-        number: Its number in the order of arrival.
-        request: The request.
-        window: The layers in which it has a companion.
-        transcript: Its new tokens and text, which tells its caller of them.
-        constraint: The rule of the answer's form; None where any token may come.
     """
 
     def __init__(
@@ -57,7 +50,6 @@ class Sequence:
 
     @property
     def tokens(self) -> list[ScoredToken]:
-        """The new tokens so far."""
         return self.transcript.tokens
 
     @property
@@ -109,10 +101,7 @@ class Sequence:
         return self.request.prompt_ids[first : first + n_kept]
 
     def draw(self) -> Draw:
-        """Return the draw of the next token.
-
-        Until that token is taken, the same number is drawn each time.
-        """
+        """Return the draw of the next token; until that is taken, the same one each time."""
         request, options = self.request, self.request.options
         if self._generator is not None and self._uniform is None:
             self._uniform = float(torch.rand(1, generator=self._generator, dtype=torch.float64))
@@ -131,19 +120,17 @@ class Sequence:
 
         Return their combination then, None before.
         """
+        contrast, without = self.request.contrast, self.without
+        assert contrast is not None, "only a contrast has two rows"
+        assert without is not None, "only a contrast has two rows"
         row._held = logits
-        if (
-            self.without is None
-            or self.request.contrast is None
-            or self._held is None
-            or self.without._held is None
-        ):
+        with_context, alone = self._held, without._held
+        if with_context is None or alone is None:
             return None
-        with_context, alone = self._held, self.without._held
-        weight: float | torch.Tensor = self.request.contrast.weight
-        if self.request.contrast.is_adaptive:
+        weight: float | torch.Tensor = contrast.weight
+        if contrast.is_adaptive:
             weight = weight * _divergence(with_context, alone)
-        self._held = self.without._held = None
+        self._held = without._held = None
         # Tokens that a model rules out have minus infinity in both.
         return torch.where(
             with_context.isneginf(), with_context, (1 + weight) * with_context - weight * alone
@@ -168,10 +155,7 @@ class Sequence:
 
 
 def _divergence(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the Jensen-Shannon divergence of two distributions, in bits, 0 to 1, float32 [].
-
-    Both are given by logits, float32 [vocabulary].
-    """
+    """Return the Jensen-Shannon divergence, in bits, of two distributions given by logits."""
     p, q = one.softmax(-1), other.softmax(-1)
     nats = torch.special.entr((p + q) / 2).sum() - torch.special.entr(torch.stack([p, q])).sum() / 2
     bits: torch.Tensor = (nats / math.log(2)).clamp(0, 1)

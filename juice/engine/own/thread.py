@@ -35,12 +35,8 @@ STOP_S = 10.0
 class BatchingEngine(Engine):
     """The default engine, in this process: any architecture, any device, every capability.
 
-    Args:
-        loaded: The model.
-        limits: The bounds of batches and memory.
-        mode: The way of rows through the model.
-        deterministic: Run each request in forwards of its own, so that it gets the same bits
-            whatever else runs.
+    A `deterministic` one runs each request in forwards of its own, so that it gets the same bits
+    whatever else runs.
 
     Raises RequestError for a `max_model_len` beyond the model's context.
     """
@@ -116,7 +112,6 @@ class BatchingEngine(Engine):
         return self.loop.shelves.n_bytes_per_token
 
     def n_kv_bytes(self, request: Request) -> int:
-        """Return the bytes that are reserved for the keys and values of a request."""
         window = self.companion_layers(request.steering)
         companions = tuple(int(layer in window) for layer in range(self.description.n_layers))
         n_mains = 1 if request.contrast is None else 2
@@ -160,7 +155,7 @@ class BatchingEngine(Engine):
         return sequence
 
     def close(self) -> None:
-        """End the thread and everything that runs or waits; the model loses its hooks."""
+        """Do what `stop` does, and remove the model's hooks."""
         self.stop()
         self.loaded.release()
 

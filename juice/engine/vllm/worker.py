@@ -9,7 +9,7 @@ counted over all ranks. The served path is compared with it at every start
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from vllm.forward_context import set_forward_context
 
 from juice.engine.vllm.arguments import Coefficients
 from juice.formula import add_scaled
+from juice.model.steering_hooks import hooked
 
 
 def two_runs(
@@ -31,13 +32,7 @@ def two_runs(
 ) -> torch.Tensor | None:
     """Return the logits after every token, float32 [tokens, vocabulary].
 
-    None on ranks that do not compute logits.
-
-    Args:
-        model: One of `juice.engine.vllm.model`'s.
-        vllm_config: vLLM's configuration.
-        tokens: The tokens of the text.
-        coefficients: Those of the second run; None for one run, unsteered.
+    None on ranks that do not compute logits. Without coefficients there is one run, unsteered.
     """
     device = model.table.coefficients.device
     ids = torch.tensor(tokens, device=device)
@@ -100,8 +95,7 @@ def _dense(model: Any) -> Iterator[None]:
             module.do_not_compile = False
 
 
-@contextmanager
-def _at_projections(model: Any, act: Any) -> Iterator[None]:
+def _at_projections(model: Any, act: Any) -> AbstractContextManager[None]:
     """Call act(layer, z) before each output projection of the window; what it returns is z."""
 
     def hook(layer: int) -> Any:
@@ -111,15 +105,10 @@ def _at_projections(model: Any, act: Any) -> Iterator[None]:
 
         return before
 
-    handles = [
+    return hooked(
         projection.register_forward_pre_hook(hook(layer))
         for layer, projection in model.companions.projections.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    )
 
 
 def _adding(model: Any, coefficients: Coefficients, clean: dict[int, torch.Tensor]) -> Any:
