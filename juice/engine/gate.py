@@ -1,8 +1,7 @@
 """Gates at work: a request runs steered, and unsteered instead where its gate says no.
 
 A request is held back until the first new token of the run that decides: its own, or that of a
-request beside it for the prompt without its context. This is above the engines: each starts the
-requests that it is given, one in the place of another that was cancelled where it is told so.
+request beside it for the prompt without its context.
 """
 
 from __future__ import annotations

@@ -172,14 +172,8 @@ def gate_of(
 ) -> RequestGate:
     """Return the gate of a request from the one of its head set.
 
-    Args:
-        steer: The steering that the request asks for.
-        head_set: The head set that it is steered by.
-        chat_template_sha256: The hash of the chat template of the prompt; None for a plain prompt.
-        without_context: The prompt without its context, where that is given apart.
-
-    Raises:
-        RequestError: The set has no gate for what the request asks for.
+    A plain prompt has no chat template. Raises RequestError where the set has no gate for what the
+    request asks for.
     """
     method = steer.method_with(head_set)
     gate = head_set.gate(method)

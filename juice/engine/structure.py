@@ -72,11 +72,8 @@ class Structure:
 class Structures:
     """The structures that one model's answers may have; compiled ones are kept.
 
-    Args:
-        tokenizer: The model's.
-        vocabulary_size: The number of its logits.
-        stop_token_ids: Any of these ends an answer that is complete.
-        are_checked: Whether the sandbox of another process has passed them.
+    Any stop token ends an answer that is complete. Those that `are_checked` have passed the sandbox
+    of another process.
     """
 
     def __init__(

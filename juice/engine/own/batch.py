@@ -24,14 +24,9 @@ from juice.model.steering_hooks import LayerRows, SteeringPlan
 
 @dataclass(frozen=True, eq=False)
 class ForwardRows:
-    """The rows of a forward.
+    """The rows of a forward, whose main rows are those of the sequences, in this order.
 
-    Args:
-        cache: The slots that they are in.
-        sequences: The sequences that the main rows belong to, in row order.
-        routing: The rows of each layer.
-        access: The slots of each layer.
-        steering_plan: The steering of the rows at all tokens; None where none is steered.
+    Rows (`routing`) and slots (`access`) are given by layer; without a plan no row is steered.
     """
 
     cache: SlotCache
@@ -43,18 +38,11 @@ class ForwardRows:
 
 @dataclass(frozen=True, eq=False)
 class ForwardBatch:
-    """One forward.
+    """One forward: the next tokens of some rows.
 
-    Args:
-        rows: The rows that go through it.
-        n_tokens: The number of each sequence's real tokens; the rest is padding.
-        input_ids: The tokens of the main rows, int64 [sequences, tokens].
-        positions: Their positions, int64 [sequences, tokens].
-        kept_rows: The row of each position whose logits are kept, int64 [kept].
-        kept_tokens: Its token within that row, int64 [kept].
-        n_kept: The number of logits that each sequence keeps, in the order of the sequences.
-        spans: The span of each layer.
-        steering_plan: The steering of the rows by token; None where none is steered.
+    `n_tokens` are each sequence's real ones, the rest is padding; `n_kept` says of how many the
+    logits are kept, and `kept_rows` and `kept_tokens` where they are, int64 [kept]. Tokens and
+    positions of the main rows are int64 [sequences, tokens]; spans are given by layer.
     """
 
     rows: ForwardRows

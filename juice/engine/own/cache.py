@@ -6,9 +6,8 @@ the rows of a decode step are one contiguous view, however many there are of eac
 move when a row joins or leaves. Companions have slots only in their window. Padding is written to
 the last position of a slot, which nothing reads.
 
-The buffers grow by doubling while memory allows, and change shape with the requests: fewer and
-longer slots, or more and shorter ones. Near the end of the memory they grow by as much as there is,
-so that not every row that joins moves all the others.
+The buffers grow by doubling, and near the end of the memory by as much as there is, so that not
+every row that joins moves all the others; they change shape with the requests.
 """
 
 from __future__ import annotations

@@ -83,31 +83,22 @@ def outcomes(batch: ForwardBatch, logits: torch.Tensor) -> list[Outcome]:
         queries[-1].append(_Query(row, None, n_top, owner.draw(), owner.to_watch))
     table = torch.cat([logits, torch.stack(combined)]) if combined else logits
     normalizers, read = _read(table, [query for asked in queries for query in asked])
-    results = iter(read)
-    return [
-        _outcome(
-            [*range(end - n, end), *(query.row for query in asked)],
-            normalizers,
-            [(query, *next(results)) for query in asked],
+    results, found = iter(read), list[Outcome]()
+    for n, end, asked in zip(batch.n_kept, ends, queries, strict=True):
+        scored_here = list(islice(results, len(asked)))
+        # The token that is chosen comes last.
+        newest = scored_here.pop() if asked and asked[-1].token is None else (None, ())
+        rows = (*range(end - n, end), *(query.row for query in asked))
+        found.append(
+            Outcome(
+                # A logsumexp is finite unless a logit is NaN or +inf; one of -inf is allowed.
+                is_finite=all(math.isfinite(normalizers[row]) for row in rows),
+                prompt=tuple(token for token, _ in scored_here),
+                token=newest[0],
+                watched=newest[1],
+            )
         )
-        for n, end, asked in zip(batch.n_kept, ends, queries, strict=True)
-    ]
-
-
-def _outcome(
-    rows: abc.Sequence[int],
-    normalizers: abc.Sequence[float],
-    read: abc.Sequence[tuple[_Query, ScoredToken, tuple[float, ...]]],
-) -> Outcome:
-    # A logsumexp is finite unless a logit is NaN or +inf; one of -inf is allowed.
-    newest = [(token, watched) for query, token, watched in read if query.token is None]
-    token, watched = newest[0] if newest else (None, ())
-    return Outcome(
-        is_finite=all(math.isfinite(normalizers[row]) for row in rows),
-        prompt=tuple(token for query, token, _ in read if query.token is not None),
-        token=token,
-        watched=watched,
-    )
+    return found
 
 
 def _read(

@@ -7,9 +7,8 @@ decode step takes a contiguous run of slots in every layer.
 All slots of a shelf are as long as its longest row may become, and a forward reads as many keys as
 its longest row has. So rows that may grow long are kept apart from short ones: on a shelf none may
 need more than four times as many positions as another, and half of all positions must be needed.
-Each shelf takes a forward of its own, so a request joins one that takes it where there is one. The
-shelves share one budget of bytes for keys and values; one that grows takes what the others do not
-need.
+Each shelf takes a forward of its own, so a request joins one that takes it where there is one. All
+share one budget of bytes; one that grows takes what the others do not need.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ class RowList:
         self.n_decoding += 1
 
     def leave(self, sequence: Sequence) -> None:
-        """Free a sequence's row.
-
-        The last decoding row fills the gap of a decoding one; the last row of all fills the gap
-        that remains.
-        """
+        """Free a row: the last decoding one fills its gap, the last of all the gap of that."""
         gap = self.rows.index(sequence)
         if gap < self.n_decoding:
             self.n_decoding -= 1

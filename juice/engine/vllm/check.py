@@ -98,11 +98,7 @@ def two_runs(
 ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
     """Return log-probabilities in the clean run and in the steered run, each float32 [tokens].
 
-    Args:
-        engine: The engine, whose workers run both.
-        request: The request, with its prompt and steering.
-        new: The tokens that were generated for it.
-        reads: The tokens whose to return, as many for each new token in turn.
+    `new` are the tokens that were generated; `reads` has those whose to return, for each in turn.
     """
     tokens, read = [*request.prompt_ids, *new], [list(ids) for _, ids in reads]
     coefficients = Coefficients.of(request.steering)

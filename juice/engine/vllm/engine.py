@@ -94,15 +94,10 @@ MAX_SEED = 2**63 - 1
 def sampling_params(
     request: Request, stop_token_ids: frozenset[int], *, is_first: bool = False
 ) -> SamplingParams:
-    """Return vLLM's parameters of a request.
+    """Return vLLM's parameters of a request, which ends at any of the stop tokens.
 
     Text and stop strings are not vLLM's business: `juice.engine.text` makes the same text of the
     same tokens in every engine.
-
-    Args:
-        request: The request.
-        stop_token_ids: All tokens that end it, the model's own among them unless it ignores these.
-        is_first: Whether it goes before all that wait.
     """
     options = request.options
     return SamplingParams(
@@ -192,7 +187,7 @@ class VllmSequence:
             self._loop.call_soon_threadsafe(self._abort)
 
     def _abort(self) -> None:
-        """Interrupt the task; one that has not begun looks at `cancelled` first."""
+        # One that has not begun looks at `cancelled` first.
         if self.task is not None:
             self.task.cancel()
 
@@ -233,8 +228,7 @@ class VllmSequence:
 class OpenRequests:
     """The requests that have begun and not ended; any thread may use it.
 
-    Attributes:
-        stopped: The reason why there are no more; None while there may be.
+    `stopped` is the reason why there are no more; None while there may be.
     """
 
     def __init__(self) -> None:
@@ -283,11 +277,7 @@ CLOSED = "the engine was closed"
 class VllmEngine(Engine):
     """Runs a model in vLLM; the window is the layers in which requests can be steered.
 
-    Args:
-        description: The model.
-        arguments: vLLM's own arguments, `juice.engine.vllm.start` makes them.
-        window: The layers that have companions.
-        limits: The bounds as asked for; vLLM settles what is left open.
+    vLLM settles the limits that are left open.
     """
 
     name: ClassVar[str] = "vllm"

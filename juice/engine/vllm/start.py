@@ -51,13 +51,7 @@ def started(
 ) -> VllmEngine:
     """Return a running engine, which is still to be checked.
 
-    Args:
-        model: A folder or hub id.
-        description: The model.
-        window: The layers that have companions.
-        limits: The bounds; what is open is vLLM's to settle.
-        given: More of vLLM's own options, from the user.
-        others: Our own options, in vLLM's terms.
+    `given` are more of vLLM's own options, from the user; `others` are ours, in vLLM's terms.
 
     Raises:
         UsageError: vLLM has no such option, or does not accept its value.
