@@ -13,9 +13,8 @@ Every other table is a part of it (accuracy, harm, seeds), or has a row for each
 checkpoint. They are written as CSV beside results.json, and `Store.to_frame` returns them.
 
 results.json grows by units of work and is never half written. A unit is a path into the document;
-what is there is not computed again, so an interrupted run continues where it stopped. The document
-names all that its numbers depend on (model, data, settings, versions); a folder that holds another
-evaluation is refused, never overwritten.
+what is there is not computed again. The document names all that its numbers depend on; a folder
+that holds another evaluation is refused.
 """
 
 from __future__ import annotations

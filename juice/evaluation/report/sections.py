@@ -57,10 +57,8 @@ def champion(methods: Sequence[str]) -> str | None:
 def verdict(accuracy: DataFrame) -> list[str]:
     """Return plain sentences on whether ours is best, on average and cell by cell.
 
-    Methods that answer only some of its prompts are left out: they had other facts.
-
-    Args:
-        accuracy: One target's rows of the accuracy table.
+    `accuracy` is one target's rows of the table. Methods that answer only some of its prompts are
+    left out: they had other facts.
     """
     shown = accuracy.pivot(
         index=["domain", "conflict_type"], columns="method", values=["n", "accuracy"]
@@ -100,11 +98,8 @@ def verdict(accuracy: DataFrame) -> list[str]:
 def beyond_chance(answers: DataFrame, methods: Sequence[str]) -> list[str]:
     """Return sentences on whether methods differ by more than chance, with the intervals.
 
-    Ours against the best other method, and two runs against one with the same heads.
-
-    Args:
-        answers: One target's rows of the answers, of the conflict types that count.
-        methods: The methods that have a table, in order.
+    Ours against the best other method, and two runs against one with the same heads, by one
+    target's rows of the answers, of the conflict types that count.
     """
     ours = champion(methods)
     if ours is None or len(methods) < 2 or answers.fact.nunique() < FEW:
@@ -187,11 +182,11 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
             for name in METHOD_NAMES
             if name in found.get("methods", {})
         }
-        rows = numbers[numbers.target == target].sort_values("method", kind="stable", key=_order)
-        rows["kind"] = [
-            KINDS.get((measure, t), t)
-            for measure, t in zip(rows.measure, rows.conflict_type, strict=True)
-        ]
+        rows = numbers[numbers.target == target].sort_values(
+            "method", kind="stable", key=lambda names: names.map(METHOD_NAMES.index)
+        )
+        kinds = zip(rows.measure, rows.conflict_type, strict=True)
+        rows["kind"] = [KINDS.get((measure, t), t) for measure, t in kinds]
         first = rows[rows.n.notna()]
         accuracy, harm = first[first.measure == ACCURACY], first[first.measure != ACCURACY]
         if len(accuracy):
@@ -220,31 +215,20 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
     return made
 
 
-def _order(methods: Series) -> Series:
-    return methods.map(METHOD_NAMES.index)
-
-
 def _setting(results: Mapping[str, Any]) -> Section:
     identity, data = results["identity"], results.get("data", {})
     model, versions = identity["model"], identity["versions"]
     template, limit = identity.get("chat_template_sha256"), identity["limit"]
     known = data.get("finders_are_known", {})
-    finders: list[Row] = [
-        (
-            f"served heads toward {target} found on"
-            if known.get(target)
-            else f"set aside, {target}",
-            ", ".join(names),
-        )
-        for target, names in data.get("identification", {}).items()
-        if target in results.get("targets", {})
-    ]
+    finders: list[Row] = []
+    for target, names in data.get("identification", {}).items():
+        if target in results.get("targets", {}):
+            found_on = f"served heads toward {target} found on"
+            is_served = known.get(target)
+            finders.append((found_on if is_served else f"set aside, {target}", ", ".join(names)))
+    shape = f"{model['architecture']}, {model['n_layers']} layers of {model['n_heads']} heads"
     rows: list[Row] = [
-        (
-            "model",
-            f"{model['id']} ({model['architecture']}, {model['n_layers']} layers of "
-            f"{model['n_heads']} heads), {identity['dtype']}",
-        ),
+        ("model", f"{model['id']} ({shape}), {identity['dtype']}"),
         ("fingerprint", str(model["fingerprint"])),
         *([("chat template", f"sha256 {template}")] if template else []),
         ("test facts", f"{len(data.get('test', []))}" + (f", limited to {limit}" if limit else "")),
