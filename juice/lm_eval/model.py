@@ -13,6 +13,7 @@ Source: `lm_eval.models.huggingface.HFLM`, lm-eval 0.4.13.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -35,56 +36,6 @@ from juice.steered_model import SteeredModel
 from juice.version import __version__
 
 Ids = tuple[int, ...]
-
-
-class TaskSteering:
-    """The steering of one task's requests.
-
-    Args:
-        model: The model.
-        steer: The steering that `--model_args` asks for.
-
-    Raises:
-        HeadSetError: No head set serves it.
-        RequestError: It cannot be done.
-    """
-
-    def __init__(self, model: SteeredModel, steer: Steer) -> None:
-        if steer.positions != "all":
-            raise UsageError(
-                "positions is question, but a task's prompts do not say where the question begins; "
-                "leave positions out"
-            )
-        self.model, self.steer = model, steer
-        model.resolve(steer)  # reports what is wrong before a task is built
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether a gate decides which prompts are steered."""
-        return self.steer.gate == "auto"
-
-    def in_chat(self) -> TaskSteering:
-        """Return the same for prompts that went through the tokenizer's chat template."""
-        return TaskSteering(self.model.with_chat_template(), self.steer)
-
-    def for_contexts(self, contexts: Sequence[Ids]) -> list[Steer]:
-        """Return the steering of each context's continuation, which a gate may leave alone."""
-        if not self.is_gated:
-            return [self.steer] * len(contexts)
-        unique = list(dict.fromkeys(contexts))
-        asked = [self.model.request(ids, steer=self.steer, max_tokens=1) for ids in unique]
-        done = self.model.engine.generate(asked)
-        is_on = {ids: c.steering.applied for ids, c in zip(unique, done, strict=True)}
-        always, never = self._without_gate(), Steer(target="none")
-        return [always if is_on[ids] else never for ids in contexts]
-
-    def described(self) -> dict[str, Any]:
-        """Return the steering that is applied where no gate decides otherwise, as plain data."""
-        report = self.model.resolve(self.steer).report.to_dict()
-        return {**report, "gate": self.steer.gate}
-
-    def _without_gate(self) -> Steer:
-        return Steer(**{name: v for name, v in vars(self.steer).items() if name != "gate"})
 
 
 N_NEW_TOKENS = 256
@@ -111,7 +62,8 @@ class JuiceLM(TemplateLM):
             `dtype`, `revision`, `engine` and so on.
 
     Raises:
-        JuiceError: An option is unknown or cannot be used, or the model cannot be loaded.
+        JuiceError: An option is unknown or cannot be used, no head set serves the steering, or the
+            model cannot be loaded.
     """
 
     def __init__(
@@ -149,7 +101,14 @@ class JuiceLM(TemplateLM):
             asked = steer
         else:
             asked = Steer(target=steer, **fields)  # type: ignore[arg-type]
-        self.model = model
+        if asked.positions != "all":
+            raise UsageError(
+                "positions is question, but a task's prompts do not say where the question begins; "
+                "leave positions out"
+            )
+        model.resolve(asked)  # reports what is wrong before a task is built
+        self.model, self.steer = model, asked
+        self._prompted = model  # the same, which takes prompts as the harness gives them
         self.tokenizer = model.description.tokenizer
         self.max_gen_toks = max_gen_toks
         self._limit = model.engine.limits.max_model_len or UNBOUNDED + 1
@@ -159,7 +118,6 @@ class JuiceLM(TemplateLM):
                 f"one less than the context of {model.id}"
             )
         self.max_length = max_length or self._limit - 1
-        self._plain = self._steering = TaskSteering(model, asked)
 
     @property
     def eot_token_id(self) -> int:
@@ -179,10 +137,7 @@ class JuiceLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(
-        self,
-        string: str,
-        add_special_tokens: bool | None = None,
-        **_unused: Any,
+        self, string: str, add_special_tokens: bool | None = None, **_unused: Any
     ) -> list[int]:
         """Return the tokens of a text; one that begins with the first token gets no second."""
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
@@ -195,8 +150,9 @@ class JuiceLM(TemplateLM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """Return a chat as a prompt; from now on, prompts are taken as chats."""
-        if self._steering is self._plain:
-            self._steering = self._plain.in_chat()
+        if self._prompted is self.model:
+            self._prompted = self.model.with_chat_template()
+            self._prompted.resolve(self.steer)
         text: str = self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
@@ -206,14 +162,14 @@ class JuiceLM(TemplateLM):
         return text
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the record in the results: versions, the model's weights, and its steering."""
-        description = self.model.description
+        """Return the record in the results: versions, weights, and the steering without a gate."""
+        description, report = self.model.description, self._prompted.resolve(self.steer).report
         return {
             "juice_version": __version__,
             "model_fingerprint": description.identity.fingerprint,
             "model_revision": description.identity.revision,
             "model_dtype": description.dtype,
-            "steering": self._steering.described(),
+            "steering": {**report.to_dict(), "gate": self.steer.gate},
         }
 
     def _loglikelihood_tokens(
@@ -228,9 +184,15 @@ class JuiceLM(TemplateLM):
                     "shorten it",
                     param="prompt",
                 )
-        how = self._steering.for_contexts([self._cut(context) for context, _ in pairs])
+        how = self._steers_after([context[-self.max_length :] for context, _ in pairs])
         asked = [
-            self._scoring((*context, *new), steer)
+            self._prompted.request(
+                (*context, *new)[-(self.max_length + 1) :],
+                steer=steer,
+                max_tokens=0,
+                prompt_logprobs=True,
+                top_logprobs=1,
+            )
             for (context, new), steer in zip(pairs, how, strict=True)
         ]
         scored: dict[int, Scored] = {}
@@ -246,7 +208,7 @@ class JuiceLM(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Return the log-probability of each text, in windows where it is long."""
-        if self._steering.is_gated:
+        if self.steer.gate == "auto":
             raise UsageError(
                 "gate is auto, but a whole text has no prompt at whose end a gate could decide; "
                 "leave gate out for rolling tasks"
@@ -301,25 +263,24 @@ class JuiceLM(TemplateLM):
             )
         ids = tuple(self.tok_encode(prompt))
         room = self._limit - n_new
-        return self._steering.model.request(
+        return self._prompted.request(
             ids[-room:] if room > 0 else ids,
-            steer=self._steering.steer,
+            steer=self.steer,
             max_tokens=n_new,
             stop=tuple(stops[:MAX_STOPS]),
             **given,
         )
 
-    def _scoring(self, ids: Ids, steer: Steer) -> Request:
-        return self._steering.model.request(
-            ids[-(self.max_length + 1) :],
-            steer=steer,
-            max_tokens=0,
-            prompt_logprobs=True,
-            top_logprobs=1,
-        )
-
-    def _cut(self, ids: Ids) -> Ids:
-        return ids[-self.max_length :]
+    def _steers_after(self, contexts: Sequence[Ids]) -> list[Steer]:
+        """Return the steering of each context's continuation, which a gate may leave alone."""
+        if self.steer.gate != "auto":
+            return [self.steer] * len(contexts)
+        unique = list(dict.fromkeys(contexts))
+        asked = [self._prompted.request(ids, steer=self.steer, max_tokens=1) for ids in unique]
+        done = self.model.engine.generate(asked)
+        is_on = {ids: c.steering.applied for ids, c in zip(unique, done, strict=True)}
+        always, never = replace(self.steer, gate=None), Steer(target="none")
+        return [always if is_on[ids] else never for ids in contexts]
 
     def _done(
         self, asked: list[Request], description: str, disable_tqdm: bool
