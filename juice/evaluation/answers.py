@@ -2,14 +2,6 @@
 
 Answers are greedy, so what a method says to a prompt does not change with the seed where its
 steering does not: a request with the same tokens, steering, gate and contrast is asked once.
-
-Their numbers, from verdicts and probabilities alone:
-
-    accuracy            share of right answers, by the paper's rule (juice.data.judging)
-    context reliance    M_C = p_context / (p_context + p_parametric) at a prompt's last position
-    repetition          share of a text's n-grams that occurred earlier in it
-
-Source of M_C: Goyal et al., "Context-Parametric Inversion" (2024), equation 14.
 """
 
 from __future__ import annotations
@@ -48,13 +40,7 @@ class Remembered:
     ) -> list[tuple[str, tuple[float, ...]]]:
         """Return texts and log-probabilities of watched tokens, in the order of the requests.
 
-        Only new requests are run.
-
-        Args:
-            model: The model, the same in every call.
-            requests: Greedy requests.
-            progress: Reports how many new requests are answered.
-            description: What the progress is called.
+        Only new requests are run. They are greedy, and the model is the same in every call.
         """
         keys = [_key(request) for request in requests]
         new = {k: r for k, r in zip(keys, requests, strict=True) if k not in self._said}
@@ -77,9 +63,9 @@ def _key(request: Request) -> bytes:
     return hashlib.sha256(repr(what).encode()).digest()
 
 
-def signature(steering: Steering | None) -> str:
+def signature(steering: Steering) -> str:
     """Return a text that two ways of steering share when they do the same; empty for none."""
-    if steering is None or not steering.coefficients:
+    if not steering.coefficients:
         return ""
     betas = {layer: of_heads.tolist() for layer, of_heads in sorted(steering.coefficients.items())}
     return f"{steering.report.method} {steering.first_position} {betas}"
@@ -91,7 +77,10 @@ def mean(values: Sequence[float]) -> float:
 
 
 def context_reliance(p_context: float, p_parametric: float) -> float | None:
-    """Return M_C of one prompt; None where both probabilities are 0."""
+    """Return M_C = p_context / (p_context + p_parametric); None where both are 0.
+
+    Source: Goyal et al., "Context-Parametric Inversion" (2024), equation 14.
+    """
     total = p_context + p_parametric
     return p_context / total if total > 0 else None
 
@@ -129,10 +118,14 @@ class Answer:
 
         Probabilities have six significant digits.
         """
-        p_values = [
-            None if p is None else float(f"{p:.6g}") for p in (self.p_parametric, self.p_context)
-        ]
-        return [self.output, self.is_correct, *p_values]
+        both = self.p_parametric, self.p_context
+        rounded = (None if p is None else float(f"{p:.6g}") for p in both)
+        return [self.output, self.is_correct, *rounded]
+
+
+def accuracy_of(answers: Iterable[Answer | None]) -> float:
+    """Return the share of right answers; NaN without any."""
+    return mean([float(answer.is_correct) for answer in answers if answer is not None])
 
 
 def request_for(
@@ -143,9 +136,9 @@ def request_for(
     *,
     max_tokens: int,
 ) -> Request | None:
-    """Return the request for one prompt under its domain's treatment.
+    """Return the request for one prompt under its domain's treatment; None where it has none.
 
-    None where the example has no such prompt, the method cannot be used on it, or it is too long.
+    The example may lack the prompt, the method may not apply to it, or it may be too long.
     """
     treatment = treatments[domain_of(example)]
     if conflict_type not in example.prompts or not treatment.applies(example):
@@ -165,7 +158,9 @@ def ask(
     progress: Progress = silent,
     description: str = "asking",
 ) -> dict[ConflictType, list[Answer | None]]:
-    """Ask every example under its domain's treatment, and judge the answers.
+    """Return the judged answers under each domain's treatment, by conflict type and example.
+
+    None stands where `request_for` gives none.
 
     Args:
         model: The model to ask.
@@ -176,10 +171,6 @@ def ask(
         remembered: Answers that need not be asked for again.
         progress: Reports how many prompts are answered.
         description: What the progress is called.
-
-    Returns:
-        By conflict type, an answer for each example; None where an example has no such prompt, the
-        method cannot be used on it, or the prompt is too long.
     """
     requests = {
         (t, i): request
@@ -187,14 +178,12 @@ def ask(
         for i, e in enumerate(examples)
         if (request := request_for(model, e, t, treatments, max_tokens=e.max_tokens)) is not None
     }
-    answers: dict[ConflictType, list[Answer | None]] = {
-        t: [None] * len(examples) for t in conflict_types
-    }
     said = (remembered or Remembered()).ask(
         model, list(requests.values()), progress=progress, description=description
     )
+    answers = {}
     for (conflict_type, i), (text, watched) in zip(requests, said, strict=True):
         p_parametric, p_context = map(math.exp, watched) if watched else (None, None)
         is_right = examples[i].is_right(text, judged_by)
-        answers[conflict_type][i] = Answer(text, is_right, p_parametric, p_context)
-    return answers
+        answers[conflict_type, i] = Answer(text, is_right, p_parametric, p_context)
+    return {t: [answers.get((t, i)) for i in range(len(examples))] for t in conflict_types}

@@ -1,15 +1,9 @@
 """Context reliance over checkpoints: does it rise and fall (the context-parametric inversion)?
 
-For every checkpoint, on the same facts, unsteered:
-
-    clean_accuracy            the parametric answer to the clean prompt
-    counterfactual_accuracy   the context answer to conflict prompts
-    parametric_accuracy       the parametric answer to conflict prompts
-    context_reliance          M_C = p_context / (p_context + p_parametric), mean over conflict
-                              prompts
-    attention_context         attention of a conflict prompt's last token on its context, mean over
-                              heads, layers and prompts
-    attention_subject         the same on the subject where the question names it
+Every checkpoint is asked the same facts, unsteered. `clean_accuracy` is that of the clean prompts,
+the rest are means over conflict prompts: `counterfactual_accuracy` of the context answer,
+`parametric_accuracy` of the other, `context_reliance`, and the last token's attention, over heads
+and layers, on the context and on the subject where the question names it.
 
 Source: Goyal et al., "Context-Parametric Inversion" (2024), figures 2 and 3b.
 """
@@ -27,7 +21,7 @@ import torch
 
 from juice.data.example import ConflictExample, conflict_types, context_end, examples_sha256
 from juice.errors import ExampleError, ModelNotFoundError, UnsupportedModelError
-from juice.evaluation.answers import Answer, ask, mean
+from juice.evaluation.answers import Answer, accuracy_of, ask, mean
 from juice.evaluation.methods import Treatment
 from juice.evaluation.options import require_extra
 from juice.evaluation.report.sections import write
@@ -46,14 +40,14 @@ N_HASHED_BYTES = 2**20
 def find_checkpoints(given: Sequence[Path]) -> list[Path]:
     """Return the checkpoints in some folders, each a checkpoint or a folder of them.
 
-    The checkpoints within a folder are in the order of the numbers in their names. Raises
-    ModelNotFoundError for a folder that holds none.
+    Those within a folder are in the order of the numbers in their names. Raises ModelNotFoundError
+    for a folder that holds none.
     """
     found: list[Path] = []
     for folder in given:
-        inside = [folder]
-        if not (folder / "config.json").exists():
-            inside = sorted((p.parent for p in folder.glob("*/config.json")), key=_in_order)
+        is_one = (folder / "config.json").exists()
+        within = (path.parent for path in folder.glob("*/config.json"))
+        inside = [folder] if is_one else sorted(within, key=_in_order)
         if not inside:
             raise ModelNotFoundError(
                 f"{folder} holds no checkpoint; expected config.json in it or in the folders within"
@@ -78,13 +72,10 @@ def measure_checkpoints(
         checkpoints: The folders of the checkpoints, in order.
         examples: The examples that every checkpoint is asked, with conflict prompts.
         out: The folder of the report.
-        device: Where the model runs, as in `juice.load`.
-        dtype: The precision to run in, as in `juice.load`.
+        device: Where the model runs, as in `juice.load`; so is `dtype`.
+        dtype: The precision to run in.
         overwrite: Start anew, whatever the folder holds.
         progress: Reports how many checkpoints are measured.
-
-    Returns:
-        The folder's store, complete.
 
     Raises:
         ExampleError: No example has a conflict prompt.
@@ -105,9 +96,8 @@ def measure_checkpoints(
         for name, path in zip(names, checkpoints, strict=True):
             store.unit("measured", name, make=partial(_measure, path, device, dtype, examples))
             advance(1)
-    store.results["checkpoints"] = [
-        {"name": name, **store.results["measured"][name]} for name in names
-    ]
+    measured = store.results["measured"]
+    store.results["checkpoints"] = [{"name": name, **measured[name]} for name in names]
     store.results["is_complete"] = True
     store.save()
     write(store)
@@ -152,17 +142,13 @@ def _measure(
     reliances = [r for answer in answers if (r := answer.context_reliance) is not None]
     return {
         "n": len(answers),
-        "clean_accuracy": _accuracy(clean),
-        "counterfactual_accuracy": _accuracy(answers),
-        "parametric_accuracy": _accuracy(known),
+        "clean_accuracy": accuracy_of(clean),
+        "counterfactual_accuracy": accuracy_of(answers),
+        "parametric_accuracy": accuracy_of(known),
         "context_reliance": mean(reliances),
         "attention_context": context,
         "attention_subject": subject,
     }
-
-
-def _accuracy(answers: Sequence[Answer]) -> float:
-    return mean([float(answer.is_correct) for answer in answers])
 
 
 def _answers(
@@ -188,8 +174,8 @@ def _attention(
                 continue
             question, subject = prompt[boundary:], re.escape(example.subject)
             named = [
-                (boundary + found.start(), boundary + found.end())
-                for found in re.finditer(subject, question)
+                (boundary + at.start(), boundary + at.end())
+                for at in re.finditer(subject, question)
             ]
             text = f"{prompt} {example.opening}" if example.opening else prompt
             of_context, *of_subject = attention_mass(loaded, text, [(0, boundary), *named])
@@ -199,10 +185,7 @@ def _attention(
 
 
 def _weights_sha256(path: Path) -> str:
-    """Hash the names, sizes and both ends of a checkpoint's weight files.
-
-    That is enough to tell checkpoints apart, and quick whatever their size.
-    """
+    """Hash the names, sizes and both ends of a checkpoint's weight files: quick at any size."""
     digest = hashlib.sha256()
     for file in sorted(path.glob("*.safetensors")):
         size = file.stat().st_size
@@ -215,6 +198,5 @@ def _weights_sha256(path: Path) -> str:
 
 def _in_order(path: Path) -> list[tuple[int, str]]:
     """Return a key that sorts step-9 before step-10."""
-    return [
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)
-    ]
+    parts = re.split(r"(\d+)", path.name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

@@ -1,12 +1,7 @@
 """The choices of validation: what a method gets in each domain, and the treatment that follows.
 
-A choice is plain data:
-
-    juice, june          the betas
-    ph3_large, _small    how many of the heads that pull the other way are pruned, and which ones
-    others               nothing: served and learned head sets have betas of their own
-
-A domain with fewer than five validation examples uses those of all domains. Without any, a head set
+A choice is plain data: the betas of the paper's heads, the heads that PH3 prunes, else nothing. A
+domain with fewer than five validation examples uses those of all domains. Without any, a head set
 keeps its own betas and PH3 prunes five heads. The choice records what it was tuned on.
 """
 
@@ -21,7 +16,7 @@ from juice.engine.steer import Steer
 from juice.errors import JuiceError
 from juice.evaluation import path_patching
 from juice.evaluation.head_sets import HeadSets, finders
-from juice.evaluation.methods import CAD_WEIGHT, RECIPES, Recipe, Treatment
+from juice.evaluation.methods import CAD_WEIGHT, RECIPES, UNSTEERED, Recipe, Treatment
 from juice.evaluation.options import MethodName
 from juice.evaluation.splits import Splits, domain_of
 from juice.formula import CONFLICTS, ConflictType, Target
@@ -86,13 +81,10 @@ class Preparer:
         self, name: MethodName, target: Target, choices: Mapping[str, Choice]
     ) -> dict[str, Treatment]:
         """Return the treatments that follow from what was chosen."""
-        recipe = RECIPES[name]
-        return {
-            domain: self._treatment(recipe, target, choice) for domain, choice in choices.items()
-        }
+        return {domain: self._treatment(RECIPES[name], target, c) for domain, c in choices.items()}
 
     def _treatment(self, recipe: Recipe, target: Target, choice: Choice) -> Treatment:
-        steer = None
+        steer = UNSTEERED
         if recipe.part is not None:
             steer = Steer(
                 target=target,
@@ -111,8 +103,7 @@ class Preparer:
 
     def _head_set(self, recipe: Recipe, target: Target) -> HeadSet:
         assert recipe.part is not None, "the method scales the heads of a set"
-        head_set = self.head_sets[recipe.part].get(target)
-        if head_set is None:
+        if (head_set := self.head_sets[recipe.part].get(target)) is None:
             raise MethodUnavailableError(f"no heads toward the {target} answer; see the notes")
         return head_set
 
@@ -155,10 +146,8 @@ class Preparer:
         method = recipe.method or head_set.method
         if method not in head_set.methods.given:
             raise MethodUnavailableError(f"{head_set.name!r} has no heads for {method}")
-        pairs = grid_of(head_set, method)
-        trials = try_betas(
-            self.model, head_set, self.splits.validation, method, self.progress, pairs
-        )
+        pairs, validation = grid_of(head_set, method), self.splits.validation
+        trials = try_betas(self.model, head_set, validation, method, self.progress, pairs)
 
         def choose(among: Sequence[int]) -> Choice:
             if among:
@@ -185,18 +174,9 @@ class Preparer:
         ranked = path_patching.ranked(scores)
         # Context heads come first, memory heads last; those that pull the other way are pruned.
         opposing = ranked if target == "parametric" else ranked[::-1]
-
-        steerings = {
-            n: self.model.resolve(pruning(self.model, opposing[:n], target)) for n in N_PRUNED
-        }
-        trials = Trials(
-            self.model,
-            self.splits.validation,
-            target,
-            steerings,
-            "tuning how many heads to prune",
-            self.progress,
-        )
+        tried = {n: self.model.resolve(pruning(self.model, opposing[:n], target)) for n in N_PRUNED}
+        validation, description = self.splits.validation, "tuning how many heads to prune"
+        trials = Trials(self.model, validation, target, tried, description, self.progress)
 
         def choose(among: Sequence[int]) -> Choice:
             n = N_PRUNED_UNTUNED

@@ -13,6 +13,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from functools import partial
+from itertools import product
 from typing import Any
 
 from juice.data.example import ConflictExample
@@ -26,29 +27,18 @@ from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import ScoreKind
 from juice.identification.examples import N_TUNED_ON, usable_examples, validation_share
 from juice.identification.find import find
-from juice.identification.options import ALPHAS_MINUS, ALPHAS_PLUS, IdentificationOptions
+from juice.identification.options import IdentificationOptions
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
 
 def probing(options: EvaluationOptions) -> IdentificationOptions:
     """Return the options by which the paper's heads are found."""
-    return IdentificationOptions(
-        method="probe",
-        n_examples=options.n_examples,
-        top_k=options.top_k,
-        seed=options.seed,
-        alphas_plus=options.alphas_plus or ALPHAS_PLUS,
-        alphas_minus=options.alphas_minus or ALPHAS_MINUS,
-        relation=options.relation,
-    )
+    shared = {"n_examples", "top_k", "seed", "alphas_plus", "alphas_minus", "relation"}
+    return IdentificationOptions(method="probe", **options.model_dump(include=shared))
 
 
-FOUND_BY: dict[Part, ScoreKind] = {
-    "served": "attribution",
-    "paper": "probe",
-    "learned": "learned",
-}
+FOUND_BY: dict[Part, ScoreKind] = {"served": "attribution", "paper": "probe", "learned": "learned"}
 HeadSets = Mapping[Part, Mapping[Target, HeadSet]]
 
 
@@ -57,7 +47,8 @@ def served_head_sets(model: SteeredModel, options: EvaluationOptions) -> dict[Ta
 
     Raises HeadSetError where the named one is for a target that is not evaluated.
     """
-    chosen: dict[Target, HeadSet] = {}
+    of_targets = {target: model.head_sets.named_after(target) for target in options.targets}
+    chosen = {target: found for target, found in of_targets.items() if found is not None}
     if options.head_set is not None:
         named = model.head_sets.get(options.head_set)
         if named.target not in options.targets:
@@ -66,10 +57,6 @@ def served_head_sets(model: SteeredModel, options: EvaluationOptions) -> dict[Ta
                 f"evaluate it with --target {named.target}"
             )
         chosen[named.target] = named
-    for target in options.targets:
-        served = model.head_sets.named_after(target)
-        if target not in chosen and served is not None:
-            chosen[target] = served
     return chosen
 
 
@@ -86,20 +73,21 @@ def head_sets_of(
     if options.analyses:
         parts.add("served")
     chosen: dict[Part, dict[Target, HeadSet]] = {part: {} for part in FOUND_BY}
-    for part in (part for part in FOUND_BY if part in parts):
-        for target in options.targets:
-            head_set = served.get(target)
-            if head_set is None or (part != "served" and _kind(head_set) != FOUND_BY[part]):
-                make = partial(_find, model, part, target, splits, options, progress)
-                found = store.unit("targets", target, "found", part, make=make)
-                head_set = HeadSet.parse(found, f"{store.folder}") if found is not None else None
-            if head_set is None:
+    for part, target in product(FOUND_BY, options.targets):
+        if part not in parts:
+            continue
+        head_set = served.get(target)
+        if head_set is None or (part != "served" and _kind(head_set) != FOUND_BY[part]):
+            make = partial(_find, model, part, target, splits, options, progress)
+            found = store.unit("targets", target, "found", part, make=make)
+            if found is None:
                 continue
-            chosen[part][target] = head_set
-            content = head_set.model_dump(mode="json", exclude={"metrics"})
-            kept = store.results.setdefault("targets", {}).setdefault(target, {})
-            kept.setdefault("head_sets", {})[part] = content
-            store.check(f"{target}_{part}_head_set", sha256(json.dumps(content, sort_keys=True)))
+            head_set = HeadSet.parse(found, str(store.folder))
+        chosen[part][target] = head_set
+        content = head_set.model_dump(mode="json", exclude={"metrics"})
+        kept = store.results.setdefault("targets", {}).setdefault(target, {})
+        kept.setdefault("head_sets", {})[part] = content
+        store.check(f"{target}_{part}_head_set", sha256(json.dumps(content, sort_keys=True)))
     return chosen
 
 
@@ -115,8 +103,7 @@ def _to_draw_from(
 ) -> tuple[list[ConflictExample], IdentificationOptions]:
     """Return the examples that heads may be found on, and the options that fit their number.
 
-    They are those that were set aside for the target; if these are too few, the large set joins
-    them.
+    The large set joins those that were set aside for the target where they are too few.
     """
     # Heads are found on examples with the same conflict types.
     types = splits.identification[target][0].prompts.keys()
@@ -141,16 +128,14 @@ def _find(
     options: EvaluationOptions,
     progress: Progress,
 ) -> Any:
-    how = probing(options)
     if part == "paper":
-        how = how.but(target=target, tune=False)  # its betas are tuned by relation
+        how = probing(options).but(target=target, tune=False)  # its betas are tuned by relation
     else:
         how = IdentificationOptions(
             target=target,
             method=FOUND_BY[part],
-            seed=how.seed,
-            relation=how.relation,
             june=part == "served",
+            **options.model_dump(include={"seed", "relation"}),
         )
     try:
         pool, how = _to_draw_from(splits, target, how)

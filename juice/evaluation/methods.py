@@ -1,24 +1,7 @@
 """The methods: an instruction, a contrast, scaled heads, or nothing.
 
-    original      nothing
-    prompt        an instruction before the prompt
-    cad           (1 + a) * logits - a * logits without the context, a = 1; toward the context only
-    adacad        the same, a the Jensen-Shannon divergence of the two at each token
-    ph3_large     heads found by path patching on up to 200 examples are pruned, z_h <- 0
-                  (juice.evaluation.path_patching)
-    ph3_small     the same, found on the few examples that the paper's heads are found on
-    june, juice   the paper's: heads by probes on a few examples, betas by relation from its grid;
-                  in one run, and in two
-    served_once   what `juice identify` finds, or the head set that is served: its own betas for one
-                  run
-    served        the same in two runs
-    learned       what `juice identify --method learned` finds
-    question      `served`, of only the positions after the context
-    gated         `served`, where its gate finds a reason to
-    gated_apart   the same, with the context given apart
-
-All go through the engine; pruning is a coefficient of -1 on a single run. `RECIPES` says how each
-steers; what validation chooses for it is in juice.evaluation.choices.
+docs/evaluation.md, "Methods", describes them, and `RECIPES` says how each steers; all go through
+the engine. What validation chooses for them is in juice.evaluation.choices.
 
 The instruction is one of four; clean prompts have none. The paper's appendix D has a wording for
 the parametric target (substitution, coherent) and for the context target (sentence completion,
@@ -33,7 +16,7 @@ from typing import Literal
 
 from juice.data.example import ConflictExample, context_end, has_context_apart, without_context
 from juice.engine.request import Request
-from juice.engine.steer import Steer, Steering
+from juice.engine.steer import Steer
 from juice.evaluation.options import METHOD_NAMES, MethodName
 from juice.formula import CONTRASTS, ConflictType, Method, Positions, SteerMethod, Target
 from juice.steered_model import SteeredModel
@@ -57,19 +40,15 @@ CAD_WEIGHT = 1.0
 QUESTION = re.compile(r"\?\s|question:|answer:\s*$", re.IGNORECASE)
 
 
-def instruction(prompt: str, conflict_type: ConflictType, target: Target) -> str:
-    """Return the instruction that goes before a prompt; empty for a clean one."""
-    if conflict_type == "clean":
-        return ""
-    if target == "parametric":
-        return MEMORY_AFTER_STATEMENT if conflict_type == "substitution" else MEMORY_AFTER_PASSAGE
-    return CONTEXT_FOR_QUESTION if QUESTION.search(prompt) else CONTEXT_FOR_COMPLETION
-
-
 def instructed(prompt: str, conflict_type: ConflictType, target: Target) -> str:
-    """Return the prompt with its instruction before it."""
-    text = instruction(prompt, conflict_type, target)
-    return f"{text} {prompt}" if text else prompt
+    """Return the prompt with its instruction before it; a clean one has none."""
+    if conflict_type == "clean":
+        return prompt
+    if target == "parametric":
+        text = MEMORY_AFTER_STATEMENT if conflict_type == "substitution" else MEMORY_AFTER_PASSAGE
+    else:
+        text = CONTEXT_FOR_QUESTION if QUESTION.search(prompt) else CONTEXT_FOR_COMPLETION
+    return f"{text} {prompt}"
 
 
 # The head sets of an evaluation: served, found in the paper's way, or learned.
@@ -126,31 +105,30 @@ RECIPES: dict[MethodName, Recipe] = {
 }
 
 
+UNSTEERED = Steer(target="none")
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Treatment:
     """A method toward one target on one domain.
 
     Args:
         target: Whose answer counts as right.
-        steer: How it steers; None: it does not.
+        steer: How it steers.
         instructs: Whether an instruction comes before the prompt.
         apart: Whether the context is given apart; clean prompts have none.
     """
 
     target: Target
-    steer: Steer | None = None
+    steer: Steer = UNSTEERED
     instructs: bool = False
     apart: bool = False
 
     def applies(self, example: ConflictExample) -> bool:
         """Return True where the method can be used: some need the example's context apart."""
-        if self.steer is not None and self.steer.positions == "question":
+        if self.steer.positions == "question":
             return all(context_end(example, t) for t in example.prompts if t != "clean")
         return not self.apart or has_context_apart(example)
-
-    def steering(self, model: SteeredModel) -> Steering | None:
-        """Return the steering of plain text; None where it is not steered."""
-        return None if self.steer is None else model.resolve(self.steer)
 
     def request(
         self,
@@ -163,14 +141,8 @@ class Treatment:
         """Return the request for one prompt of an example.
 
         It watches the first tokens of the parametric and the context answer.
-
-        Args:
-            model: The model that will be asked.
-            example: The example.
-            conflict_type: Which of its prompts to ask.
-            max_tokens: Most tokens to generate.
         """
-        prompt, steer = example.prompts[conflict_type], self.steer or Steer(target="none")
+        prompt, steer = example.prompts[conflict_type], self.steer
         if self.instructs:
             prompt = instructed(prompt, conflict_type, self.target)
         tokens = tuple(
@@ -184,7 +156,7 @@ class Treatment:
             end = context_end(example, conflict_type)
             question_at = model.prompts.first_position(prompt, end or 0)
         elif steer.method in CONTRASTS:
-            steer = Steer(target="none")
+            steer = UNSTEERED
         elif self.apart:
             alone = prompt
         return model.request(

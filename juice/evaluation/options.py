@@ -14,6 +14,7 @@ from pydantic import Field
 from juice.engine.sampling_options import Options
 from juice.errors import UsageError
 from juice.formula import Target
+from juice.identification.options import ALPHAS_MINUS, ALPHAS_PLUS
 
 MethodName = Literal[
     "original",
@@ -46,7 +47,6 @@ AnalysisName = Literal[
 ]
 ANALYSIS_NAMES: tuple[AnalysisName, ...] = get_args(AnalysisName)
 EXTRA = ("matplotlib", "jinja2", "pandas", "scipy")
-N_LARGE = 200
 
 
 class EvaluationOptions(Options):
@@ -56,17 +56,8 @@ class EvaluationOptions(Options):
         targets: Whose answer counts as right.
         methods: What to compare; docs/evaluation.md, "Methods", has the names.
         analyses: What else to measure.
-        head_set: The name of a head set for its target; None: the one named after the target. A
-            target without one gets what `juice identify` finds.
-        limit: Most examples to test on, spread over the relations; None: all.
-        relation: Find heads on examples of this relation only.
-        n_examples: How many examples the paper's heads are found on.
-        top_k: Heads of each sign that the paper's probes choose.
-        seed: Seed of everything that is drawn.
-        n_seeds: With how many seeds, from `seed` on; with several, results also have the mean over
-            them, its interval and the worst.
-        alphas_plus: Probing scales of the paper's + heads; None: those of its authors.
-        alphas_minus: The same of the - heads.
+        n_seeds: With how many seeds, from `seed` on.
+        alphas_plus: Probing scales of the paper's + heads; `alphas_minus` those of the - heads.
         n_large: Most examples that PH3 finds its many-example heads on.
         measures_text: Whether plain text and longer answers are measured.
     """
@@ -96,9 +87,9 @@ class EvaluationOptions(Options):
     )
     seed: int = Field(default=0, description="Seed of everything that is drawn.")
     n_seeds: int = Field(default=1, ge=1)
-    alphas_plus: tuple[float, ...] | None = None
-    alphas_minus: tuple[float, ...] | None = None
-    n_large: int = N_LARGE
+    alphas_plus: tuple[float, ...] = ALPHAS_PLUS
+    alphas_minus: tuple[float, ...] = ALPHAS_MINUS
+    n_large: int = 200
     measures_text: bool = True
 
     def with_seed(self, seed: int) -> EvaluationOptions:

@@ -74,13 +74,7 @@ def patches(
 ) -> list[Patch]:
     """Pair every example with another one, of its relation where there is one.
 
-    Examples in whose prompt nothing can be replaced are left out.
-
-    Args:
-        model: The model, whose tokenizer is used.
-        examples: The examples; those without such a prompt are skipped.
-        conflict_type: Which of their prompts to patch.
-        seed: Seed of the pairing.
+    Examples without such a prompt, or in whose prompt nothing can be replaced, are left out.
     """
     rng, made = Random(seed), []
     for example in (e for e in examples if conflict_type in e.prompts):
@@ -97,14 +91,9 @@ def patches(
         if prompt != example.prompts[conflict_type]:
             scored = scored_prompt(model, example, conflict_type)
             tokens = scored.answer_tokens
-            made.append(
-                Patch(
-                    scored.ids,
-                    model.prompts.tokens(prompt, _renamed(example.opening, example, other)),
-                    tokens["context"],
-                    tokens["parametric"],
-                )
-            )
+            opening = _renamed(example.opening, example, other)
+            other_ids = model.prompts.tokens(prompt, opening)
+            made.append(Patch(scored.ids, other_ids, tokens["context"], tokens["parametric"]))
     return made
 
 
@@ -128,10 +117,9 @@ def patching_scores(
         for patch in made:
             z, logits = _last_position(loaded, patch.ids)
             other, _ = _last_position(loaded, patch.other_ids)
-            wanted = torch.tensor(
-                [patch.context_token, patch.parametric_token], device=loaded.device
-            )
-            unpatched = _log_odds(_forward_one(loaded, patch.ids, z, {}, 1), wanted)
+            both = [patch.context_token, patch.parametric_token]
+            wanted = torch.tensor(both, device=loaded.device)
+            unpatched = _log_odds(_forward_one(loaded, patch.ids, z), wanted)
             difference = (unpatched - _log_odds(logits[None], wanted)).abs().max()
             if difference > bound_of(loaded.describe()):
                 raise JuiceError(
@@ -140,16 +128,7 @@ def patching_scores(
                 )
             for start in range(0, len(heads), N_ROWS):
                 chunk = heads[start : start + N_ROWS]
-                changed = _log_odds(
-                    _forward_one(
-                        loaded,
-                        patch.ids,
-                        z,
-                        {i: (h, other) for i, h in enumerate(chunk)},
-                        len(chunk),
-                    ),
-                    wanted,
-                )
+                changed = _log_odds(_forward_one(loaded, patch.ids, z, chunk, other), wanted)
                 for head, change in zip(chunk, (changed - unpatched).tolist(), strict=True):
                     total[head] += change
             advance(1)
@@ -171,10 +150,7 @@ def _log_odds(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def _last_position(
     loaded: LoadedModel, ids: tuple[int, ...]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Run a prompt; return z and the logits of its last position.
-
-    z is [n_heads, d_head] in each layer, the logits are [vocabulary].
-    """
+    """Run a prompt; return its last position's z, [n_heads, d_head] a layer, and logits [vocab]."""
     kept: list[torch.Tensor] = []
 
     def keep(layer: AttentionLayer, z: torch.Tensor) -> None:
@@ -189,17 +165,17 @@ def _forward_one(
     loaded: LoadedModel,
     ids: tuple[int, ...],
     z: list[torch.Tensor],
-    patched: dict[int, tuple[Head, list[torch.Tensor]]],
-    n_rows: int,
+    heads: Sequence[Head] = (),
+    other: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Run the last token alone with every layer's z given; return logits [rows, vocabulary].
 
-    In row i, `patched[i]` names the head whose z is taken from another run, and that run's z.
+    There is a row for each of `heads`, whose z is that of the other run; without heads one row.
     """
-    given = []
+    n_rows, given = max(1, len(heads)), []
     for layer, of_heads in enumerate(z):
         rows = of_heads.expand(n_rows, *of_heads.shape).clone()  # [row, head, d_head]
-        for row, (head, other) in patched.items():
+        for row, head in enumerate(heads):
             if head.layer == layer:
                 rows[row, head.index] = other[layer][head.index]
         given.append(rows.flatten(1)[:, None])

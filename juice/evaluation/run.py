@@ -1,6 +1,6 @@
 """The evaluation, one unit of work at a time, and `juice.evaluate`, which writes its report.
 
-results.json                 as juice.evaluation.results keeps it
+results.json:
 targets/<target>/found/<part>              a head set that was found now
 targets/<target>/head_sets/<part>          those in use
 targets/<target>/methods/<method>/choice   what validation chose, by domain
@@ -11,12 +11,8 @@ targets/<target>/methods/<method>/choice   what validation chose, by domain
 targets/<target>/analyses/<analysis>
 seeds                                      every number over several seeds
 
-seeds/<seed>/results.json    the evaluation under every seed but the first, without analyses and
-                             longer texts
-
-A seed draws the examples that find heads and those that tune, what is tested on (the rest, or
-`limit` of it), and the names of invented subjects. It changes neither the model nor a head set that
-is served, so an answer that was given under one seed is not asked for again under another.
+seeds/<seed>/results.json is the evaluation under every seed but the first, without analyses and
+longer texts. An answer that was given under one seed is not asked for again under another.
 """
 
 from __future__ import annotations
@@ -40,12 +36,7 @@ from juice.evaluation.answers import Answer, Remembered, ask
 from juice.evaluation.choices import MethodUnavailableError, Preparer
 from juice.evaluation.head_sets import head_sets_of, probing, served_head_sets
 from juice.evaluation.methods import RECIPES, Treatment, methods_for
-from juice.evaluation.options import (
-    EvaluationFields,
-    EvaluationOptions,
-    MethodName,
-    require_extra,
-)
+from juice.evaluation.options import EvaluationFields, EvaluationOptions, MethodName, require_extra
 from juice.evaluation.report.sections import write
 from juice.evaluation.results import Store, by_popularity, over_seeds, sha256, table
 from juice.evaluation.splits import Data, Splits, split
@@ -167,17 +158,7 @@ def run(
 ) -> Store:
     """Evaluate a model on data with one seed and keep everything in the folder `out`.
 
-    Args:
-        model: The model, with the head sets that it serves.
-        data: The examples, texts and templates.
-        options: What is evaluated and how.
-        out: The folder of the report.
-        overwrite: Start anew, whatever the folder holds.
-        remembered: Answers of this model that need not be asked for again.
-        progress: Reports the progress of each piece of work.
-
-    Returns:
-        The folder's store, complete.
+    Answers that are `remembered` are not asked for again.
 
     Raises:
         ExampleError: Nothing is left to test on.
@@ -208,20 +189,17 @@ def _prepared(
     model: SteeredModel, data: Data, options: EvaluationOptions, store: Store, progress: Progress
 ) -> Preparer:
     """Split the data, find the head sets that are missing, and check both against the store."""
-
-    def scored(examples: Sequence[ConflictExample] | None) -> list[ConflictExample] | None:
-        return None if examples is None else with_scored_answers(model, examples)
-
     served = served_head_sets(model, options)
     named = {t: s for t in TARGETS if (s := model.head_sets.named_after(t)) is not None}
+    scored = replace(
+        data,
+        test=with_scored_answers(model, data.test),
+        validation=data.validation and with_scored_answers(model, data.validation),
+        identification=data.identification and with_scored_answers(model, data.identification),
+    )
     splits = split(
         model,
-        replace(
-            data,
-            test=with_scored_answers(model, data.test),
-            validation=scored(data.validation),
-            identification=scored(data.identification),
-        ),
+        scored,
         {**named, **served},
         probing(options),
         n_large=options.n_large,
@@ -230,7 +208,8 @@ def _prepared(
     store.check("examples", splits.sha256)
     if "paraphrases" in options.analyses:
         store.check("templates", sha256(json.dumps(data.templates, sort_keys=True)))
-    _warn(model, splits, served)
+    for doubt in _doubts(model, splits, served):
+        warnings.warn(doubt, stacklevel=3)
     return Preparer(
         model=model,
         splits=splits,
@@ -257,7 +236,7 @@ class Evaluation:
         unit = partial(self.store.unit, "targets", target, "methods", name)
         with _noting(self.store):
             try:
-                choice = unit("choice", make=lambda: self.preparer.choose(name, target))
+                choice = unit("choice", make=partial(self.preparer.choose, name, target))
             except MethodUnavailableError as error:
                 warnings.warn(
                     f"{name} toward the {target} answer is left out: {error}", stacklevel=2
@@ -266,12 +245,10 @@ class Evaluation:
             treatments = self.preparer.treatments(name, target, choice)
             asked = model, test, treatments, self.preparer.seed, self.preparer.progress
             answers = unit("answers", make=partial(self._answers, name, target, treatments))
-            unit(
-                "collateral",
-                make=lambda: side_effects.collateral(*asked, remembered=self.remembered),
-            )
+            harm = partial(side_effects.collateral, *asked, remembered=self.remembered)
+            unit("collateral", make=harm)
             if self.options.measures_text:
-                unit("continuations", make=lambda: side_effects.continuations(*asked))
+                unit("continuations", make=partial(side_effects.continuations, *asked))
                 if not RECIPES[name].is_of_prompts:
                     perplexity = side_effects.plain_text_perplexity
                     unit("perplexity", make=partial(perplexity, model, self.data.texts, treatments))
@@ -295,8 +272,7 @@ class Evaluation:
             description=f"{name.replace('_', ' ')}, {target}",
         )
         return {
-            t: [None if answer is None else answer.to_list() for answer in given]
-            for t, given in answers.items()
+            t: [None if a is None else a.to_list() for a in given] for t, given in answers.items()
         }
 
     def analyse(self, target: Target) -> None:
@@ -363,35 +339,33 @@ def _described(splits: Splits, head_sets: Mapping[Target, HeadSet]) -> dict[str,
     }
 
 
-def _warn(model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSet]) -> None:
-    """Warn of what makes the numbers less reliable than they look."""
+def _doubts(
+    model: SteeredModel, splits: Splits, head_sets: Mapping[Target, HeadSet]
+) -> Iterator[str]:
+    """Yield what makes the numbers less reliable than they look."""
     n = len(splits.validation)
     if not n:
-        warnings.warn(
+        yield (
             "no validation example can be used: head sets keep their own betas, "
-            "and PH3 prunes five heads",
-            stacklevel=4,
+            "and PH3 prunes five heads"
         )
     elif n < N_FEW:
-        warnings.warn(
+        yield (
             f"only {n} validation examples choose betas and pruned heads; "
-            f"{N_FEW} or more are better (--validation)",
-            stacklevel=4,
+            f"{N_FEW} or more are better (--validation)"
         )
     if len(splits.test) < N_TESTED_LEAST:
-        warnings.warn(
+        yield (
             f"only {len(splits.test)} facts are tested on: read the intervals, not the shares; "
-            f"{N_TESTED_LEAST} or more are better",
-            stacklevel=4,
+            f"{N_TESTED_LEAST} or more are better"
         )
     for head_set in head_sets.values():
         if warning := head_set.form_warning(model.prompts.sha256):
-            warnings.warn(warning, stacklevel=4)
+            yield warning
         if not splits.holds_finders_of(head_set):
-            warnings.warn(
+            yield (
                 f"head set {head_set.name!r} was found on examples that are not recognised in this "
-                "data: if some of them are tested on, its results are optimistic",
-                stacklevel=4,
+                "data: if some of them are tested on, its results are optimistic"
             )
 
 
@@ -417,7 +391,7 @@ def _note_others(store: Store, every: Mapping[int, Mapping[str, Any]]) -> None:
     """Keep what only other seeds warned of as notes, and warn."""
     known = set(store.results["notes"])
     for seed, results in every.items():
-        for note in results.get("notes", []):
+        for note in results["notes"]:
             if note not in known:
                 _note(store, f"seed {seed}: {note}")
 

@@ -1,10 +1,7 @@
 """The side effects of a method: on prompts that need no steering, plain text, longer answers.
 
-clean                accuracy of the parametric answer on clean prompts
-true_context         the same where the context tells the truth
-unknown_subject      accuracy of the context answer about subjects that do not exist
-perplexity           of plain text, with the method's steering on; mean over the domains' treatments
-length, repetition   of answers of up to 64 tokens to conflict prompts
+Prompts that need none are clean ones, those whose context tells the truth, and those about subjects
+that do not exist, where the context is all there is.
 """
 
 from __future__ import annotations
@@ -46,13 +43,7 @@ def collateral(
 ) -> dict[str, Any]:
     """Return accuracy with its interval and number of prompts, by control and conflict type.
 
-    Args:
-        model: The model to ask.
-        examples: The test examples, of which controls are made.
-        treatments: The method's treatment in each domain.
-        seed: Seed of invented names.
-        progress: Reports how many prompts are answered.
-        remembered: Answers that need not be asked for again.
+    Controls are made of the examples; `seed` draws invented names.
     """
     controls: Sequence[tuple[str, Sequence[ConflictExample], Sequence[ConflictType], Target]] = (
         ("clean", examples, ("clean",), "parametric"),
@@ -94,10 +85,12 @@ def plain_text_perplexity(
     seen: dict[str, float] = {}
     by_domain = []
     for treatment in treatments.values():
-        steering = treatment.steering(model)
+        steering = model.resolve(treatment.steer)
         if (key := signature(steering)) not in seen:
-            requests = [model.request(ids, max_tokens=0, prompt_logprobs=True) for ids in fitting]
-            requests = [r.with_steering(steering) for r in requests] if steering else requests
+            requests = [
+                model.request(ids, max_tokens=0, prompt_logprobs=True).with_steering(steering)
+                for ids in fitting
+            ]
             tokens = [t for c in model.engine.generate(requests) for t in c.prompt_tokens]
             seen[key] = perplexity([t.logprob for t in tokens if t.logprob is not None])
         by_domain.append(seen[key])
@@ -113,14 +106,8 @@ def continuations(
 ) -> dict[str, Any]:
     """Return the length, the share that end, and the repetition of answers to conflict prompts.
 
-    Answers have up to 64 tokens; the result is {n, mean_tokens, ended, repetition}.
-
-    Args:
-        model: The model to ask.
-        examples: The test examples, of which up to 60 are used.
-        treatments: The method's treatment in each domain.
-        seed: Seed of the choice of examples.
-        progress: Reports how many prompts are answered.
+    Answers have up to 64 tokens, to the prompts of up to 60 examples, which `seed` chooses. The
+    result is {n, mean_tokens, ended, repetition}.
     """
     requests = [
         request

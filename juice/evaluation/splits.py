@@ -42,7 +42,7 @@ LARGE_SHARE = 0.4
 
 @dataclass(frozen=True)
 class Data:
-    """The given data: examples to test on and, optionally, others to tune and to find heads on.
+    """The given data: examples to test on, others to tune and to find heads on, and texts.
 
     `texts` are plain texts for perplexity, `templates` those of paraphrased prompts by relation.
     """
@@ -66,11 +66,8 @@ class Splits:
 
     def holds_finders_of(self, head_set: HeadSet) -> bool:
         """Return True where the examples a head set was found on are here, so not tested on."""
-        found = head_set.identification
-        return (
-            found is not None
-            and examples_sha256(self.identification[head_set.target]) == found.examples_sha256
-        )
+        found, here = head_set.identification, self.identification[head_set.target]
+        return found is not None and examples_sha256(here) == found.examples_sha256
 
     @property
     def sha256(self) -> str:
@@ -100,19 +97,11 @@ def split(
 ) -> Splits:
     """Split the data for both targets, whichever is evaluated.
 
-    The examples that a head set was found on are recognised by their hash; where they are not in
-    the data, others are set aside in their place.
+    The model decides what fits, what can be scored and what it knows. The examples that a head set
+    in use was found on are recognised by their hash; where they are not in the data, others are set
+    aside in their place. `n_large` and `limit` are at most for `ph3_large`, and to test on.
 
-    Args:
-        model: The model, which decides what fits, what can be scored and what it knows.
-        data: The given examples.
-        head_sets: The head sets in use, by target.
-        options: How heads are looked for.
-        n_large: Most examples that `ph3_large` gets.
-        limit: Most examples to test on; None: all.
-
-    Raises:
-        ExampleError: Nothing is left to test on, or no example has the options' relation.
+    Raises ExampleError where nothing is left to test on, or no example has the options' relation.
     """
     left_out: Counter[str] = Counter()
     pool = _usable(model, data.test, left_out)
@@ -133,16 +122,15 @@ def split(
     unused = [] if data.identification is None else _without(finders, [*every_drawn, *given, *rest])
     large = _large(unused, rest, n_large, options.seed)
     test = limited(_without(rest, large), limit, options.seed)
+    counted = dict(+left_out)
     if not test:
-        counted = ", ".join(f"{n} {reason}" for reason, n in left_out.items() if n)
+        reasons = ", ".join(f"{n} {reason}" for reason, n in counted.items())
         raise ExampleError(
             f"none of {len(data.test)} examples is left to test on: "
-            f"{counted or 'all of them find heads or tune'}; "
+            f"{reasons or 'all of them find heads or tune'}; "
             f"give more, at least {4 * options.n_wanted(len(pool))}"
         )
-    return Splits(
-        drawn, large, validation, test, {reason: n for reason, n in left_out.items() if n}
-    )
+    return Splits(drawn, large, validation, test, counted)
 
 
 def _finders_of(
@@ -225,10 +213,7 @@ def _drawn_again(
         if sum(relation in (None, e.relation) for e in examples) < found.n_examples:
             continue
         again = options.but(
-            method=found.method,
-            n_examples=found.n_examples,
-            seed=found.seed,
-            relation=relation,
+            method=found.method, n_examples=found.n_examples, seed=found.seed, relation=relation
         )
         try:
             with warnings.catch_warnings(action="ignore"):

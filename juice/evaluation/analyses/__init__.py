@@ -1,13 +1,6 @@
-"""The analyses, one per file: each measures, and returns plain data with every plotted value.
+"""The analyses: each measures, and returns plain data with every plotted value.
 
-heads         the score of every head, by conflict type (heat maps)
-reversals     heads that help under one conflict type and hurt under another (the paper's table 1)
-running_once  one run against two over the best 1 to 10 heads (table 2, figure 6)
-knock_outs    MLP, attention or both removed, one layer at a time (figure 3)
-robustness    accuracy over the number of examples, the number of heads and the betas (figure 5)
-paraphrases   accuracy under other templates (table 7)
-seeds         accuracy with what ten seeds find; also seeds_learned and seeds_probe
-stability     how much the head sets of resampled examples overlap
+docs/evaluation.md, "Analyses", says what each is about.
 """
 
 from __future__ import annotations
@@ -32,8 +25,6 @@ ANALYSES: dict[str, Callable[[AnalysisInputs], dict[str, Any]]] = {
     "seeds_probe": partial(draws.measure_seeds, "probe"),
     "stability": draws.measure_stability,
 }
-
-
 # These look at both answers, so they are the same for every target.
 OF_THE_MODEL = frozenset({"reversals", "knock_outs"})
 

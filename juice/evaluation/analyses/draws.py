@@ -1,18 +1,12 @@
-"""Other draws of examples: how good their head sets are, and how much they agree.
+"""Other draws of examples than that of the head set: what they find, and how much they agree.
 
-seeds       Each seed draws the examples that find heads, and those that tune, from what is not
-            tested on, as `juice identify` does. Accuracy is that of the target's answers under
-            conflict, on test examples that are the same for every seed.
-stability   Many sets of |D| examples are drawn from a pool; each chooses its top K heads of each
-            sign. `overlap` is the mean Jaccard index of all pairs of head sets, `by_chance` that
-            of as many heads drawn at random from all, `frequency` how often a head is chosen. The
-            paper does not have it.
+No drawn example is tested on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations
+from itertools import chain, combinations
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -21,7 +15,8 @@ from juice.data.example import ConflictExample
 from juice.engine.steer import Steer
 from juice.errors import ExampleError, NoConsistentHeadError
 from juice.evaluation.analyses.inputs import AnalysisInputs, pool_of, score_each, scores_of
-from juice.evaluation.answers import overlap
+from juice.evaluation.answers import accuracy_of, overlap
+from juice.evaluation.methods import UNSTEERED
 from juice.evaluation.splits import limited
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Head, ScoreKind
@@ -40,7 +35,8 @@ def measure_stability(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return the agreement of the head sets of resampled examples, by |D|.
 
     {sizes: {|D|: {overlap: {plus, minus, both}, by_chance, n_empty, frequency: [{sign, head,
-    share}]}}, n_pool, n_draws, top_k}
+    share}]}}, n_pool, n_draws, top_k}; `overlap` is the mean Jaccard index of all pairs of draws,
+    `by_chance` that of as many heads drawn at random, `frequency` how often a head is chosen.
     """
     pool, top_k = pool_of(inputs, N_POOL), inputs.options.top_ks[0]
     if len(pool) < 4:
@@ -62,10 +58,9 @@ def measure_stability(inputs: AnalysisInputs) -> dict[str, Any]:
 def _agreement(
     chosen: list[tuple[list[Head], list[Head]]], n_heads: int, rng: Random
 ) -> dict[str, Any]:
-    signed = [
-        ({("+", head) for head in plus}, {("-", head) for head in minus}) for plus, minus in chosen
-    ]
-    both = [plus | minus for plus, minus in signed]
+    plus = [{("+", head) for head in heads} for heads, _ in chosen]
+    minus = [{("-", head) for head in heads} for _, heads in chosen]
+    both = [a | b for a, b in zip(plus, minus, strict=True)]
     by_chance = [
         {
             (sign, i)
@@ -74,13 +69,12 @@ def _agreement(
         }
         for pair in chosen
     ]
-    counts = Counter(head for heads in both for head in heads)
+    counts = Counter(chain.from_iterable(both))
     often = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:N_SHOWN]
     return {
         "overlap": {
-            "plus": _mean_overlap([plus for plus, _ in signed]),
-            "minus": _mean_overlap([minus for _, minus in signed]),
-            "both": _mean_overlap(both),
+            name: _mean_overlap(sets)
+            for name, sets in (("plus", plus), ("minus", minus), ("both", both))
         },
         "by_chance": _mean_overlap(by_chance),
         "n_empty": sum(not heads for heads in both),
@@ -97,7 +91,7 @@ def _mean_overlap(sets: list[set[Any]]) -> float | None:
 
 
 def measure_seeds(way: ScoreKind, inputs: AnalysisInputs) -> dict[str, Any]:
-    """Return the accuracy of each seed's head set.
+    """Return the accuracy of each seed's head set under conflict, all on the same test examples.
 
     {way, n_examples, unsteered, mean, interval, worst, seeds: [{seed, accuracy, heads: [plus,
     minus], betas} or {seed, accuracy, problem}]}; a seed that finds no heads leaves the model as it
@@ -105,7 +99,7 @@ def measure_seeds(way: ScoreKind, inputs: AnalysisInputs) -> dict[str, Any]:
     """
     splits = inputs.splits
     pool = [*splits.identification[inputs.target], *splits.large, *splits.validation]
-    if not set(inputs.judged_types) - {"clean"}:
+    if not inputs.conflicts:
         raise ExampleError("the test examples share no conflict type that seeds could be judged on")
     tested = limited(splits.test, N_TESTED, inputs.seed)
     unsteered = _right(inputs, tested, None)
@@ -147,9 +141,6 @@ def _right(
     inputs: AnalysisInputs, tested: list[ConflictExample], head_set: HeadSet | None
 ) -> list[float]:
     """Return the share of each fact's conflict prompts that get the target's answer."""
-    steer = None if head_set is None else Steer(target=inputs.target, head_set=head_set)
-    answers = inputs.ask(tested, [t for t in inputs.judged_types if t != "clean"], steer)
-    return [
-        fmean(float(answer.is_correct) for answer in fact if answer)
-        for fact in zip(*answers.values(), strict=True)
-    ]
+    steer = Steer(target=inputs.target, head_set=head_set) if head_set else UNSTEERED
+    answers = inputs.ask(tested, inputs.conflicts, steer)
+    return [accuracy_of(fact) for fact in zip(*answers.values(), strict=True)]

@@ -1,12 +1,9 @@
-"""The inputs of an analysis: what methods are prepared from, and the scores of single examples.
-
-The scores of any set of examples are the mean of these.
-"""
+"""The inputs of an analysis: what methods are prepared from, and the scores of single examples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -22,7 +19,8 @@ from juice.evaluation.options import MethodName
 from juice.evaluation.splits import domain_of, limited
 from juice.formula import ConflictType, Target
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import HeadScores
+from juice.head_set.schema import HeadScores, Identification
+from juice.identification.options import IdentificationOptions
 from juice.identification.probes import score_heads
 
 # Most test examples of an analysis: enough to see, cheap enough to repeat for every setting.
@@ -54,9 +52,9 @@ class AnalysisInputs(Preparer):
         self,
         examples: Sequence[ConflictExample],
         conflict_types: Sequence[ConflictType],
-        steer: Steer | None,
+        steer: Steer,
     ) -> dict[ConflictType, list[Answer | None]]:
-        """Return the judged answers of all examples under one steering; None: unsteered."""
+        """Return the judged answers of all examples under one steering."""
         treatment = Treatment(target=self.target, steer=steer)
         treatments = {domain_of(e): treatment for e in examples}
         return ask(self.model, examples, conflict_types, treatments, self.target)
@@ -75,6 +73,11 @@ class AnalysisInputs(Preparer):
     def judged_types(self) -> tuple[ConflictType, ...]:
         """Those of the conflict types on which the target is judged."""
         return judged_types(self.target, self.splits.test)
+
+    @property
+    def conflicts(self) -> list[ConflictType]:
+        """Those with a conflict."""
+        return [t for t in self.judged_types if t != "clean"]
 
 
 def pool_of(inputs: AnalysisInputs, n: int) -> list[ConflictExample]:
@@ -98,25 +101,28 @@ def score_each(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> l
             f"{len(examples)} examples can be resampled; expected at least 2 that are not tested on"
         )
     types = judged_types(inputs.target, examples)
-    settings = inputs.options
-    return [
-        score_heads(
-            inputs.model,
-            [example],
-            targets={inputs.target: types},
-            alphas_plus=settings.alphas_plus,
-            alphas_minus=settings.alphas_minus,
-            progress=inputs.progress,
-        )[inputs.target]
-        for example in examples
-    ]
+    return [probed(inputs, [example], types, inputs.options) for example in examples]
+
+
+def probed(
+    inputs: AnalysisInputs,
+    examples: Sequence[ConflictExample],
+    types: tuple[ConflictType, ...],
+    alphas: Identification | IdentificationOptions,
+) -> HeadScores:
+    """Return the scores of every head toward the target, by probes with these alphas."""
+    return score_heads(
+        inputs.model,
+        examples,
+        targets={inputs.target: types},
+        alphas_plus=alphas.alphas_plus,
+        alphas_minus=alphas.alphas_minus,
+        progress=inputs.progress,
+    )[inputs.target]
 
 
 def scores_of(scored: Sequence[HeadScores]) -> HeadScores:
-    """Return the scores of a set of examples."""
-    plus, minus = (
-        torch.stack([getattr(one, sign) for one in scored]).mean(0) for sign in ("plus", "minus")
-    )
-    return HeadScores(
-        target=scored[0].target, conflict_types=scored[0].conflict_types, plus=plus, minus=minus
-    )
+    """Return the scores of a set of examples: the mean of theirs."""
+    plus = torch.stack([one.plus for one in scored]).mean(0)
+    minus = torch.stack([one.minus for one in scored]).mean(0)
+    return replace(scored[0], plus=plus, minus=minus)

@@ -6,7 +6,7 @@ The paper's figure 5 and table 2 vary one thing at a time; its table 7 has other
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -23,13 +23,13 @@ from juice.evaluation.analyses.inputs import (
     scores_of,
 )
 from juice.evaluation.analyses.single_heads import knock_out_scores
-from juice.evaluation.answers import ask, mean
-from juice.evaluation.methods import Treatment, methods_for
+from juice.evaluation.answers import accuracy_of, ask, mean
+from juice.evaluation.methods import UNSTEERED, Treatment
 from juice.evaluation.options import MethodName
 from juice.evaluation.results import table
 from juice.evaluation.splits import limited
 from juice.formula import METHODS, ConflictType, Method
-from juice.head_set.schema import Betas, Head, HeadScores
+from juice.head_set.schema import Betas, Head
 from juice.identification.find import select_heads
 
 SIZES = range(1, 11)
@@ -55,7 +55,7 @@ def measure_robustness(inputs: AnalysisInputs) -> dict[str, Any]:
     n_drawn = min(len(inputs.splits.identification[inputs.target]), len(scored))
 
     def accuracy_of(n: int, k: int) -> float:
-        scores: HeadScores = scores_of(scored[:n])
+        scores = scores_of(scored[:n])
         plus, minus = select_heads(scores.plus, scores.minus, top_k=k)
         return accuracy(inputs, few, plus, minus, betas)
 
@@ -89,32 +89,24 @@ def _grid(inputs: AnalysisInputs, examples: Sequence[ConflictExample]) -> dict[s
 def accuracy(
     inputs: AnalysisInputs,
     examples: Sequence[ConflictExample],
-    plus: Iterable[Head],
-    minus: Iterable[Head],
+    plus: Sequence[Head],
+    minus: Sequence[Head],
     betas: Betas,
 ) -> float:
-    """Return the mean accuracy over the target's conflict types with these heads and betas.
-
-    Args:
-        inputs: The model and its target.
-        examples: The examples to ask.
-        plus: The + heads.
-        minus: The - heads; without any heads nothing is steered.
-        betas: The betas of both signs.
-    """
-    steer = None
-    if (plus := tuple(plus)) or minus:
+    """Return the mean accuracy over the target's conflict types; without heads nothing steers."""
+    steer = UNSTEERED
+    if plus or minus:
         head_set = inputs.model.make_head_set(
             name="varied",
             target=inputs.target,
             plus=plus,
-            minus=tuple(minus),
+            minus=minus,
             beta_plus=betas.plus,
             beta_minus=betas.minus,
         )
         steer = Steer(target=inputs.target, head_set=head_set)
     answers = inputs.ask(examples, inputs.judged_types, steer)
-    return mean([mean([float(a.is_correct) for a in given if a]) for given in answers.values()])
+    return mean([accuracy_of(given) for given in answers.values()])
 
 
 def measure_running_once(inputs: AnalysisInputs) -> dict[str, Any]:
@@ -126,7 +118,7 @@ def measure_running_once(inputs: AnalysisInputs) -> dict[str, Any]:
     drawn = [*inputs.splits.identification[inputs.target], *inputs.splits.validation]
     finders = limited(drawn, N_EXAMPLES, inputs.seed)
     by_type: dict[ConflictType, Any] = {}
-    for conflict_type in (t for t in inputs.judged_types if t != "clean"):
+    for conflict_type in inputs.conflicts:
         finding = [e for e in finders if conflict_type in e.prompts]
         if not finding:
             continue
@@ -135,13 +127,11 @@ def measure_running_once(inputs: AnalysisInputs) -> dict[str, Any]:
         by_type[conflict_type] = {
             "heads": [list(head) for head in heads],
             "none": mean_p(inputs, conflict_type, [], "juice"),
-            **{
-                method: [
-                    mean_p(inputs, conflict_type, heads[: i + 1], method) for i in range(len(heads))
-                ]
-                for method in METHODS
-            },
         }
+        for method in METHODS:
+            by_type[conflict_type][method] = [
+                mean_p(inputs, conflict_type, heads[: i + 1], method) for i in range(len(heads))
+            ]
     if not by_type:
         raise ExampleError(
             "no conflict type is in every test example and in an example that ranks heads"
@@ -158,15 +148,8 @@ def best_heads(changes: torch.Tensor) -> list[Head]:
 def mean_p(
     inputs: AnalysisInputs, conflict_type: ConflictType, heads: Sequence[Head], method: Method
 ) -> float:
-    """Return the mean p of the target's answer with these heads removed.
-
-    Args:
-        inputs: The model, its target and the test examples.
-        conflict_type: Which of their prompts to ask.
-        heads: The heads to remove; none: the unsteered model.
-        method: `june` for one run, `juice` for two.
-    """
-    model, target, steer = inputs.model, inputs.target, None
+    """Return the mean p of the target's answer with these heads removed, in one run or in two."""
+    model, target, steer = inputs.model, inputs.target, UNSTEERED
     if heads:
         head_set = model.make_head_set(
             name="removed", target=target, minus=heads, beta_minus=-1.0, method=method
@@ -180,7 +163,6 @@ def mean_p(
 
 
 PARTS = ("stems", "paragraphs", "questions")
-COMPARED: tuple[MethodName, ...] = ("original", "served")
 
 
 def measure_paraphrases(inputs: AnalysisInputs) -> dict[str, Any]:
@@ -191,9 +173,8 @@ def measure_paraphrases(inputs: AnalysisInputs) -> dict[str, Any]:
             "there are no templates for these relations; give a file with --templates"
         )
     measured = {}
-    for name in methods_for(inputs.target, COMPARED):
-        if name == "served" and inputs.head_set is None:
-            continue
+    compared: list[MethodName] = ["original", "served"] if inputs.head_set else ["original"]
+    for name in compared:
         answers = ask(
             inputs.model,
             examples,

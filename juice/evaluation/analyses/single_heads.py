@@ -1,13 +1,8 @@
 """What single heads and layers do: their scores, their removal, and heads that turn.
 
-heads        The score of every head, by sign and conflict type (method.md, stage 1): the mean over
-             examples and alphas of p_y(z_h <- z_h + alpha * z_h) - p_y, on the examples that the
-             heads were found on, whichever way that was.
-reversals    Heads whose removal (z_h <- 0) helps an answer under substitution and hurts it under
-             coherent conflict. As in the paper's table 1, they are ranked by how much their removal
-             raises p of the context answer under substitution. A head is reversed when its effect
-             on either answer changes sign, and consistent when it has one sign under both.
-knock_outs   MLP, attention or both removed, one layer at a time (the paper's figure 3).
+To remove a head or a component is to set its output to 0. A head is reversed when the effect of its
+removal on either answer changes sign between substitution and coherent conflict (the paper's table
+1), and consistent when it has one sign under both.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ import torch
 
 from juice.data.example import ConflictExample, judged_types
 from juice.errors import ExampleError, NoConsistentHeadError
-from juice.evaluation.analyses.inputs import AnalysisInputs
+from juice.evaluation.analyses.inputs import AnalysisInputs, probed
 from juice.formula import CONFLICTS, TARGETS, ConflictType, Target
 from juice.head_set.schema import HeadScores
 from juice.identification.examples import scored_prompt
@@ -42,21 +37,14 @@ REMOVED: dict[str, tuple[Component, ...]] = {
 
 
 def measure_heads(inputs: AnalysisInputs) -> dict[str, Any]:
-    """Return the scores of all heads, and which heads were chosen.
+    """Return the scores of all heads on the examples that they were found on, and the chosen ones.
 
     {conflict_types, plus and minus: [type][layer][head], chosen: {plus, minus}, n_examples, alphas}
     """
     examples = inputs.splits.identification[inputs.target]
     found = inputs.head_set.identification if inputs.head_set else None
     settings = found if found and found.alphas_plus else inputs.options
-    scores = score_heads(
-        inputs.model,
-        examples,
-        targets={inputs.target: judged_types(inputs.target, examples)},
-        alphas_plus=settings.alphas_plus,
-        alphas_minus=settings.alphas_minus,
-        progress=inputs.progress,
-    )[inputs.target]
+    scores = probed(inputs, examples, judged_types(inputs.target, examples), settings)
     return {
         "conflict_types": list(scores.conflict_types),
         "plus": scores.plus.tolist(),
@@ -84,14 +72,8 @@ def knock_out_scores(
 ) -> dict[Target, torch.Tensor]:
     """Return the mean change of p_y when a head is removed, for both answers y.
 
-    Args:
-        model: The model.
-        examples: The examples, which all have these conflict types.
-        conflict_types: Which prompts to score.
-        progress: Reports how many probes are done, anew for every few examples.
-
-    Returns:
-        By the target whose answer is y, float32 [conflict types, layers, heads].
+    By the target whose answer is y, float32 [conflict types, layers, heads]. The examples all have
+    these conflict types.
     """
     total: dict[Target, torch.Tensor] = {}
     for start in range(0, len(examples), N_SCORED_AT_ONCE):

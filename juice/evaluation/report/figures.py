@@ -159,9 +159,7 @@ def stability(result: Mapping[str, Any], target: str) -> Any:  # noqa: ARG001
 def methods(averages: DataFrame, target: str) -> Any:
     """Draw the average accuracy by method, a bar with its interval per conflict type.
 
-    Args:
-        averages: The rows of the accuracy table that are averages, in the order of the methods.
-        target: The target.
+    `averages` are those rows of the accuracy table, in the order of the methods.
     """
     figure, (ax,) = _axes(1, width=7.5)
     names = list(averages.method.unique())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,13 +91,11 @@ class Section:
 
 def anchors(made: Sequence[Section]) -> list[str]:
     """Return the place of each section's title in a page, as GitHub names it: each its own."""
-    seen: dict[str, int] = {}
-    found = []
+    seen, found = Counter[str](), []
     for section in made:
         anchor = re.sub(r"[^\w\- ]", "", section.title.lower()).replace(" ", "-")
-        n = seen.get(anchor, 0)
-        seen[anchor] = n + 1
-        found.append(f"{anchor}-{n}" if n else anchor)
+        found.append(f"{anchor}-{seen[anchor]}" if anchor in seen else anchor)
+        seen[anchor] += 1
     return found
 
 
