@@ -24,30 +24,8 @@ from juice.steered_model import SteeredModel
 N_GRAM = 3
 
 
-class Remembered:
-    """The answers that were given so far."""
-
-    def __init__(self) -> None:
-        self._said: dict[bytes, tuple[str, tuple[float, ...]]] = {}
-
-    def ask(
-        self,
-        model: SteeredModel,
-        requests: Sequence[Request],
-        *,
-        progress: Progress = silent,
-        description: str = "asking",
-    ) -> list[tuple[str, tuple[float, ...]]]:
-        """Return texts and log-probabilities of watched tokens, in the order of the requests.
-
-        Only new requests are run. They are greedy, and the model is the same in every call.
-        """
-        keys = [_key(request) for request in requests]
-        new = {k: r for k, r in zip(keys, requests, strict=True) if k not in self._said}
-        done = model.engine.generate(list(new.values()), progress=progress, description=description)
-        for key, completion in zip(new, done, strict=True):
-            self._said[key] = completion.text, completion.watched
-        return [self._said[key] for key in keys]
+# Texts and log-probabilities of watched tokens of one model, by what was asked.
+Remembered = dict[bytes, tuple[str, tuple[float, ...]]]
 
 
 def _key(request: Request) -> bytes:
@@ -168,7 +146,7 @@ def ask(
         conflict_types: Which of their prompts to ask.
         treatments: The method's treatment in each domain.
         judged_by: The target whose answer counts as right.
-        remembered: Answers that need not be asked for again.
+        remembered: Answers that need not be asked for again; new ones are added.
         progress: Reports how many prompts are answered.
         description: What the progress is called.
     """
@@ -178,11 +156,14 @@ def ask(
         for i, e in enumerate(examples)
         if (request := request_for(model, e, t, treatments, max_tokens=e.max_tokens)) is not None
     }
-    said = (remembered or Remembered()).ask(
-        model, list(requests.values()), progress=progress, description=description
-    )
+    said: Remembered = {} if remembered is None else remembered
+    keys = {at: _key(request) for at, request in requests.items()}
+    new = {keys[at]: request for at, request in requests.items() if keys[at] not in said}
+    done = model.engine.generate(list(new.values()), progress=progress, description=description)
+    said.update((key, (c.text, c.watched)) for key, c in zip(new, done, strict=True))
     answers = {}
-    for (conflict_type, i), (text, watched) in zip(requests, said, strict=True):
+    for (conflict_type, i), key in keys.items():
+        text, watched = said[key]
         p_parametric, p_context = map(math.exp, watched) if watched else (None, None)
         is_right = examples[i].is_right(text, judged_by)
         answers[conflict_type, i] = Answer(text, is_right, p_parametric, p_context)

@@ -46,7 +46,6 @@ class Preparer:
     splits: Splits
     head_sets: HeadSets
     options: IdentificationOptions
-    seed: int = 0
     progress: Progress = silent
 
     def choose(self, name: MethodName, target: Target) -> dict[str, Choice]:
@@ -167,7 +166,8 @@ class Preparer:
         conflict_type, made = patched_type(examples), []
         try:
             if conflict_type:
-                made = path_patching.patches(self.model, examples, conflict_type, self.seed)
+                seed = self.options.seed
+                made = path_patching.patches(self.model, examples, conflict_type, seed)
             scores = path_patching.patching_scores(self.model, made, self.progress)
         except JuiceError as error:
             raise MethodUnavailableError(str(error)) from error

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,12 +44,11 @@ from juice.files import MINI
 from juice.formula import TARGETS, ConflictType, Target
 from juice.head_set.head_set import HeadSet
 from juice.identification.examples import N_FEW, with_scored_answers
-from juice.progress import Advance, Progress, silent
+from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 from juice.version import versions
 
 N_TESTED_LEAST = 30
-FOLDER = "seeds"
 DATA = Path(__file__).parent / "data"
 
 # What of identification the numbers depend on.
@@ -133,8 +132,11 @@ def evaluate_data(
         with warnings.catch_warnings():
             # They are kept as notes; those of the first seed need not be repeated.
             warnings.simplefilter("ignore", UserWarning)
-            folder = store.folder / FOLDER / str(seed)
-            other = run_one(options.with_seed(seed), folder, progress=_named(progress, seed))
+            other = run_one(
+                options.with_seed(seed),
+                store.folder / "seeds" / str(seed),
+                progress=lambda what, n, seed=seed: progress(f"seed {seed}: {what}", n),
+            )
         every[seed] = other.results
         store.n_computed += other.n_computed
         store.n_cached += other.n_cached
@@ -170,7 +172,8 @@ def run(
     with _noting(store):
         preparer = _prepared(model, data, options, store, progress)
     store.results["data"] = _described(preparer.splits, preparer.head_sets["served"])
-    evaluation = Evaluation(preparer, data, options, store, remembered or Remembered())
+    said: Remembered = {} if remembered is None else remembered
+    evaluation = Evaluation(preparer, data, options, store, said)
     for target in options.targets:
         if not judged_types(target, preparer.splits.test, any):
             raise ExampleError(
@@ -215,7 +218,6 @@ def _prepared(
         splits=splits,
         head_sets=head_sets_of(model, served, splits, options, store, progress),
         options=probing(options),
-        seed=options.seed,
         progress=progress,
     )
 
@@ -243,7 +245,7 @@ class Evaluation:
                 )
                 return
             treatments = self.preparer.treatments(name, target, choice)
-            asked = model, test, treatments, self.preparer.seed, self.preparer.progress
+            asked = model, test, treatments, self.options.seed, self.preparer.progress
             answers = unit("answers", make=partial(self._answers, name, target, treatments))
             harm = partial(side_effects.collateral, *asked, remembered=self.remembered)
             unit("collateral", make=harm)
@@ -394,13 +396,6 @@ def _note_others(store: Store, every: Mapping[int, Mapping[str, Any]]) -> None:
         for note in results["notes"]:
             if note not in known:
                 _note(store, f"seed {seed}: {note}")
-
-
-def _named(progress: Progress, seed: int) -> Progress:
-    def named(description: str, total: int) -> AbstractContextManager[Advance]:
-        return progress(f"seed {seed}: {description}", total)
-
-    return named
 
 
 def read_texts(given: Path | None, model_id: str) -> list[str]:

@@ -108,7 +108,8 @@ def split(
     finders = pool if data.identification is None else _usable(model, data.identification, left_out)
     drawn, tuned_on = _finders_of(model, data, finders, head_sets, options)
     every_drawn = [e for examples in drawn.values() for e in examples]
-    tuned_on = _without(_among(finders, tuned_on), every_drawn)
+    tuned = set(map(_key, tuned_on))
+    tuned_on = [e for e in _without(finders, every_drawn) if _key(e) in tuned]
     rest = _without(pool, [*every_drawn, *tuned_on])
     given = (
         [*tuned_on, *validation_share(rest, options.seed)]
@@ -280,10 +281,3 @@ def _without(
 ) -> list[ConflictExample]:
     keys = set(map(_key, taken))
     return [e for e in examples if _key(e) not in keys]
-
-
-def _among(
-    examples: Sequence[ConflictExample], wanted: Sequence[ConflictExample]
-) -> list[ConflictExample]:
-    keys = set(map(_key, wanted))
-    return [e for e in examples if _key(e) in keys]

@@ -43,7 +43,7 @@ def measure_stability(inputs: AnalysisInputs) -> dict[str, Any]:
         raise ExampleError(
             f"{len(pool)} examples can be resampled; expected at least 4 that are not tested on"
         )
-    scored, rng = score_each(inputs, pool), Random(inputs.seed)
+    scored, rng = score_each(inputs, pool), Random(inputs.options.seed)
     n_heads = sum(layer.n_heads for layer in inputs.model.loaded.layout.layers)
     sizes = {}
     for size in sorted({1, 2, 4, 8, min(16, len(pool) - 1)}):
@@ -101,7 +101,7 @@ def measure_seeds(way: ScoreKind, inputs: AnalysisInputs) -> dict[str, Any]:
     pool = [*splits.identification[inputs.target], *splits.large, *splits.validation]
     if not inputs.conflicts:
         raise ExampleError("the test examples share no conflict type that seeds could be judged on")
-    tested = limited(splits.test, N_TESTED, inputs.seed)
+    tested = limited(splits.test, N_TESTED, inputs.options.seed)
     unsteered = _right(inputs, tested, None)
     right: list[list[float]] = []
     rows: list[dict[str, Any]] = []

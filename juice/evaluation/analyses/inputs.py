@@ -62,7 +62,7 @@ class AnalysisInputs(Preparer):
     @property
     def few(self) -> list[ConflictExample]:
         """Some test examples, spread over the domains."""
-        return limited(self.splits.test, N_EXAMPLES, self.seed)
+        return limited(self.splits.test, N_EXAMPLES, self.options.seed)
 
     @property
     def conflict_types(self) -> tuple[ConflictType, ...]:
@@ -88,7 +88,7 @@ def pool_of(inputs: AnalysisInputs, n: int) -> list[ConflictExample]:
     drawn = inputs.splits.identification[inputs.target]
     domains = {domain_of(e) for e in drawn}
     others = [*inputs.splits.validation, *inputs.splits.large]
-    Random(inputs.seed).shuffle(others)
+    Random(inputs.options.seed).shuffle(others)
     others.sort(key=lambda e: domain_of(e) not in domains)
     types = set(drawn[0].prompts)
     return [*drawn, *(e for e in others if types <= e.prompts.keys())][:n]

@@ -63,7 +63,7 @@ def measure_robustness(inputs: AnalysisInputs) -> dict[str, Any]:
     return {
         "examples": [{"n": n, "accuracy": accuracy_of(n, top_k)} for n in sizes],
         "heads": [{"k": k, "accuracy": accuracy_of(n_drawn, k)} for k in TOP_KS],
-        "betas": _grid(inputs, limited(few, N_GRID_EXAMPLES, inputs.seed)),
+        "betas": _grid(inputs, limited(few, N_GRID_EXAMPLES, inputs.options.seed)),
         "unsteered": accuracy(inputs, few, [], [], betas),
         "beta": betas.model_dump(),
         "n_examples": len(few),
@@ -116,7 +116,7 @@ def measure_running_once(inputs: AnalysisInputs) -> dict[str, Any]:
     removed], june: [...]}}}
     """
     drawn = [*inputs.splits.identification[inputs.target], *inputs.splits.validation]
-    finders = limited(drawn, N_EXAMPLES, inputs.seed)
+    finders = limited(drawn, N_EXAMPLES, inputs.options.seed)
     by_type: dict[ConflictType, Any] = {}
     for conflict_type in inputs.conflicts:
         finding = [e for e in finders if conflict_type in e.prompts]
@@ -167,7 +167,7 @@ PARTS = ("stems", "paragraphs", "questions")
 
 def measure_paraphrases(inputs: AnalysisInputs) -> dict[str, Any]:
     """Return {methods: {method: table}, n_examples, example: the prompts of the first fact}."""
-    examples = paraphrased(inputs.splits.test, inputs.templates or {}, inputs.seed)
+    examples = paraphrased(inputs.splits.test, inputs.templates or {}, inputs.options.seed)
     if not examples:
         raise ExampleError(
             "there are no templates for these relations; give a file with --templates"

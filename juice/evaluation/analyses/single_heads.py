@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from juice.data.example import ConflictExample, judged_types
-from juice.errors import ExampleError, NoConsistentHeadError
+from juice.errors import ExampleError
 from juice.evaluation.analyses.inputs import AnalysisInputs, probed
 from juice.formula import CONFLICTS, TARGETS, ConflictType, Target
-from juice.head_set.schema import HeadScores
 from juice.identification.examples import scored_prompt
-from juice.identification.find import chosen_heads
+from juice.identification.find import select_heads
 from juice.identification.probes import score_heads
 from juice.model.definition import PaddedPrompts
 from juice.model.loaded import LoadedModel
@@ -45,23 +44,19 @@ def measure_heads(inputs: AnalysisInputs) -> dict[str, Any]:
     found = inputs.head_set.identification if inputs.head_set else None
     settings = found if found and found.alphas_plus else inputs.options
     scores = probed(inputs, examples, judged_types(inputs.target, examples), settings)
+    if inputs.head_set:
+        chosen = inputs.head_set.heads.model_dump(mode="json")
+    else:
+        plus, minus = select_heads(scores.plus, scores.minus, top_k=inputs.options.top_ks[0])
+        chosen = {"plus": plus, "minus": minus}
     return {
         "conflict_types": list(scores.conflict_types),
         "plus": scores.plus.tolist(),
         "minus": scores.minus.tolist(),
-        "chosen": _chosen(inputs, scores),
+        "chosen": chosen,
         "n_examples": len(examples),
         "alphas": [*settings.alphas_plus, *settings.alphas_minus],
     }
-
-
-def _chosen(inputs: AnalysisInputs, scores: HeadScores) -> dict[str, Any]:
-    heads = inputs.head_set.heads if inputs.head_set else None
-    try:
-        heads = heads or chosen_heads(scores, inputs.options.top_ks[0])
-    except NoConsistentHeadError:
-        return {"plus": [], "minus": []}
-    return heads.model_dump(mode="json")
 
 
 def knock_out_scores(
