@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from juice.files import MINI
 from juice.formula import TARGETS, ConflictType, Target
 from juice.head_set.head_set import HeadSet
 from juice.identification.examples import N_FEW, with_scored_answers
-from juice.progress import Progress, silent
+from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
 from juice.version import versions
 
@@ -132,11 +132,8 @@ def evaluate_data(
         with warnings.catch_warnings():
             # They are kept as notes; those of the first seed need not be repeated.
             warnings.simplefilter("ignore", UserWarning)
-            other = run_one(
-                options.with_seed(seed),
-                store.folder / "seeds" / str(seed),
-                progress=lambda what, n, seed=seed: progress(f"seed {seed}: {what}", n),
-            )
+            folder, named = store.folder / "seeds" / str(seed), partial(_named, progress, seed)
+            other = run_one(options.with_seed(seed), folder, progress=named)
         every[seed] = other.results
         store.n_computed += other.n_computed
         store.n_cached += other.n_cached
@@ -396,6 +393,10 @@ def _note_others(store: Store, every: Mapping[int, Mapping[str, Any]]) -> None:
         for note in results["notes"]:
             if note not in known:
                 _note(store, f"seed {seed}: {note}")
+
+
+def _named(progress: Progress, seed: int, what: str, n: int) -> AbstractContextManager[Advance]:
+    return progress(f"seed {seed}: {what}", n)
 
 
 def read_texts(given: Path | None, model_id: str) -> list[str]:
