@@ -1,7 +1,6 @@
 """The FastAPI app: the protocols' routers, middleware, the OpenAPI document, the playground at /.
 
-The playground is a page of plain files that asks nobody but this server. The page itself needs no
-key: it has nothing to hide, and asks for the key that its requests need.
+The playground is plain files that ask nobody but this server; its requests need the key, not it.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from juice.steered_model import SteeredModel
 from juice_server import errors
 from juice_server.errors import ErrorAnswer, MessagesErrorAnswer, documented
 from juice_server.fields import STEERING_HEADER
+from juice_server.head_sets import check_start
 from juice_server.http import BodyIntake, KeyCheck, Observer
 from juice_server.keys import Keys
 from juice_server.routes import about, anthropic, compare, explain, native, openai, responses
@@ -62,14 +62,12 @@ def describe_fields(app: FastAPI) -> None:
 
 def _add_headers(responses: dict[str, Any]) -> None:
     for status, response in responses.items():
-        headers = response.setdefault("headers", {})
-        headers["x-request-id"] = _header("The id of the request: the client's own, or a new one.")
+        texts = {"x-request-id": "The id of the request: the client's own, or a new one."}
         if status in ("429", "503"):
-            headers["retry-after"] = _header("After how many seconds there may be room.")
-
-
-def _header(text: str) -> dict[str, Any]:
-    return {"description": text, "schema": {"type": "string"}}
+            texts["retry-after"] = "After how many seconds there may be room."
+        response.setdefault("headers", {}).update(
+            {name: {"description": t, "schema": {"type": "string"}} for name, t in texts.items()}
+        )
 
 
 def _describe(schema: dict[str, Any]) -> None:
@@ -113,16 +111,12 @@ pages = APIRouter(include_in_schema=False)
 @pages.get("/")
 async def page() -> FileResponse:
     """Return the page."""
-    return _file("index.html")
+    return await file("index.html")
 
 
 @pages.get("/playground/{name}")
 async def file(name: str) -> FileResponse:
     """Return one of its files."""
-    return _file(name)
-
-
-def _file(name: str) -> FileResponse:
     if name not in FILES:
         raise HTTPException(404)
     path = FILES[name]
@@ -137,16 +131,24 @@ X_API_KEY = APIKeyHeader(
 
 
 def load_model(settings: Settings) -> SteeredModel:
-    """Load the model that the settings name, with their head sets and chat template."""
+    """Load the model that the settings name, with their head sets and chat template.
+
+    Raises JuiceError where it cannot be loaded, or its head sets do not serve the defaults.
+    """
     model = load(
         settings.model,
         head_sets=settings.head_sets,
         limits=settings.limits(),
         **settings.load_options(),
     )
-    if settings.chat_template is not None:
-        prompts = model.with_chat_template(settings.chat_template).prompts
-        model.description.tokenizer.chat_template = prompts.chat_template
+    try:
+        if settings.chat_template is not None:
+            prompts = model.with_chat_template(settings.chat_template).prompts
+            model.description.tokenizer.chat_template = prompts.chat_template
+        check_start(model.head_sets, settings)
+    except BaseException:
+        model.close()
+        raise
     return model
 
 
@@ -159,9 +161,8 @@ def create(
 ) -> FastAPI:
     """Make the app; once it starts, the model loads in the background.
 
-    `on_ready` is called with the loaded model; `on_failure` with the reason when it cannot be
-    loaded, or when the engine loses a process. Without `keys`, nobody needs one. Raises UsageError
-    for traces that cannot be sent.
+    `on_ready` is called with the loaded model, `on_failure` when it cannot be loaded or its engine
+    is lost. Without `keys`, nobody needs one. Raises UsageError for traces that cannot be sent.
     """
     model_name = settings.served_model_name or settings.model
     metrics, spans = Metrics(model_name), None

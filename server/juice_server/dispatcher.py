@@ -1,11 +1,9 @@
 """Where requests wait: the order in which texts are tokenised and requests start in the engine.
 
-Both wait in fair queues (`juice.engine.queue`). Texts are tokenised in threads, few at a time: a
-large one takes seconds, so these have a thread apart from the small ones, and the bytes that wait
-are bounded. The engine gets only requests for which it has rows and bytes, so that the order is
-decided as late as possible; a request that ends makes room in the engine's thread, so that the next
-one joins in its next step. `RateLimits` holds the allowance of each key for a minute, `Throughput`
-estimates when there will be room in a queue.
+Both wait in fair queues (`juice.engine.queue`). A large text takes seconds, so these have a thread
+apart from the small ones. The engine gets only requests for which it has rows and bytes, so that
+the order is decided as late as possible; a request that ends makes room in the engine's thread, so
+that the next one joins in its next step.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from itertools import groupby
 from threading import Lock
 from typing import TypeVar
 
@@ -21,7 +20,7 @@ from juice.engine.answer import Sink, Update
 from juice.engine.contract import Engine
 from juice.engine.queue import FairQueue, Work, part_of, with_room
 from juice.engine.request import Request, Running
-from juice.errors import CancelledError, JuiceError, RequestError
+from juice.errors import CancelledError, RequestError
 from juice_server.errors import BusyError, RateLimitedError
 from juice_server.keys import Client
 
@@ -33,11 +32,7 @@ N_WAITING_BODIES = 16
 
 
 class Tokenizing:
-    """The queues of both sizes; everything in the event loop.
-
-    Args:
-        max_body: The size of the largest body, in bytes.
-    """
+    """The queues of both sizes, for bodies of up to `max_body` bytes; all in the event loop."""
 
     def __init__(self, max_body: int) -> None:
         most = N_WAITING_BODIES * max_body
@@ -51,7 +46,7 @@ class Tokenizing:
         return len(self._turns)
 
     async def run(self, client: Hashable, n_bytes: int, work: Callable[[], T]) -> T:
-        """Return the result of work on a body of this size, done when it is its turn.
+        """Return the result of work on a body of this size, done in a thread in its turn.
 
         Raises BusyError where too many bytes wait, and what the work raises.
         """
@@ -209,12 +204,11 @@ class Dispatcher:
         """The rows that are held by requests that have their turn."""
         return self._queue.n_running
 
-    def submit(self, client: Client, requests: Sequence[Request], sink: Sink) -> list[Turn]:
-        """Queue all requests or none; return their turns.
+    def submit(self, requests: Sequence[Request], sink: Sink) -> list[Turn]:
+        """Queue all requests of one `Client` or none; return their turns.
 
         Args:
-            client: Their client.
-            requests: The requests; updates carry their `index`.
+            requests: The requests, each with an `index`; those of one gate follow each other.
             sink: Takes their updates, in the engine's thread.
 
         Raises:
@@ -224,18 +218,17 @@ class Dispatcher:
         """
         for request in requests:
             self.engine.check(request)
-        turns = [Turn(self, client, together, sink) for together in _together(requests)]
+        alike = groupby(requests, lambda request: id(request.gate or request))
+        turns = [Turn(self, list(together), sink) for _, together in alike]
+        client, n = turns[0].whose, len(requests)
         with self._lock:
             excess = self._queue.excess(
-                client.name,
-                len(requests),
-                most=client.max_waiting,
-                max_running=client.max_running,
+                client.name, n, most=client.max_waiting, max_running=client.max_running
             )
             if excess:
                 raise BusyError(
-                    f"the queue has room for {max(0, len(requests) - excess)} more answers, and "
-                    f"this request needs {len(requests)}: try again later",
+                    f"the queue has room for {max(0, n - excess)} more answers, and "
+                    f"this request needs {n}: try again later",
                     retry_after_s=self._throughput.wait_s(excess),
                 )
             self._limits.take(client, sum(request.n_tokens for request in requests))
@@ -272,10 +265,9 @@ class Dispatcher:
 class Turn(Work):
     """Requests that start together: those of one prompt where one gate decides for all."""
 
-    def __init__(
-        self, dispatcher: Dispatcher, whose: Client, requests: Sequence[Request], sink: Sink
-    ) -> None:
-        engine, n = dispatcher.engine, len(requests)
+    def __init__(self, dispatcher: Dispatcher, requests: Sequence[Request], sink: Sink) -> None:
+        engine, n, whose = dispatcher.engine, len(requests), requests[0].client
+        assert isinstance(whose, Client), "the service says whose requests they are"
         # No more than one client may hold: what is beyond that waits in the engine.
         n_bytes = n * max(engine.n_kv_bytes(request) for request in requests)
         super().__init__(
@@ -292,28 +284,27 @@ class Turn(Work):
         self._unused = {request.index: request.options.max_tokens for request in requests}
         self._cancelling = Lock()
         self._running: Sequence[Running] | None = None
-        self._cancelled: JuiceError | None = None
+        self._is_cancelled = False
         self._n_open = n
 
     def start(self) -> None:
         """Start the requests in the engine."""
         running = self._dispatcher.engine.begin(self._requests, self._take)
         with self._cancelling:
-            self._running, reason = running, self._cancelled
-        if reason is not None:
-            for one in running:
-                one.cancel(reason)
+            self._running, is_cancelled = running, self._is_cancelled
+        if is_cancelled:
+            self.cancel()
 
-    def cancel(self, reason: JuiceError | None = None) -> None:
+    def cancel(self) -> None:
         """End the requests soon, whether they wait or run; their last updates are then errors."""
         with self._cancelling:
-            self._cancelled = reason or CancelledError("the request was cancelled")
-            running = self._running
+            self._is_cancelled, running = True, self._running
         for one in running or ():
-            one.cancel(reason)
+            one.cancel()
         if running is None and self._dispatcher.drop(self):
+            error = CancelledError("the request was cancelled")
             for request in self._requests:
-                self._sink(Update(index=request.index, error=self._cancelled))
+                self._sink(Update(index=request.index, error=error))
 
     def _take(self, update: Update) -> None:
         """Pass on an update of the engine; the last one of a request makes room."""
@@ -321,7 +312,7 @@ class Turn(Work):
         if not update.is_last:
             self._sink(update)
             return
-        n, n_open = len(self._requests), self._n_open
+        n, n_open = self.size, self._n_open
         self._n_open -= 1
         # Those that are left keep what they need.
         self._dispatcher.free(
@@ -337,11 +328,3 @@ class Turn(Work):
                 is_starting = self._running is None
             if not is_starting:  # else whoever starts it calls up others next
                 self._dispatcher.call_up()
-
-
-def _together(requests: Sequence[Request]) -> list[list[Request]]:
-    """Return groups of requests that start together: those of one gate, each other one alone."""
-    groups: dict[int, list[Request]] = {}
-    for i, request in enumerate(requests):
-        groups.setdefault(-i - 1 if request.gate is None else id(request.gate), []).append(request)
-    return list(groups.values())

@@ -2,10 +2,9 @@
 
 - A connection has bounds: on their number, on the time for headers, and on the time that the client
   does not read. Where there are too many, the one that has been idle longest makes room, those that
-  never showed a key first; where none is idle, the new one gets a 503. No address may have nearly
-  all of them. A connection whose time is up is aborted without flushing its buffer, which cancels
-  its work, as when a client leaves.
-- A key is needed where any are set, `Authorization: Bearer KEY`, except for probes and pages.
+  never showed a key first; where none is idle, the new one gets a 503. One whose time is up is
+  aborted without flushing its buffer, which cancels its work, as when a client leaves.
+- A key is needed where any are set, except for probes and pages.
 - A body is received as a whole, within a size and a time, before the app sees any of it.
 - No field of a body is given twice: programs differ in which of the two they take.
 - Work ends when its client leaves, or when the time of its request is up.
@@ -30,7 +29,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import h11
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -46,6 +46,7 @@ from juice_server.errors import (
     failure_of,
 )
 from juice_server.keys import Keys, Permission
+from juice_server.settings import Settings
 from juice_server.telemetry.metrics import Metrics
 from juice_server.trace import Trace, network_of, trace_of
 
@@ -59,16 +60,16 @@ REFUSAL_S = 2.0
 
 
 class GuardedProtocol(H11Protocol):
-    """Uvicorn's HTTP/1.1 with bounds; `guarded` makes a class with other bounds.
+    """Uvicorn's HTTP/1.1 with bounds, which `guarded` sets.
 
     One timer runs while headers are awaited, and while the rest of a body that was already answered
     arrives; the other while the client does not read.
     """
 
-    header_timeout_s = 10.0
-    write_stall_s = 30.0
-    max_connections = 1000
-    max_per_address = 900
+    header_timeout_s: float
+    write_stall_s: float
+    max_connections: int
+    max_per_address: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -246,22 +247,14 @@ def _refused(message: str) -> Failure:
     )
 
 
-def guarded(
-    *,
-    header_timeout_s: float,
-    write_stall_s: float,
-    max_connections: int,
-    max_per_address: int | None = None,
-) -> type[GuardedProtocol]:
-    """Return a protocol class with these bounds; times are in seconds.
-
-    Without a bound per address, one may have nine tenths of the connections.
-    """
+def guarded(settings: Settings, max_connections: int) -> type[GuardedProtocol]:
+    """Return a protocol class with the bounds of the settings, and this one."""
+    most = settings.max_connections_per_address or max(1, max_connections * 9 // 10)
     bounds = {
-        "header_timeout_s": header_timeout_s,
-        "write_stall_s": write_stall_s,
+        "header_timeout_s": settings.header_timeout,
+        "write_stall_s": settings.write_stall,
         "max_connections": max_connections,
-        "max_per_address": max_per_address or max(1, max_connections * 9 // 10),
+        "max_per_address": most,
     }
     return type("Guarded", (GuardedProtocol,), bounds)
 
@@ -333,13 +326,11 @@ class BodyIntake:
         """Pass a request on with its whole body, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        body = await self._body(scope, receive)
-        if isinstance(body, Failure):
+        elif isinstance(body := await self._body(scope, receive), Failure):
             await body.response(scope)(scope, receive, send)
-            return
-        trace_of(scope).n_body_bytes = len(body)
-        await self._app(scope, replaying(body, receive), send)
+        else:
+            trace_of(scope).n_body_bytes = len(body)
+            await self._app(scope, replaying(body, receive), send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | Failure:
         """Return the body, or the reason to refuse it."""
@@ -351,28 +342,26 @@ class BodyIntake:
             return b""  # nothing is received for whoever needs no key
         if int(headers.get("content-length", "0")) > self._max_bytes:
             return self._too_large()
-        body, is_whole = bytearray(), False
+        body = bytearray()
         try:
             async with asyncio.timeout(self._timeout_s):
-                while not is_whole:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return failure_of(ClientGoneError("the client left while sending its body"))
-                    body += message.get("body", b"")
+                async for part in Request(scope, receive).stream():
+                    body += part
                     if len(body) > self._max_bytes:
                         return self._too_large()
-                    is_whole = not message.get("more_body", False)
+        except ClientDisconnect:
+            return failure_of(ClientGoneError("the client left while sending its body"))
         except TimeoutError:
             reason = f"the body did not arrive within {self._timeout_s:g} s; send it without pauses"
             return Failure(status=400, message=reason, code="body_timeout", headers=CLOSE)
         return bytes(body)
 
     def _too_large(self) -> Failure:
-        message = (
+        reason = (
             f"the body has more than {self._max_bytes} bytes; "
             "send less, or raise the server's max_body"
         )
-        return Failure(status=413, message=message, code="body_too_large", headers=CLOSE)
+        return Failure(status=413, message=reason, code="body_too_large", headers=CLOSE)
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:
@@ -485,10 +474,7 @@ class Observer:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", trace.id.encode()),
-                ]
+                MutableHeaders(scope=message)["x-request-id"] = trace.id
             await send(message)
 
         try:
@@ -505,34 +491,26 @@ class Observer:
 
     def _record(self, scope: Scope, trace: Trace, route: str, status: int) -> None:
         self._metrics.answered(route, status, trace)
-        trace_id = None
-        if self._spans is not None and not trace.is_dull:
-            trace_id = self._spans.record(scope, trace, route, status)
-        ACCESS.log(
-            logging.DEBUG if trace.is_dull else logging.INFO,
-            "request",
-            extra={"fields": _fields(scope, trace, route, status, trace_id)},
-        )
-
-
-def _fields(
-    scope: Scope, trace: Trace, route: str, status: int, trace_id: str | None
-) -> dict[str, Any]:
-    fields = {
-        "id": trace.id,
-        "trace_id": trace_id,
-        "key": trace.client.name if trace.client.has_key else None,
-        "method": scope["method"],
-        "route": route,
-        "status": status,
-        "code": trace.code or None,
-        "duration_s": round(trace.age_s, 4),
-        "steer": trace.steer or None,
-        "stream": trace.is_stream or None,
-        "prompt_tokens": trace.n_prompt_tokens or None,
-        "generated_tokens": trace.n_generated_tokens or None,
-        "finish_reasons": trace.finish_reasons or None,
-        "gates": [asdict(gate) for gate in trace.gates] or None,
-        "prompts": list(trace.prompts) or None,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+        if trace.is_dull:
+            return
+        gates = [one.steering.gate for one in trace.completions]
+        trace_id = self._spans.record(scope, trace, route, status) if self._spans else None
+        fields = {
+            "id": trace.id,
+            "trace_id": trace_id,
+            "key": trace.client.name if trace.client.has_key else None,
+            "method": scope["method"],
+            "route": route,
+            "status": status,
+            "code": trace.code or None,
+            "duration_s": round(trace.age_s, 4),
+            "steer": trace.steer or None,
+            "stream": trace.is_stream or None,
+            "prompt_tokens": trace.n_prompt_tokens or None,
+            "generated_tokens": trace.n_generated_tokens or None,
+            "finish_reasons": [one.finish_reason for one in trace.completions] or None,
+            "gates": [asdict(gate) for gate in gates if gate is not None] or None,
+            "prompts": list(trace.prompts) or None,
+        }
+        known = {name: value for name, value in fields.items() if value is not None}
+        ACCESS.info("request", extra={"fields": known})

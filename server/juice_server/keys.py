@@ -1,7 +1,7 @@
 """Clients: who sends a request, and what they may do.
 
 Those with an API key are known by it, others by their address. Keys come from the settings and from
-a file. A file that ends in `.toml` has a table for each key:
+a file. One that ends in `.toml` has a table for each key:
 
     [[keys]]
     name = "search"
@@ -13,8 +13,7 @@ a file. A file that ends in `.toml` has a table for each key:
     max_running = 8
     max_waiting = 64
 
-Any other file has a key on each line, and lines of comments that begin with `#`. A client without a
-key is known by its address.
+Any other file has a key on each line, and lines of comments that begin with `#`.
 """
 
 from __future__ import annotations
@@ -85,11 +84,7 @@ class _File(BaseModel):
 
 
 class Keys:
-    """The keys that are known; only digests are kept.
-
-    Args:
-        given: Keys that may do everything.
-        path: The file; None: there is none.
+    """The keys that are known: those given, which may do everything, and those of the file.
 
     Raises UsageError for a file that cannot be read, holds no key or has one twice.
     """
@@ -103,10 +98,7 @@ class Keys:
         return len(self._clients)
 
     def reload(self) -> None:
-        """Read the file again; what was known stays where it cannot be read.
-
-        Raises UsageError.
-        """
+        """Read the file again; raises UsageError, and keeps what was known, where that fails."""
         read = {} if self._path is None else _read(self._path)
         self._clients = {**dict(map(_plain, self._given)), **read}
 

@@ -37,20 +37,19 @@ LOG = logging.getLogger("juice_server")
 class Server(uvicorn.Server):
     """Uvicorn that leaves in steps.
 
-    At a signal /readyz fails, so that nobody sends more; after the time for that to be noticed it
-    drains: it takes nothing new, and cuts what runs at the limit. Whatever hangs, it then ends.
+    At a signal /readyz fails; after the time for that to be noticed it drains: it takes nothing
+    new, and cuts what runs at the limit. Whatever hangs, it then ends.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
         service: Service,
-        keys: Keys | None = None,
-        admin: uvicorn.Config | None = None,
+        keys: Keys | None,
+        admin: uvicorn.Config | None,
     ) -> None:
         super().__init__(config)
-        self._service = service
-        self._keys = keys
+        self._service, self._keys = service, keys
         self._admin = None if admin is None else uvicorn.Server(admin)
         self._n_signals = 0
         self._drains_at: float | None = None
@@ -120,8 +119,8 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
     """Serve until a signal ends the process, calling `on_ready` once the model is loaded.
 
-    Raises JuiceError when the model cannot be loaded or the engine loses a process, and UsageError
-    when the address cannot be listened on.
+    Raises JuiceError when the model cannot be loaded, the engine is lost, or the address cannot be
+    listened on.
     """
     failures: list[JuiceError] = []
 
@@ -134,9 +133,8 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
     app = create(settings, keys, on_ready=on_ready, on_failure=fail)
     service: Service = app.state.service
     n_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    config = _config(
-        settings, app, settings.port, connection_bound(settings.max_connections, n_files)
-    )
+    most = connection_bound(settings.max_connections, n_files)
+    config = _config(settings, app, settings.port, most)
     admin = None
     if settings.admin_port is not None:
         probes = create_admin(service)
@@ -165,12 +163,7 @@ def _config(
         app,
         host=settings.host,
         port=port,
-        http=guarded(
-            header_timeout_s=settings.header_timeout,
-            write_stall_s=settings.write_stall,
-            max_connections=max_connections,
-            max_per_address=settings.max_connections_per_address,
-        ),
+        http=guarded(settings, max_connections),
         ws="none",
         log_config=None,
         access_log=False,
@@ -205,11 +198,11 @@ def _check_ports(settings: Settings) -> None:
     host = settings.host
     if settings.admin_port == settings.port != 0:
         raise UsageError(f"port and admin-port are both {settings.port}; choose another")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for option, port in (("port", settings.port), ("admin-port", settings.admin_port)):
         if port is None:
             continue
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
             socket.create_server((host, port), family=family).close()
         except OSError as error:
             raise UsageError(

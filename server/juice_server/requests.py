@@ -231,7 +231,7 @@ class Translator:
                     model,
                     add_special_tokens=add_special_tokens and not is_chat,
                 )
-                one = model.request(ids, of_prompt, client=trace.client, priority=priority)
+                one = model.request(ids, of_prompt, priority=priority)
                 made += [one.with_options(seed=seed) for seed in seeds]
             return made
 

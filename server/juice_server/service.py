@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
+from functools import cached_property
 from threading import Thread
 from typing import Annotated, TypeVar
 
@@ -15,13 +16,13 @@ from fastapi import Request as HttpRequest
 
 from juice.engine.answer import Completion, Update
 from juice.engine.contract import Status
-from juice.engine.request import Request, numbered
+from juice.engine.request import Request
 from juice.errors import CancelledError, EngineStoppedError, JuiceError
 from juice.head_set.library import HeadSetLibrary
 from juice.steered_model import SteeredModel
 from juice_server.dispatcher import Dispatcher
 from juice_server.errors import NotReadyError
-from juice_server.head_sets import HeadSetFolder, check_start
+from juice_server.head_sets import HeadSetFolder
 from juice_server.http import left_s, timed_out, while_present
 from juice_server.requests import Translator
 from juice_server.settings import Settings
@@ -41,31 +42,24 @@ class Service:
     def __init__(
         self, load: Callable[[], SteeredModel], settings: Settings, metrics: Metrics
     ) -> None:
-        self.settings = settings
-        self.metrics = metrics
+        self.settings, self.metrics = settings, metrics
         # First it is only no longer ready, then it takes nothing new.
-        self.is_leaving = False
-        self.is_draining = False
-        self._watch: asyncio.Task[None] | None = None
+        self.is_leaving = self.is_draining = False
         self._load = load
         self._translator: Translator | None = None
         self._dispatcher: Dispatcher | None = None
         self._head_sets: HeadSetFolder | None = None
-        self._following: asyncio.Task[None] | None = None
-        self._fingerprint: str | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._open: set[asyncio.Queue[Update]] = set()  # where running HTTP requests wait
 
     async def start(self) -> None:
-        """Load the model and its head sets in a daemon thread, which does not delay the exit.
-
-        Raises JuiceError when they cannot be loaded.
-        """
+        """Load the model in a daemon thread, which does not delay the exit; raises JuiceError."""
         loaded: Future[SteeredModel] = Future()
         loaded.set_running_or_notify_cancel()  # it cannot be cancelled half-way
 
         def work() -> None:
             try:
-                loaded.set_result(self._prepared())
+                loaded.set_result(self._load())
             except BaseException as error:
                 loaded.set_exception(error)
 
@@ -76,35 +70,21 @@ class Service:
         self._head_sets = HeadSetFolder(
             model.head_sets, self.settings, self.metrics, self._serve_head_sets
         )
-        self._following = asyncio.create_task(self._head_sets.follow())
+        self._tasks.append(asyncio.create_task(self._head_sets.follow()))
         self.metrics.watch(
             model.engine, lambda: self.status, lambda: self.translator.tokenizing.n_waiting
         )
 
-    def _prepared(self) -> SteeredModel:
-        model = self._load()
-        try:
-            # Read the sets now: a wrong folder fails at the start, not at the first request.
-            check_start(model.head_sets, self.settings)
-        except BaseException:
-            model.close()
-            raise
-        return model
-
     def close(self) -> None:
         """Stop the engine and everything that runs."""
         # An engine that is closed is not one that is lost: nobody watches it any more.
-        for task in (self._watch, self._following):
-            if task is not None:
-                task.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._translator is not None:
             self.model.close()
 
     def when_lost(self, tell: Callable[[JuiceError], None]) -> None:
-        """Call `tell` in the event loop when the engine cannot serve any more.
-
-        It has lost a part, has failed, or has been without a step for too long.
-        """
+        """Call `tell` in the event loop when the engine has lost a part, failed or got stuck."""
         loop = asyncio.get_running_loop()
         self.model.engine.when_lost(lambda error: loop.call_soon_threadsafe(tell, error))
 
@@ -117,7 +97,7 @@ class Service:
                 n_seen = n_seen + 1 if state in LOST else 0
             tell(EngineStoppedError(f"{state}; its log has the details"))
 
-        self._watch = loop.create_task(watch())
+        self._tasks.append(loop.create_task(watch()))
 
     @property
     def translator(self) -> Translator:
@@ -146,12 +126,10 @@ class Service:
         """The model; raises NotReadyError while there is none."""
         return self.translator.model
 
-    @property
+    @cached_property
     def system_fingerprint(self) -> str:
         """The name of all that decides an answer's bits beside the request; see the engine's."""
-        if self._fingerprint is None:
-            self._fingerprint = self.model.engine.system_fingerprint
-        return self._fingerprint
+        return self.model.engine.system_fingerprint
 
     @property
     def status(self) -> Status:
@@ -177,7 +155,7 @@ class Service:
         """Generate, and yield updates until every request has ended; leaving it cancels the rest.
 
         Args:
-            request: The HTTP request, whose trace records the requests and their completions.
+            request: The HTTP request, whose client they are for, and whose trace records them.
             requests: The requests; updates number them in this order.
             only_last: Whether to drop all updates but the last of each.
 
@@ -194,8 +172,9 @@ class Service:
             if update.is_last or not only_last:
                 loop.call_soon_threadsafe(queue.put_nowait, update)
 
-        submission = Submission(numbered(requests), trace.n_choices)
-        turns = self.dispatcher.submit(trace.client, submission.requests, sink)
+        requests = [replace(one, index=i, client=trace.client) for i, one in enumerate(requests)]
+        submission = Submission(requests, trace.n_choices)
+        turns = self.dispatcher.submit(requests, sink)
         trace.submissions.append(submission)
         self.metrics.read_prompts(submission, trace)
         self._open.add(queue)
@@ -207,8 +186,7 @@ class Service:
                 n_open -= update.is_last
                 if update.completion is not None:
                     submission.ended[update.index] = update.completion
-                    ended = submission.requests[update.index]
-                    self.metrics.completed(update.completion, ended, trace)
+                    self.metrics.completed(update.completion, requests[update.index], trace)
                 if update.error is not None:
                     self.metrics.failed(update.error)
                     raise update.error
@@ -228,10 +206,7 @@ class Service:
             queue.put_nowait(Update(index=0, error=EngineStoppedError(SHUTTING_DOWN)))
 
     async def complete(self, request: HttpRequest, requests: Sequence[Request]) -> list[Completion]:
-        """Generate and wait for all completions; a client that leaves cancels them.
-
-        Raises what `updates` raises.
-        """
+        """Generate and wait for all completions; a client that leaves cancels them."""
         done: dict[int, Completion] = {}
 
         async def ended() -> None:

@@ -14,7 +14,6 @@ from starlette.types import Scope
 
 from juice.engine.answer import Completion
 from juice.engine.request import Request
-from juice.engine.steer import GateReport
 from juice_server.keys import Client
 
 # What is safe to repeat in a log line and a header.
@@ -23,21 +22,18 @@ ACCEPTED_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
 @dataclass
 class Submission:
-    """Requests that an HTTP request submits at once, and their completions.
+    """Requests that an HTTP request submits at once, and their completions so far, by number.
 
-    Args:
-        requests: The requests, numbered in this order.
-        n_choices: How many of them in a row share a prompt.
-        ended: The completions so far, by number.
+    So many of them in a row as there are choices share a prompt.
     """
 
     requests: Sequence[Request]
-    n_choices: int = 1
+    n_choices: int
     ended: dict[int, Completion] = field(default_factory=dict)
 
     @property
     def completions(self) -> list[Completion]:
-        """The completions so far, in the order of the requests."""
+        """Those so far, in the order of the requests."""
         return [self.ended[i] for i in sorted(self.ended)]
 
     @property
@@ -50,9 +46,9 @@ class Submission:
 class Trace:
     """The record of one HTTP request: its id, who sent it, its outcome; `code` is that of an error.
 
-    `begun` is a time of the monotonic clock, in seconds. What `is_dull` comes every few seconds
-    and is worth no line. `steer` is the target, empty for several; each prompt gets `n_choices`
-    answers. `prompts` are kept where the settings say so.
+    `begun` is in seconds of the monotonic clock. What `is_dull` comes every few seconds and is
+    worth no line. `steer` is the target, empty for several; `prompts` are kept where the settings
+    say so.
     """
 
     id: str
@@ -92,29 +88,16 @@ class Trace:
         """The tokens of all choices that are complete."""
         return sum(len(completion.tokens) for completion in self.completions)
 
-    @property
-    def finish_reasons(self) -> list[str]:
-        """The reason why each choice ended."""
-        return [completion.finish_reason for completion in self.completions]
-
-    @property
-    def gates(self) -> list[GateReport]:
-        """The decisions of gates."""
-        return [
-            gate
-            for completion in self.completions
-            if (gate := completion.steering.gate) is not None
-        ]
-
 
 def trace_of(scope: Scope) -> Trace:
     """Return the trace of a request, made on first use, with the client's id if that is valid."""
     state = scope.setdefault("state", {})
     if "trace" not in state:
         sent = Headers(scope=scope).get("x-request-id", "")
+        peer = scope.get("client")
         state["trace"] = Trace(
             id=sent if ACCEPTED_ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}",
-            client=Client(name=address_of(scope)),
+            client=Client(name=network_of(peer[0]) if peer else ""),
         )
     trace: Trace = state["trace"]
     return trace
@@ -122,12 +105,6 @@ def trace_of(scope: Scope) -> Trace:
 
 # A household or a machine has this many bits of an IPv6 address to itself, at least.
 IPV6_PREFIX = 64
-
-
-def address_of(scope: Scope) -> str:
-    """Return the address that a request comes from, an IPv6 address as its network."""
-    peer = scope.get("client")
-    return network_of(peer[0]) if peer else ""
 
 
 def network_of(host: str) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from juice.engine.steer import Steer
@@ -27,6 +29,7 @@ from juice_server.errors import failure_of
 from juice_server.fields import SteerField
 from juice_server.http import replaying
 
+# What needs vLLM itself.
 HOMES = {
     "RowWriter": ("juice.engine.vllm.state", "RowWriter"),
     "scheduler": ("juice.engine.vllm.patches", "salting_scheduler"),
@@ -47,22 +50,15 @@ class Steering:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        body, rest = bytearray(), True
-        while rest:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            rest = message.get("more_body", False)
         try:
-            new = self._translated(bytes(body), scope)
-        except (JuiceError, RequestValidationError) as error:
-            failure = failure_of(error)
-            await failure.response(scope)(scope, receive, send)
+            body = self._translated(await Request(scope, receive).body(), scope)
+        except ClientDisconnect:
             return
-        headers = [(k, v) for k, v in scope["headers"] if k != b"content-length"]
-        scope["headers"] = [*headers, (b"content-length", str(len(new)).encode())]
-        await self._app(scope, replaying(new, receive), send)
+        except (JuiceError, RequestValidationError) as error:
+            await failure_of(error).response(scope)(scope, receive, send)
+            return
+        MutableHeaders(scope=scope)["content-length"] = str(len(body))
+        await self._app(scope, replaying(body, receive), send)
 
     def _translated(self, body: bytes, scope: Scope) -> bytes:
         """Return a body with coefficients in place of `steer`.
@@ -120,7 +116,7 @@ def _parsed(asked: Any) -> Steer:
 
 
 def __getattr__(name: str) -> Any:
-    """Return what needs vLLM itself, imported when it is asked for."""
+    """Return one of HOMES, imported when it is asked for."""
     if name not in HOMES:
         raise AttributeError(f"module 'juice_server.vllm' has no attribute {name!r}")
     module, attribute = HOMES[name]

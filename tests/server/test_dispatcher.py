@@ -38,8 +38,8 @@ def submit(
     *,
     priority: int = 0,
 ) -> list[Turn]:
-    requests = [replace(one, priority=priority) for one in requests]
-    return dispatcher.submit(client, numbered(requests), sink)
+    requests = [replace(one, client=client, priority=priority) for one in requests]
+    return dispatcher.submit(numbered(requests), sink)
 
 
 @pytest.fixture
