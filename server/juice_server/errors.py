@@ -92,10 +92,7 @@ ANSWERS: dict[type, tuple[int, str]] = {
     JuiceError: (500, "generation_failed"),
     Exception: (500, "internal_error"),
 }
-TYPES = {
-    **dict.fromkeys((400, 403, 404, 422), INVALID),
-    429: "overloaded_error",
-}
+TYPES = {**dict.fromkeys((400, 403, 404, 422), INVALID), 429: "overloaded_error"}
 # The routes whose clients expect another envelope, and its types by status.
 ANTHROPICS = "/v1/messages"
 ANTHROPICS_TYPES = {
@@ -172,9 +169,11 @@ class Failure:
     def response(self, scope: Scope) -> JSONResponse:
         """Return the answer, and record its code for the log and the metrics."""
         trace_of(scope).code = self.code or ""
-        is_anthropics = scope["path"].startswith(ANTHROPICS)
-        body = in_anthropics_words(self) if is_anthropics else self.body()
-        return JSONResponse(body, self.status, headers=dict(self.headers))
+        return JSONResponse(self.body_for(scope["path"]), self.status, headers=dict(self.headers))
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        """Return the envelope that the clients of a route expect."""
+        return in_anthropics_words(self) if path.startswith(ANTHROPICS) else self.body()
 
 
 def in_anthropics_words(failure: Failure) -> dict[str, Any]:
@@ -228,9 +227,10 @@ def failure_of(error: Exception) -> Failure:
 
 
 # For errors whose text from pydantic lacks a remedy.
+UNKNOWN = "unknown field; /docs lists the fields of each request"
 REMEDIES = {
-    "extra_forbidden": "unknown field; /docs lists the fields of each request",
-    "unexpected_keyword_argument": "unknown field; /docs lists the fields of each request",
+    "extra_forbidden": UNKNOWN,
+    "unexpected_keyword_argument": UNKNOWN,
     "model_attributes_type": (
         "expected a JSON object, sent with the header content-type: application/json"
     ),
@@ -246,16 +246,11 @@ def _invalid(error: RequestValidationError) -> Failure:
         message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
         return Failure(status=400, message=message, code="invalid_json")
     # A union's branches are in pydantic's path, but not in the client's body.
-    path = [
-        str(part)
-        for part in first["loc"]
-        if part not in ("body", "query", "path") and not _is_branch(str(part))
-    ]
-    problem = (
-        str(first["ctx"]["error"])
-        if first["type"] == "value_error"
-        else REMEDIES.get(first["type"], first["msg"])
-    )
+    parts = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    path = [part for part in parts if not _is_branch(part)]
+    problem = REMEDIES.get(first["type"], first["msg"])
+    if first["type"] == "value_error":
+        problem = str(first["ctx"]["error"])
     if first["type"] == "union_tag_invalid":
         path.append(first["ctx"]["discriminator"].strip("'"))
         problem = f"expected {first['ctx']['expected_tags']}, got {first['ctx']['tag']!r}"
@@ -274,13 +269,8 @@ def _is_branch(part: str) -> bool:
 
 def _got(error: dict[str, Any]) -> str:
     value = error.get("input")
-    if isinstance(value, float) and not math.isfinite(value):
-        return f" (got {value})"
-    return (
-        f" (got {value!r})"
-        if isinstance(value, str | int | float) and len(repr(value)) < 100
-        else ""
-    )
+    is_short = isinstance(value, str | int | float) and len(repr(value)) < 100
+    return f" (got {value!r})" if is_short else ""
 
 
 STATUSES = {

@@ -24,11 +24,8 @@ def check_start(sets: HeadSetLibrary, settings: Settings) -> None:
     """Raise UsageError for head sets that cannot serve the default steer and gate."""
     default = settings.default_steer
     if default != "none" and default not in sets.targets():
-        lacks = (
-            "has betas: set them with `juice tune`"
-            if default in sets.by_name
-            else f"fits {sets.model.id}"
-        )
+        is_there = default in sets.by_name
+        lacks = "has betas: set them with `juice tune`" if is_there else f"fits {sets.model.id}"
         raise UsageError(
             f"default_steer is {default}, but no head set of that name in {sets.folder} {lacks}"
         )
@@ -41,14 +38,7 @@ def check_start(sets: HeadSetLibrary, settings: Settings) -> None:
 
 
 class HeadSetFolder:
-    """The folder of a server's head sets, which is followed.
-
-    Args:
-        library: The sets that are served.
-        settings: The server's; the sets must serve its default steer and gate.
-        metrics: Counts what changes.
-        serve: Serves other sets from now on.
-    """
+    """The folder of the head sets that are served; `serve` gets other ones when it changes."""
 
     def __init__(
         self,
@@ -79,16 +69,16 @@ class HeadSetFolder:
                 unexpected = None if isinstance(error, JuiceError) else error
                 LOG.error("the head sets stay as they are: %s", problem, exc_info=unexpected)
             self.problem = problem
-        else:
-            if fresh is not None:
-                self.problem = None
-                self._serve_from_now(fresh)
+            return
+        if fresh is not None:
+            self.problem = None
+            self._serve_from_now(fresh)
 
     def _read(self) -> HeadSetLibrary | None:
         """Return what the folder holds; None where it has not changed.
 
-        It is read once more a moment later: what is written within one tick of the file system's
-        clock may leave no trace.
+        It is read once more a moment later: a second write within a tick of the file system's clock
+        leaves no trace.
         """
         stamp = stamp_of(self.library.folder)
         is_same = stamp == self._stamp

@@ -32,12 +32,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A prompt, and its parts where its context is given apart.
+    """A prompt as text or tokens; where its context is given apart, also the prompt without it.
 
-    Args:
-        text: The whole prompt, or its tokens.
-        without_context: The prompt without its context.
-        question_start: The character of the text at which the question begins.
+    The question begins at the character `question_start` of the text.
     """
 
     text: str | Sequence[int]
@@ -127,13 +124,13 @@ class TokenTexts(dict[int, str]):
         """Return every token with its alternatives."""
         return [
             TokenScore(
-                id=t.id,
-                token=self[t.id],
-                logprob=finite(t.logprob or 0.0),
-                top=self.alternatives(t),
-                text=t.text,
+                id=token.id,
+                token=self[token.id],
+                logprob=finite(token.logprob or 0.0),
+                top=self.alternatives(token),
+                text=token.text,
             )
-            for t in tokens
+            for token in tokens
         ]
 
 
@@ -213,6 +210,7 @@ class Translator:
 
         model = self.chat_model if is_chat else self.model
         seeds = [None if fields.seed is None else fields.seed + i for i in range(fields.n)]
+        special = add_special_tokens and not is_chat
 
         def work() -> list[Request]:
             # The fields were checked with the body.
@@ -224,13 +222,12 @@ class Translator:
             self._check_structure(shared.structure, param)
             made: list[Request] = []
             for prompt in prompts:
-                ids, of_prompt = self._options_of(
-                    prompt,
-                    shared,
-                    fields,
-                    model,
-                    add_special_tokens=add_special_tokens and not is_chat,
-                )
+                ids = self.tokens(prompt.text, add_special_tokens=special)
+                own = {
+                    "max_tokens": self._max_tokens(fields, len(ids)),
+                    **self._about_context(prompt, model, steer, add_special_tokens=special),
+                }
+                of_prompt = shared.model_copy(update=own)
                 one = model.request(ids, of_prompt, priority=priority)
                 made += [one.with_options(seed=seed) for seed in seeds]
             return made
@@ -271,8 +268,8 @@ class Translator:
 
     def _check_counts(self, n_prompts: int, n: int) -> None:
         """Raise RequestError for more prompts or answers than the settings allow."""
-        settings = self.settings
-        text, place = f"there are {n_prompts} prompts", " in one request"
+        settings, place = self.settings, " in one request"
+        text = f"there are {n_prompts} prompts"
         _check_bound(n_prompts, settings.max_prompts, text, "prompt", place)
         _check_bound(n, settings.max_n, f"n is {n}", "n")
         # As many as of one client may wait, and no fewer than it may have prompts.
@@ -290,29 +287,19 @@ class Translator:
             error.param = param
             raise
 
-    def _options_of(
-        self,
-        prompt: Prompt,
-        shared: GenerationOptions,
-        fields: GenerationFields,
-        model: SteeredModel,
-        *,
-        add_special_tokens: bool,
-    ) -> tuple[tuple[int, ...], GenerationOptions]:
-        """Return the tokens of a prompt, and its options."""
-        text, start = prompt.text, prompt.question_start
-        ids = self.tokens(text, add_special_tokens=add_special_tokens)
-        special: dict[str, Any] = {"max_tokens": self._max_tokens(fields, ids)}
-        if prompt.without_context is not None:
-            special["without_context"] = self.tokens(
-                prompt.without_context, add_special_tokens=add_special_tokens
-            )
-        asks = shared.as_steer.positions == "question"
-        if asks and start is not None and isinstance(text, str):
-            special["question_at"] = model.prompts.position_in(
+    def _about_context(
+        self, prompt: Prompt, model: SteeredModel, steer: Steer, *, add_special_tokens: bool
+    ) -> dict[str, Any]:
+        """Return the options that say what of a prompt is its context."""
+        options: dict[str, Any] = {}
+        text, alone, start = prompt.text, prompt.without_context, prompt.question_start
+        if alone is not None:
+            options["without_context"] = self.tokens(alone, add_special_tokens=add_special_tokens)
+        if steer.positions == "question" and start is not None and isinstance(text, str):
+            options["question_at"] = model.prompts.position_in(
                 text, start, add_special_tokens=add_special_tokens
             )
-        return ids, shared.model_copy(update=special)
+        return options
 
     def tokens(
         self,
@@ -344,10 +331,7 @@ class Translator:
         return ids
 
     def _check_beginning(self, prompt: str) -> None:
-        """Raise ContextLengthError for a text whose beginning alone is far too long.
-
-        Tokenizing all of it would take seconds, only to refuse it then.
-        """
+        """Raise ContextLengthError where the beginning is too long: the whole takes seconds."""
         bounds = (self.settings.max_prompt_tokens, self.max_model_len)
         most = min((bound for bound in bounds if bound is not None), default=None)
         if most is None or len(prompt) <= 2 * CHARACTERS_PER_TOKEN * most:
@@ -359,15 +343,18 @@ class Translator:
                 f"the {most} that fit; shorten it"
             )
 
-    def _max_tokens(self, fields: GenerationFields, ids: Sequence[int]) -> int:
+    def _max_tokens(self, fields: GenerationFields, n_prompt: int) -> int:
         """Return the requested max_tokens, else the default, cut to the room after the prompt."""
-        if fields.max_tokens is not None:
-            text = f"max_tokens is {fields.max_tokens}"
-            _check_bound(fields.max_tokens, self.settings.max_tokens, text, "max_tokens")
-            return fields.max_tokens
-        bound = self.settings.max_tokens
-        left = max(1, (self.max_model_len or len(ids) + fields.default_max_tokens) - len(ids))
-        return min(fields.default_max_tokens, left, bound or left)
+        asked, default, most = (
+            fields.max_tokens,
+            fields.default_max_tokens,
+            self.settings.max_tokens,
+        )
+        if asked is not None:
+            _check_bound(asked, most, f"max_tokens is {asked}", "max_tokens")
+            return asked
+        left = max(1, self.max_model_len - n_prompt) if self.max_model_len else default
+        return min(default, left, most or left)
 
 
 def _check_bound(n: int, most: int | None, text: str, param: str, place: str = "") -> None:

@@ -101,10 +101,10 @@ class Service:
 
     @property
     def translator(self) -> Translator:
-        """The translator of bodies into requests.
+        """The translator of bodies; raises NotReadyError while there is no model.
 
-        There is another one when the head sets change, so a request that steers several times takes
-        it once. Raises NotReadyError while there is no model.
+        There is another one when the head sets change: a request that steers several times takes it
+        once.
         """
         return _loaded(self._translator)
 
@@ -159,9 +159,7 @@ class Service:
             requests: The requests; updates number them in this order.
             only_last: Whether to drop all updates but the last of each.
 
-        Raises:
-            NotReadyError: The server takes nothing new.
-            JuiceError: A request cannot be queued, one fails, or the time is up; all end then.
+        Raises JuiceError where a request cannot be queued, fails, or the time is up; all end then.
         """
         if self.is_draining:
             raise NotReadyError(SHUTTING_DOWN)
@@ -207,15 +205,12 @@ class Service:
 
     async def complete(self, request: HttpRequest, requests: Sequence[Request]) -> list[Completion]:
         """Generate and wait for all completions; a client that leaves cancels them."""
-        done: dict[int, Completion] = {}
 
-        async def ended() -> None:
+        async def ended() -> dict[int, Completion]:
             async with aclosing(self.updates(request, requests, only_last=True)) as updates:
-                async for update in updates:
-                    if update.completion is not None:
-                        done[update.index] = update.completion
+                return {one.index: one.completion async for one in updates if one.completion}
 
-        await while_present(request, self.settings.request_timeout, ended())
+        done = await while_present(request, self.settings.request_timeout, ended())
         return [done[i] for i in range(len(requests))]
 
 

@@ -66,15 +66,11 @@ def injected_names() -> list[str]:
 
 
 def check_names(settings: Collection[str]) -> None:
-    """Raise UsageError for a variable JUICE_* that is not one of these settings.
-
-    A misspelt limit or key must not be ignored.
-    """
+    """Raise UsageError for a variable JUICE_* that is none of these settings, but misspelt."""
     known = [f"{PREFIX}{name.upper()}" for name in settings]
     for name, value in os.environ.items():
-        if name in known or not name.startswith(PREFIX) or name.startswith(TESTS):
-            continue
-        if not is_injected(name, value):
+        is_ours = name.startswith(PREFIX) and not name.startswith(TESTS)
+        if is_ours and name not in known and not is_injected(name, value):
             close = get_close_matches(name, known, n=1, cutoff=CLOSE)
             raise UsageError(
                 f"the environment sets {name}, which is not a setting"
@@ -223,9 +219,8 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        *_sources: Any,
+        **_by_name: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read flags, then the environment."""
         return init_settings, Environment(settings_cls)
@@ -235,10 +230,7 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         return self.model_dump(include={*LoadOptions.model_fields, *EngineOptions.model_fields})
 
     def read_keys(self) -> Keys | None:
-        """Return the keys, None where nobody needs one.
-
-        Raises UsageError for a file that cannot be read or holds none.
-        """
+        """Return the keys, None where nobody needs one; raises UsageError for a wrong file."""
         if not self.needs_key:
             return None
         return Keys([key.get_secret_value() for key in self.api_keys or ()], self.api_keys_file)
@@ -270,10 +262,7 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
 
 
 def read(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings; flags win over the environment.
-
-    Raises a UsageError that names the wrong setting.
-    """
+    """Return the settings, with these flags; raises a UsageError that names the wrong setting."""
     check_names(Settings.model_fields)
     try:
         return Settings(**flags)

@@ -1,8 +1,7 @@
 """The application of Ray Serve: `import_path: juice_server.on_ray.application:application`.
 
 An ingress checks keys, bounds bodies, and passes each request on to a replica of its model, which
-answers as `juice serve` does: its fair queue decides whose turn it is there. Only what no replica
-has room for waits outside of one, in Ray Serve's own bounded queue.
+answers as `juice serve` does. What no replica has room for waits in Ray Serve's bounded queue.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any
 
 from fastapi import Request
@@ -30,14 +29,7 @@ from juice.engine.queue import with_room
 from juice.errors import EngineStoppedError
 from juice_server import errors
 from juice_server.app import guard
-from juice_server.errors import (
-    ANTHROPICS,
-    BusyError,
-    ClientGoneError,
-    NotReadyError,
-    failure_of,
-    in_anthropics_words,
-)
+from juice_server.errors import BusyError, ClientGoneError, NotReadyError, failure_of
 from juice_server.http import while_present
 from juice_server.on_ray import config
 from juice_server.on_ray.config import deployment_name
@@ -93,14 +85,9 @@ def application(args: dict[str, Any]) -> Application:
 
 
 class Ingress:
-    """The deployment that Ray Serve's proxy calls.
+    """The deployment that Ray Serve's proxy calls; it calls the replicas of each model."""
 
-    Args:
-        arguments: Those of the application.
-        handles: How to call the replicas of each model.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any], handles: dict[str, DeploymentHandle]) -> None:
+    def __init__(self, arguments: dict[str, Any], handles: dict[str, DeploymentHandle]) -> None:
         read = config.read(arguments)
         self._settings = read.of_ingress()
         logs.set_up(self._settings.log_format)
@@ -112,14 +99,15 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app; Ray Serve calls this."""
-        routes = [
-            Route("/healthz", self._healthz),
-            Route("/readyz", self._readyz),
-            Route("/metrics", self._metrics),
-            Route("/v1/models", self._models),
-            Mount("/", self._forward),
-        ]
-        app = Starlette(routes=routes)
+        app = Starlette(
+            routes=[
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+                Route("/metrics", self._metrics),
+                Route("/v1/models", self._models),
+                Mount("/", self._forward),
+            ]
+        )
         errors.install(app)
         guard(app, self._settings, self._settings.read_keys())
         return app
@@ -130,9 +118,8 @@ class Ingress:
     async def _readyz(self, _request: Request) -> Response:
         """Report how many replicas each model has, and whether all have one."""
         n_replicas = await self._counted()
-        is_ready = all(n_replicas.values())
-        state = {"status": "ready" if is_ready else "loading", "replicas": n_replicas}
-        return JSONResponse(state, 200 if is_ready else 503)
+        status, code = ("ready", 200) if all(n_replicas.values()) else ("loading", 503)
+        return JSONResponse({"status": status, "replicas": n_replicas}, code)
 
     async def _counted(self) -> dict[str, int]:
         """Return how many replicas each model has, as last known where Ray cannot say."""
@@ -174,17 +161,14 @@ class Ingress:
         body = await request.body()
         model = config.model_of(scope, body, self._calls)
         timeout_s = self._timeouts[model] + GRACE_S
-        try:
+        with suppress(ClientGoneError):
             await while_present(request, timeout_s, self._relay(model, scope, body, send))
-        except ClientGoneError:
-            return
 
     async def _relay(self, model: str, scope: Scope, body: bytes, send: Send) -> None:
-        """Pass on the answer to a request.
+        """Pass on the answer; where its replica is lost before it began, try another replica.
 
-        One whose replica is lost before it has answered goes to another replica; a stream that has
-        begun ends with an event of the error, and without `[DONE]`. Raises BusyError, and
-        EngineStoppedError where no stream has begun.
+        A stream that has begun ends with an event of the error, and without `[DONE]`. Raises
+        BusyError, and EngineStoppedError where no stream has begun.
         """
         n_sent, is_stream = 0, False
         for n_tries in range(1, MAX_TRIES + 1):
@@ -232,9 +216,7 @@ def _begins_stream(message: Message) -> bool:
 def _failed(error: EngineStoppedError, path: str, n_events: int) -> dict[str, Any]:
     """Return the event of an error that the clients of a route expect."""
     failure = failure_of(error)
-    if path.startswith(ANTHROPICS):
-        return in_anthropics_words(failure)
     if path.startswith(RESPONSES):
         about = {"code": failure.code, "message": failure.message, "param": None}
         return {"type": "error", "sequence_number": n_events, **about}
-    return failure.body()
+    return failure.body_for(path)

@@ -1,8 +1,7 @@
-"""What is served on a Ray cluster, and which model a request is for.
+"""The `args` of the application in Ray Serve's YAML file, and the model that a request is for.
 
-The `args` of the application in Ray Serve's YAML file: `settings` are those of `juice serve`, for
-all models; `models` has each under the name that clients use, with settings of its own. How many
-replicas there are, and on what, is Ray Serve's to say, under `deployments`.
+`settings` are those of `juice serve`, for all models; `models` has each under the name that clients
+use, with settings of its own. How many replicas there are, and on what, `deployments` say.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ from juice_server.errors import UnknownModelError
 from juice_server.settings import Settings
 
 # Settings of a process that listens by itself; here Ray Serve listens.
+UNBOUNDED = ("max_connections", "max_connections_per_address", "header_timeout", "write_stall")
 NOT_HERE = {
     "host": "use http_options: host",
     "port": "use http_options: port",
     "admin_port": "/readyz is on the port of Ray Serve, and Ray exports metrics on each host",
-    "max_connections": "Ray Serve's proxy has no such bound; put a proxy before it",
-    "max_connections_per_address": "Ray Serve's proxy has no such bound; put a proxy before it",
-    "header_timeout": "Ray Serve's proxy has no such bound; put a proxy before it",
-    "write_stall": "Ray Serve's proxy has no such bound; put a proxy before it",
+    **dict.fromkeys(UNBOUNDED, "Ray Serve's proxy has no such bound; put a proxy before it"),
     "lame_duck": "Ray Serve stops sending to a replica before it ends it",
     "served_model_name": "it is the key in models",
 }
@@ -100,10 +97,9 @@ def _here(flags: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def model_of(scope: Scope, body: bytes, served: Collection[str]) -> str:
-    """Return the model that a request is for; what else is wrong with it the replica says.
+    """Return the model that the body names, else `?model=`, the path, or the first that is served.
 
-    The body names it, else `?model=`, else the path, else it is the first that is served. Raises
-    UnknownModelError.
+    Raises UnknownModelError; what else is wrong with the request its replica says.
     """
     try:
         fields = json.loads(body) if body else {}

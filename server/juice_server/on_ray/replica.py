@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import Message
 
 from juice.errors import JuiceError
@@ -22,21 +23,18 @@ from juice_server.trace import Trace
 
 LOG = logging.getLogger("juice_server")
 # Names the replica in every answer, by its host and process.
-REPLICA_HEADER = b"x-juice-replica"
+REPLICA_HEADER = "x-juice-replica"
 # Time to report the loss of the engine to clients.
 LAST_WORDS_S = 1.0
 
 
 class Replica:
-    """The deployment of one model; its actor is up when the model is loaded.
-
-    Args:
-        flags: The settings of `juice serve`.
-    """
+    """The deployment of one model with these settings; its actor is up when the model is loaded."""
 
     async def __init__(self, flags: dict[str, Any]) -> None:  # type: ignore[misc]
         settings = settings_module.read(flags)
         logs.set_up(settings.log_format)
+        self._name = f"{socket.gethostname()}/{os.getpid()}"
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._app = create(
             settings,
@@ -66,15 +64,11 @@ class Replica:
     async def answer(
         self, scope: dict[str, Any], body: bytes, request_id: str, client: Client
     ) -> AsyncIterator[list[Message]]:
-        """Yield the messages of an answer, those that are there together.
+        """Yield ASGI's messages of an answer, those that are there together.
 
-        Args:
-            scope: The request, in ASGI's terms.
-            body: Its body.
-            request_id: Its id, for the log.
-            client: Whose it is; the ingress has checked the key.
+        The ingress has checked the key of the client.
         """
-        trace = Trace(id=request_id, client=client)
+        request = {**scope, "state": {"trace": Trace(id=request_id, client=client)}}
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
 
         async def never() -> Message:
@@ -83,18 +77,11 @@ class Replica:
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                named = (REPLICA_HEADER, f"{socket.gethostname()}/{os.getpid()}".encode())
-                message = {**message, "headers": [*message.get("headers", ()), named]}
+                MutableHeaders(scope=message)[REPLICA_HEADER] = self._name
             messages.put_nowait(message)
 
-        async def run() -> None:
-            try:
-                request = {**scope, "state": {"trace": trace}}
-                await self._app(request, replaying(body, never), send)
-            finally:
-                messages.put_nowait(None)
-
-        running = asyncio.create_task(run())
+        running = asyncio.create_task(self._app(request, replaying(body, never), send))
+        running.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             is_over = False
             while not is_over:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -31,8 +32,9 @@ class JsonLines(logging.Formatter):
             "time": f"{moment}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
         }
-        line |= {"message": record.getMessage(), **getattr(record, "fields", {})}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
@@ -53,9 +55,8 @@ class TextLines(logging.Formatter):
 def set_up(log_format: LogFormat) -> None:
     """Write the log to standard error; as JSON, every line that Python's logging writes."""
     handler = logging.StreamHandler()
-    is_json = log_format == "json"
-    handler.setFormatter(JsonLines() if is_json else TextLines())
-    if is_json:
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    if log_format == "json":
         _take_over(handler)
     for name in HEARD:
         logger = logging.getLogger(name)
@@ -83,6 +84,6 @@ def _report(
 
 def _plain(value: Any) -> str:
     """Return a value as it is where it is one word, else as JSON."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    is_word = not any(sign.isspace() or sign in '"=' for sign in text) and text
-    return text if is_word or not isinstance(value, str) else json.dumps(text, ensure_ascii=False)
+    if isinstance(value, str) and value and not re.search(r'[\s"=]', value):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,8 +1,7 @@
 """The Prometheus metrics, named juice_*, and beside them those that vLLM has, under its names.
 
-Dashboards and autoscalers made for vLLM find what they read; each name means here what it means
-there, and what this server has no equivalent of is missing. Labels come from closed sets: routes,
-statuses, error codes, targets, names of keys.
+Each name of vLLM's means what it means there, so that dashboards and autoscalers made for it find
+what they read. Labels come from closed sets: routes, statuses, error codes, targets, names of keys.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -43,10 +42,7 @@ COUNTERS: Rows = (
     ("juice_generated_tokens vllm:generation_tokens", "Generated tokens."),
     ("juice_cancelled", "Generations cancelled because nobody was waiting for them."),
     ("juice_gated", "Generations that a gate decided about, by whether it steered them.", "steers"),
-    (
-        "juice_non_finite_logits",
-        "Generations that ended because their logits were not finite.",
-    ),
+    ("juice_non_finite_logits", "Generations that ended because their logits were not finite."),
     ("juice_key_requests", "Requests with a key.", "key"),
     ("juice_key_tokens", "Tokens of requests with a key: prompt or generated.", "key", "kind"),
     ("juice_head_set_changes", "Head sets that were added, changed or removed.", "change"),
@@ -68,10 +64,7 @@ TIMES: Rows = (
         "juice_inter_token_latency_seconds vllm:inter_token_latency_seconds",
         "Between a generation's tokens.",
     ),
-    (
-        "vllm:request_time_per_output_token_seconds",
-        "Between them on average, once a generation.",
-    ),
+    ("vllm:request_time_per_output_token_seconds", "Between them on average, once a generation."),
     (
         "juice_queue_time_seconds vllm:request_queue_time_seconds",
         "From a generation's arrival in the queue to its start.",
@@ -90,32 +83,16 @@ LENGTHS: Rows = (
     ("vllm:request_params_max_tokens", "The most new tokens that a request asks for."),
     ("vllm:request_params_n", "Choices that a request asks for."),
 )
-GAUGES: tuple[tuple[str, str, Callable[[Status], float]], ...] = (
-    (
-        "juice_requests_running vllm:num_requests_running",
-        "Generations in the batch.",
-        lambda status: status.n_running,
-    ),
-    (
-        "juice_requests_waiting vllm:num_requests_waiting",
-        "Generations in the queue.",
-        lambda status: status.n_waiting,
-    ),
+GAUGES: Rows = (
+    ("juice_requests_running vllm:num_requests_running", "Generations in the batch."),
+    ("juice_requests_waiting vllm:num_requests_waiting", "Generations in the queue."),
     (
         "juice_kv_cache_occupancy_ratio vllm:kv_cache_usage_perc",
         "Reserved share of the memory for keys and values, 0 to 1.",
-        lambda status: status.n_kv_bytes / status.max_kv_bytes,
     ),
-    (
-        "juice_engine_heartbeat_age_seconds",
-        "Time since the engine last began a step.",
-        lambda status: status.heartbeat_age_s,
-    ),
-    (
-        "juice_engine_up",
-        "Whether the engine's thread is alive.",
-        lambda status: float(status.is_alive),
-    ),
+    ("juice_engine_heartbeat_age_seconds", "Time since the engine last began a step."),
+    ("juice_engine_up", "Whether the engine's thread is alive."),
+    ("juice_requests_waiting_to_be_tokenized", "Requests whose texts wait to be tokenized."),
 )
 
 Change = Literal["added", "changed", "removed"]
@@ -134,11 +111,7 @@ REJECTIONS = (
 
 
 class Metrics:
-    """The counters of one app, in a registry of its own.
-
-    Args:
-        model_name: The name by which clients call the model.
-    """
+    """The metrics of one app, whose clients call the model by this name."""
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -153,7 +126,9 @@ class Metrics:
             self._declare(Histogram, *row, buckets=LATENCIES_S)
         for row in LENGTHS:
             self._declare(Histogram, *row, buckets=TOKENS)
-        self._inform("build", "The server.", version=juice.__version__)
+        Info("juice_build", "The server.", registry=self.registry).info(
+            {"version": juice.__version__}
+        )
         for reason in REJECTIONS:
             self._series("juice_rejections", reason)
         for change in get_args(Change):
@@ -161,16 +136,16 @@ class Metrics:
 
     def _declare(
         self, kind: type[Any], names: str, text: str, *labels: str, **options: Any
-    ) -> list[Any]:
-        """Register a metric under its names; return its series, if it has no labels."""
-        declared = self._metrics[names.split()[0]] = []
+    ) -> None:
+        """Register a metric under its names; one without labels is there from now on."""
+        first = names.split()[0]
+        self._metrics[first] = []
         for name in names.split():
-            shared = {}
-            if name.startswith("vllm:"):
-                shared = {"model_name": self._model_name, "engine": "0"}
+            shared = _shared(name, self._model_name)
             metric = kind(name, text, (*shared, *labels), registry=self.registry, **options)
-            declared.append((metric, tuple(shared.values())))
-        return [] if labels else self._series(names.split()[0])
+            self._metrics[first].append((metric, tuple(shared.values())))
+        if not labels:
+            self._series(first)
 
     def _series(self, name: str, *labels: str) -> list[Any]:
         """Return the series of a metric with these labels, one for each of its names."""
@@ -188,50 +163,25 @@ class Metrics:
             for value in values:
                 series.observe(value)
 
-    def _inform(self, name: str, text: str, **facts: str) -> None:
-        Info(f"juice_{name}", text, registry=self.registry).info(facts)
-
     def watch(
         self, engine: Engine, status: Callable[[], Status], n_tokenizing: Callable[[], int]
     ) -> None:
-        """Say which model is served, and read the rest when scraped.
-
-        Args:
-            engine: Runs the model.
-            status: Returns its state, with what waits before it.
-            n_tokenizing: Returns how many texts wait to be tokenized.
-        """
+        """Say which model is served, and read its state, with what waits, when scraped."""
         served = engine.description
-        self._inform(
-            "model",
-            "The model.",
-            model=self._model_name,
-            architecture=served.identity.architecture,
-            fingerprint=served.identity.fingerprint or "",
-            engine=engine.name,
-            dtype=served.dtype,
-            quantization=served.quantization or "none",
-            device=served.device,
-        )
-        self.registry.register(_Steps(status))
-        for names, text, value in GAUGES:
-            for gauge in self._declare(Gauge, names, text):
-                gauge.set_function(lambda value=value: value(status()))
-        (waiting,) = self._declare(
-            Gauge,
-            "juice_requests_waiting_to_be_tokenized",
-            "Requests whose texts wait to be tokenized.",
-        )
-        waiting.set_function(n_tokenizing)
+        facts = {
+            "model": self._model_name,
+            "architecture": served.identity.architecture,
+            "fingerprint": served.identity.fingerprint or "",
+            "engine": engine.name,
+            "dtype": served.dtype,
+            "quantization": served.quantization or "none",
+            "device": served.device,
+        }
+        Info("juice_model", "The model.", registry=self.registry).info(facts)
+        self.registry.register(_EngineState(status, n_tokenizing, self._model_name))
 
     def answered(self, route: str, status: int, trace: Trace) -> None:
-        """Count an answer, and a refusal where its code is one of `REJECTIONS`.
-
-        Args:
-            route: The path of the route, or "unmatched".
-            status: The HTTP status.
-            trace: The record of the request.
-        """
+        """Count an answer of a route, or "unmatched"; a refusal by its code in `REJECTIONS`."""
         self._count("juice_requests", route, str(status), trace.code, trace.steer)
         self._observe("juice_request_duration_seconds", trace.age_s, labels=(route,))
         if trace.code in REJECTIONS:
@@ -300,19 +250,40 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Steps(Collector):
-    """The engine's steps, and how many generations were in them."""
+def _shared(name: str, model_name: str) -> dict[str, str]:
+    """Return the labels that all metrics of vLLM's have."""
+    return {"model_name": model_name, "engine": "0"} if name.startswith("vllm:") else {}
 
-    def __init__(self, status: Callable[[], Status]) -> None:
-        self._status = status
+
+class _EngineState(Collector):
+    """The state of the engine, and the steps that it has made."""
+
+    def __init__(
+        self, status: Callable[[], Status], n_tokenizing: Callable[[], int], model_name: str
+    ) -> None:
+        self._status, self._n_tokenizing, self._model_name = status, n_tokenizing, model_name
 
     def collect(self) -> Iterator[Any]:
         status = self._status()
-        for name, text, value in (
-            ("juice_steps", "Steps of the engine.", status.n_steps),
-            ("juice_step_generations", "Generations in them, added up.", status.n_step_requests),
-        ):
-            yield CounterMetricFamily(name, text, value=value)
+        values: dict[str, float] = {
+            "juice_requests_running": status.n_running,
+            "juice_requests_waiting": status.n_waiting,
+            "juice_kv_cache_occupancy_ratio": status.n_kv_bytes / status.max_kv_bytes,
+            "juice_engine_heartbeat_age_seconds": status.heartbeat_age_s,
+            "juice_engine_up": status.is_alive,
+            "juice_requests_waiting_to_be_tokenized": self._n_tokenizing(),
+        }
+        for names, text in GAUGES:
+            first, *_ = each = names.split()
+            for name in each:
+                shared = _shared(name, self._model_name)
+                gauge = GaugeMetricFamily(name, text, labels=[*shared])
+                gauge.add_metric([*shared.values()], values[first])
+                yield gauge
+        yield CounterMetricFamily("juice_steps", "Steps of the engine.", status.n_steps)
+        yield CounterMetricFamily(
+            "juice_step_generations", "Generations in them, added up.", status.n_step_requests
+        )
         bounds = (*BATCH_SIZES, math.inf)
         within = [sum(n for size, n in status.steps.items() if size <= most) for most in bounds]
         yield HistogramMetricFamily(

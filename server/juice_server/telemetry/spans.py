@@ -33,17 +33,12 @@ CHATS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 PROTOCOLS = ("grpc", "http/protobuf")
 # The most choices of a request that have spans: the first that end.
 MAX_CHOICES = 64
-CLOSING_S = 5.0
-EXPORT_S = 5.0
+CLOSING_S = EXPORT_S = 5.0
 Attributes = dict[str, Any]
 
 
 class Spans:
     """Sends spans to a collector; those that it cannot take are dropped, with a line in the log.
-
-    Args:
-        endpoint: The collector's URL.
-        model_name: The name by which clients call the model.
 
     Raises UsageError for a protocol that is not spoken.
     """
@@ -61,20 +56,13 @@ class Spans:
     def record(self, scope: Scope, trace: Trace, route: str, status: int) -> str:
         """Record a request that has ended, as a part of the client's trace where it has one.
 
-        Args:
-            scope: The request.
-            trace: Its record.
-            route: The path of its route, or "unmatched".
-            status: Its HTTP status.
-
         Returns:
             The id of its trace, 32 hexadecimal digits.
         """
         ended_ns = time.time_ns()
         begun_ns = ended_ns - round(trace.age_s * 1e9)
 
-        def at(seconds: float) -> int:
-            """Turn a time of the monotonic clock, in seconds, into nanoseconds since 1970."""
+        def at(seconds: float) -> int:  # of the monotonic clock; in nanoseconds since 1970
             return begun_ns + round((seconds - trace.begun) * 1e9)
 
         headers = Headers(scope=scope)
@@ -95,7 +83,7 @@ class Spans:
 
     def close(self) -> None:
         """Send what is left, within a few seconds."""
-        # A collector that does not answer would hold up the exit.
+        # In a daemon thread: a collector that does not answer would hold up the exit.
         closing = Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSING_S)
@@ -114,10 +102,7 @@ class Spans:
         span = self._tracer.start_span(
             f"{operation} {self._model_name}",
             set_span_in_context(parent),
-            attributes={
-                "gen_ai.operation.name": operation,
-                **_of_generations(trace, run, self._model_name),
-            },
+            attributes=_of_generations(trace, run, self._model_name, operation),
             start_time=at(arrived),
         )
         if error := _error_of(trace, run):
@@ -166,10 +151,11 @@ def _of_http(scope: Scope, headers: Headers, trace: Trace, route: str, status: i
     return _known(attributes)
 
 
-def _of_generations(trace: Trace, run: Submission, model_name: str) -> Attributes:
+def _of_generations(trace: Trace, run: Submission, model_name: str, operation: str) -> Attributes:
     options, steering = run.requests[0].options, run.requests[0].steering.report
     completions = run.completions
     attributes = {
+        "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "juice",
         "gen_ai.request.model": model_name,
         "gen_ai.response.model": model_name,
