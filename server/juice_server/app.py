@@ -65,9 +65,9 @@ def _add_headers(responses: dict[str, Any]) -> None:
         texts = {"x-request-id": "The id of the request: the client's own, or a new one."}
         if status in ("429", "503"):
             texts["retry-after"] = "After how many seconds there may be room."
-        response.setdefault("headers", {}).update(
-            {name: {"description": t, "schema": {"type": "string"}} for name, t in texts.items()}
-        )
+        headers = response.setdefault("headers", {})
+        for name, text in texts.items():
+            headers[name] = {"description": text, "schema": {"type": "string"}}
 
 
 def _describe(schema: dict[str, Any]) -> None:
@@ -135,12 +135,7 @@ def load_model(settings: Settings) -> SteeredModel:
 
     Raises JuiceError where it cannot be loaded, or its head sets do not serve the defaults.
     """
-    model = load(
-        settings.model,
-        head_sets=settings.head_sets,
-        limits=settings.limits(),
-        **settings.load_options(),
-    )
+    model = load(settings.model, **settings.load_options())
     try:
         if settings.chat_template is not None:
             prompts = model.with_chat_template(settings.chat_template).prompts

@@ -177,12 +177,7 @@ class RateLimits:
 
 
 class Dispatcher:
-    """The requests of all clients; any thread may cancel.
-
-    Args:
-        engine: Runs them.
-        max_waiting: The most requests of one client that may wait.
-    """
+    """The requests of all clients, `max_waiting` of each at most; any thread may cancel."""
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
         self.engine = engine

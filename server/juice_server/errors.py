@@ -1,7 +1,4 @@
-"""Errors and how they are answered: in OpenAI's envelope, or in Anthropic's on its routes.
-
-OpenAI's is {"error": {"message", "type", "param", "code"}}.
-"""
+"""Errors and how they are answered: in OpenAI's envelope, or in Anthropic's on its routes."""
 
 from __future__ import annotations
 

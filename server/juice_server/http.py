@@ -1,9 +1,8 @@
 """The guards between a socket and a route, in the order in which a request meets them.
 
-- A connection has bounds: on their number, on the time for headers, and on the time that the client
-  does not read. Where there are too many, the one that has been idle longest makes room, those that
-  never showed a key first; where none is idle, the new one gets a 503. One whose time is up is
-  aborted without flushing its buffer, which cancels its work, as when a client leaves.
+- Connections are bounded in number, and in the time for headers and without reading. Of too many,
+  the one that has been idle longest makes room, those that never showed a key first; where none is
+  idle, the new one gets a 503.
 - A key is needed where any are set, except for probes and pages.
 - A body is received as a whole, within a size and a time, before the app sees any of it.
 - No field of a body is given twice: programs differ in which of the two they take.
@@ -19,7 +18,6 @@ import fcntl
 import json
 import logging
 import termios
-import time
 from array import array
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -31,6 +29,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -63,7 +62,8 @@ class GuardedProtocol(H11Protocol):
     """Uvicorn's HTTP/1.1 with bounds, which `guarded` sets.
 
     One timer runs while headers are awaited, and while the rest of a body that was already answered
-    arrives; the other while the client does not read.
+    arrives; the other while the client does not read. A connection whose time is up is aborted
+    without flushing its buffer, which cancels its work, as when a client leaves.
     """
 
     header_timeout_s: float
@@ -73,14 +73,14 @@ class GuardedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._headers_timer = _Timer(self.loop, self.header_timeout_s, self._abort)
-        self._stall_timer = _Timer(self.loop, self.write_stall_s, self._abort_unless_it_reads)
+        self._headers_timer = _Timer(self.header_timeout_s, self._abort)
+        self._stall_timer = _Timer(self.write_stall_s, self._abort_unless_it_reads)
         self._n_unread = 0
         self._has_key = False
         self._is_leaving = False
         self._refusal: Failure | None = None
         self._idle_since = self.loop.time()
-        self._network = ""  # where it comes from
+        self._network = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for headers; make room for the connection, or refuse it."""
@@ -165,15 +165,9 @@ class GuardedProtocol(H11Protocol):
         self._send_and_close(Failure(status=400, message=msg, code="invalid_http"))
 
     def _send_and_close(self, failure: Failure) -> None:
-        body = json.dumps(failure.body()).encode()
-        headers = [
-            ("content-type", "application/json"),
-            ("content-length", str(len(body))),
-            ("connection", "close"),
-            *failure.headers.items(),
-        ]
-        head = h11.Response(status_code=failure.status, headers=headers)
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+        answer = JSONResponse(failure.body(), failure.status, {**CLOSE, **failure.headers})
+        head = h11.Response(status_code=answer.status_code, headers=answer.raw_headers)
+        for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
@@ -184,12 +178,10 @@ class GuardedProtocol(H11Protocol):
         self._stall_timer.start()
 
     def resume_writing(self) -> None:
-        """Stop the timer."""
         super().resume_writing()
         self._stall_timer.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop both timers."""
         self._headers_timer.stop()
         self._stall_timer.stop()
         super().connection_lost(exc)
@@ -209,10 +201,8 @@ class GuardedProtocol(H11Protocol):
 class _Timer:
     """Calls an action once, some seconds after the start, unless stopped."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, seconds: float, action: Callable[[], None]
-    ) -> None:
-        self._loop, self._seconds, self._action = loop, seconds, action
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        self._seconds, self._action = seconds, action
         self._handle: asyncio.TimerHandle | None = None
 
     @property
@@ -221,7 +211,7 @@ class _Timer:
 
     def start(self) -> None:
         self.stop()
-        self._handle = self._loop.call_later(self._seconds, self._action)
+        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._action)
 
     def stop(self) -> None:
         if self._handle is not None:
@@ -275,7 +265,6 @@ class KeyCheck:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 401 or 403."""
         refusal = self._refusal(scope) if scope["type"] == "http" else None
         answer = self._app if refusal is None else refusal.response(scope)
         await answer(scope, receive, send)
@@ -323,7 +312,6 @@ class BodyIntake:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its whole body, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif isinstance(body := await self._body(scope, receive), Failure):
@@ -333,7 +321,6 @@ class BodyIntake:
             await self._app(scope, replaying(body, receive), send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | Failure:
-        """Return the body, or the reason to refuse it."""
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             reason = "the request has a content-length and is chunked, too; send one of them"
@@ -366,14 +353,10 @@ class BodyIntake:
 
 def replaying(body: bytes, receive: Receive) -> Receive:
     """Return a channel that gives a received body, and then whatever else comes."""
-    is_read = False
+    received: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return received.pop() if received else await receive()
 
     return replay
 
@@ -393,7 +376,6 @@ class StrictRequest(Request):
 
 
 def _whole(digits: str) -> int:
-    """Return a whole number; raises ValueError for one with more digits than Python reads."""
     try:
         return int(digits)
     except ValueError:
@@ -406,7 +388,6 @@ class StrictRoute(APIRoute):
     """A route whose requests are StrictRequests."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler; it gets a StrictRequest."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:
@@ -417,7 +398,7 @@ class StrictRoute(APIRoute):
 
 def left_s(trace: Trace, timeout_s: float) -> float:
     """Return the seconds that are left of a request's time, which began with its headers."""
-    return trace.begun + timeout_s - time.monotonic()
+    return timeout_s - trace.age_s
 
 
 def timed_out(timeout_s: float) -> TimedOutError:

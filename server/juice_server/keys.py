@@ -1,19 +1,8 @@
 """Clients: who sends a request, and what they may do.
 
 Those with an API key are known by it, others by their address. Keys come from the settings and from
-a file. One that ends in `.toml` has a table for each key:
-
-    [[keys]]
-    name = "search"
-    sha256 = "..."                 # of the key: printf %s "$KEY" | sha256sum
-    scopes = ["generate", "read"]  # or metrics; all three where none are named
-    priority = 0                   # the most urgent one that it may use
-    requests_per_minute = 600
-    tokens_per_minute = 100_000
-    max_running = 8
-    max_waiting = 64
-
-Any other file has a key on each line, and lines of comments that begin with `#`.
+a file: one that ends in `.toml` has a table `[[keys]]` for each key, with the SHA-256 of the key;
+any other has a key on each line, and lines of comments that begin with `#`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,6 @@ class Server(uvicorn.Server):
         self.force_exit = self._n_signals > 2
 
     async def on_tick(self, counter: int) -> bool:
-        """Drain when it is time."""
         if self._drains_at is not None and time.monotonic() >= self._drains_at:
             self._drain()
         return await super().on_tick(counter)
@@ -98,7 +97,6 @@ class Server(uvicorn.Server):
         self._service.is_draining = self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, on the port for probes first."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGHUP, self._read_keys)
         if self._admin is not None:

@@ -279,10 +279,9 @@ class Translator:
 
     def _check_structure(self, structure: Structure | None, param: str | None) -> None:
         """Raise RequestError for an impossible structure, which takes a while to compile."""
-        if structure is None:
-            return
         try:
-            self.model.engine.structures.check(structure)
+            if structure is not None:
+                self.model.engine.structures.check(structure)
         except RequestError as error:
             error.param = param
             raise

@@ -117,11 +117,6 @@ class Service:
         self._translator = self.translator.with_head_sets(library)
 
     @property
-    def dispatcher(self) -> Dispatcher:
-        """The queue in which generations wait; raises NotReadyError while there is no model."""
-        return _loaded(self._dispatcher)
-
-    @property
     def model(self) -> SteeredModel:
         """The model; raises NotReadyError while there is none."""
         return self.translator.model
@@ -135,7 +130,8 @@ class Service:
     def status(self) -> Status:
         """The engine's state, with the generations that wait in the server."""
         status = self.model.engine.status
-        return replace(status, n_waiting=status.n_waiting + self.dispatcher.n_waiting)
+        n_waiting = status.n_waiting + _loaded(self._dispatcher).n_waiting
+        return replace(status, n_waiting=n_waiting)
 
     @property
     def state(self) -> str:
@@ -172,7 +168,7 @@ class Service:
 
         requests = [replace(one, index=i, client=trace.client) for i, one in enumerate(requests)]
         submission = Submission(requests, trace.n_choices)
-        turns = self.dispatcher.submit(requests, sink)
+        turns = _loaded(self._dispatcher).submit(requests, sink)
         trace.submissions.append(submission)
         self.metrics.read_prompts(submission, trace)
         self._open.add(queue)

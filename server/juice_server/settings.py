@@ -47,7 +47,6 @@ class Environment(EnvSettingsSource):
     """The environment as a source of settings, without what Kubernetes sets."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return a setting's value as given, None for one that Kubernetes sets."""
         value, key, is_complex = super().get_field_value(field, field_name)
         if isinstance(value, str) and is_injected(f"{PREFIX}{field_name.upper()}", value):
             value = None
@@ -222,27 +221,24 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         *_sources: Any,
         **_by_name: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read flags, then the environment."""
         return init_settings, Environment(settings_cls)
 
     def load_options(self) -> dict[str, Any]:
-        """Return the options for `juice.load`."""
-        return self.model_dump(include={*LoadOptions.model_fields, *EngineOptions.model_fields})
+        """Return the options for `juice.load`, with the bounds of the engine."""
+        limits = Limits(
+            max_batch=with_room(self.max_batch),
+            max_model_len=self.max_model_len,
+            kv_memory_bytes=self.kv_memory,
+            max_prefill_tokens=self.max_prefill_tokens,
+        )
+        options = self.model_dump(include={*LoadOptions.model_fields, *EngineOptions.model_fields})
+        return {**options, "head_sets": self.head_sets, "limits": limits}
 
     def read_keys(self) -> Keys | None:
         """Return the keys, None where nobody needs one; raises UsageError for a wrong file."""
         if not self.needs_key:
             return None
         return Keys([key.get_secret_value() for key in self.api_keys or ()], self.api_keys_file)
-
-    def limits(self) -> Limits:
-        """Return the bounds of the engine."""
-        return Limits(
-            max_batch=with_room(self.max_batch),
-            max_model_len=self.max_model_len,
-            kv_memory_bytes=self.kv_memory,
-            max_prefill_tokens=self.max_prefill_tokens,
-        )
 
     @property
     def is_open(self) -> bool:

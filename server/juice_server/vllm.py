@@ -4,9 +4,9 @@
     --scheduler-cls juice_server.vllm.scheduler
     --middleware juice_server.vllm.Steering
 
-The middleware: a JSON body may have `steer`, as on JuICE's own routes, or `steer` within
-`vllm_xargs`, as text or JSON text. It becomes the coefficients that the plugin reads; what cannot
-be steered is refused before vLLM sees it. Every other request passes unchanged.
+A JSON body may have `steer`, as on JuICE's own routes, or within `vllm_xargs` as text or JSON text.
+It becomes the coefficients that the plugin reads; what cannot be steered is refused before vLLM
+sees it, and every other request passes unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STEER = TypeAdapter(SteerField)
 
 
 class Steering:
-    """The middleware."""
+    """The middleware, which passes requests on with coefficients where they steer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -46,7 +46,6 @@ class Steering:
         take_requests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, with coefficients where it steers."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

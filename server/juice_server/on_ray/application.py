@@ -52,11 +52,7 @@ RESPONSES = "/v1/responses"
 
 
 def application(args: dict[str, Any]) -> Application:
-    """Return the ingress, bound to a deployment for each model; raises UsageError.
-
-    Args:
-        args: As in `juice_server.on_ray.config`.
-    """
+    """Return the ingress, bound to a deployment for each model; raises UsageError."""
     arguments = config.read(args)
     settings = {name: arguments.of_model(name) for name in arguments.models}
     models = {

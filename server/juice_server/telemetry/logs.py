@@ -26,7 +26,6 @@ class JsonLines(logging.Formatter):
     """One JSON object a line: time, level, logger, message and any extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -44,7 +43,6 @@ class TextLines(logging.Formatter):
     """A line to read: time, level, message and any extra fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and below it the traceback of an error."""
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields: dict[str, Any] = getattr(record, "fields", {})
         extra = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())

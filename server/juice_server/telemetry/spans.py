@@ -75,9 +75,11 @@ class Spans:
         )
         if status >= 500:
             span.set_status(StatusCode.ERROR, trace.code)
+        operation = "chat" if route in CHATS else "text_completion"
         for run, then in zip_longest(trace.submissions, trace.submissions[1:]):
-            run_ended_ns = at(then.requests[0].arrived) if then else ended_ns
-            self._record_run(span, trace, run, route, at, run_ended_ns)
+            attributes = _of_generations(trace, run, self._model_name, operation)
+            part = self._record_run(span, run, attributes, at)
+            part.end(at(then.requests[0].arrived) if then else ended_ns)
         span.end(ended_ns)
         return f"{span.get_span_context().trace_id:032x}"
 
@@ -89,23 +91,17 @@ class Spans:
         closing.join(CLOSING_S)
 
     def _record_run(
-        self,
-        parent: Span,
-        trace: Trace,
-        run: Submission,
-        route: str,
-        at: Callable[[float], int],
-        ended_ns: int,
-    ) -> None:
-        operation = "chat" if route in CHATS else "text_completion"
+        self, parent: Span, run: Submission, attributes: Attributes, at: Callable[[float], int]
+    ) -> Span:
+        """Return the span of a run, which has not ended, once the phases below it are recorded."""
         arrived = run.requests[0].arrived
         span = self._tracer.start_span(
-            f"{operation} {self._model_name}",
+            f"{attributes['gen_ai.operation.name']} {self._model_name}",
             set_span_in_context(parent),
-            attributes=_of_generations(trace, run, self._model_name, operation),
+            attributes=attributes,
             start_time=at(arrived),
         )
-        if error := _error_of(trace, run):
+        if error := attributes.get("error.type"):
             span.set_status(StatusCode.ERROR, error)
         for i, completion in list(run.ended.items())[:MAX_CHOICES]:
             for name, start_s, end_s, attributes in _phases(completion):
@@ -115,7 +111,7 @@ class Spans:
                     attributes={"juice.choice": i, **attributes},
                     start_time=at(arrived + start_s),
                 ).end(at(arrived + end_s))
-        span.end(ended_ns)
+        return span
 
 
 def _exporter(endpoint: str) -> SpanExporter:
@@ -172,18 +168,14 @@ def _of_generations(trace: Trace, run: Submission, model_name: str, operation: s
         "gen_ai.response.finish_reasons": [c.finish_reason for c in completions] or None,
         "gen_ai.usage.input_tokens": run.n_prompt_tokens,
         "gen_ai.usage.output_tokens": sum(len(c.tokens) for c in completions),
-        "error.type": _error_of(trace, run),
+        # The request ended with the error of its last run.
+        "error.type": trace.code or None if run is trace.submissions[-1] else None,
         "juice.steer": steering.target,
         "juice.method": steering.method if steering.applied else None,
         "juice.head_set": steering.head_set,
         "juice.strength": steering.strength if steering.applied else None,
     }
     return _known(attributes)
-
-
-def _error_of(trace: Trace, run: Submission) -> str | None:
-    """Return the error of a run: that of the request for the last run, which ended with it."""
-    return trace.code or None if run is trace.submissions[-1] else None
 
 
 def _phases(completion: Completion) -> Iterator[tuple[str, float, float, Attributes]]:
