@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
-from juice.evaluation.report.render import page as report_page
+from juice.evaluation.report.parts import page as report_page
 from juice.evaluation.report.sections import sections
 
 REPOSITORY = "https://github.com/juice-steering/juice"

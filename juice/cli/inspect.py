@@ -100,8 +100,7 @@ def check_page(path: Path, *, overwrite: bool) -> None:
 
 def write_page(path: Path, head_sets: Sequence[HeadSet], *, overwrite: bool) -> None:
     """Write one page about head sets of a model; raises OutputError."""
-    from juice.evaluation.report.parts import Section
-    from juice.evaluation.report.render import page
+    from juice.evaluation.report.parts import Section, page
 
     first = Section(f"Head sets of {head_sets[0].model.id}")
     write_lines(path, [page([first, *map(_section, head_sets)])], overwrite=overwrite)

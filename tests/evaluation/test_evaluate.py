@@ -20,7 +20,7 @@ from juice.evaluation import path_patching, side_effects
 from juice.evaluation import run as evaluation
 from juice.evaluation.methods import Treatment
 from juice.evaluation.options import EvaluationOptions
-from juice.evaluation.report.render import write_report
+from juice.evaluation.report.parts import write_report
 from juice.evaluation.report.sections import sections
 from juice.evaluation.run import run as run_evaluation
 from juice.evaluation.side_effects import plain_text_perplexity

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from juice.evaluation.report.parts import Section, Table
-from juice.evaluation.report.render import write_report
+from juice.evaluation.report.parts import Section, Table, write_report
 from juice.evaluation.report.sections import published, sections, verdict
 from juice.evaluation.results import Store, frame_of, read_results
 from juice.files import LOOK

@@ -27,8 +27,8 @@ from juice.evaluation.report.parts import (
     number,
     percent,
     words,
+    write_report,
 )
-from juice.evaluation.report.render import write_report
 from juice.evaluation.results import (
     ACCURACY,
     AVERAGE,
