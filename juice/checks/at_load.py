@@ -75,9 +75,11 @@ def one_if_small(model: nn.Module) -> Iterator[None]:
     a busy machine they wait for one another many times as long as they work. The results are those
     of the same operators: what is checked does not change.
     """
+    if sum(parameter.numel() for parameter in model.parameters()) > N_SMALL:
+        yield  # setting a count, even the same one, turns MKL's choice of threads off
+        return
     n_threads = torch.get_num_threads()
-    if sum(parameter.numel() for parameter in model.parameters()) <= N_SMALL:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -151,8 +151,9 @@ class JuiceLM(TemplateLM):
     ) -> str:
         """Return a chat as a prompt; from now on, prompts are taken as chats."""
         if self._prompted is self.model:
-            self._prompted = self.model.with_chat_template()
-            self._prompted.resolve(self.steer)
+            prompted = self.model.with_chat_template()
+            prompted.resolve(self.steer)
+            self._prompted = prompted
         text: str = self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,

@@ -203,7 +203,7 @@ class Dispatcher:
         """Queue all requests of one `Client` or none; return their turns.
 
         Args:
-            requests: The requests, each with an `index`; those of one gate follow each other.
+            requests: At least one, each with an `index`; those of one gate follow each other.
             sink: Takes their updates, in the engine's thread.
 
         Raises:

@@ -140,7 +140,8 @@ def _found(
 def _right(
     inputs: AnalysisInputs, tested: list[ConflictExample], head_set: HeadSet | None
 ) -> list[float]:
-    """Return the share of each fact's conflict prompts that get the target's answer."""
+    """Return each fact's share of conflict prompts with the target's answer, where any fits."""
     steer = Steer(target=inputs.target, head_set=head_set) if head_set else UNSTEERED
     answers = inputs.ask(tested, inputs.conflicts, steer)
-    return [accuracy_of(fact) for fact in zip(*answers.values(), strict=True)]
+    each = zip(*answers.values(), strict=True)
+    return [accuracy_of(fact) for fact in each if any(fact)]

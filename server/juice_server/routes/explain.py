@@ -31,6 +31,7 @@ from juice_server.fields import MAX_PROMPTS, Answer, Body, GenerationFields, Tok
 from juice_server.http import StrictRoute
 from juice_server.requests import Prompt, TokenProbability, Translator, finite, joined
 from juice_server.service import Service, ServiceOf
+from juice_server.trace import trace_of
 
 
 class Question(Body):
@@ -113,9 +114,7 @@ def steered_otherwise(
     """Return the same request with other steering, its prompt not read again."""
     model = translator.chat_model if question.is_chat else translator.model
     options = request.options.model_copy(update={"steer": steer})
-    return model.request(
-        request.prompt_ids, options, client=request.client, priority=request.priority
-    )
+    return model.request(request.prompt_ids, options, priority=request.priority)
 
 
 MAX_ANSWERS, MAX_ANSWER_TOKENS, MAX_STRENGTHS, MAX_HEADS = 8, 4096, 64, 64
@@ -417,6 +416,7 @@ class _Sweep:
         at_one = self._model.resolve(body.steer(1.0)).report
         fields = GenerationFields(steer=Steer(target="none"), max_tokens=body.max_tokens)
         self._unsteered = await request_for(translator, self._http, body, fields)
+        trace_of(self._http.scope).steer = body.target
         pair = await self._given_answers() if body.answers else await self._found_answers()
         n = _n_shared(*pair)
         shared, ends = pair[0][:n], [ids[n:] for ids in pair]

@@ -459,7 +459,9 @@ class ChatRenderer(OpenAIRenderer):
             message = _message(whole(self._chat.reader(), done.text))
             reason = _reason(done, has_calls=message.tool_calls is not None)
             logprobs = self._logprobs(done.tokens)
-            choices.append(_choice(i, {"message": message}, reason, logprobs))
+            choices.append(
+                ChatChoice(index=i, message=message, finish_reason=reason, logprobs=logprobs)
+            )
         return self._whole(choices, completions[0].steering)
 
     def events(self, update: Update) -> Iterable[Event]:

@@ -108,6 +108,7 @@ def test_every_prompt_of_a_request_counts(server: Server) -> None:
     grown = growth()
     n_in = total(grown, "juice_prompt_length_tokens_sum")
     assert total(grown, "juice_prompt_length_tokens_count") >= 5
+    assert total(grown, "juice_requests_total", status="200", steer="context") == 1
     for name in ("juice_prompt_tokens", "juice_key_tokens", "vllm:prompt_tokens"):
         assert total(grown, f"{name}_total", **PROMPT.get(name, {})) == n_in, name
 
