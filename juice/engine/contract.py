@@ -210,7 +210,7 @@ class Engine(ABC):
         Args:
             request: The request.
             sink: Takes its updates, in the engine's thread, without blocking.
-            instead_of: A request that was cancelled for this one, which needs no more memory: this
+            instead_of: A request that is cancelled for this one, which needs no more memory: this
                 one goes before all that wait.
 
         Raises:

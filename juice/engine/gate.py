@@ -151,14 +151,15 @@ class _Run:
         with self._lock:
             self._is_unsteered = True
             steered, self._running = self._running, None
-        if steered is not None:
-            steered.cancel()
         if self._cancelled is not None:
             self._send(Update(index=self._request.index, error=self._cancelled))
-            return
-        steering = self._request.steering.turned_off(report)
-        plain = replace(self._request, gate=None, steering=steering)
-        self._keep(self._start(plain, self._send, instead_of=steered), is_steered=False)
+        else:
+            # Before its place is free, so that nothing else is let in there.
+            steering = self._request.steering.turned_off(report)
+            plain = replace(self._request, gate=None, steering=steering)
+            self._keep(self._start(plain, self._send, instead_of=steered), is_steered=False)
+        if steered is not None:
+            steered.cancel()
 
     def fail(self, error: JuiceError) -> None:
         """End it with an error."""
