@@ -163,7 +163,7 @@ def test_what_is_not_steered_keeps_its_place(engine: Engine) -> None:
     """It has waited already: nothing that came later starts before it."""
     gate = RequestGate(signal="steered", threshold=NEVER)
     gated = Request.of(
-        prompt_ids=PROMPT, max_tokens=3, ignore_eos=True, steering=steering(HEADS), gate=gate
+        prompt_ids=PROMPT, max_tokens=60, ignore_eos=True, steering=steering(HEADS), gate=gate
     )
     long = Request.of(prompt_ids=PROMPT, max_tokens=60, ignore_eos=True)
     n_running = LIMITS.max_batch
