@@ -1,24 +1,6 @@
 """Every error that JuICE raises on purpose; each gives what, got, expected and remedy in one line.
 
-JuiceError                        exit code 1: the work failed
-├── NoConsistentHeadError         identification found no head of either sign
-├── GenerationError               a request failed while it ran; others were not affected
-│   ├── NonFiniteError            its logits were not finite
-│   └── CancelledError            it was cancelled
-├── OverloadedError               the queue of waiting requests is full
-├── EngineStoppedError            the engine was closed, or failed as a whole
-└── UsageError                    exit code 2: what the caller gave cannot be used
-    ├── ModelNotFoundError        no such model, or the hub refuses it
-    ├── UnsupportedModelError     the model has no heads that can be steered exactly
-    ├── ExampleError              an examples file, or an example in it, cannot be used
-    ├── HeadSetError              a head set that is malformed or damaged
-    │   ├── HeadSetNotFoundError  no such head set, in the folder or on the hub
-    │   └── HeadSetMismatchError  a sound head set of another model
-│       └── WindowError           its heads are in layers in which this engine does not steer
-    ├── RequestError              a request that cannot be run; `param` names the field
-    │   ├── ContextLengthError    prompt and new tokens exceed the model's context
-    │   └── MissingCapabilityError  this engine cannot do it
-    └── OutputError               a file or folder cannot be written, or must not be overwritten
+A subclass has the exit code of its base, and `except` takes the bases.
 """
 
 from __future__ import annotations

@@ -89,6 +89,11 @@ class FairQueue(Generic[W]):
         self._now = 0.0
         self._accounts: dict[Hashable, _Account[W]] = {}
 
+    @property
+    def n_clients(self) -> int:
+        """The clients that are remembered: those with work, and the latest of the others."""
+        return len(self._accounts)
+
     def excess(
         self,
         client: Hashable,

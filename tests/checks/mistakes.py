@@ -21,7 +21,7 @@ from juice.model.steering_hooks import ModelHooks, SteeringPlan
 Patch = pytest.MonkeyPatch
 Change = Callable[[SteeringPlan], SteeringPlan]
 STEER, ADD_SCALED, COPY_ROWS = ModelHooks.steer, hooks.add_scaled, hooks.copy_rows
-WINDOW, MASKS, ROWS_OF = BatchingEngine.companion_layers, AttentionPattern.masks, Loop._rows_of
+WINDOW, MASKS, ROWS_OF = BatchingEngine.companion_layers, AttentionPattern.masks, Loop.rows_of
 COPY, SWAP = SlotCache.copy, SlotCache.swap
 
 
@@ -148,7 +148,7 @@ def a_stale_layout(patch: Patch) -> None:
         kept = layouts.setdefault((loop, len(sequences)), right)
         return replace(kept, sequences=right.sequences)
 
-    patch.setattr(Loop, "_rows_of", wrong)
+    patch.setattr(Loop, "rows_of", wrong)
 
 
 def slots_copied_short(patch: Patch) -> None:

@@ -146,7 +146,7 @@ def test_clients_that_came_once_are_forgotten() -> None:
     for i in range(5 * fair_queue.MAX_REMEMBERED):
         queue.put([work(str(i))])
         served(queue, 1)
-    assert len(queue._accounts) <= fair_queue.MAX_REMEMBERED + 1
+    assert queue.n_clients <= fair_queue.MAX_REMEMBERED + 1
 
 
 def test_within_a_client_the_lower_priority_goes_first_then_the_older() -> None:

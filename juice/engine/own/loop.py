@@ -244,7 +244,7 @@ class Loop:
             return
         self.beat = time.monotonic()
         try:
-            rows = self._rows_of([sequence for sequence, _ in chosen])
+            rows = self.rows_of([sequence for sequence, _ in chosen])
             n_tokens = dict(chosen)
             batch = forward_batch(
                 rows,
@@ -299,7 +299,7 @@ class Loop:
             owner.transcript.finish_reason = None
             self._fail(sequence, error)
 
-    def _rows_of(self, sequences: list[Sequence]) -> ForwardRows:
+    def rows_of(self, sequences: list[Sequence]) -> ForwardRows:
         """Return the rows of some sequences; those that decode are kept until a row changes."""
         shelf, together = self.shelves[sequences[0]], tuple(sequences)
         version = shelf.table.version

@@ -67,7 +67,7 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     groups: dict[Leave, list[int]] = {}
     for i, draw in enumerate(draws):
         if draw.uniform is not None:
-            groups.setdefault(_cuts_of(draw.sampling), []).append(i)
+            groups.setdefault(cuts_of(draw.sampling), []).append(i)
     for leave, among in groups.items():
         rows, drawing = on_device(logits, among), [draws[i] for i in among]
         mass, tokens = leave(logits[rows], [draw.sampling for draw in drawing])
@@ -112,7 +112,8 @@ def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     return logits
 
 
-def _cuts_of(sampling: SamplingOptions) -> Leave:
+def cuts_of(sampling: SamplingOptions) -> Leave:
+    """Return the function that leaves the tokens of the cuts that a request wants."""
     if sampling.top_k > 0:
         return first_tokens
     return all_tokens if sampling.top_p == 1 else first_mass

@@ -294,7 +294,7 @@ class Scheduler:
             key=lambda s: s.number,
         )
         if self._deterministic:
-            return self._fixed_chunks(prefilling, budget)
+            return self.fixed_chunks(prefilling, budget)
         wanted = [self._cost(s, s.n_to_prefill) for s in prefilling]
         shares = fair_shares(wanted, budget / 2)
         budget -= sum(shares)
@@ -311,7 +311,7 @@ class Scheduler:
                 chosen.append((sequence, max(1, n_tokens)))
         return chosen
 
-    def _fixed_chunks(self, prefilling: list[Sequence], budget: float) -> list[Share]:
+    def fixed_chunks(self, prefilling: list[Sequence], budget: float) -> list[Share]:
         """Return the sequences whose next chunk goes now, oldest first; the oldest always does."""
         chosen = list[Share]()
         for sequence in prefilling:

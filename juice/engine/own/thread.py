@@ -59,11 +59,11 @@ class BatchingEngine(Engine):
         self.deterministic = deterministic
         self.loop = Loop(loaded, self.limits, self._inbox, self.mode, deterministic=deterministic)
         self._numbers = count()
-        self._thread = Thread(
+        self.thread = Thread(
             target=_run, args=(self.loop, self._inbox), name="juice-engine", daemon=True
         )
-        self._thread.start()
-        weakref.finalize(self, _stop, self._inbox, self._thread)
+        self.thread.start()
+        weakref.finalize(self, _stop, self._inbox, self.thread)
 
     @property
     def loaded(self) -> LoadedModel:
@@ -77,7 +77,7 @@ class BatchingEngine(Engine):
     @property
     def status(self) -> Status:
         return Status(
-            is_alive=self._thread.is_alive(),
+            is_alive=self.thread.is_alive(),
             heartbeat_age_s=time.monotonic() - self.loop.beat,
             n_running=self.loop.shelves.n_running,
             n_waiting=len(self._inbox),
@@ -140,7 +140,7 @@ class BatchingEngine(Engine):
         )
 
     def start(self, request: Request, sink: Sink, *, instead_of: Running | None = None) -> Sequence:
-        if not self._thread.is_alive():
+        if not self.thread.is_alive():
             raise EngineStoppedError(self.why_stopped)
         number = instead_of.number if isinstance(instead_of, Sequence) else next(self._numbers)
         structure = request.options.structure
@@ -161,7 +161,7 @@ class BatchingEngine(Engine):
 
     def stop(self) -> None:
         """End the thread and everything that runs or waits; the model keeps its hooks."""
-        _stop(self._inbox, self._thread)
+        _stop(self._inbox, self.thread)
 
 
 def _stop(inbox: Inbox, thread: Thread) -> None:

@@ -297,7 +297,7 @@ class VllmEngine(Engine):
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="juice-vllm", daemon=True)
         self._thread.start()
-        self._statistics: Statistics | None = None
+        self.statistics: Statistics | None = None
         accept_from("the engine")
         self._llm: AsyncLLM = self._call(self._start(arguments))
         self._stop = weakref.finalize(self, processes.stop, self._llm, self._loop, self._thread)
@@ -324,8 +324,8 @@ class VllmEngine(Engine):
     @property
     def status(self) -> Status:
         n_open, busy_since = self._open.state
-        newest = self._statistics.newest if self._statistics else None
-        at = max(busy_since, self._statistics.at if self._statistics else 0)
+        newest = self.statistics.newest if self.statistics else None
+        at = max(busy_since, self.statistics.at if self.statistics else 0)
         n_running = min(n_open, newest.num_running_reqs if newest else 0)
         n_bytes = self.limits.kv_memory_bytes or 0
         return Status(
@@ -335,7 +335,7 @@ class VllmEngine(Engine):
             n_waiting=n_open - n_running,
             n_kv_bytes=round((newest.kv_cache_usage if newest else 0.0) * n_bytes),
             max_kv_bytes=n_bytes,
-            steps=dict(self._statistics.steps) if self._statistics else {},
+            steps=dict(self.statistics.steps) if self.statistics else {},
         )
 
     @property
@@ -424,8 +424,8 @@ class VllmEngine(Engine):
 
     async def _start(self, arguments: AsyncEngineArgs) -> AsyncLLM:
         def statistics(config: Any, index: int) -> Statistics:
-            self._statistics = Statistics(config, index)
-            return self._statistics
+            self.statistics = Statistics(config, index)
+            return self.statistics
 
         return processes.start(arguments, statistics)
 

@@ -104,7 +104,7 @@ def test_a_chunk_that_depends_on_neighbours_is_seen(monkeypatch: pytest.MonkeyPa
     def shared(_self: object, prefilling: list, _budget: float) -> list:
         return [(own, min(own.n_to_prefill, max(1, 30 // len(prefilling)))) for own in prefilling]
 
-    monkeypatch.setattr(scheduling.Scheduler, "_fixed_chunks", shared)
+    monkeypatch.setattr(scheduling.Scheduler, "fixed_chunks", shared)
     engine = BatchingEngine(loaded("llama").loaded, LIMITS, deterministic=True)
     assert n_changed(engine, n_requests=6, seed=1) > 0
 

@@ -166,7 +166,7 @@ def test_an_engine_whose_loop_dies_ends_every_request_and_accepts_no_more() -> N
     model.engine.loop.step = die  # as only a bug in the engine could
     collector.wait(1)
     assert isinstance(collector.error(), EngineStoppedError)
-    model.engine._thread.join(5)
+    model.engine.thread.join(5)
     assert not model.engine.status.is_alive
     with pytest.raises(EngineStoppedError, match="the loop itself is broken"):
         model.engine.generate([request])
@@ -199,7 +199,7 @@ def test_an_engine_that_lost_its_slots_stops_and_reports_it() -> None:
     second.wait(12)
     assert isinstance(first.error(), EngineStoppedError)
     assert all(second.error(i) is not None for i in range(12))
-    model.engine._thread.join(5)
+    model.engine.thread.join(5)
     assert not model.engine.status.is_alive
 
 
@@ -280,7 +280,7 @@ def test_a_forked_child_is_refused_instead_of_waiting_for_ever() -> None:
 def test_an_engine_without_references_ends_its_thread() -> None:
     model = loaded()
     model.generate("abc", max_tokens=2)
-    thread, gone = model.engine._thread, weakref.ref(model.loaded.model)
+    thread, gone = model.engine.thread, weakref.ref(model.loaded.model)
     del model
     gc.collect()
     thread.join(5)

@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 )
 
 import juice
-from juice.engine.own.sampler import N_CANDIDATES, Draw, _cuts_of, adjusted, choose, new_generator
+from juice.engine.own.sampler import N_CANDIDATES, Draw, adjusted, choose, cuts_of, new_generator
 from juice.engine.request import Request
 from juice.engine.sampling_options import SamplingOptions
 from juice.errors import RequestError
@@ -40,7 +40,7 @@ def draws(n: int, **options: object) -> list[Draw]:
 def kept_mass(logits: torch.Tensor, **options: float) -> torch.Tensor:
     """Return the probabilities that the options leave, int64 [vocabulary]."""
     sampling = SamplingOptions(**options)
-    mass, tokens = _cuts_of(sampling)(logits[None].float(), [sampling])
+    mass, tokens = cuts_of(sampling)(logits[None].float(), [sampling])
     if tokens is None:
         return mass[0]
     return torch.zeros(1, len(logits), dtype=torch.int64).scatter(1, tokens, mass)[0]

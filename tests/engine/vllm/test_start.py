@@ -137,7 +137,7 @@ def test_an_engine_that_was_idle_is_not_stuck_when_work_comes(folder: Path) -> N
     """Kills: counting from its last step, before a pause longer than any watchdog waits."""
     collector = Collector()
     with started(folder) as engine:
-        engine._statistics.at -= 1000
+        engine.statistics.at -= 1000
         assert engine.status.heartbeat_age_s == 0
         request = Request.of(prompt_ids=(1, 2, 3), max_tokens=50, ignore_eos=True)
         engine.submit([request], collector)
