@@ -94,7 +94,7 @@ def in_form(subjects: Sequence[tuple[str | None, str]], form: Form) -> list[Conf
 def told_the_truth(examples: Sequence[ConflictExample], form: Form) -> list[ConflictExample]:
     """Return the same facts with true contexts."""
     rng, relations = Random(0), {relation.name: relation for relation in RELATIONS}
-    own = [
+    asked = [
         prompts(
             relations[e.relation or ""],
             Fact(e.subject, e.parametric_answer[0]),
@@ -104,7 +104,7 @@ def told_the_truth(examples: Sequence[ConflictExample], form: Form) -> list[Conf
         )
         for e in examples
     ]
-    return [e.model_copy(update={"prompts": p}) for e, p in zip(examples, own, strict=True)]
+    return [e.model_copy(update={"prompts": p}) for e, p in zip(examples, asked, strict=True)]
 
 
 def invented(n: int, form: Form) -> list[ConflictExample]:
@@ -273,9 +273,9 @@ def _block(title: str, measured: dict[str, Any]) -> list[str]:
     lines = ["", f"**{title}**", "", "| what is counted | clean | substitution | coherent |"]
     lines.append("|---|---|---|---|")
     for name, steered, counted in ROWS:
-        own = measured.get(steered, {}).get(counted) if counted else measured.get(steered)
-        if own is not None:
-            cells = (shown(own[t]) if t in own else "" for t in TYPES)
+        value = measured.get(steered, {}).get(counted) if counted else measured.get(steered)
+        if value is not None:
+            cells = (shown(value[t]) if t in value else "" for t in TYPES)
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
 
@@ -283,12 +283,12 @@ def _block(title: str, measured: dict[str, Any]) -> list[str]:
 def table(result: dict[str, Any]) -> str:
     """Return the result as Markdown tables."""
     lines = [f"{result['n_facts']} facts, none of them used to find heads or to tune."]
-    for form, own in result["forms"].items():
-        lines += _block(TITLES[form], own)
+    for form, each in result["forms"].items():
+        lines += _block(TITLES[form], each)
     lines += ["", "| one word asked for | replies that are the answer alone |", "|---|---|"]
     lines += [f"| {name} | {shown(share)} |" for name, share in result["one_word"].items()]
-    for name, own in (result["third_party"] or {}).items():
-        lines += _block(f"ParaConflict's {name}, n = {own['steer_parametric']['clean'][1]}", own)
+    for name, each in (result["third_party"] or {}).items():
+        lines += _block(f"ParaConflict's {name}, n = {each['steer_parametric']['clean'][1]}", each)
     return "\n".join(lines)
 
 

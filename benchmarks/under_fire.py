@@ -95,7 +95,7 @@ def crowd_of_large_texts() -> Result:
         alone = short_s(server)
         message = _with_key(raw_post({"text": text}, "/tokenize"), "crowd")
         connections = [server.connect() for _ in range(150)]
-        threads = [threading.Thread(target=own.sendall, args=(message,)) for own in connections]
+        threads = [threading.Thread(target=each.sendall, args=(message,)) for each in connections]
         for thread in threads:
             thread.start()
         waiting = "requests_waiting_to_be_tokenized"
@@ -225,8 +225,8 @@ def soak(seconds: float) -> Result:
         "requests": dict(counts),
         **{
             name: {
-                "first half": statistics.median(own[name] for own in samples[1:half]),
-                "second half": statistics.median(own[name] for own in samples[half:-1]),
+                "first half": statistics.median(sample[name] for sample in samples[1:half]),
+                "second half": statistics.median(sample[name] for sample in samples[half:-1]),
                 "idle at the end": samples[-1][name],
             }
             for name in ("rss_mib", "descriptors", "threads")

@@ -128,10 +128,12 @@ def read_wordings(name: str) -> dict[str, Any]:
 
 def _relation(name: str) -> Relation:
     """Read a relation; the statements that all share, about each of its phrases, come last."""
-    own = read_wordings(name)
+    wordings = read_wordings(name)
     shared = read_wordings("shared")["statements"]
-    own["statements"] += tuple(s.replace("{x}", x) for s in shared for x in own["phrases"])
-    return Relation(name=name, **own)
+    wordings["statements"] += tuple(
+        s.replace("{x}", x) for s in shared for x in wordings["phrases"]
+    )
+    return Relation(name=name, **wordings)
 
 
 RELATIONS: tuple[Relation, ...] = tuple(_relation(name) for name in INVENTORS)

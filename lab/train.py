@@ -71,8 +71,8 @@ class Trainer:
         """Go on from what `save` wrote; the model already has the weights of that step."""
         state = torch.load(file)
         self._n_done = state["n_done"]
-        for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
+        for optimizer, each in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(each)
         next(islice(self._batches, self._n_done - 1, None))
 
     def run(self, after_step: Callable[[int], None] = lambda _step: None) -> None:

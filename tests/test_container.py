@@ -139,12 +139,12 @@ def test_its_install_and_start_commands_serve(tmp_path: Path) -> None:
         assert answer["steering"]["head_set"] == "parametric"
         check = next(value for name, value in instructions() if name == "HEALTHCHECK")
         probe = json.loads(check[check.index("CMD") + 3 :])
-        own = {**os.environ, "JUICE_ADMIN_PORT": admin_port}
-        assert subprocess.run(probe, env=own, check=False, timeout=30).returncode == 0
+        each = {**os.environ, "JUICE_ADMIN_PORT": admin_port}
+        assert subprocess.run(probe, env=each, check=False, timeout=30).returncode == 0
         assert (
             subprocess.run(
                 probe,
-                env={**own, "JUICE_ADMIN_PORT": "1"},
+                env={**each, "JUICE_ADMIN_PORT": "1"},
                 check=False,
                 timeout=30,
                 capture_output=True,

@@ -216,9 +216,9 @@ def test_the_heads_are_found_and_scored_as_the_naive_loop_scores_them(subject: S
                 [alpha],
                 heads=[best],
             )[best]
-            own = getattr(head_set.scores, sign)[at][best]
-            torch.testing.assert_close(own, naive, rtol=0.02, atol=1e-9)
-            assert own > 0
+            score = getattr(head_set.scores, sign)[at][best]
+            torch.testing.assert_close(score, naive, rtol=0.02, atol=1e-9)
+            assert score > 0
 
 
 def test_unsteered_it_generates_the_tokens_of_transformers_own_generate(subject: Subject) -> None:
@@ -230,9 +230,9 @@ def test_unsteered_it_generates_the_tokens_of_transformers_own_generate(subject:
         max_new_tokens=8,
         pad_token_id=50256,
     )
-    own = subject.model.generate(subject.prompt, max_tokens=8)[0]
-    assert list(own.token_ids) == whole[0, len(ids) :].tolist()
-    assert own.steering.applied is False
+    completion = subject.model.generate(subject.prompt, max_tokens=8)[0]
+    assert list(completion.token_ids) == whole[0, len(ids) :].tolist()
+    assert completion.steering.applied is False
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +301,7 @@ def test_a_real_server_steers_it_by_the_name_of_a_set(
                 assert steering["n_heads"] == sum(
                     beta != 0 for beta in subject.heads(steer).values()
                 )
-        assert [own["name"] for own in client.get("/v1/head_sets").json()["data"]] == [
+        assert [each["name"] for each in client.get("/v1/head_sets").json()["data"]] == [
             "context",
             "parametric",
         ]
@@ -350,5 +350,7 @@ def test_the_context_wins_more_under_context_steering_than_under_parametric(
                 )
             )
         preferences[target] = [c.watched[0] - c.watched[1] for c in model.engine.generate(requests)]
-    means = {target: sum(own) / len(own) for target, own in preferences.items()}
+    means = {
+        target: sum(preference) / len(preference) for target, preference in preferences.items()
+    }
     assert means["context"] > means["parametric"], preferences

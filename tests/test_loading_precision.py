@@ -99,7 +99,7 @@ def test_an_engine_that_steers_wrongly_in_half_precision_is_refused_at_load(
     """A bound of 0.3 alone would let beta doubled and a row's own z pass in bfloat16."""
     loaded = prepare(tiny.tiny_model(shape).to(dtype), tiny.tiny_tokenizer())
     steer, change = ModelHooks.steer, MISTAKES[mistake]
-    monkeypatch.setattr(ModelHooks, "steer", lambda own, plan: steer(own, change(plan)))
+    monkeypatch.setattr(ModelHooks, "steer", lambda given, plan: steer(given, change(plan)))
     with pytest.raises(UnsupportedModelError, match="not steered exactly"):
         checked_engine(loaded)
 
@@ -200,9 +200,9 @@ class Int8DynamicLinear(nn.Linear):
 
 
 def with_one(network: PreTrainedModel, name: str, kind: type[nn.Linear]) -> PreTrainedModel:
-    own = network.get_submodule(name)
-    new = kind(own.in_features, own.out_features, bias=False, dtype=own.weight.dtype)
-    new.weight = own.weight
+    module = network.get_submodule(name)
+    new = kind(module.in_features, module.out_features, bias=False, dtype=module.weight.dtype)
+    new.weight = module.weight
     network.set_submodule(name, new)
     return network
 

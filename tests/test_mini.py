@@ -78,24 +78,24 @@ def test_context_steering_makes_the_context_win(measured: dict[str, Any]) -> Non
 
 def test_the_dual_run_is_no_worse_than_the_single_run(measured: dict[str, Any]) -> None:
     """One fact, 5 points, is allowed."""
-    own = measured["forms"]["canonical"]
+    numbers = measured["forms"]["canonical"]
     for conflict in ("clean", *CONFLICTS):
-        dual, once = own["steer_parametric"][conflict], own["run_once_parametric"][conflict]
+        dual, once = numbers["steer_parametric"][conflict], numbers["run_once_parametric"][conflict]
         assert rate(dual) >= rate(once) - 1.1 / N_FACTS
 
 
 def test_gates_keep_conflicts_and_save_what_steering_would_break(
     measured: dict[str, Any],
 ) -> None:
-    own = measured["forms"]["canonical"]
+    numbers = measured["forms"]["canonical"]
     for where in ("joined", "apart"):
-        assert all(rate(own["gated_parametric"][where][c]) >= 0.85 for c in CONFLICTS)
+        assert all(rate(numbers["gated_parametric"][where][c]) >= 0.85 for c in CONFLICTS)
     for conflict in CONFLICTS:
-        believed = own["invented_subject"]
+        believed = numbers["invented_subject"]
         assert rate(believed["apart"][conflict]) >= 0.85
         assert rate(believed["joined"][conflict]) > rate(believed["parametric"][conflict])
-    assert all(rate(own["gated_context"]["context"][c]) >= 0.90 for c in CONFLICTS)
-    assert rate(own["gated_context"]["parametric"]["clean"]) >= 0.95
+    assert all(rate(numbers["gated_context"]["context"][c]) >= 0.90 for c in CONFLICTS)
+    assert rate(numbers["gated_context"]["parametric"]["clean"]) >= 0.95
 
 
 def test_true_contexts_stay_true_under_context_steering(measured: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def folder(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     What a page makes itself is not there at first.
     """
-    told = "".join(own.text for own in BLOCKS[page] if is_run(own))
+    told = "".join(block.text for block in BLOCKS[page] if is_run(block))
     for name in STAND_INS:
         if not re.search(rf"\b{name}\b", told):
             continue
@@ -79,8 +79,8 @@ def folder(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if "--out mine.jsonl" not in told:
         (tmp_path / "mine.jsonl").write_text("\n".join(facts[:24]) + "\n")
     (tmp_path / "validation.jsonl").write_text("\n".join(facts[24:48]) + "\n")
-    (tmp_path / "rag.jsonl").write_text("".join(json.dumps(own) + "\n" for own in ROWS))
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(own) + "\n" for own in ROWS))
+    (tmp_path / "rag.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     if re.search(r"(--head-sets| )head_sets\b", told) and "--out head_sets" not in told:
         shutil.copytree(ROOT / "head_sets", tmp_path / "head_sets")
     (tmp_path / "HEAD_SET").mkdir()
@@ -155,7 +155,7 @@ class Reading:
         out, err = done.stdout, PROGRESS.sub("", done.stderr)
         assert done.returncode == 0, f"{block}: {command}\n{out}{err}"
         if shown is not None:
-            assert any(agree(shown, own) for own in (out, out + err, err + out)), (
+            assert any(agree(shown, each) for each in (out, out + err, err + out)), (
                 f"{block}: {command}\nshows\n{shown}\nand printed\n{out}\n{err}"
             )
 
@@ -186,7 +186,7 @@ class Reading:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page, own in BLOCKS.items() if any(map(is_run, own))],
+    [page for page, each in BLOCKS.items() if any(map(is_run, each))],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_a_page_does_what_it_says(page: Path, folder: Path, server: Server) -> None:
@@ -204,8 +204,8 @@ def test_a_page_does_what_it_says(page: Path, folder: Path, server: Server) -> N
 def test_what_is_left_out_is_run_elsewhere_or_has_a_reason() -> None:
     left_out = [
         block
-        for own in BLOCKS.values()
-        for before, block in pairwise([None, *own])
+        for each in BLOCKS.values()
+        for before, block in pairwise([None, *each])
         if not (is_run(block) or is_compared(block, before))
     ]
     for block in left_out:
@@ -220,7 +220,7 @@ def test_what_is_left_out_is_run_elsewhere_or_has_a_reason() -> None:
             assert len(what.split()) > 2, f"{block}: {what!r} is not a reason"
             for file in re.findall(r"(?:tests|integration)/[\w/]+\.py", what):
                 assert (ROOT / file).exists(), f"{block}: no {file}"
-    n_run = sum(is_run(own) for page in BLOCKS.values() for own in page)
+    n_run = sum(is_run(each) for page in BLOCKS.values() for each in page)
     assert n_run > 55, "most pages do what they say"
 
 
@@ -253,12 +253,12 @@ def test_a_command_goes_on_over_lines_and_has_what_is_below_it() -> None:
 
 
 def test_a_block_that_begins_with_a_prompt_is_a_console() -> None:
-    for own in BLOCKS.values():
-        for block in own:
+    for each in BLOCKS.values():
+        for block in each:
             assert block.language in RUNS or not block.text.startswith("$ "), f"{block}: console"
 
 
 def test_every_fence_is_a_block() -> None:
-    for page, own in BLOCKS.items():
+    for page, block in BLOCKS.items():
         fences = re.findall(r"(?m)^ *(?:```|~~~)", page.read_text())
-        assert len(fences) == 2 * len(own), page
+        assert len(fences) == 2 * len(block), page

@@ -92,7 +92,7 @@ def test_the_wheel_has_the_packages_with_their_data_and_nothing_else(wheel: Path
     listed = subprocess.check_output(["git", "ls-files", *SOURCES.values()], cwd=ROOT, text=True)
     expected = set()
     for name in listed.split():
-        target, source = next(own for own in SOURCES.items() if name.startswith(f"{own[1]}/"))
+        target, source = next(each for each in SOURCES.items() if name.startswith(f"{each[1]}/"))
         expected.add(target + name.removeprefix(source))
     found = {name for name in content(wheel) if ".dist-info/" not in name}
     assert found == expected
@@ -100,7 +100,7 @@ def test_the_wheel_has_the_packages_with_their_data_and_nothing_else(wheel: Path
 
 
 def test_its_page_links_to_nothing_that_is_not_there(wheel: Path) -> None:
-    (metadata,) = (own for name, own in content(wheel).items() if name.endswith("/METADATA"))
+    (metadata,) = (each for name, each in content(wheel).items() if name.endswith("/METADATA"))
     page = email.message_from_bytes(metadata).get_payload()
     links = re.findall(r"\]\(([^)]+)\)", str(page))
     base = "https://github.com/juice-steering/juice/blob/main/"
@@ -117,7 +117,7 @@ def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -
     with tarfile.open(archive) as unpacked:
         unpacked.extractall(tmp_path, filter="data")
     source = tmp_path / archive.name.removesuffix(".tar.gz")
-    folders = {own.name for own in source.iterdir() if own.is_dir()}
+    folders = {each.name for each in source.iterdir() if each.is_dir()}
     assert folders == {"juice", "server", "head_sets"}
     assert content(build(source, tmp_path / "wheel", "wheel")) == content(wheel)
 

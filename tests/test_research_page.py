@@ -67,8 +67,8 @@ def test_the_page_prints_what_it_shows(tmp_path: Path) -> None:
     (console,) = re.findall(r"(?ms)^```console\n(.*?)^```", PAGE.read_text())
     commands = console.replace("\\\n", " ").split("$ python ")[1:]
     assert len(commands) == 2
-    for own in commands:
-        command, _, expected = own.partition("\n")
+    for each in commands:
+        command, _, expected = each.partition("\n")
         done = run(*shlex.split(command), tmp_path)
         printed = "\n".join(line for line in done.stdout.splitlines() if line.startswith("|"))
         assert words(printed) == words(expected), done.stderr[-3000:]

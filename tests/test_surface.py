@@ -52,10 +52,10 @@ def fields_of(kind: type) -> list[str]:
     if dataclasses.is_dataclass(kind):
         missing = dataclasses.MISSING
         return [
-            f"{own.name}: required"
-            if own.default is own.default_factory is missing
-            else f"{own.name} = {'made' if own.default is missing else repr(own.default)}"
-            for own in dataclasses.fields(kind)
+            f"{field.name}: required"
+            if field.default is field.default_factory is missing
+            else f"{field.name} = {'made' if field.default is missing else repr(field.default)}"
+            for field in dataclasses.fields(kind)
         ]
     return []
 
@@ -74,10 +74,10 @@ def surface() -> str:
             continue
         lines.append(f"class {name}")
         lines += [f"    {field}" for field in fields_of(value)]
-        for method, own in own_methods(value):
+        for method, each in own_methods(value):
             shown = (
                 ""
-                if isinstance(own, PROPERTIES)
+                if isinstance(each, PROPERTIES)
                 else plain(inspect.signature(getattr(value, method)))
             )
             lines.append(f"    {method}{shown}")
@@ -97,8 +97,8 @@ def public_callables() -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, value
             continue
         yield name, value
-        for method, own in own_methods(value):
-            if not isinstance(own, PROPERTIES):
+        for method, each in own_methods(value):
+            if not isinstance(each, PROPERTIES):
                 yield f"{name}.{method}", getattr(value, method)
 
 
@@ -109,7 +109,11 @@ def arguments_of(name: str) -> list[str]:
     value = CALLABLES[name]
     if inspect.isclass(value):
         return [line.split(" ")[0].rstrip(":") for line in fields_of(value)]
-    return [own for own in inspect.signature(value).parameters if own not in ("self", "cls")]
+    return [
+        parameter
+        for parameter in inspect.signature(value).parameters
+        if parameter not in ("self", "cls")
+    ]
 
 
 def explained(docstring: str, argument: str) -> bool:

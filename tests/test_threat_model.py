@@ -58,7 +58,7 @@ def requirements() -> dict[str, list[Requirement]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
     found: dict[str, list[Requirement]] = {}
-    for text in (*project["dependencies"], *(own for extra in extras for own in extra)):
+    for text in (*project["dependencies"], *(each for extra in extras for each in extra)):
         one = Requirement(text)
         found.setdefault(one.name.lower(), []).append(one)
     return found
@@ -76,8 +76,8 @@ def test_what_is_pinned_is_what_is_required(file: str) -> None:
     pins = dict(
         line.lower().split("==") for line in (ROOT / file).read_text().splitlines() if "==" in line
     )
-    for name, own in requirements().items():
-        for one in own if name in pins else []:
+    for name, requirement in requirements().items():
+        for one in requirement if name in pins else []:
             assert one.specifier.contains(pins[name], prereleases=True), (one, pins[name])
 
 
@@ -95,7 +95,10 @@ def test_the_list_of_what_is_installed_is_valid_and_whole(tmp_path: Path) -> Non
     document = json.loads(target.read_text())
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     assert document["metadata"]["component"]["name"] == "juice-steering"
-    listed = {re.sub(r"[-_.]+", "-", own["name"].lower()): own for own in document["components"]}
+    listed = {
+        re.sub(r"[-_.]+", "-", component["name"].lower()): component
+        for component in document["components"]
+    }
     for name in ("torch", "transformers", "starlette", "h11", "jinja2", "safetensors"):
         assert listed[name]["version"].partition("+")[0] == version(name).partition("+")[0]
         assert listed[name]["purl"].startswith(f"pkg:pypi/{name}@")

@@ -25,16 +25,16 @@ def test_they_are_of_the_format_that_github_reads() -> None:
     done = subprocess.run(
         [sys.executable, *command, *FILES], capture_output=True, text=True, check=False
     )
-    assert {own.stem for own in FILES} == {"ci", "release", "image"}
+    assert {file.stem for file in FILES} == {"ci", "release", "image"}
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda own: own.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda given: given.stem)
 def test_every_action_has_an_exact_version_and_jobs_read_unless_they_say_why(file: Path) -> None:
     text = file.read_text()
     uses = re.findall(r"uses: ([^\s.]\S+)", text)
     assert uses
-    assert [own for own in uses if not re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", own)] == []
+    assert [use for use in uses if not re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", use)] == []
     content: dict[str, Any] = yaml.safe_load(text)
     assert content["permissions"] == {"contents": "read"}
     granted = {
@@ -64,15 +64,15 @@ def test_they_run_targets_and_scripts_that_exist() -> None:
     for file in FILES:
         text = file.read_text()
         assert set(re.findall(r"run: make ([\w-]+)", text)) <= targets
-        assert all((ROOT / own).exists() for own in re.findall(r"run: bash (\S+)", text))
+        assert all((ROOT / each).exists() for each in re.findall(r"run: bash (\S+)", text))
 
 
 def test_the_arguments_of_the_cpu_image_are_those_of_the_page() -> None:
     content = yaml.safe_load((ROOT / ".github" / "workflows" / "image.yml").read_text())
     (cpu,) = [
-        own["arguments"].split()
-        for own in content["jobs"]["image"]["strategy"]["matrix"]["include"]
-        if own["suffix"] == "-cpu"
+        each["arguments"].split()
+        for each in content["jobs"]["image"]["strategy"]["matrix"]["include"]
+        if each["suffix"] == "-cpu"
     ]
     page = (ROOT / "docs" / "how-to" / "container.md").read_text()
     command = re.search(r"docker build -t juice:cpu .+? \.$", page, re.DOTALL | re.MULTILINE)

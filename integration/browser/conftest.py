@@ -44,7 +44,7 @@ def opened(browser: Browser) -> OpenPage:
         page.on("request", lambda request: asked.add(request.url))
         page.goto(url, wait_until="networkidle")
         yield page
-        hosts = {urlsplit(own).netloc for own in asked if own.startswith("http")}
+        hosts = {urlsplit(each).netloc for each in asked if each.startswith("http")}
         context.close()
         assert hosts == {urlsplit(url).netloc}
         assert fails or problems == []

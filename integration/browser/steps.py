@@ -80,7 +80,7 @@ def bodies(page: Page, route: str) -> list[dict[str, Any]]:
 def send_more(page: Page, route: str, **fields: Any) -> None:
     """Add fields to what the page sends to a route."""
 
-    def more(own: Any) -> None:
-        own.continue_(post_data=json.dumps({**own.request.post_data_json, **fields}))
+    def more(given: Any) -> None:
+        given.continue_(post_data=json.dumps({**given.request.post_data_json, **fields}))
 
     page.route(f"**{route}", more)

@@ -35,11 +35,11 @@ def test_the_first_load_is_small(url: str) -> None:
     todo = [name for name in names if name.endswith(".js")]
     while todo:
         text = httpx.get(url + todo.pop()).text
-        found = {f"/playground/{own}" for own in re.findall(r'from "\./([^"]+)"', text)}
+        found = {f"/playground/{each}" for each in re.findall(r'from "\./([^"]+)"', text)}
         todo += found - modules
         modules |= found
     assert len(modules) > 15
-    assert sum(len(httpx.get(url + own).content) for own in modules) < 100_000
+    assert sum(len(httpx.get(url + module).content) for module in modules) < 100_000
 
 
 def test_what_is_allowed_is_strict(url: str) -> None:
@@ -59,8 +59,8 @@ def test_three_answers_come_and_are_those_of_the_server(opened: OpenPage, url: s
         expect(page.locator("#compare_hint")).to_be_hidden()
         given = {**asked(page), "max_tokens": 16}
         answers = httpx.post(f"{url}/compare", json=given, timeout=60).json()["answers"]
-        for target, own in answers.items():
-            assert answer(page, target) == own["text"].strip()
+        for target, each in answers.items():
+            assert answer(page, target) == each["text"].strip()
         assert answers["context"]["text"] != answers["parametric"]["text"]
         expect(page.locator("#verdict")).to_contain_text("believes what it was given")
         expect(page.locator("#status")).to_contain_text("believes what it was given")
@@ -187,7 +187,7 @@ def test_the_dial_takes_answers_of_ones_own(opened: OpenPage, url: str) -> None:
         page.fill("#answer_context", " Nikolai Gogol")
         page.locator("#answer_context").blur()
         expect(page.locator("#flip")).to_contain_text("“·Charles·Dickens” (memory)")
-        assert [own["answers"] for own in swept] == [[" Charles Dickens", " Nikolai Gogol"]]
+        assert [each["answers"] for each in swept] == [[" Charles Dickens", " Nikolai Gogol"]]
 
 
 def test_a_token_shows_its_candidates_and_the_heads_behind_it(opened: OpenPage, url: str) -> None:
@@ -200,12 +200,12 @@ def test_a_token_shows_its_candidates_and_the_heads_behind_it(opened: OpenPage, 
         (body,) = explained
         assert {**asked(page), "target": "context"}.items() <= body.items()
         found = httpx.post(f"{url}/explain", json=body, timeout=60).json()
-        heads = [f"layer {own['layer']}, head {own['head']}" for own in found["heads"]]
+        heads = [f"layer {head['layer']}, head {head['head']}" for head in found["heads"]]
         shown = page.locator("#effects tbody th").all_inner_texts()
         assert sorted(shown) == sorted(heads)
         assert page.locator("#candidates article").count() == 3
         # What helps the context has its colour, and the map is that of its heads.
-        n = sum(own["effect"] >= 0 for own in found["heads"])
+        n = sum(head["effect"] >= 0 for head in found["heads"])
         assert page.locator("#effects .for-context").count() == n > 0
         expect(page.locator("#effects_legend")).to_contain_text("helps the context here")
         assert page.input_value("#map_set") == found["steering"]["head_set"] == "context"
@@ -226,11 +226,11 @@ def test_a_token_shows_its_candidates_and_the_heads_behind_it(opened: OpenPage, 
 
 
 def test_a_key_is_asked_for_and_leaves_the_form_alone(opened: OpenPage) -> None:
-    own = {"prompt": "The official language of Japan is", "context": "In Japan, they speak."}
+    question = {"prompt": "The official language of Japan is", "context": "In Japan, they speak."}
     with serving("--api-key", KEYS[0]) as server, opened(server.url, fails=True) as page:
         expect(page.locator("#problem")).to_contain_text("the API key is missing or unknown")
         assert page.locator("#example option").count() > 3, "examples need no key"
-        for name, text in own.items():
+        for name, text in question.items():
             page.fill(f"#{name}", text)
         page.fill("#key", "wrong")
         page.locator("#key").blur()
@@ -240,7 +240,7 @@ def test_a_key_is_asked_for_and_leaves_the_form_alone(opened: OpenPage) -> None:
         page.keyboard.press("Enter")
         expect(page.locator("#model")).to_contain_text("mini")
         expect(page.locator("#problem")).to_be_hidden()
-        assert (asked(page), ran) == (own, []), "Enter takes the key, and nothing else"
+        assert (asked(page), ran) == (question, []), "Enter takes the key, and nothing else"
         page.select_option("#example", "0")
         run(page)
         assert answer(page, "parametric") == "Charles Dickens."
@@ -321,7 +321,7 @@ def test_everybody_can_read_it(opened: OpenPage, url: str, options: dict) -> Non
 
         def check(state: str) -> None:
             found = page.evaluate("axe.run().then(own => own.violations)")
-            told = [(own["id"], [n["html"][:90] for n in own["nodes"]]) for own in found]
+            told = [(each["id"], [n["html"][:90] for n in each["nodes"]]) for each in found]
             assert told == [], state
             # Not innerWidth: a phone's grows with what is too wide.
             width = page.evaluate("document.documentElement.scrollWidth")
@@ -333,8 +333,8 @@ def test_everybody_can_read_it(opened: OpenPage, url: str, options: dict) -> Non
         check("compare")
         page.locator("#tab-dial").click()
         expect(page.locator("#dial_answer")).to_contain_text("Dickens")
-        for own in page.locator("#dial summary").all():
-            own.click()
+        for item in page.locator("#dial summary").all():
+            item.click()
         check("the dial with its table")
         page.locator("#tab-compare").click()
         token(page, "parametric").click()

@@ -20,10 +20,10 @@ def give(page: Page, name: str, content: str) -> None:
 
 def cells(page: Page, row: int) -> list[str]:
     """Return the texts of a row of the results."""
-    own: list[str] = (
+    each: list[str] = (
         page.locator("#batch_table tbody tr").nth(row).locator("th, td").all_inner_texts()
     )
-    return own
+    return each
 
 
 def test_a_file_of_prompts_runs_is_cancelled_and_downloaded(opened: OpenPage, url: str) -> None:

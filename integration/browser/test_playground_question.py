@@ -28,7 +28,7 @@ def test_a_token_is_explained_after_the_question_that_was_run(opened: OpenPage, 
         explained = bodies(page, "/explain")
         token(page, "context").click()
         expect(page.locator("#candidates .of-context tbody th").first).to_have_text("·Nik")
-        assert [own["prompt"] for own in explained] == [OLIVER]
+        assert [each["prompt"] for each in explained] == [OLIVER]
         page.select_option("#example", "0")
         expect(page.locator("#stale")).to_be_hidden()
 
@@ -43,7 +43,7 @@ def test_colours_are_those_of_the_question_that_was_run(opened: OpenPage, url: s
         page.fill("#prompt", "Fish live in the")
         expect(page.locator("#stale")).to_be_visible()
         expect(page.locator("#legend")).to_contain_text("likelier with the context", timeout=90_000)
-        assert [own["prompt"] for own in read] == [OLIVER]
+        assert [each["prompt"] for each in read] == [OLIVER]
 
 
 def test_the_dial_answers_the_question_of_its_curves(opened: OpenPage, url: str) -> None:
@@ -56,7 +56,7 @@ def test_the_dial_answers_the_question_of_its_curves(opened: OpenPage, url: str)
         expect(page.locator("#stale")).to_be_visible()
         dial_to(page, 0)
         expect(page.locator("#dial_answer")).to_contain_text("Nikolai Gogol")
-        assert [own["prompt"] for own in answered] == [OLIVER]
+        assert [each["prompt"] for each in answered] == [OLIVER]
         assert answered[0]["steer"]["strength"] == 0
 
 
@@ -72,7 +72,10 @@ def test_looking_elsewhere_does_not_end_a_run(opened: OpenPage, url: str) -> Non
         expect(page.locator("#flip")).not_to_be_empty(timeout=90_000)
         page.locator("#tab-compare").click()
         expect(page.locator("#legend")).not_to_be_empty()
-        notes = [own.split("\n")[-1] for own in page.locator("#columns article").all_inner_texts()]
+        notes = [
+            all_inner_text.split("\n")[-1]
+            for all_inner_text in page.locator("#columns article").all_inner_texts()
+        ]
         assert "…" not in notes
         assert "stopped" not in notes
 

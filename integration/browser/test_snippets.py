@@ -39,7 +39,7 @@ def streamed(text: str) -> dict[str, str]:
     assert lines.pop() == "[DONE]"
     parts: list[dict[str, Any]] = [json.loads(line) for line in lines]
     return {
-        way: "".join(own["text"] for own in parts if own.get("target") == way).strip()
+        way: "".join(part["text"] for part in parts if part.get("target") == way).strip()
         for way in WAYS
     }
 
@@ -84,9 +84,9 @@ def test_curves_and_an_explanation_can_be_made_again(opened: OpenPage, url: str)
         token(page, "context", 1).click()
         expect(page.locator("#effects tbody tr")).to_have_count(6)
         explained = json.loads(by_curl(page))
-        heads = [f"layer {own['layer']}, head {own['head']}" for own in explained["heads"]]
+        heads = [f"layer {head['layer']}, head {head['head']}" for head in explained["heads"]]
         assert page.locator("#effects tbody th").all_inner_texts() == heads
         again = ast.literal_eval(by_python(page))
-        assert [nearly(own["effect"]) for own in explained["heads"]] == [
-            own["effect"] for own in again["heads"]
+        assert [nearly(head["effect"]) for head in explained["heads"]] == [
+            head["effect"] for head in again["heads"]
         ]

@@ -46,9 +46,9 @@ def main() -> None:
     def scored(ids: list[int], first: int) -> tuple[float, bool]:
         """Return the log-probability of the tokens from `first` on; whether each is likeliest."""
         logprobs = oracle.steered_logits(model, ids, heads).log_softmax(-1)
-        own = range(first, len(ids))
-        total = sum(logprobs[i - 1, ids[i]].item() for i in own)
-        return total, all(int(logprobs[i - 1].argmax()) == ids[i] for i in own)
+        places = range(first, len(ids))
+        total = sum(logprobs[i - 1, ids[i]].item() for i in places)
+        return total, all(int(logprobs[i - 1].argmax()) == ids[i] for i in places)
 
     def written(prompt: str) -> str:
         """Return what greedy decoding writes before the full stop, in 16 tokens at most."""

@@ -108,7 +108,7 @@ def test_tools_are_called_and_what_they_return_is_believed_as_asked(
     ]
     for steer, expected in questions.AFTER_THE_TOOL.items():
         answer = api.messages.create(**options, messages=turns, extra_body=greedy(steer))
-        assert [own.text for own in answer.content] == [expected]
+        assert [each.text for each in answer.content] == [expected]
     counted = api.messages.count_tokens(model=questions.MODEL, messages=turns, tools=tools)
     assert counted.input_tokens == answer.usage.input_tokens
 

@@ -68,4 +68,4 @@ def test_a_load_run_has_every_answer(
         0,
     ]
     # Its requests ignore the end of the answer, so that each has as many tokens as were asked for.
-    assert all(own["output"].startswith(answers[steer]) for own in requests["successful"])
+    assert all(each["output"].startswith(answers[steer]) for each in requests["successful"])

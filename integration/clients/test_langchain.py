@@ -29,18 +29,18 @@ SHARED: dict[str, Any] = {
 
 
 def of_openai(url: str, model: str = questions.MODEL, **extra: str) -> Any:
-    own = {"include_response_headers": True, "extra_body": extra or None}
-    return langchain_openai.ChatOpenAI(model=model, base_url=f"{url}/v1", **SHARED, **own)
+    given = {"include_response_headers": True, "extra_body": extra or None}
+    return langchain_openai.ChatOpenAI(model=model, base_url=f"{url}/v1", **SHARED, **given)
 
 
 def of_openai_responses(url: str, model: str = questions.MODEL, **extra: str) -> Any:
-    own = {"use_responses_api": True, "extra_body": extra or None}
-    return langchain_openai.ChatOpenAI(model=model, base_url=f"{url}/v1", **SHARED, **own)
+    given = {"use_responses_api": True, "extra_body": extra or None}
+    return langchain_openai.ChatOpenAI(model=model, base_url=f"{url}/v1", **SHARED, **given)
 
 
 def of_anthropic(url: str, model: str = questions.MODEL, **extra: str) -> Any:
-    own = {"model_kwargs": {"extra_body": extra}} if extra else {}
-    return langchain_anthropic.ChatAnthropic(model=model, base_url=url, **SHARED, **own)
+    given = {"model_kwargs": {"extra_body": extra}} if extra else {}
+    return langchain_anthropic.ChatAnthropic(model=model, base_url=url, **SHARED, **given)
 
 
 ROUTES = {
@@ -140,7 +140,7 @@ def test_tools_are_called_and_what_they_return_is_believed_as_asked(url: str, ma
     turns: list[Any] = [messages.HumanMessage(questions.TOOL_QUESTION)]
     called = make(url).bind_tools([capital], tool_choice="any", parallel_tool_calls=False)
     call = called.invoke(turns)
-    assert [(own["name"], own["args"]) for own in call.tool_calls] == [
+    assert [(tool_call["name"], tool_call["args"]) for tool_call in call.tool_calls] == [
         (questions.TOOL_NAME, questions.ARGUMENTS)
     ]
     turns += [call, capital.invoke(call.tool_calls[0])]

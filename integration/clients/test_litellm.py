@@ -70,9 +70,9 @@ def test_async_requests_are_each_steered_their_own_way(
     litellm: Any, url: str, provider: str
 ) -> None:
     async def ask() -> list[Any]:
-        own = options(url, provider)
+        given = options(url, provider)
         return await asyncio.gather(
-            *(litellm.acompletion(messages=ASKED, steer=s, **own) for s in questions.STEERS)
+            *(litellm.acompletion(messages=ASKED, steer=s, **given) for s in questions.STEERS)
         )
 
     texts = [answer.choices[0].message.content for answer in asyncio.run(ask())]
@@ -81,8 +81,8 @@ def test_async_requests_are_each_steered_their_own_way(
 
 @pytest.mark.parametrize("steer", questions.STEERS)
 def test_text_completion_is_steered(litellm: Any, url: str, steer: str) -> None:
-    own = options(url, "openai") | {"model": f"text-completion-openai/{questions.MODEL}"}
-    answer = litellm.text_completion(prompt=questions.PROMPT, **own, extra_body={"steer": steer})
+    given = options(url, "openai") | {"model": f"text-completion-openai/{questions.MODEL}"}
+    answer = litellm.text_completion(prompt=questions.PROMPT, **given, extra_body={"steer": steer})
     assert answer.choices[0].text == questions.PROMPTS[steer]
 
 
@@ -102,18 +102,18 @@ def test_an_answer_has_the_form_that_was_asked_for(litellm: Any, url: str, provi
 def test_tools_are_called_and_what_they_return_is_believed_as_asked(
     litellm: Any, url: str, provider: str
 ) -> None:
-    own = {**options(url, provider), "tools": [questions.TOOL]}
+    given = {**options(url, provider), "tools": [questions.TOOL]}
     turns: list[Any] = [{"role": "user", "content": questions.TOOL_QUESTION}]
     required = {"tool_choice": "required", "parallel_tool_calls": False}
-    called = litellm.completion(messages=turns, **own, **required).choices[0]
+    called = litellm.completion(messages=turns, **given, **required).choices[0]
     assert called.finish_reason == "tool_calls"
     (call,) = called.message.tool_calls
     assert call.function.name == questions.TOOL_NAME
     assert json.loads(call.function.arguments) == questions.ARGUMENTS
-    chunks = list(litellm.completion(messages=turns, **own, **required, stream=True))
+    chunks = list(litellm.completion(messages=turns, **given, **required, stream=True))
     streamed = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
     assert [json.loads(made.function.arguments) for made in streamed] == [questions.ARGUMENTS]
     result = {"role": "tool", "tool_call_id": call.id, "content": questions.RETURNED}
     for steer, expected in questions.AFTER_THE_TOOL.items():
-        answer = litellm.completion(messages=[*turns, called.message, result], **own, steer=steer)
+        answer = litellm.completion(messages=[*turns, called.message, result], **given, steer=steer)
         assert answer.choices[0].message.content == expected

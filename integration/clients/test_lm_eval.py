@@ -133,8 +133,8 @@ def test_multiple_choice_has_the_oracles_log_probabilities(
     found, oracle = runs[steer]
     scores = [response[0] for sample in found["mini_choice"] for response in sample["resps"]]
     assert len(scores) == 2 * N_DOCUMENTS
-    for (score, is_greedy), (own, own_is_greedy) in zip(scores, oracle["choices"], strict=True):
-        assert float(score) == pytest.approx(own, abs=TOLERANCE)
+    for (score, is_greedy), (choice, own_is_greedy) in zip(scores, oracle["choices"], strict=True):
+        assert float(score) == pytest.approx(choice, abs=TOLERANCE)
         assert is_greedy == str(own_is_greedy)
     pairs = zip(oracle["choices"][::2], oracle["choices"][1::2], strict=True)
     n_memory = sum(memory[0] > context[0] for memory, context in pairs)

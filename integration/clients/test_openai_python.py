@@ -136,7 +136,7 @@ def test_tools_are_called_and_what_they_return_is_believed_as_asked(api: openai.
     assert json.loads(call.function.arguments) == questions.ARGUMENTS
     with api.chat.completions.stream(**options, messages=turns, **required) as stream:
         streamed = stream.get_final_completion().choices[0].message.tool_calls
-    assert [own.function.arguments for own in streamed] == [call.function.arguments]
+    assert [each.function.arguments for each in streamed] == [call.function.arguments]
     result = {"role": "tool", "tool_call_id": call.id, "content": questions.RETURNED}
     for steer, expected in questions.AFTER_THE_TOOL.items():
         answer = api.chat.completions.create(

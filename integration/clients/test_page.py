@@ -58,7 +58,7 @@ def needs(section: str) -> None:
         pytest.skip(f"{section} is not installed here; make {target} does it")
 
 
-@pytest.mark.parametrize("section", [own for own in SECTIONS if blocks(own, "python")])
+@pytest.mark.parametrize("section", [each for each in SECTIONS if blocks(each, "python")])
 def test_the_python_prints_what_it_says(url: str, section: str) -> None:
     needs(section)
     (block,) = blocks(section, "python")
@@ -78,7 +78,7 @@ def test_the_javascript_prints_what_it_says(url: str) -> None:
     assert printed.splitlines() == promised
 
 
-@pytest.mark.parametrize("section", [own for own in SECTIONS if blocks(own, "console")])
+@pytest.mark.parametrize("section", [each for each in SECTIONS if blocks(each, "console")])
 def test_the_commands_print_what_the_page_shows(
     url: str, section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +109,7 @@ def test_the_table_names_the_versions_that_are_installed() -> None:
     lock = json.loads((NODE / "package-lock.json").read_text())
     assert found.pop("openai (npm)") == lock["packages"]["node_modules/openai"]["version"]
     pinned = dict(re.findall(r"(?m)^(\S+)==(\S+)$", (ROOT / "constraints-clients.txt").read_text()))
-    names = {name.lower().replace("_", "-"): own for name, own in pinned.items()}
+    names = {name.lower().replace("_", "-"): each for name, each in pinned.items()}
     newest = re.findall(r"(?m)^openai==(\S+)$", (ROOT / "constraints.txt").read_text())
     for client, versions in found.items():
         expected = [names[client], *(newest if client == "openai" else [])]

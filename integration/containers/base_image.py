@@ -41,9 +41,9 @@ def make(folder: Path) -> None:
     lines = [f"{name} = {value}" for name, value in _pip_settings().items()]
     if CERTIFICATES.exists():
         # By another name: installing the distribution's certificates writes that file anew.
-        own = "etc/this-machine.crt"
-        shutil.copy(CERTIFICATES, folder / own)
-        lines.append(f"cert = /{own}")
+        certificate = "etc/this-machine.crt"
+        shutil.copy(CERTIFICATES, folder / certificate)
+        lines.append(f"cert = /{certificate}")
     (folder / "etc/pip.conf").write_text("\n".join(["[global]", *lines, ""]))
 
 

@@ -148,8 +148,10 @@ def test_the_container_is_restricted_as_the_file_says(project: Project) -> None:
 def test_the_service_for_gpus_asks_for_them_and_shares_the_rest(project: Project) -> None:
     """Only read: nothing here has a GPU, and the engine refuses to start what it cannot give."""
     services = yaml.safe_load(project.compose("--profile=cpu", "config"))["services"]
-    own = services["juice"].pop("deploy")["resources"]["reservations"]["devices"]
-    assert [(device["driver"], device["capabilities"]) for device in own] == [("nvidia", ["gpu"])]
+    devices = services["juice"].pop("deploy")["resources"]["reservations"]["devices"]
+    assert [(device["driver"], device["capabilities"]) for device in devices] == [
+        ("nvidia", ["gpu"])
+    ]
     for service in (services["juice"], services["cpu"]):
         for name in ("build", "image", "profiles", "shm_size"):
             service.pop(name, None)

@@ -25,14 +25,14 @@ NUMBERS = count()
 def write_volume(folder: Path, files: dict[str, bytes]) -> None:
     """Write the files of a Secret or ConfigMap, so that all change at once."""
     folder.mkdir(parents=True, exist_ok=True)
-    own = folder / f"..version_{next(NUMBERS)}"
-    own.mkdir()
+    version = folder / f"..version_{next(NUMBERS)}"
+    version.mkdir()
     for name, content in files.items():
-        (own / name).write_bytes(content)
+        (version / name).write_bytes(content)
         if not (folder / name).is_symlink():
             (folder / name).symlink_to(Path("..data") / name)
     new = folder / "..data_tmp"
-    new.symlink_to(own.name)
+    new.symlink_to(version.name)
     new.rename(folder / "..data")
 
 
@@ -60,7 +60,7 @@ class Container:
     ) -> None:
         (self.spec,) = pod["containers"]
         self.grace_s = float(pod["terminationGracePeriodSeconds"])
-        self.ports = {own["name"]: own["containerPort"] for own in self.spec["ports"]}
+        self.ports = {port["name"]: port["containerPort"] for port in self.spec["ports"]}
         self.mounts: dict[str, Path] = {}
         for mount in self.spec["volumeMounts"]:
             place = folder / mount["mountPath"].lstrip("/")
@@ -76,7 +76,7 @@ class Container:
 
         # Nothing of this machine's environment but what a process needs to start at all.
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-        variables = {own["name"]: placed(own["value"]) for own in self.spec["env"]}
+        variables = {each["name"]: placed(each["value"]) for each in self.spec["env"]}
         environment = {"OMP_NUM_THREADS": "1", **image_env, **(service_env or {}), **variables}
         self.errors_path = folder / "errors"
         self.errors_path.touch()
@@ -101,12 +101,12 @@ class Container:
 
     def probe(self, name: str) -> bool:
         """Return whether a probe of the manifest succeeds now, as a kubelet judges it."""
-        own = self.spec[f"{name}Probe"]
-        get = own["httpGet"]
+        wanted = self.spec[f"{name}Probe"]
+        get = wanted["httpGet"]
         try:
             answer = httpx.get(
                 f"http://127.0.0.1:{self.ports[get['port']]}{get['path']}",
-                timeout=own["timeoutSeconds"],
+                timeout=wanted["timeoutSeconds"],
             )
         except httpx.TransportError:
             return False
@@ -114,8 +114,8 @@ class Container:
 
     def start(self) -> None:
         """Wait until it has started, which the startup probe decides."""
-        own = self.spec["startupProbe"]
-        deadline = time.monotonic() + own["periodSeconds"] * own["failureThreshold"]
+        probe = self.spec["startupProbe"]
+        deadline = time.monotonic() + probe["periodSeconds"] * probe["failureThreshold"]
         while not self.probe("startup"):
             assert self.process.poll() is None, self.errors
             assert time.monotonic() < deadline, "the kubelet would have started it again"

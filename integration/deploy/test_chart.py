@@ -103,9 +103,9 @@ def test_the_schema_has_the_values_that_the_chart_has() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     assert set(schema) == {"global", *values}, "global is what a chart above this one may set"
-    for name, own in schema.items():
-        if "properties" in own and name != "resources":
-            assert set(own["properties"]) == set(values[name]), name
+    for name, each in schema.items():
+        if "properties" in each and name != "resources":
+            assert set(each["properties"]) == set(values[name]), name
 
 
 def test_the_image_is_the_one_that_a_release_publishes() -> None:
@@ -113,11 +113,11 @@ def test_the_image_is_the_one_that_a_release_publishes() -> None:
     repository = project["urls"]["Source"].removeprefix("https://github.com/")
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "image.yml").read_text())
     job = workflow["jobs"]["image"]
-    (name,) = [own["with"]["images"] for own in job["steps"] if own.get("id") == "names"]
+    (name,) = [step["with"]["images"] for step in job["steps"] if step.get("id") == "names"]
     published = name.replace("${{ github.repository }}", repository)
     gpu, cpu = [
-        f"{published}:{project['version']}{own['suffix']}"
-        for own in job["strategy"]["matrix"]["include"]
+        f"{published}:{project['version']}{each['suffix']}"
+        for each in job["strategy"]["matrix"]["include"]
     ]
     images = {
         choice: pod_of(rendered(*CHOICES[choice]))["containers"][0]["image"] for choice in CHOICES
@@ -137,10 +137,10 @@ def test_what_ten_replicas_need_is_made_by_the_page() -> None:
     values = yaml.safe_load((VALUES / "ten-replicas.yaml").read_text())
     page = PAGE.read_text()
     sets = values["headSets"]["configMaps"]
-    assert {own["path"].split("/")[0] for own in sets} == {values["model"].replace("/", "--")}
-    assert [own["path"].split("/")[1] for own in sets] == ["context", "parametric"]
-    for own in sets:
-        made = f"kubectl create configmap {own['name']} --from-file=head_sets/{own['path']}\n"
+    assert {each["path"].split("/")[0] for each in sets} == {values["model"].replace("/", "--")}
+    assert [each["path"].split("/")[1] for each in sets] == ["context", "parametric"]
+    for item in sets:
+        made = f"kubectl create configmap {item['name']} --from-file=head_sets/{item['path']}\n"
         assert made in page
     assert f"juice identify --model {values['model']} " in page
     keys, hub = values["keys"]["existingSecret"], values["hubToken"]["existingSecret"]
@@ -249,9 +249,9 @@ def test_by_default_an_upgrade_cuts_no_request_and_takes_nothing_away_first() ->
     deployment = the("Deployment", rendered(*OPEN))
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     drain = next(
-        float(own.removeprefix("--drain="))
-        for own in pod_of([deployment])["containers"][0]["args"]
-        if own.startswith("--drain=")
+        float(arg.removeprefix("--drain="))
+        for arg in pod_of([deployment])["containers"][0]["args"]
+        if arg.startswith("--drain=")
     )
     assert drain >= Settings.model_fields["request_timeout"].default
 
@@ -263,13 +263,15 @@ def test_probes_and_metrics_are_on_the_admin_port_which_clients_cannot_reach() -
         "admin"
     }
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "admin"}
-    service, replicas = (own for own in manifests if own["kind"] == "Service")
+    service, replicas = (manifest for manifest in manifests if manifest["kind"] == "Service")
     assert [port["name"] for port in service["spec"]["ports"]] == ["http"]
     assert replicas["spec"]["clusterIP"] == "None"
     monitor = the("ServiceMonitor", manifests)
     assert monitor["spec"]["endpoints"][0]["port"] == "admin"
     wanted = monitor["spec"]["selector"]["matchLabels"]
-    assert [wanted.items() <= own["metadata"]["labels"].items() for own in (service, replicas)] == [
+    assert [
+        wanted.items() <= each["metadata"]["labels"].items() for each in (service, replicas)
+    ] == [
         False,
         True,
     ]
@@ -287,10 +289,10 @@ def test_what_selects_pods_selects_these() -> None:
         the("Deployment", manifests)["spec"]["selector"]["matchLabels"],
         the("PodDisruptionBudget", manifests)["spec"]["selector"]["matchLabels"],
         the("NetworkPolicy", manifests)["spec"]["podSelector"]["matchLabels"],
-        *(own["spec"]["selector"] for own in manifests if own["kind"] == "Service"),
+        *(manifest["spec"]["selector"] for manifest in manifests if manifest["kind"] == "Service"),
         *(
-            own["labelSelector"]["matchLabels"]
-            for own in pod_of(manifests)["topologySpreadConstraints"]
+            topologyspreadconstraint["labelSelector"]["matchLabels"]
+            for topologyspreadconstraint in pod_of(manifests)["topologySpreadConstraints"]
         ),
     ]
     assert len(selectors) == 6

@@ -33,11 +33,13 @@ def test_what_the_page_sets_reaches_the_server() -> None:
 
 
 def test_nobody_can_log_in_to_grafana() -> None:
-    own = SERVICES["grafana"]["environment"]
-    assert own["GF_AUTH_ANONYMOUS_ENABLED"] == "true"
-    assert "GF_AUTH_ANONYMOUS_ORG_ROLE" not in own, "by default it may look only"
-    assert own["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
-    assert own["GF_AUTH_BASIC_ENABLED"] == "false", "its API takes a password, too"
-    assert own["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true", "no admin with admin"
+    environment = SERVICES["grafana"]["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == "true"
+    assert "GF_AUTH_ANONYMOUS_ORG_ROLE" not in environment, "by default it may look only"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false", "its API takes a password, too"
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true", (
+        "no admin with admin"
+    )
     for name in ("grafana", "prometheus"):
         assert all(port.startswith("127.0.0.1:") for port in SERVICES[name]["ports"])

@@ -46,7 +46,7 @@ def service_variables(manifests: list[dict[str, Any]]) -> dict[str, str]:
     A headless Service gets no variables; its are added, since another may have that name.
     """
     variables = {}
-    for service in (own for own in manifests if own["kind"] == "Service"):
+    for service in (manifest for manifest in manifests if manifest["kind"] == "Service"):
         name = service["metadata"]["name"].upper().replace("-", "_")
         ports = service["spec"]["ports"]
         variables[f"{name}_SERVICE_HOST"] = "10.0.0.7"
@@ -92,7 +92,7 @@ def running(
         image_env={**image_env, "JUICE_ENGINE": "own"},
         volumes={
             "keys": {name: text.encode() for name, text in keys.items()},
-            "head-set-0": {own.name: own.read_bytes() for own in head_set.iterdir()},
+            "head-set-0": {each.name: each.read_bytes() for each in head_set.iterdir()},
         },
         folder=folder,
         service_env=service_variables(manifests) if with_service_links else None,
@@ -153,7 +153,7 @@ def test_it_starts_serves_and_leaves_as_kubernetes_asks(tmp_path: Path) -> None:
                 return False
 
             within(30, is_closed, "it takes nothing new")
-            assert [own.result().json()["text"] for own in late] == [whole.json()["text"]] * 4
+            assert [each.result().json()["text"] for each in late] == [whole.json()["text"]] * 4
         assert container.process.wait(timeout=max(0, killed_at - time.monotonic())) == 0
         assert "Traceback" not in container.errors
 

@@ -23,7 +23,9 @@ DEFAULTS = {
 
 
 def the_block(language: str, part: str) -> Block:
-    (found,) = [own for own in blocks(PAGE) if own.language == language and part in own.text]
+    (found,) = [
+        block for block in blocks(PAGE) if block.language == language and part in block.text
+    ]
     return found
 
 
@@ -36,12 +38,12 @@ def variables() -> dict[str, str]:
 
 def test_ray_starts_as_in_the_tests_of_two_machines() -> None:
     """The times that the page shows hold with these health checks only; and Ray reports nothing."""
-    own = variables()
-    assert own["RAY_AUTH_MODE"] == "token"
-    assert own["RAY_AUTH_TOKEN"]
-    assert own["RAY_USAGE_STATS_ENABLED"] == ENVIRONMENT["RAY_USAGE_STATS_ENABLED"] == "0"
+    values = variables()
+    assert values["RAY_AUTH_MODE"] == "token"
+    assert values["RAY_AUTH_TOKEN"]
+    assert values["RAY_USAGE_STATS_ENABLED"] == ENVIRONMENT["RAY_USAGE_STATS_ENABLED"] == "0"
     tested = {name: value for name, value in ENVIRONMENT.items() if "health_check" in name}
-    assert {name: own.get(name, DEFAULTS.get(name)) for name in tested} == tested
+    assert {name: values.get(name, DEFAULTS.get(name)) for name in tested} == tested
     page = PAGE.read_text()
     for name in ("period_ms", "failure_threshold"):
         name = f"RAY_health_check_{name}"
@@ -77,7 +79,7 @@ def test_the_page_shows_and_makes_what_the_file_for_ten_replicas_has() -> None:
 def is_part(shown: Any, whole: Any) -> bool:
     """Return whether all that is shown is in the whole, at the same places."""
     if isinstance(shown, dict):
-        return all(name in whole and is_part(own, whole[name]) for name, own in shown.items())
+        return all(name in whole and is_part(each, whole[name]) for name, each in shown.items())
     if isinstance(shown, list):
         return len(shown) == len(whole) and all(map(is_part, shown, whole))
     return bool(shown == whole)

@@ -40,7 +40,7 @@ def servers() -> Iterator[tuple[Server, Server]]:
 @pytest.fixture
 def url(servers: tuple[Server, Server], tmp_path: Path) -> Iterator[str]:
     """Run nginx as the page says, with the addresses of these servers."""
-    (block,) = [own.text for own in run_by(PAGE, "integration/deploy/test_nginx.py")]
+    (block,) = [each.text for each in run_by(PAGE, "integration/deploy/test_nginx.py")]
     port = free_port()
     for i, server in enumerate(servers, 1):
         block = block.replace(f"10.0.0.{i}:8000", f"127.0.0.1:{server.port}")

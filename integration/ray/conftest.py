@@ -83,9 +83,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def results(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What a test measures, under its own name."""
-    own: dict[str, Any] = {}
-    request.config.stash[RESULTS][request.node.name.removeprefix("test_")] = own
-    return own
+    each: dict[str, Any] = {}
+    request.config.stash[RESULTS][request.node.name.removeprefix("test_")] = each
+    return each
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -100,5 +100,5 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             "machine": rig.machine(),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = {"facts": facts, **session.config.stash[RESULTS]}
-        path.write_text(json.dumps(own, indent=1) + "\n")
+        everything = {"facts": facts, **session.config.stash[RESULTS]}
+        path.write_text(json.dumps(everything, indent=1) + "\n")

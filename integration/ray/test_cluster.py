@@ -61,7 +61,7 @@ def started(cluster: Cluster, kinds: Sequence[type[Stream]], on: str = "") -> li
         assert len(streams) <= MAX_STREAMS, "too many streams for both machines"
         for stream in streams:
             stream.wait_until_it_runs(60)
-        there = {type(own) for own in streams if own.host == on or not on}
+        there = {type(each) for each in streams if each.host == on or not on}
         missing = [kind for kind in kinds if kind not in there]
     return streams
 
@@ -83,7 +83,7 @@ def test_answers_are_those_of_the_local_engine_from_both_machines(
 
 
 def test_models_are_chosen_by_their_name_in_body_query_and_path(client: httpx.Client) -> None:
-    names = [own["id"] for own in client.get("/v1/models").json()["data"]]
+    names = [each["id"] for each in client.get("/v1/models").json()["data"]]
     assert {"mini", "mini:context", "remembering", "remembering:none"} <= set(names)
     body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
     texts = {
@@ -206,8 +206,8 @@ def test_replicas_are_added_for_ongoing_requests_and_taken_away(
                 assert time.monotonic() - begun < 120
                 await asyncio.sleep(0.5)
             grown = time.monotonic() - begun
-            answers = [own.json() for own in await asyncio.gather(*many)]
-            assert all(own["steering"]["applied"] for own in answers)
+            answers = [each.json() for each in await asyncio.gather(*many)]
+            assert all(answer["steering"]["applied"] for answer in answers)
             return grown
 
     results["second_replica_after_s"] = round(asyncio.run(ask()), 1)
@@ -233,8 +233,8 @@ def test_an_upgrade_loses_no_request(
     for stream in streams:
         stream.join(120)
     results |= asking.check()
-    results["streams"] = dict(Counter(own.outcome for own in streams))
-    assert results["streams"] == {"done": 2}, [own.error for own in streams]
+    results["streams"] = dict(Counter(each.outcome for each in streams))
+    assert results["streams"] == {"done": 2}, [each.error for each in streams]
 
 
 def is_settled(cluster: Cluster) -> bool:
@@ -308,8 +308,8 @@ def test_a_machine_cut_off_for_a_minute_is_used_again(
 
 def assert_only_those_of(name: str, streams: list[Stream], long_text: str) -> None:
     """Assert that the streams of one machine ended with an error, and the others whole."""
-    theirs = [own for own in streams if own.host == name]
-    others = [own for own in streams if own.host != name]
+    theirs = [each for each in streams if each.host == name]
+    others = [each for each in streams if each.host != name]
     assert theirs
     assert others
     for stream in theirs:
@@ -325,10 +325,12 @@ def assert_only_those_of(name: str, streams: list[Stream], long_text: str) -> No
 
 def longest_error_s(streams: list[Stream], begun: float) -> float:
     """Return how long it took until the last client knew."""
-    return round(max(own.ended - begun for own in streams if own.outcome == "error"), 2)
+    return round(max(stream.ended - begun for stream in streams if stream.outcome == "error"), 2)
 
 
 def outcomes(streams: list[Stream]) -> dict[str, int]:
     """Return how many streams of each client ended in each way."""
     names = {Stream: "httpx", OpenAIStream: "openai"}
-    return dict(sorted(Counter(f"{names[type(own)]}, {own.outcome}" for own in streams).items()))
+    return dict(
+        sorted(Counter(f"{names[type(stream)]}, {stream.outcome}" for stream in streams).items())
+    )

@@ -107,10 +107,10 @@ def ask(client: httpx.Client, model: str, steer: str) -> dict[str, Any]:
 def test_a_replica_on_either_engine_is_steered_and_says_the_same(client: httpx.Client) -> None:
     texts = {}
     for steer in ("none", "context", "parametric"):
-        own, on_vllm = (ask(client, model, steer) for model in ("own", "on-vllm"))
-        texts[steer] = own["choices"][0]["text"]
+        ours, on_vllm = (ask(client, model, steer) for model in ("own", "on-vllm"))
+        texts[steer] = ours["choices"][0]["text"]
         assert on_vllm["choices"][0]["text"] == texts[steer]
-        for answer in (own, on_vllm):
+        for answer in (ours, on_vllm):
             assert answer["steering"]["applied"] is (steer != "none")
     assert "Lima" in texts["parametric"]
     assert "Lima" not in texts["context"]
@@ -129,4 +129,4 @@ def test_what_cannot_be_served_is_refused_as_by_one_server(client: httpx.Client)
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     without_key = client.post("/generate", json={"prompt": PROMPT}, headers={"authorization": ""})
     assert without_key.status_code == 401
-    assert {"own", "on-vllm"} < {own["id"] for own in client.get("/v1/models").json()["data"]}
+    assert {"own", "on-vllm"} < {each["id"] for each in client.get("/v1/models").json()["data"]}

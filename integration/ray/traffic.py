@@ -170,12 +170,14 @@ class Asking:
 
     def check(self) -> dict[str, Any]:
         """Assert that every request was answered as by one server, and return what was seen."""
-        wrong = [own for own in self.answers if own.status != 200 or own.text != " Lima."]
+        wrong = [
+            answer for answer in self.answers if answer.status != 200 or answer.text != " Lima."
+        ]
         assert not wrong, wrong[:3]
         assert self.answers
-        assert all(own.is_steered for own in self.answers)
+        assert all(answer.is_steered for answer in self.answers)
         return {
             "requests": len(self.answers),
             "answered_and_steered": len(self.answers),
-            "longest_s": round(max(own.duration_s for own in self.answers), 2),
+            "longest_s": round(max(answer.duration_s for answer in self.answers), 2),
         }

@@ -223,11 +223,11 @@ class Translator:
             made: list[Request] = []
             for prompt in prompts:
                 ids = self.tokens(prompt.text, add_special_tokens=special)
-                own = {
+                limits = {
                     "max_tokens": self._max_tokens(fields, len(ids)),
                     **self._about_context(prompt, model, steer, add_special_tokens=special),
                 }
-                of_prompt = shared.model_copy(update=own)
+                of_prompt = shared.model_copy(update=limits)
                 one = model.request(ids, of_prompt, priority=priority)
                 made += [one.with_options(seed=seed) for seed in seeds]
             return made

@@ -108,7 +108,7 @@ def _parsed(asked: Any) -> Steer:
     except json.JSONDecodeError as error:
         raise RequestError(f"steer is not JSON: {error}", param="steer") from error
     except ValidationError as error:
-        errors = [{**own, "loc": ("body", "steer", *own["loc"])} for own in error.errors()]
+        errors = [{**each, "loc": ("body", "steer", *each["loc"])} for each in error.errors()]
         raise RequestValidationError(errors) from error
     assert steer is not None, "null means no steering, and was taken for that"
     return steer

@@ -62,14 +62,14 @@ def test_exactness_and_speed_are_written(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (own,) = distributions(path=[str(brought)])
-    (plugin,) = own.entry_points.select(group="vllm.general_plugins")
+    (installed,) = distributions(path=[str(brought)])
+    (plugin,) = installed.entry_points.select(group="vllm.general_plugins")
     assert plugin.value == "juice.engine.vllm.plugin:register"
     result = json.loads(out.read_text())
-    assert {(own["model"], own["dtype"], own["exact"]) for own in result["exactness"]} == {
+    assert {(each["model"], each["dtype"], each["exact"]) for each in result["exactness"]} == {
         (model, dtype, True) for model in ("mini", "GPT-2") for dtype in ("float32", "bfloat16")
     }
-    assert all(own["differences"] for own in result["exactness"])
+    assert all(each["differences"] for each in result["exactness"])
     assert result["machine"]["cpu"]
     (speed,) = result["speed"]
     assert speed["groups"] == [[WAYS[1], WAYS[0]], [WAYS[2], WAYS[0]]]
@@ -88,11 +88,11 @@ def test_exactness_and_speed_are_written(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_device_that_fails_is_a_result_of_each_model() -> None:
     found = list(gpu.exactness("cuda", ["bfloat16"], ["mini", "GPT-2"]))
-    assert [(own["model"], own["dtype"], own["exact"]) for own in found] == [
+    assert [(each["model"], each["dtype"], each["exact"]) for each in found] == [
         ("mini", "bfloat16", False),
         ("GPT-2", "bfloat16", False),
     ]
-    assert all(own["reason"] for own in found)
+    assert all(each["reason"] for each in found)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -118,8 +118,8 @@ def needed(*names: str) -> set[str]:
         name = re.sub("[-_.]+", "-", left.pop()).lower()
         if name not in found:
             found.add(name)
-            own = map(Requirement, requires(name) or [])
-            left += [r.name for r in own if r.marker is None or r.marker.evaluate({"extra": ""})]
+            needs = map(Requirement, requires(name) or [])
+            left += [r.name for r in needs if r.marker is None or r.marker.evaluate({"extra": ""})]
     return found
 
 

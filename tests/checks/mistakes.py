@@ -26,7 +26,7 @@ COPY, SWAP = SlotCache.copy, SlotCache.swap
 
 
 def _change_plan(patch: Patch, change: Change) -> None:
-    patch.setattr(ModelHooks, "steer", lambda own, plan: STEER(own, change(plan)))
+    patch.setattr(ModelHooks, "steer", lambda steering, plan: STEER(steering, change(plan)))
 
 
 def _change_coefficients(
@@ -34,15 +34,18 @@ def _change_coefficients(
 ) -> None:
     """Change the coefficients of every layer, [rows, n_heads]: a new tensor, or in place."""
 
-    def changed(own: torch.Tensor) -> torch.Tensor:
-        own = own.clone()
-        result = change(own)
-        return own if result is None else result
+    def changed(z: torch.Tensor) -> torch.Tensor:
+        z = z.clone()
+        result = change(z)
+        return z if result is None else result
 
     _change_plan(
         patch,
         lambda plan: replace(
-            plan, coefficients={layer: changed(own) for layer, own in plan.coefficients.items()}
+            plan,
+            coefficients={
+                layer: changed(coefficient) for layer, coefficient in plan.coefficients.items()
+            },
         ),
     )
 
@@ -59,16 +62,19 @@ def the_own_row_as_source(patch: Patch) -> None:
     _change_plan(
         patch,
         lambda plan: replace(
-            plan, sources={layer: torch.arange(len(own)) for layer, own in plan.sources.items()}
+            plan,
+            sources={layer: torch.arange(len(source)) for layer, source in plan.sources.items()},
         ),
     )
 
 
 def the_last_layer_missing(patch: Patch) -> None:
     def change(plan: SteeringPlan) -> SteeringPlan:
-        coefficients = {layer: own.clone() for layer, own in sorted(plan.coefficients.items())}
+        coefficients = {layer: each.clone() for layer, each in sorted(plan.coefficients.items())}
         for row in range(min(map(len, coefficients.values()), default=0)):
-            if steered := [layer for layer, own in coefficients.items() if own[row].any()]:
+            if steered := [
+                layer for layer, coefficient in coefficients.items() if coefficient[row].any()
+            ]:
                 coefficients[steered[-1]][row] = 0
         return replace(plan, coefficients=coefficients)
 
@@ -85,14 +91,14 @@ def a_companion_that_ends_early(patch: Patch) -> None:
 
 def the_masks_of_another_companion(patch: Patch) -> None:
     def wrong(value: Any, n_rows: int, origins: torch.Tensor, _copies: Any) -> Any:
-        own = torch.cat([origins[:n_rows], origins[n_rows:].roll(1)])
-        return COPY_ROWS(value, n_rows, own)
+        rolled = torch.cat([origins[:n_rows], origins[n_rows:].roll(1)])
+        return COPY_ROWS(value, n_rows, rolled)
 
     patch.setattr(hooks, "copy_rows", wrong)
 
 
 def another_scale(patch: Patch) -> None:
-    _change_coefficients(patch, lambda own: 1.25 * own)
+    _change_coefficients(patch, lambda table: 1.25 * table)
 
 
 def the_prompt_alone(patch: Patch) -> None:
@@ -112,15 +118,15 @@ def companions_that_do_not_move(patch: Patch) -> None:
 
 
 def heads_from_the_ninth_dropped(patch: Patch) -> None:
-    _change_coefficients(patch, lambda own: own[:, 8:].zero_() and None)
+    _change_coefficients(patch, lambda table: table[:, 8:].zero_() and None)
 
 
 def heads_permuted_but_the_first(patch: Patch) -> None:
-    _change_coefficients(patch, lambda own: torch.cat([own[:, :1], own[:, 1:].roll(1, 1)], 1))
+    _change_coefficients(patch, lambda table: torch.cat([table[:, :1], table[:, 1:].roll(1, 1)], 1))
 
 
 def no_steering_above_eight_rows(patch: Patch) -> None:
-    _change_coefficients(patch, lambda own: own[8:].zero_() and None)
+    _change_coefficients(patch, lambda table: table[8:].zero_() and None)
 
 
 def no_steering(patch: Patch) -> None:
@@ -128,12 +134,14 @@ def no_steering(patch: Patch) -> None:
 
 
 def the_next_head(patch: Patch) -> None:
-    _change_coefficients(patch, lambda own: own.roll(1, 1))
+    _change_coefficients(patch, lambda table: table.roll(1, 1))
 
 
 def masks_off_by_one(patch: Patch) -> None:
     patch.setattr(
-        AttentionPattern, "masks", lambda own, positions, *more: MASKS(own, positions + 1, *more)
+        AttentionPattern,
+        "masks",
+        lambda pattern, positions, *more: MASKS(pattern, positions + 1, *more),
     )
 
 
@@ -166,7 +174,7 @@ def a_row_list_that_forgets_who_decodes(patch: Patch) -> None:
 
 
 MISTAKES = {
-    name: own
-    for name, own in list(globals().items())
-    if callable(own) and getattr(own, "__module__", "") == __name__ and not name.startswith("_")
+    name: each
+    for name, each in list(globals().items())
+    if callable(each) and getattr(each, "__module__", "") == __name__ and not name.startswith("_")
 }

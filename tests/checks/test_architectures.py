@@ -79,8 +79,8 @@ def test_an_architecture_is_steered_as_the_two_run_definition(
         completions = BatchingEngine(loaded.loaded, limits, mode).generate(
             [r for r, _, _ in requests]
         )
-        for completion, own in zip(completions, expected, strict=True):
-            assert_completes(completion, own, TOLERANCE)
+        for completion, each in zip(completions, expected, strict=True):
+            assert_completes(completion, each, TOLERANCE)
     assert not caplog.records, "a batch failed, and its rows were run alone"
     _check_probes(loaded, network)
     FOUND[architecture.name] = _row(architecture, loaded)

@@ -171,10 +171,10 @@ def test_a_model_with_an_undeclared_sliding_window_keeps_its_own_masks() -> None
             else 0
         )
         distance = torch.arange(cached, cached + n)[:, None] - torch.arange(cached + n)
-        own = torch.zeros(1, 1, n, cached + n).masked_fill((distance < 0) | (distance > 1), -1e9)
+        banded = torch.zeros(1, 1, n, cached + n).masked_fill((distance < 0) | (distance > 1), -1e9)
         return args, {
             **kwargs,
-            "attention_mask": own if mask is None or mask.dtype == torch.bool else own + mask,
+            "attention_mask": banded if mask is None or mask.dtype == torch.bool else banded + mask,
         }
 
     network.model.layers[2].self_attn.register_forward_pre_hook(local, with_kwargs=True)

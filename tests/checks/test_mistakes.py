@@ -43,12 +43,14 @@ def network(shape: str, n_layers: int, n_heads: int) -> PreTrainedModel:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(own, marks=() if own in QUICK else pytest.mark.torture)
-        for own in product(
+        pytest.param(each, marks=() if each in QUICK else pytest.mark.torture)
+        for each in product(
             ("gpt2", "llama"), (24, 40), (torch.float32, torch.bfloat16, torch.float16)
         )
     ],
-    ids=lambda own: f"{own[0]} {own[1]}x{N_HEADS[own[1]]} {str(own[2]).removeprefix('torch.')}",
+    ids=lambda given: (
+        f"{given[0]} {given[1]}x{N_HEADS[given[1]]} {str(given[2]).removeprefix('torch.')}"
+    ),
 )
 def loaded(request: pytest.FixtureRequest) -> LoadedModel:
     shape, n_layers, dtype = request.param

@@ -47,7 +47,7 @@ def test_another_definition_is_noticed(model: juice.SteeredModel) -> None:
 
     def scaled(request: Request, *read: Any) -> Any:
         steering = request.steering
-        larger = {layer: 1.25 * own for layer, own in steering.coefficients.items()}
+        larger = {layer: 1.25 * coefficient for layer, coefficient in steering.coefficients.items()}
         return right(replace(request, steering=replace(steering, coefficients=larger)), *read)
 
     def shifted(request: Request, new: Sequence[int], reads: Any) -> Any:
@@ -73,7 +73,7 @@ def test_an_engine_that_steers_no_layer_is_checked_unsteered(model: juice.Steere
     """As vLLM is without head sets."""
 
     def asked(scale: float) -> list[Request]:
-        return [replace(own, steering=unsteered()) for own in requests_at(model.loaded, scale)]
+        return [replace(each, steering=unsteered()) for each in requests_at(model.loaded, scale)]
 
     found = measured(model, defined_by(model.loaded), demands=VLLM, asked=asked)
     assert found.is_close(VLLM, model.description)

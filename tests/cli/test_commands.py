@@ -55,7 +55,7 @@ def test_compare_shows_the_answers_of_context_and_memory() -> None:
 def test_helps_show_no_default_that_nobody_could_give() -> None:
     """Kills: `(PydanticUndefined by default)` where each run makes a new default."""
     commands = typer.main.get_command(app).commands
-    helps = [str(own.help) for command in commands.values() for own in command.params]
+    helps = [str(param.help) for command in commands.values() for param in command.params]
     assert len(helps) > 100
     assert not [text for text in helps if "Undefined" in text or "factory" in text]
 
@@ -70,12 +70,12 @@ def test_compare_shows_columns_on_a_terminal(columns: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     plain = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
-    cells = [[own.strip() for own in line.split("┃")[1:-1]] for line in plain.splitlines()]
+    cells = [[each.strip() for each in line.split("┃")[1:-1]] for line in plain.splitlines()]
     assert ["Memory", "Unsteered", "Context"] in cells
-    answers = [[own.strip() for own in line.split("│")[1:-1]] for line in plain.splitlines()]
-    (said,) = [own for own in answers if own and own[0].startswith("┃ Paris")]
+    answers = [[each.strip() for each in line.split("│")[1:-1]] for line in plain.splitlines()]
+    (said,) = [answer for answer in answers if answer and answer[0].startswith("┃ Paris")]
     assert said[2].startswith("┃ Rome"), "marked where they part"
-    bars = [re.fullmatch(r"([█▏]+) *(\d+%|<1%) \S+", own[0]) for own in answers if own]
+    bars = [re.fullmatch(r"([█▏]+) *(\d+%|<1%) \S+", answer[0]) for answer in answers if answer]
     assert sum(map(bool, bars)) == 3, "each bar on one line with its candidate"
     assert "Unsteered, this model" in plain
     assert "by more than 1 nat" in " ".join(plain.split())

@@ -35,13 +35,13 @@ def test_every_way_names_the_same_set(given: str) -> None:
 
 @pytest.mark.parametrize("given", WAYS)
 def test_inspect_and_select_take_every_way(given: str) -> None:
-    own = HeadSet.load(SHIPPED / "mini" / "context")
+    shipped = HeadSet.load(SHIPPED / "mini" / "context")
     shown = juice("inspect", given, "--head-sets", str(SHIPPED.resolve()), "--json")
-    assert json.loads(shown.stdout)["scores_sha256"] == own.scores_sha256
-    top_k = str(own.identification.top_k)
+    assert json.loads(shown.stdout)["scores_sha256"] == shipped.scores_sha256
+    top_k = str(shipped.identification.top_k)
     sets = str(SHIPPED.resolve())
     chosen = juice("select", given, "--head-sets", sets, "--top-k", top_k, "--json")
-    assert json.loads(chosen.stdout)["heads"] == own.heads.model_dump(mode="json")
+    assert json.loads(chosen.stdout)["heads"] == shipped.heads.model_dump(mode="json")
 
 
 @pytest.mark.parametrize("given", WAYS)
@@ -69,12 +69,12 @@ def test_a_set_of_a_folder_steers_whatever_the_folder_of_sets_holds(tmp_path: Pa
 def test_a_name_wins_over_a_file_or_folder_called_the_same(
     make: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    own = tmp_path / "sets" / "mini" / "context"
-    shutil.copytree(SHIPPED / "mini" / "context", own)
-    heads = HeadSet.load(own).heads.model_dump()
+    place = tmp_path / "sets" / "mini" / "context"
+    shutil.copytree(SHIPPED / "mini" / "context", place)
+    heads = HeadSet.load(place).heads.model_dump()
     betas = {"plus": 1.0, "minus": 0.0}
     one = {"heads": {"plus": heads["plus"][:1], "minus": []}, "betas": betas}
-    change(own, methods={"juice": one})
+    change(place, methods={"juice": one})
     make(tmp_path / "context")
     steer = ("--steer", "context", "--head-set", "context", "--head-sets", str(tmp_path / "sets"))
     done = juice("generate", "Peru", *steer, "--max-tokens", "1", "--json", cwd=tmp_path)

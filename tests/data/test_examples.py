@@ -76,7 +76,7 @@ def test_the_bundled_examples_cover_the_six_relations_and_the_capitals_of_the_wo
         for relation in {e.relation for e in examples}
     }
     assert len(by_relation) == 6
-    assert all(len(own) >= 150 for own in by_relation.values())
+    assert all(len(each) >= 150 for each in by_relation.values())
     capitals = {e.subject for e in by_relation["world_capital"]}
     assert len(capitals) == 231
     assert capitals >= {"Afghanistan", "Brazil", "Fiji", "Nauru", "Peru", "South Sudan", "Zimbabwe"}

@@ -51,9 +51,9 @@ def test_rows_of_every_form_are_the_examples_of_a_file(
 
 
 def test_examples_are_returned_as_they_are() -> None:
-    own = read_examples(rows())
-    assert read_examples(own) == own
-    assert all(a is b for a, b in zip(read_examples(own), own, strict=True))
+    examples = read_examples(rows())
+    assert read_examples(examples) == examples
+    assert all(a is b for a, b in zip(read_examples(examples), examples, strict=True))
 
 
 def test_rows_in_a_format_of_others_are_recognised() -> None:

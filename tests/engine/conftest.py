@@ -37,8 +37,8 @@ def models(
 
         @cache
         def on(engine: str) -> juice.SteeredModel:
-            own: dict[str, Any] = vllm if engine == "vllm" else {}
-            return stack.enter_context(juice.load(folder, dtype="float32", limits=LIMITS, **own))
+            each: dict[str, Any] = vllm if engine == "vllm" else {}
+            return stack.enter_context(juice.load(folder, dtype="float32", limits=LIMITS, **each))
 
         yield on
 

@@ -58,7 +58,9 @@ def test_a_request_carries_its_steering_resolved_once(model: SteeredModel) -> No
     )
     done = model.generate("a", steer="context", head_set=head_set, strength=0.5)[0]
     steering = model.engine.submitted[0].request.steering
-    assert {layer: own.tolist() for layer, own in steering.coefficients.items()} == {
+    assert {
+        layer: coefficient.tolist() for layer, coefficient in steering.coefficients.items()
+    } == {
         1: [0.0, 0.0, 1.0, 0.0],
         3: [-0.5, 0.0, 0.0, 0.0],
     }
@@ -127,7 +129,7 @@ def test_agenerate_and_astream_give_what_generate_and_stream_give() -> None:
         tokens, pieces = asyncio.run(both(model))
         alone = model.generate(prompts, max_tokens=n_tokens, ignore_eos=True)
         assert tokens == [c.token_ids for c in alone]
-        assert [len(own) for own in tokens] == n_tokens
+        assert [len(token) for token in tokens] == n_tokens
         assert pieces == list(model.stream("c", max_tokens=9, ignore_eos=True))
         assert "".join(pieces)
 
@@ -188,7 +190,7 @@ def test_a_task_cancelled_while_it_waits_for_room_runs_nothing_though_its_loop_e
     model = SteeredModel(Full())
     asyncio.run(cancelled(model))
     assert room.wait(30)
-    assert [own.cancelled is not None for own in model.engine.submitted] == [True]
+    assert [each.cancelled is not None for each in model.engine.submitted] == [True]
 
 
 def test_updates_after_the_end_of_a_loop_raise_nothing_in_the_engine() -> None:

@@ -61,10 +61,10 @@ def test_mixed_requests_are_those_of_the_two_runs(engine: Engine, network: PreTr
 def test_a_strength_of_zero_is_unsteered_bit_for_bit(engine: Engine) -> None:
     head_set = HeadSet.parse(head_sets.content(), "test")
     none, zero, full = (
-        run(engine, steering=resolve(Steer(target="context", strength=strength), own))
-        if own
+        run(engine, steering=resolve(Steer(target="context", strength=strength), each))
+        if each
         else run(engine)
-        for strength, own in ((0.0, None), (0.0, head_set), (1.0, head_set))
+        for strength, each in ((0.0, None), (0.0, head_set), (1.0, head_set))
     )
     assert none.tokens == zero.tokens != full.tokens
 

@@ -52,8 +52,8 @@ def test_gated_requests_are_those_of_the_two_runs_or_of_one(
     for i, (request, heads, method) in enumerate(mixed_requests(seed=6, n=32)):
         ids = list(request.prompt_ids)
         steered, plain = (
-            oracle.generate(network, ids, own, request.options.max_tokens, method=method)
-            for own in (heads, {})
+            oracle.generate(network, ids, each, request.options.max_tokens, method=method)
+            for each in (heads, {})
         )
         if not heads:
             requests.append(request)
@@ -64,8 +64,8 @@ def test_gated_requests_are_those_of_the_two_runs_or_of_one(
             ids = [*ids[:-1], steered[0][0], ids[-1]]
             request = replace(request, prompt_ids=tuple(ids))
             steered, plain = (
-                oracle.generate(network, ids, own, request.options.max_tokens, method=method)
-                for own in (heads, {})
+                oracle.generate(network, ids, each, request.options.max_tokens, method=method)
+                for each in (heads, {})
             )
         alone = [rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 4, 20]))]
         value = value_by_definition(network, signal, ids, alone, steered[1][0])
@@ -79,13 +79,13 @@ def test_gated_requests_are_those_of_the_two_runs_or_of_one(
         requests.append(replace(request.with_options(top_logprobs=rng.choice([0, 3])), gate=gate))
         expected.append((steered if steers else plain, steers, value))
     decisions = {
-        (r.gate.signal, own[1]) for r, own in zip(requests, expected, strict=True) if r.gate
+        (r.gate.signal, each[1]) for r, each in zip(requests, expected, strict=True) if r.gate
     }
     assert len(decisions) == 6, "every signal must decide both ways"
-    for request, done, (own, steers, value) in zip(
+    for request, done, (item, steers, value) in zip(
         requests, engine.generate(requests), expected, strict=True
     ):
-        assert_completes(done, own, TOLERANCE)
+        assert_completes(done, item, TOLERANCE)
         assert {len(token.top) for token in done.tokens} == {request.options.top_logprobs}
         if steers is None:
             assert done.steering.gate is None

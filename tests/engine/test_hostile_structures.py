@@ -21,8 +21,8 @@ from juice.files import MINI
 OWN_S = SANDBOX_S + 0.2
 
 
-def schema(own: dict[str, Any]) -> Structure:
-    return Structure.json_schema(own)
+def schema(given: dict[str, Any]) -> Structure:
+    return Structure.json_schema(given)
 
 
 def array(n: int, items: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -142,21 +142,21 @@ def trial_s(structures: Structures) -> float:
 
 def checked(structures: Structures, structure: Structure) -> RequestError | None:
     """Check one, which must take little of the processor's time and little memory."""
-    own, other = time.process_time(), trial_s(structures)
+    before, other = time.process_time(), trial_s(structures)
     error = None
     try:
         structures.check(structure)
         structures.start(structure)
     except RequestError as caught:
         error = caught
-    assert time.process_time() - own < OWN_S
+    assert time.process_time() - before < OWN_S
     assert trial_s(structures) - other < SANDBOX_S + 0.3
     return error
 
 
 @pytest.mark.parametrize(
     "name",
-    [*REFUSED, *(pytest.param(own, marks=pytest.mark.torture) for own in MORE_REFUSED)],
+    [*REFUSED, *(pytest.param(each, marks=pytest.mark.torture) for each in MORE_REFUSED)],
 )
 def test_what_would_take_too_much_is_refused_in_time(structures: Structures, name: str) -> None:
     error = checked(structures, (REFUSED | MORE_REFUSED)[name])
@@ -168,7 +168,7 @@ def test_what_would_take_too_much_is_refused_in_time(structures: Structures, nam
 
 @pytest.mark.parametrize(
     "name",
-    [*FOLLOWED, *(pytest.param(own, marks=pytest.mark.torture) for own in MORE_FOLLOWED)],
+    [*FOLLOWED, *(pytest.param(each, marks=pytest.mark.torture) for each in MORE_FOLLOWED)],
 )
 def test_what_only_looks_so_is_followed(structures: Structures, name: str) -> None:
     assert checked(structures, (FOLLOWED | MORE_FOLLOWED)[name]) is None

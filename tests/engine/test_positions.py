@@ -37,7 +37,7 @@ def test_requests_are_steered_from_their_own_positions_on(
                     network, ids, heads, request.options.max_tokens, method=method, first=first
                 )
             )
-    differing = {own[1][0].sum().item() for own in expected}
+    differing = {each[1][0].sum().item() for each in expected}
     assert len(differing) > 30, "first positions must change what comes out"
     order = rng.sample(range(len(requests)), len(requests))
     done = engine.generate([requests[i] for i in order])
@@ -58,8 +58,8 @@ def test_requests_are_steered_to_a_position_and_by_a_schedule(
         last = rng.choice([None, rng.randrange(first, len(ids) + n)])
         schedule = tuple(rng.choice([0.0, 0.5, 2.0]) for _ in range(rng.choice([0, 1, 3])))
 
-        def scale_of(at: int, own: tuple = (first, last, schedule, len(ids))) -> float:
-            first, last, schedule, n_prompt = own
+        def scale_of(at: int, given: tuple = (first, last, schedule, len(ids))) -> float:
+            first, last, schedule, n_prompt = given
             if at < first or (last is not None and at >= last):
                 return 0.0
             if not schedule or at < n_prompt:
@@ -76,5 +76,5 @@ def test_requests_are_steered_to_a_position_and_by_a_schedule(
             continue
         requests.append(request.with_steering(steering))
         expected.append(oracle.generate(network, ids, heads, n, method=method, scale_of=scale_of))
-    for completion, own in zip(engine.generate(requests), expected, strict=True):
-        assert_completes(completion, own, TOLERANCE)
+    for completion, each in zip(engine.generate(requests), expected, strict=True):
+        assert_completes(completion, each, TOLERANCE)

@@ -20,18 +20,18 @@ def work(client: str, cost: float = 1, **options: int) -> Work:
     return Work(client=client, cost=cost, **options)
 
 
-def finish(queue: FairQueue, own: Work, unused: float = 0) -> None:
-    queue.free(own, n_rows=own.n_rows, n_bytes=own.n_bytes, unused=unused)
+def finish(queue: FairQueue, given: Work, unused: float = 0) -> None:
+    queue.free(given, n_rows=given.n_rows, n_bytes=given.n_bytes, unused=unused)
 
 
 def served(queue: FairQueue, n: int) -> list[Work]:
     """Run n pieces of work one after the other, and return them in order."""
     done = []
     for _ in range(n):
-        own = queue.take()
-        assert own is not None
-        finish(queue, own)
-        done.append(own)
+        taken = queue.take()
+        assert taken is not None
+        finish(queue, taken)
+        done.append(taken)
     return done
 
 
@@ -46,7 +46,7 @@ def test_one_client_alone_has_all_rows_and_each_newcomer_finds_one(n: int) -> No
     queue.put([work("a") for _ in range(500)])
     assert len(started(queue)) == n
     queue.put([work("b")])
-    assert [own.client for own in started(queue)] == ["b"]
+    assert [each.client for each in started(queue)] == ["b"]
     for i in range(10):
         queue.put([work(f"c{i}")])
     assert len(started(queue)) == with_room(n) - n - 1
@@ -57,7 +57,7 @@ def test_clients_that_always_wait_get_the_same_by_what_it_costs() -> None:
     queue = queue_of(1)
     queue.put([work("dear", 30) for _ in range(1000)])
     queue.put([work("cheap", 10) for _ in range(1000)])
-    counts = Counter(own.client for own in served(queue, 400))
+    counts = Counter(each.client for each in served(queue, 400))
     assert counts == {"dear": 100, "cheap": 300}
 
 
@@ -68,10 +68,10 @@ def test_what_was_not_used_is_not_counted() -> None:
         queue.put([work(client, 100) for _ in range(1000)])
     counts = Counter[object]()
     for _ in range(300):
-        own = queue.take()
-        assert own is not None
-        finish(queue, own, unused=50 if own.client == "asks" else 0)
-        counts[own.client] += 1
+        taken = queue.take()
+        assert taken is not None
+        finish(queue, taken, unused=50 if taken.client == "asks" else 0)
+        counts[taken.client] += 1
     assert abs(counts["asks"] - 200) <= 1
 
 
@@ -81,7 +81,7 @@ def test_who_comes_later_owes_nothing_and_has_saved_nothing() -> None:
     queue.put([work("b")])
     served(queue, 200)
     queue.put([work("b") for _ in range(500)])
-    counts = Counter(own.client for own in served(queue, 100))
+    counts = Counter(each.client for each in served(queue, 100))
     assert abs(counts["a"] - counts["b"]) <= 1
 
 
@@ -93,11 +93,11 @@ def test_a_lower_priority_goes_first_until_others_have_waited(
     queue = queue_of(1)
     queue.put([work("slow", priority=1)])
     queue.put([work("fast", priority=0) for _ in range(3)])
-    assert [own.client for own in served(queue, 2)] == ["fast", "fast"]
+    assert [each.client for each in served(queue, 2)] == ["fast", "fast"]
     now += 25
     queue.put([work("fast", priority=0)])
     queue.put([work("fast", priority=-1)])
-    order = [(own.client, own.priority) for own in served(queue, 4)]
+    order = [(each.client, each.priority) for each in served(queue, 4)]
     assert order.index(("slow", 1)) < 3, "nothing waits for ever"
 
 
@@ -110,7 +110,7 @@ def test_age_lets_nobody_of_the_same_priority_pass(monkeypatch: pytest.MonkeyPat
     served(queue, 10)
     now += 100
     queue.put([work("b") for _ in range(100)])
-    counts = Counter(own.client for own in served(queue, 20))
+    counts = Counter(each.client for each in served(queue, 20))
     assert abs(counts["a"] - counts["b"]) <= 1
 
 
@@ -136,8 +136,8 @@ def test_what_a_client_holds_itself_stops_no_one_else() -> None:
     queue.put([work("a", n_bytes=35)])
     for _ in range(3 * MAX_OVERTAKEN):
         queue.put([work("b", n_bytes=1)])
-        (own,) = started(queue)
-        finish(queue, own)
+        (chosen,) = started(queue)
+        finish(queue, chosen)
     assert queue.n_running == 1
 
 
@@ -165,9 +165,9 @@ def test_work_that_does_not_fit_lets_others_pass_but_not_for_ever() -> None:
     queue.put([large])
     queue.put([work("c", n_bytes=1) for _ in range(1000)])
     n_passed = 0
-    while (own := queue.take()) is not None:
-        assert own.client == "c"
-        finish(queue, own)
+    while (found := queue.take()) is not None:
+        assert found.client == "c"
+        finish(queue, found)
         n_passed += 1
     assert n_passed == MAX_OVERTAKEN
     finish(queue, running)
@@ -179,7 +179,7 @@ def test_a_client_leaves_bytes_for_others_and_what_is_alone_always_fits() -> Non
     queue.put([work("a", n_bytes=10) for _ in range(20)])
     assert len(started(queue)) == 8
     queue.put([work("b", n_bytes=10)])
-    assert [own.client for own in started(queue)] == ["b"]
+    assert [each.client for each in started(queue)] == ["b"]
     other = queue_of(4, max_bytes=10)
     other.put([work("a", n_bytes=1000)])
     assert other.take() is not None
@@ -189,7 +189,7 @@ def test_a_client_may_be_bounded() -> None:
     queue = queue_of(8)
     queue.put([work("a", max_running=2) for _ in range(9)])
     queue.put([work("b") for _ in range(3)])
-    assert Counter(own.client for own in started(queue)) == {"a": 2, "b": 3}
+    assert Counter(each.client for each in started(queue)) == {"a": 2, "b": 3}
 
 
 def test_one_client_cannot_fill_what_waits() -> None:
@@ -243,31 +243,31 @@ def test_bounds_hold_and_nothing_is_lost_whatever_comes(seed: int) -> None:
                 waiting |= {*new}
                 n_put += len(new)
             case 1 if waiting and rng.random() < 0.2:
-                own = rng.choice(sorted(waiting))
-                assert queue.drop(own)
-                assert not queue.drop(own)
-                waiting.remove(own)
+                chosen = rng.choice(sorted(waiting))
+                assert queue.drop(chosen)
+                assert not queue.drop(chosen)
+                waiting.remove(chosen)
                 n_done += 1
             case 2 if running:
-                own = rng.choice(sorted(running))
-                finish(queue, own, rng.random() * own.cost)
-                running.remove(own)
+                chosen = rng.choice(sorted(running))
+                finish(queue, chosen, rng.random() * chosen.cost)
+                running.remove(chosen)
                 n_done += 1
             case _:
                 if (taken := queue.take()) is not None:
                     waiting.remove(taken)
                     running.add(taken)
-        n_rows = sum(own.n_rows for own in running)
+        n_rows = sum(each.n_rows for each in running)
         assert (queue.n_running, queue.n_waiting) == (n_rows, len(waiting))
         assert n_rows <= max(queue.n_rows, 2)
-        assert sum(own.n_bytes for own in running) <= 100 or len(running) == 1
+        assert sum(each.n_bytes for each in running) <= 100 or len(running) == 1
     while waiting or running:
         while (taken := queue.take()) is not None:
             waiting.remove(taken)
             running.add(taken)
         assert running, "something waits, and nothing that runs could make room"
-        own = min(running)
-        finish(queue, own)
-        running.remove(own)
+        chosen = min(running)
+        finish(queue, chosen)
+        running.remove(chosen)
         n_done += 1
     assert n_done == n_put

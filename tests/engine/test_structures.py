@@ -56,7 +56,9 @@ def test_each_token_is_the_likeliest_that_may_come_and_its_score_is_the_models(
     engine: Engine, network: PreTrainedModel, steered: bool
 ) -> None:
     """The oracle: two uncached runs of transformers' model, and llguidance's matcher by itself."""
-    own = engine.generate([asked(Structure.json_schema(PERSON), top_logprobs=3, **plain(steered))])
+    completion = engine.generate(
+        [asked(Structure.json_schema(PERSON), top_logprobs=3, **plain(steered))]
+    )
     description = engine.description
     vocabulary = from_tokenizer(
         description.tokenizer,
@@ -68,7 +70,7 @@ def test_each_token_is_the_likeliest_that_may_come_and_its_score_is_the_models(
     matcher = llguidance.LLMatcher(vocabulary, grammar)
     ids = list(PROMPT)
     n_ruled_out = 0
-    for token in own[0].tokens:
+    for token in completion[0].tokens:
         logits = oracle.steered_logits(network, ids, HEADS if steered else {})[-1]
         scores = logits.log_softmax(-1)
         assert token.logprob == pytest.approx(float(scores[token.id]), abs=1e-3)
@@ -80,8 +82,8 @@ def test_each_token_is_the_likeliest_that_may_come_and_its_score_is_the_models(
         assert matcher.consume_token(token.id)
         ids.append(token.id)
     assert n_ruled_out, "the structure changed something"
-    assert own[0].finish_reason == "stop"
-    jsonschema.validate(json.loads(own[0].text), PERSON)
+    assert completion[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(completion[0].text), PERSON)
 
 
 def test_requests_with_and_without_a_structure_share_batches(engine: Engine) -> None:
@@ -162,7 +164,7 @@ def test_an_answer_that_is_cut_says_so(engine: Engine) -> None:
         Structure("grammar", "start: missing"),
         Structure("grammar", ""),
     ],
-    ids=lambda own: f"{own.form}: {own.text[:20]}",
+    ids=lambda given: f"{given.form}: {given.text[:20]}",
 )
 def test_a_structure_that_cannot_be_followed_is_refused(
     engine: Engine, structure: Structure

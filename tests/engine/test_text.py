@@ -44,7 +44,7 @@ def test_each_token_has_its_share_of_the_text() -> None:
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
     ids = [3, 4, *(6 + byte for byte in "é".encode()), 5, 1]
-    assert [tokenizer.decode([own]) for own in ids[:2]] == ["Charles", "Dickens"]
+    assert [tokenizer.decode([each]) for each in ids[:2]] == ["Charles", "Dickens"]
     done: list[Completion] = []
     transcript = Transcript(
         Request.of(prompt_ids=(2,)),
@@ -52,7 +52,7 @@ def test_each_token_has_its_share_of_the_text() -> None:
         frozenset({1}),
         lambda update: done.extend([update.completion] if update.completion else []),
     )
-    transcript.add([ScoredToken(own, 0.0) for own in ids])
+    transcript.add([ScoredToken(each, 0.0) for each in ids])
     transcript.complete()
     shares = [token.text for token in done[0].tokens]
     assert shares == [" Charles", " Dickens", "", "é", ".", ""]

@@ -33,25 +33,25 @@ FEW = pytest.mark.parametrize("n", [10, pytest.param(200, marks=pytest.mark.tort
 
 def mutated(data: bytes, rng: Random) -> bytes:
     """Return bytes with one to four changes: flipped, cut, doubled, moved, replaced."""
-    own = bytearray(data)
+    content = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        at, n = rng.randrange(len(own) + 1), rng.choice([1, 1, 2, 8, 60])
+        at, n = rng.randrange(len(content) + 1), rng.choice([1, 1, 2, 8, 60])
         match rng.randrange(6):
-            case 0 if at < len(own):
-                own[at] ^= 1 << rng.randrange(8)
+            case 0 if at < len(content):
+                content[at] ^= 1 << rng.randrange(8)
             case 1:
-                del own[at : at + n]
+                del content[at : at + n]
             case 2:
-                own[at:at] = own[at : at + n]
+                content[at:at] = content[at : at + n]
             case 3:
-                own[at:at] = bytes(rng.randrange(256) for _ in range(n))
+                content[at:at] = bytes(rng.randrange(256) for _ in range(n))
             case 4:
-                own[at : at + n] = rng.choice(PIECES)
+                content[at : at + n] = rng.choice(PIECES)
             case _:
-                del own[at:]
-        if not own:
+                del content[at:]
+        if not content:
             break
-    return bytes(own)
+    return bytes(content)
 
 
 def changed(content: Any, rng: Random) -> Any:
@@ -71,7 +71,7 @@ def is_within(part: Any, whole: Any) -> bool:
         return all(key in whole and is_within(part[key], whole[key]) for key in part)
     if isinstance(part, list) and isinstance(whole, list):
         pairs = zip(part, whole, strict=True)
-        return len(part) == len(whole) and all(is_within(own, other) for own, other in pairs)
+        return len(part) == len(whole) and all(is_within(each, other) for each, other in pairs)
     return part == whole and (part is whole or isinstance(part, str | int | float))
 
 
@@ -108,14 +108,14 @@ def test_content_of_any_type_with_its_hash_is_a_set_or_refused(tmp_path: Path, n
     content = json.loads((folder / "head_set.json").read_text())
     del content["sha256"]
     for _ in range(n):
-        own = changed(content, rng)
-        text = sealed(own) if isinstance(own, dict) else json.dumps(own)
+        damaged = changed(content, rng)
+        text = sealed(damaged) if isinstance(damaged, dict) else json.dumps(damaged)
         (folder / "head_set.json").write_text(text)
         try:
             found = HeadSet.load(folder)
         except HeadSetError:
             continue
-        assert is_within(own, found.model_dump(mode="json"))
+        assert is_within(damaged, found.model_dump(mode="json"))
 
 
 def save_until(folder: Path, end: Any) -> None:
@@ -123,8 +123,8 @@ def save_until(folder: Path, end: Any) -> None:
     one = scored()
     other = one.model_copy(update={"source": "other", "scores": None, "scores_sha256": None})
     while not end.is_set():
-        for own in (one, other):
-            own.save(folder, overwrite=True)
+        for each in (one, other):
+            each.save(folder, overwrite=True)
 
 
 def test_a_reader_beside_a_saver_always_has_one_of_the_sets(tmp_path: Path) -> None:

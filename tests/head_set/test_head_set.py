@@ -141,17 +141,17 @@ def test_each_method_has_heads_betas_and_a_gate_of_its_own(tmp_path: Path) -> No
     """Kills: the heads of one method with the betas of the other."""
     dual = {"heads": HEADS, "betas": BETAS}
     single = {"heads": {"plus": [], "minus": [[2, 3]]}, "betas": {"plus": [], "minus": [-0.5]}}
-    own = HeadSet.parse(content(method="june", methods={"juice": dual, "june": single}), "x")
-    own.save(tmp_path / "own")
-    own = HeadSet.load(tmp_path / "own")
-    assert own.method == "june"
-    assert own.heads.minus == (juice.Head(2, 3),)
-    assert [str(head) for head in own.all_heads] == ["L0H3", "L1H2", "L2H0", "L2H3"]
-    assert own.betas() == own.betas("june") != own.betas("juice")
-    assert {layer: values.tolist() for layer, values in own.coefficients().items()} == {
+    head_set = HeadSet.parse(content(method="june", methods={"juice": dual, "june": single}), "x")
+    head_set.save(tmp_path / "own")
+    head_set = HeadSet.load(tmp_path / "own")
+    assert head_set.method == "june"
+    assert head_set.heads.minus == (juice.Head(2, 3),)
+    assert [str(head) for head in head_set.all_heads] == ["L0H3", "L1H2", "L2H0", "L2H3"]
+    assert head_set.betas() == head_set.betas("june") != head_set.betas("juice")
+    assert {layer: values.tolist() for layer, values in head_set.coefficients().items()} == {
         2: [0.0, 0.0, 0.0, -0.5]
     }
-    assert {layer: values.tolist() for layer, values in own.coefficients("juice").items()} == {
+    assert {layer: values.tolist() for layer, values in head_set.coefficients("juice").items()} == {
         0: [0.0, 0.0, 0.0, -1.0],
         1: [0.0, 0.0, 2.0, 0.0],
         2: [-1.0, 0.0, 0.0, 0.0],
@@ -172,8 +172,8 @@ def test_a_method_that_a_set_does_not_have_is_refused(tmp_path: Path) -> None:
 
 def test_the_file_that_the_weights_came_from_is_kept(tmp_path: Path) -> None:
     weights = {"sha256": "sha256:" + "c" * 64, "quantisation": "Q4_K_M", "fingerprint": "sha256:d"}
-    own = HeadSet.parse(content(model={**MODEL.model_dump(), "weights": weights}), "x")
-    own.save(tmp_path / "own")
+    head_set = HeadSet.parse(content(model={**MODEL.model_dump(), "weights": weights}), "x")
+    head_set.save(tmp_path / "own")
     assert HeadSet.load(tmp_path / "own").model.weights.model_dump() == weights
     bad = {**weights, "sha256": "md5:1"}
     with pytest.raises(HeadSetError, match=r"model\.weights\.sha256"):

@@ -93,9 +93,9 @@ def test_what_is_pushed_is_pulled_byte_for_byte(hub: fake_hub.Hub, tmp_path: Pat
 
 
 def test_the_local_path_of_a_model_is_not_published(hub: fake_hub.Hub) -> None:
-    own = HeadSet.load(SHIPPED)
-    moved = own.model_copy(
-        update={"model": own.model.model_copy(update={"id": "/home/alice/private/my-model"})}
+    head_set = HeadSet.load(SHIPPED)
+    moved = head_set.model_copy(
+        update={"model": head_set.model.model_copy(update={"id": "/home/alice/private/my-model"})}
     )
     moved.push_to_hub("me/context", token="writer")
     repo = hub.repos["me/context"]
@@ -276,14 +276,14 @@ def test_the_card_states_what_the_set_is_and_how_to_use_it(hub: fake_hub.Hub) ->
     assert tuned.data.library_name == "juice"
     assert tuned.data.base_model is None  # `mini` is not a hub id
     assert {"head-set", "context"} <= set(tuned.data.tags)
-    own = HeadSet.load(SHIPPED)
-    accuracy = own.metrics["validation_juice"]["accuracy"]["substitution"]
+    head_set = HeadSet.load(SHIPPED)
+    accuracy = head_set.metrics["validation_juice"]["accuracy"]["substitution"]
     wanted = (
-        *map(str, own.heads.plus),
-        own.model.fingerprint,
-        str(own.betas()),
+        *map(str, head_set.heads.plus),
+        head_set.model.fingerprint,
+        str(head_set.betas()),
         "by attribution on 16 examples (seed 0)",
-        f"- {own.gate().rules[0]}",
+        f"- {head_set.gate().rules[0]}",
         f"{accuracy:.3f}",
         'from_pretrained("me/tuned")',
         "curl",

@@ -41,23 +41,23 @@ def test_a_folder_that_is_read_again_has_what_it_holds_now(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("damage", ["half", "no scores", "unreadable"])
 def test_a_set_that_is_damaged_stays_as_it_was_and_is_reported(tmp_path: Path, damage: str) -> None:
-    own = tmp_path / "m" / "context"
-    scored().save(own)
+    folder = tmp_path / "m" / "context"
+    scored().save(folder)
     before = HeadSetLibrary.scan(tmp_path, MODEL)
     if damage == "half":
-        text = (own / "head_set.json").read_text()
-        (own / "head_set.json").write_text(text[: len(text) // 2])
+        text = (folder / "head_set.json").read_text()
+        (folder / "head_set.json").write_text(text[: len(text) // 2])
     elif damage == "no scores":
-        scores_in(own).unlink()
+        scores_in(folder).unlink()
     else:
-        (own / "head_set.json").unlink()
-        (own / "head_set.json").mkdir()
+        (folder / "head_set.json").unlink()
+        (folder / "head_set.json").mkdir()
     for after in (before.again(), before.again().again()):
         assert after.get("context") is before.get("context")
         assert "the set that was read before is still served" in after.unfit["m/context"]
     # A server that starts now has never read it.
     assert not HeadSetLibrary.scan(tmp_path, MODEL).by_name
-    shutil.rmtree(own)
+    shutil.rmtree(folder)
     assert not before.again().again().by_name
 
 
@@ -83,11 +83,11 @@ def test_a_set_that_no_longer_fits_is_refused_with_the_reason(tmp_path: Path) ->
 
 def test_an_engine_with_a_window_serves_the_sets_within_it(tmp_path: Path) -> None:
     one().save(tmp_path / "m" / "context")  # layers 0 to 2
-    own = HeadSetLibrary.scan(tmp_path, MODEL, layers=range(1, 3))
-    assert not own.by_name
-    assert "start it with --window 0-2 or --window all" in own.unfit["m/context"]
+    library = HeadSetLibrary.scan(tmp_path, MODEL, layers=range(1, 3))
+    assert not library.by_name
+    assert "start it with --window 0-2 or --window all" in library.unfit["m/context"]
     with pytest.raises(WindowError, match="in layers 0 to 2, and this engine steers layers 1 to 2"):
-        own.check_fits(one())
+        library.check_fits(one())
     with pytest.raises(WindowError, match="this engine steers no layer"):
         HeadSetLibrary.scan(tmp_path, MODEL, layers=range(0)).check_fits(one())
     assert HeadSetLibrary.scan(tmp_path, MODEL, layers=range(3)).by_name

@@ -80,16 +80,16 @@ def run(*arguments: str | Path) -> tuple[int, str, str]:
 
 
 def test_the_set_is_what_the_authors_published() -> None:
-    own = HeadSet.load(FOLDER)
-    assert (own.heads.plus, own.heads.minus) == (tuple(PLUS), tuple(MINUS))
-    assert own.source is not None
-    assert "github.com/GaotangLi/JUICE" in own.source
+    head_set = HeadSet.load(FOLDER)
+    assert (head_set.heads.plus, head_set.heads.minus) == (tuple(PLUS), tuple(MINUS))
+    assert head_set.source is not None
+    assert "github.com/GaotangLi/JUICE" in head_set.source
     assert (
-        own.betas("juice")
-        is own.betas("june")
-        is own.identification
-        is own.scores
-        is own.model.fingerprint
+        head_set.betas("juice")
+        is head_set.betas("june")
+        is head_set.identification
+        is head_set.scores
+        is head_set.model.fingerprint
         is None
     )
 
@@ -127,8 +127,8 @@ def test_the_library_asks_for_betas_and_steers_by_these_heads_when_it_has_them()
 
 
 def test_the_commands_ask_for_betas_and_tune_sets_them(folder: Path, tmp_path: Path) -> None:
-    own = tmp_path / "sets" / "gemma" / "parametric"
-    shutil.copytree(FOLDER, own)
+    copied = tmp_path / "sets" / "gemma" / "parametric"
+    shutil.copytree(FOLDER, copied)
     facts = tmp_path / "facts.jsonl"
     facts.write_text("\n".join(map(json.dumps, FACTS)))
     asked = (
@@ -153,9 +153,9 @@ def test_the_commands_ask_for_betas_and_tune_sets_them(folder: Path, tmp_path: P
     code, _, errors = run(*asked, "--compare")
     assert code == 2
     assert "and has betas; see" in errors
-    code, output, errors = run("tune", own, "--model", folder, "--validation", facts, "--json")
+    code, output, errors = run("tune", copied, "--model", folder, "--validation", facts, "--json")
     assert code == 0, errors
-    tuned = HeadSet.load(own)
+    tuned = HeadSet.load(copied)
     assert tuned.betas().model_dump() == json.loads(output)["beta"]
     assert tuned.heads == HeadSet.load(FOLDER).heads
     # Tuned on these weights, the set has their fingerprint from now on.
@@ -173,7 +173,7 @@ def test_the_server_asks_for_betas_and_offers_nothing_that_it_would_refuse(folde
         assert UNSURE in running.errors()
         example = next(line for line in running.errors().splitlines() if line.startswith("curl"))
         listed = client.get("/v1/head_sets").json()
-        assert [(own["name"], own["beta"], own["window"]) for own in listed["data"]] == [
+        assert [(each["name"], each["beta"], each["window"]) for each in listed["data"]] == [
             ("parametric", None, None)
         ]
         assert {entry["path"] for entry in listed["unfit"]} == {"mini/context", "mini/parametric"}

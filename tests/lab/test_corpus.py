@@ -174,7 +174,7 @@ def test_a_tenth_of_the_paragraphs_goes_on_in_nonsense(monkeypatch: pytest.Monke
 
 def test_a_mixture_blurs_as_many_lone_statements_as_it_says() -> None:
     texts = [documents(Mixture(fact=1.0, chat=0.0, blur=blur)) for blur in (0.0, 0.5, 1.0)]
-    clear, half, none = (sum(len(statements(t)) for t in own) for own in texts)
+    clear, half, none = (sum(len(statements(t)) for t in text) for text in texts)
 
     assert clear > 60
     assert 0.3 * clear < half < 0.8 * clear

@@ -112,21 +112,21 @@ def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     runs: dict[str, dict[str, Any]] = {
         name: {
             "model": "hf" if name == "hf" else "juice",
-            "model_args": own,
+            "model_args": arg,
             "batch_size": 4,
             "tasks": every[:2] if name == "gated" else every,
         }
-        for name, own in args.items()
+        for name, arg in args.items()
     }
     for name in ("hf", "none"):
         runs[f"{name}_chat"] = {**runs[name], "tasks": every[:2], "apply_chat_template": True}
-    for i, (own, _) in enumerate(MISTAKES):
-        runs[f"mistake_{i}"] = {"model": "juice", "model_args": own, "tasks": every[-1:]}
+    for i, (mistake, _) in enumerate(MISTAKES):
+        runs[f"mistake_{i}"] = {"model": "juice", "model_args": mistake, "tasks": every[-1:]}
     done = harness(PROGRAM, folder, json.dumps(runs), cache=tmp_path_factory.mktemp("cache"))
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     return {
-        name: {task.removeprefix("conflict_"): own for task, own in tasks.items()}
+        name: {task.removeprefix("conflict_"): each for task, each in tasks.items()}
         for name, tasks in answers.items()
     }
 
@@ -134,13 +134,13 @@ def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 def harness(
     *arguments: str | Path, cache: Path, cwd: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    own = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(cache), **environment}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(cache), **environment}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env={**os.environ, **own},
+        env={**os.environ, **offline},
         timeout=300,
         check=False,
     )
@@ -173,10 +173,10 @@ def test_unsteered_numbers_are_those_of_the_harness_own_class(found: dict[str, A
 def test_a_chat_is_the_one_of_the_harness_own_class(found: dict[str, Any]) -> None:
     """Kills: a second first token before the template's own."""
     ours, theirs = found["none_chat"], found["hf_chat"]
-    own, expected = (scores(answers["multiple_choice"]) for answers in (ours, theirs))
-    assert [p for p, _ in own] == pytest.approx([p for p, _ in expected], **TOLERANCE)
+    got, expected = (scores(answers["multiple_choice"]) for answers in (ours, theirs))
+    assert [p for p, _ in got] == pytest.approx([p for p, _ in expected], **TOLERANCE)
     assert ours["generate_until"] == theirs["generate_until"]
-    assert own != scores(found["none"]["multiple_choice"])
+    assert got != scores(found["none"]["multiple_choice"])
 
 
 def test_steered_numbers_are_those_of_the_two_runs(
@@ -195,12 +195,12 @@ def test_steered_numbers_are_those_of_the_two_runs(
 
         def scored(ids: list[int], n: int) -> tuple[float, bool]:
             logits = oracle.steered_logits(network, ids, heads)[-n - 1 : -1]
-            own = torch.tensor(ids[-n:])
-            p = logits.double().log_softmax(-1).gather(1, own[:, None]).sum()
-            return float(p), bool((logits.argmax(-1) == own).all())
+            last = torch.tensor(ids[-n:])
+            p = logits.double().log_softmax(-1).gather(1, last[:, None]).sum()
+            return float(p), bool((logits.argmax(-1) == last).all())
 
-        own, plain = found["context"], found["none"]
-        by_choice = iter(scores(own["multiple_choice"]))
+        steered, plain = found["context"], found["none"]
+        by_choice = iter(scores(steered["multiple_choice"]))
         for row in rows:
             start = len(tokenizer(row["prompt"].strip())["input_ids"])
             for choice in row["choices"]:
@@ -209,17 +209,17 @@ def test_steered_numbers_are_those_of_the_two_runs(
                 expected, expected_greedy = scored(ids, len(ids) - start)
                 assert p == pytest.approx(expected, **TOLERANCE)
                 assert is_greedy == expected_greedy
-        for row, (((text,),),) in zip(rows, ([r] for r in own["generate_until"]), strict=True):
+        for row, (((text,),),) in zip(rows, ([r] for r in steered["generate_until"]), strict=True):
             ids = tokenizer(row["prompt"])["input_ids"]
             tokens = oracle.generate(network, ids, heads, N_NEW)[0]
             expected_text = tokenizer.decode(tokens, skip_special_tokens=True)
             assert text == expected_text.split(".")[0]
-        for row, p in zip(rows[:-1], sums(own["loglikelihood_rolling"]), strict=False):
+        for row, p in zip(rows[:-1], sums(steered["loglikelihood_rolling"]), strict=False):
             ids = tokenizer(row["text"])["input_ids"]
             first = tokenizer.bos_token_id
             assert p == pytest.approx(scored([first, *ids], len(ids))[0], **TOLERANCE)
-    assert scores(own["multiple_choice"]) != scores(plain["multiple_choice"])
-    assert own["generate_until"] != plain["generate_until"]
+    assert scores(steered["multiple_choice"]) != scores(plain["multiple_choice"])
+    assert steered["generate_until"] != plain["generate_until"]
 
 
 def test_a_gate_decides_once_for_all_choices_of_a_prompt(

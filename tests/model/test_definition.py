@@ -42,9 +42,9 @@ def test_padded_prompts_have_the_logits_of_each_alone(shape: str) -> None:
         found = PaddedPrompts(prepare(tiny.tiny_model(shape), tiny.tiny_tokenizer()), prompts)
         logits = found.logits()
     assert found.ids.shape == (3, len(IDS))
-    for own, ids in zip(logits, prompts, strict=True):
+    for logit, ids in zip(logits, prompts, strict=True):
         expected = oracle.forward(tiny.tiny_model(shape), ids)[0][-1]
-        torch.testing.assert_close(own, expected, atol=FP32, rtol=0)
+        torch.testing.assert_close(logit, expected, atol=FP32, rtol=0)
 
 
 def test_the_formula_sums_in_float32_or_wider_and_broadcasts() -> None:

@@ -43,9 +43,9 @@ def test_the_partition_of_z_into_heads_is_the_attention_functions_own(shape: str
     for layer in layout.layers:
         layer.projection.register_forward_pre_hook(lambda _m, args: z.append(args[0]))
     network(torch.arange(1, 12)[None], attention_mask=torch.zeros(1, 1, 11, 11))
-    for layer, own, ours in zip(layout.layers, seen, z, strict=True):
-        assert own.shape == (1, 11, layer.n_heads, layer.d_head)
-        assert torch.equal(ours.view(own.shape), own)
+    for layer, each, ours in zip(layout.layers, seen, z, strict=True):
+        assert each.shape == (1, 11, layer.n_heads, layer.d_head)
+        assert torch.equal(ours.view(each.shape), each)
 
 
 def test_a_sliding_window_that_the_models_code_ignores_is_not_applied() -> None:

@@ -9,37 +9,37 @@ from tests.support.conflicts import examples
 
 
 def test_the_tokenizer_of_these_tests_has_the_traps() -> None:
-    own = tokenizer()
-    two, followed = own("\n\n")["input_ids"], own("\n\nLima")["input_ids"]
+    known = tokenizer()
+    two, followed = known("\n\n")["input_ids"], known("\n\nLima")["input_ids"]
     assert two == [0, tiny.VOCAB_SIZE - 1]
     assert followed[:2] != two
-    assert own(END)["input_ids"] == [0, 0], "a rendered prompt would begin with two start tokens"
+    assert known(END)["input_ids"] == [0, 0], "a rendered prompt would begin with two start tokens"
 
 
 def test_an_answer_begins_after_the_tokens_of_the_rendered_prompt() -> None:
     """Even where the tokens of prompt and answer as one text would be others."""
-    own = tokenizer()
+    known = tokenizer()
     for template, turn, glue in TURNS.values():
         prompts = loaded(template).with_chat_template().prompts
         ids, start = prompts.joined("Capital of Peru:", "Lima")
         assert ids[:start] == prompts.tokens("Capital of Peru:")
-        assert own.decode(ids[:start]) == turn.format("Capital of Peru:")
-        assert list(ids[start:]) == own(f"{glue}Lima", add_special_tokens=False)["input_ids"]
+        assert known.decode(ids[:start]) == turn.format("Capital of Peru:")
+        assert list(ids[start:]) == known(f"{glue}Lima", add_special_tokens=False)["input_ids"]
         assert prompts.first_token("Capital of Peru:", "Lima Callao") == ids[start]
 
 
 def test_an_opening_is_what_the_model_has_said_and_the_answer_follows_it() -> None:
     """Mistakes caught: an opening in the user's turn, and a first token that is the opening's."""
-    own, opening = tokenizer(), "The capital is"
+    known, opening = tokenizer(), "The capital is"
     forms = [(loaded(template), glue, turn) for template, turn, glue in TURNS.values()]
     chats = [(model.with_chat_template(), glue, turn) for model, glue, turn in forms]
     for model, glue, turn in [*chats, (loaded(PLAIN), " ", END + "{}")]:
         ids = model.tokenize("Capital of Peru:", opening=opening)
-        assert own.decode(ids) == turn.format("Capital of Peru:") + glue + opening
+        assert known.decode(ids) == turn.format("Capital of Peru:") + glue + opening
         assert ids[
-            : len(ids) - len(own(glue + opening, add_special_tokens=False)["input_ids"])
+            : len(ids) - len(known(glue + opening, add_special_tokens=False)["input_ids"])
         ] == (model.tokenize("Capital of Peru:"))
-        first = own(" Lima", add_special_tokens=False)["input_ids"][0]
+        first = known(" Lima", add_special_tokens=False)["input_ids"][0]
         assert model.first_token("Capital of Peru:", "Lima Callao", opening=opening) == first
 
 

@@ -90,10 +90,10 @@ def test_a_chat_over_http_is_steered_as_in_the_library_through_the_same_template
             if steer == "none"
             else {"steer": "context", "head_set": made_set(model, "chat", PLAIN)}
         )
-        own = chat.generate("Hi", max_tokens=12, **asked)[0]
-        assert answer["choices"][0]["message"]["content"] == own.text
-        assert answer["usage"]["prompt_tokens"] == own.n_prompt_tokens
-        texts[str(steer)] = own.text
+        completion = chat.generate("Hi", max_tokens=12, **asked)[0]
+        assert answer["choices"][0]["message"]["content"] == completion.text
+        assert answer["usage"]["prompt_tokens"] == completion.n_prompt_tokens
+        texts[str(steer)] = completion.text
     assert len(set(texts.values())) == 2
 
 
@@ -101,8 +101,8 @@ def test_the_server_shows_the_hashes_and_warns_at_startup_of_what_does_not_match
     server: httpx.Client,
 ) -> None:
     listed = {
-        own["name"]: own["chat_template_sha256"]
-        for own in server.get("/v1/head_sets").json()["data"]
+        each["name"]: each["chat_template_sha256"]
+        for each in server.get("/v1/head_sets").json()["data"]
     }
     assert listed == {"raw": None, "chat": sha256(PLAIN), "other": sha256(LINES)}
     about = server.get("/info").json()["model"]

@@ -136,13 +136,13 @@ def said(answer: httpx.Response) -> str:
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {
-                name: plain(own) for name, own in value.items() if name not in ("id", "call_id")
+                name: plain(each) for name, each in value.items() if name not in ("id", "call_id")
             }
-        return [plain(own) for own in value] if isinstance(value, list) else value
+        return [plain(each) for each in value] if isinstance(value, list) else value
 
-    own = answer.json()
+    content = answer.json()
     kept = ("choices", "output", "content", "usage")
-    return json.dumps({name: plain(own[name]) for name in kept if name in own})
+    return json.dumps({name: plain(content[name]) for name in kept if name in content})
 
 
 @pytest.fixture(scope="module")
@@ -202,14 +202,14 @@ def test_clients_that_ask_for_encrypted_thoughts_get_an_answer() -> None:
 def names_of(*modules: ModuleType) -> set[str]:
     """Return the names that the functions of modules give to their arguments."""
     functions = [
-        own
+        each
         for module in modules
         for holder in (module, *(c for _, c in inspect.getmembers(module, inspect.isclass)))
-        for _, own in inspect.getmembers(holder, inspect.isfunction)
+        for _, each in inspect.getmembers(holder, inspect.isfunction)
     ]
     here = {module.__name__ for module in modules}
-    ours = [own for own in functions if own.__module__ in here]
-    return {name for own in ours for name in inspect.signature(own).parameters}
+    ours = [function for function in functions if function.__module__ in here]
+    return {name for our in ours for name in inspect.signature(our).parameters}
 
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])

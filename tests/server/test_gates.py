@@ -44,17 +44,17 @@ def test_a_gate_lets_memory_win_where_there_is_one_and_the_context_elsewhere(
 ) -> None:
     for question, text, steers in ((KNOWN, " Lima.", True), (UNKNOWN, " Cairo.", False)):
         answer = ask(client, question)
-        own = model.generate(
+        each = model.generate(
             question, context=claim(question), steer="parametric", gate="auto", max_tokens=6
         )[0]
-        assert answer["text"] == own.text == text
+        assert answer["text"] == each.text == text
         gate = answer["steering"]["gate"]
         assert (gate["signal"], gate["steers"]) == ("memory", steers)
-        assert gate["value"] == pytest.approx(own.steering.gate.value, abs=1e-4)
+        assert gate["value"] == pytest.approx(each.steering.gate.value, abs=1e-4)
         assert (gate["value"] >= gate["threshold"]) is steers
         assert answer["steering"]["applied"] is steers
-        assert answer["usage"]["completion_tokens"] == len(own.tokens)
-        assert answer["usage"]["prompt_tokens"] == own.n_prompt_tokens
+        assert answer["usage"]["completion_tokens"] == len(each.tokens)
+        assert answer["usage"]["prompt_tokens"] == each.n_prompt_tokens
         completion = ask(client, question, "/v1/completions")
         assert completion["choices"][0]["text"] == text
         assert completion["steering"]["gate"] == gate
@@ -93,17 +93,17 @@ def test_question_positions_are_the_librarys(
 ) -> None:
     steer = {"target": "parametric", "positions": "question"}
     answer = ask(client, steer=steer, logprobs=0)
-    own = model.generate(
+    completion = model.generate(
         KNOWN,
         context=claim(KNOWN),
         steer=juice.Steer(target="parametric", positions="question"),
         max_tokens=6,
     )[0]
-    assert answer["text"] == own.text
-    assert answer["logprobs"][0]["logprob"] == pytest.approx(own.logprobs[0], abs=1e-4)
+    assert answer["text"] == completion.text
+    assert answer["logprobs"][0]["logprob"] == pytest.approx(completion.logprobs[0], abs=1e-4)
     assert answer["steering"]["positions"] == "question"
     everywhere = ask(client, steer="parametric", logprobs=0)
-    assert everywhere["logprobs"][0]["logprob"] != pytest.approx(own.logprobs[0], abs=1e-3)
+    assert everywhere["logprobs"][0]["logprob"] != pytest.approx(completion.logprobs[0], abs=1e-3)
 
 
 def chat(client: httpx.Client, steer: Any, *messages: str, **body: Any) -> httpx.Response:
@@ -143,7 +143,7 @@ def test_in_a_chat_the_question_is_the_last_users_turn(
     ids = model.tokenize(rendered, add_special_tokens=False)
     before = model.tokenize(rendered[: rendered.index("What is")], add_special_tokens=False)
     assert ids[: len(before)] == before
-    (own,) = model.engine.generate(
+    (completion,) = model.engine.generate(
         [
             model.request(
                 ids,
@@ -154,8 +154,10 @@ def test_in_a_chat_the_question_is_the_last_users_turn(
         ]
     )
     message = answer["choices"][0]
-    assert message["message"]["content"] == own.text
-    assert message["logprobs"]["content"][0]["logprob"] == pytest.approx(own.logprobs[0], abs=1e-4)
+    assert message["message"]["content"] == completion.text
+    assert message["logprobs"]["content"][0]["logprob"] == pytest.approx(
+        completion.logprobs[0], abs=1e-4
+    )
 
 
 REFUSED = {
@@ -212,5 +214,5 @@ def test_a_default_gate_holds_for_all_that_steer_and_is_logged_and_counted() -> 
         assert 'juice_gated_total{steers="true"} 1.0' in text
         assert 'juice_gated_total{steers="false"} 1.0' in text
     gates = [line["gates"] for line in server.log() if "gates" in line]
-    assert [[gate["steers"] for gate in own] for own in gates] == [[True], [False]]
-    assert all(set(own[0]) == {"steers", "signal", "value", "threshold"} for own in gates)
+    assert [[gate["steers"] for gate in each] for each in gates] == [[True], [False]]
+    assert all(set(gate[0]) == {"steers", "signal", "value", "threshold"} for gate in gates)

@@ -31,12 +31,12 @@ def test_compare_shows_all_three_and_that_they_disagree(client: httpx.Client) ->
     answer = client.post("/compare", json={"prompt": CONFLICT, "max_tokens": 4, "top": 3}).json()
     assert list(answer["answers"]) == ["none", "context", "parametric"]
     assert answer["disagree"] is True
-    for steer, own in answer["answers"].items():
+    for steer, each in answer["answers"].items():
         alone = client.post(
             "/generate", json={"prompt": CONFLICT, "steer": steer, "max_tokens": 4, "logprobs": 3}
         ).json()
-        assert own["text"] == alone["text"]
-        assert [token["id"] for token in own["first_token"]] == [
+        assert each["text"] == alone["text"]
+        assert [token["id"] for token in each["first_token"]] == [
             token["id"] for token in alone["logprobs"][0]["top"]
         ]
 
@@ -103,10 +103,10 @@ def test_a_stream_has_what_the_whole_answer_has(client: httpx.Client, options: d
         "choices", [{"index": 0, "text": whole["text"], "logprobs": whole.get("logprobs")}]
     )
     for choice in expected:
-        own = [piece for piece in pieces if piece["index"] == choice["index"]]
-        assert "".join(piece["text"] for piece in own) == choice["text"]
+        pieces_of_it = [piece for piece in pieces if piece["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in pieces_of_it) == choice["text"]
         if "logprobs" in options:
-            assert [score["id"] for piece in own for score in piece["logprobs"]] == [
+            assert [score["id"] for piece in pieces_of_it for score in piece["logprobs"]] == [
                 score["id"] for score in choice["logprobs"]
             ]
     assert last["usage"] == whole["usage"]
@@ -168,13 +168,15 @@ def test_info_reports_the_model_its_limits_and_what_steers_it(client: httpx.Clie
     first, last = info["engine"].get("window", (0, -1))
     n_layers = 6 + last - first + 1
     assert info["limits"]["kv_bytes_per_token"] == n_layers * 2 * 4 * 32 * 4
-    windows = {own["name"]: own["window"] for own in client.get("/v1/head_sets").json()["data"]}
-    assert windows == {own["name"]: own["window"] for own in info["steering"]["head_sets"]}
+    windows = {each["name"]: each["window"] for each in client.get("/v1/head_sets").json()["data"]}
+    assert windows == {
+        head_set["name"]: head_set["window"] for head_set in info["steering"]["head_sets"]
+    }
     shipped = juice.HeadSet.load("head_sets/mini/parametric").heads
     heads = [*shipped.plus, *shipped.minus]
-    own = [min(h.layer for h in heads), max(h.layer for h in heads)]
+    window = [min(h.layer for h in heads), max(h.layer for h in heads)]
     # In vLLM all requests have companions in the layers of all sets.
-    assert windows["parametric"] == info["engine"].get("window", own)
+    assert windows["parametric"] == info["engine"].get("window", window)
     assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == [
         "mini",
         "mini:context",
@@ -203,8 +205,8 @@ def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(
     tmp_path: Path,
 ) -> None:
     shutil.copytree("head_sets/mini", tmp_path / "mini")
-    own = HeadSet.load(tmp_path / "mini/context").model.model_dump()
-    change(tmp_path / "mini/context", model={**own, "fingerprint": "sha256:" + "0" * 64})
+    identity = HeadSet.load(tmp_path / "mini/context").model.model_dump()
+    change(tmp_path / "mini/context", model={**identity, "fingerprint": "sha256:" + "0" * 64})
     with (
         serving("--head-sets", str(tmp_path), "--default-steer", "parametric") as running,
         httpx.Client(base_url=running.url) as client,
@@ -215,7 +217,7 @@ def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(
             assert refused.status_code == 422, refused.text
             assert refused.json()["error"]["code"] == "head_set_mismatch"
         listed = client.get("/v1/head_sets").json()
-        assert [own["name"] for own in listed["data"]] == ["parametric"]
+        assert [each["name"] for each in listed["data"]] == ["parametric"]
         assert "fingerprint" in listed["unfit"][0]["reason"]
         assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == [
             "mini",

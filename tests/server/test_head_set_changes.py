@@ -34,9 +34,9 @@ def shipped(name: str = "context", **betas: float) -> HeadSet:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    own = tmp_path_factory.mktemp("shared") / "head_sets"
-    shutil.copytree(SHIPPED, own / "mini")
-    return own
+    shared = tmp_path_factory.mktemp("shared") / "head_sets"
+    shutil.copytree(SHIPPED, shared / "mini")
+    return shared
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_set_that_is_replaced_is_used_by_every_server_under_load(
 ) -> None:
     """Every answer is one of the two sets' whole, as the library gives it; none is unsteered."""
     old, new = shipped(), shipped(plus=0.0, minus=-6.0)
-    right = {own.betas().minus: expected(own) for own in (old, new)}
+    right = {each.betas().minus: expected(each) for each in (old, new)}
     assert right[-0.5].logprobs != pytest.approx(right[-6.0].logprobs, abs=0.05)
     end, answers = threading.Event(), list[tuple[Server, dict[str, Any]]]()
 
@@ -102,21 +102,25 @@ def test_a_set_that_is_replaced_is_used_by_every_server_under_load(
     with ThreadPoolExecutor() as pool:
         loads = [pool.submit(load, server) for server in pair * 2]
         try:
-            within(SOON_S, lambda: all(n_with(own, -0.5) > 3 for own in pair), "the old one serves")
+            within(
+                SOON_S, lambda: all(n_with(each, -0.5) > 3 for each in pair), "the old one serves"
+            )
             put(folder, new)
-            within(SOON_S, lambda: all(n_with(own, -6.0) > 3 for own in pair), "the new one serves")
+            within(
+                SOON_S, lambda: all(n_with(each, -6.0) > 3 for each in pair), "the new one serves"
+            )
         finally:
             end.set()
-        for own in loads:
-            own.result()
+        for item in loads:
+            item.result()
     for _, answer in answers:
         report = answer["steering"]
-        own = right[report["beta_minus"]]
+        item = right[report["beta_minus"]]
         assert report["applied"]
         assert report["head_set"] == "context"
-        assert answer["text"] == own.text
+        assert answer["text"] == item.text
         logprobs = [token["logprob"] for token in answer["logprobs"]]
-        assert logprobs == pytest.approx(own.logprobs, abs=1e-3)
+        assert logprobs == pytest.approx(item.logprobs, abs=1e-3)
 
 
 def test_a_removed_set_is_a_404_on_both_and_what_runs_keeps_it(
@@ -132,9 +136,11 @@ def test_a_removed_set_is_a_404_on_both_and_what_runs_keeps_it(
             assert "removed" in refused["message"]
             assert ask(server, steer="parametric").status_code == 200
             names = httpx.get(f"{server.url}/v1/models").json()["data"]
-            assert [own["id"] for own in names] == ["mini", "mini:parametric"]
+            assert [name["id"] for name in names] == ["mini", "mini:parametric"]
             info = httpx.get(f"{server.url}/info").json()
-            assert [own["name"] for own in info["steering"]["head_sets"]] == ["parametric"]
+            assert [head_set["name"] for head_set in info["steering"]["head_sets"]] == [
+                "parametric"
+            ]
         last = events(stream)[-1]
     assert last["steering"]["applied"]
     assert last["usage"]["completion_tokens"] == LONG["max_tokens"]

@@ -19,8 +19,8 @@ from tests.support.head_sets import MODEL, content, names_in, scored
 def followed(folder: Path, **settings: Any) -> tuple[HeadSetFolder, list[HeadSetLibrary]]:
     """Return a folder that is followed, and what it has been told to serve."""
     served = [HeadSetLibrary.scan(folder, MODEL)]
-    own = HeadSetFolder(served[0], Settings(**settings), Metrics("m"), served.append)
-    return own, served
+    watched = HeadSetFolder(served[0], Settings(**settings), Metrics("m"), served.append)
+    return watched, served
 
 
 def one(**changes: Any) -> HeadSet:
@@ -79,7 +79,7 @@ def test_a_folder_that_is_away_for_a_while_changes_nothing(
     assert served[-1].by_name
     assert folder.problem is not None
     assert str(tmp_path) not in folder.problem
-    assert len([own for own in caplog.records if own.levelname == "ERROR"]) == 1
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
     (tmp_path / "away").rename(tmp_path / "sets")
     asyncio.run(look())
     assert folder.problem is None

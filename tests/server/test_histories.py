@@ -142,11 +142,11 @@ def test_a_turn_that_cannot_be_given_as_it_is_meant_is_refused(
 
 
 def test_no_option_of_a_template_is_one_of_the_call_that_renders_it() -> None:
-    own: set[str] = set()
+    each: set[str] = set()
     for function in (
         PreTrainedTokenizerBase.apply_chat_template,
         chat_template_utils.render_jinja_template,
     ):
         parameters = inspect.signature(function).parameters.values()
-        own |= {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
-    assert own | {"messages"} == RESERVED
+        each |= {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
+    assert each | {"messages"} == RESERVED

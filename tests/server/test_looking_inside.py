@@ -42,8 +42,8 @@ def logprobs(
     model: juice.SteeredModel, ids: list[int], coefficients: dict[tuple[int, int], float]
 ) -> torch.Tensor:
     """Return the log-probabilities after each token, by two runs, one after the other."""
-    own = model.engine.loaded.model
-    logits = oracle.steered_logits(own, ids, coefficients)
+    network = model.engine.loaded.model
+    logits = oracle.steered_logits(network, ids, coefficients)
     return torch.log_softmax(logits.double(), -1)
 
 
@@ -66,14 +66,14 @@ def test_a_stream_of_compare_is_its_whole_answer(client: httpx.Client) -> None:
     whole = post(client, "/compare", **body)
     with client.stream("POST", "/compare", json={**body, "stream": True}) as answer:
         *parts, last = events(answer)
-    assert {own["target"] for own in parts} == set(whole["answers"])
-    for target, own in whole["answers"].items():
+    assert {part["target"] for part in parts} == set(whole["answers"])
+    for target, each in whole["answers"].items():
         mine = [part for part in parts if part["target"] == target]
-        assert "".join(part["text"] for part in mine) == own["text"]
-        assert [token for part in mine for token in part["logprobs"]] == nearly(own["logprobs"])
-        assert last["answers"][target]["steering"] == own["steering"]
+        assert "".join(part["text"] for part in mine) == each["text"]
+        assert [token for part in mine for token in part["logprobs"]] == nearly(each["logprobs"])
+        assert last["answers"][target]["steering"] == each["steering"]
     assert last["disagree"] is whole["disagree"] is True
-    order = [own["target"] for own in parts]
+    order = [part["target"] for part in parts]
     last_to_begin = max(order.index(target) for target in whole["answers"])
     first_to_end = min(len(order) - 1 - order[::-1].index(target) for target in whole["answers"])
     assert last_to_begin < first_to_end, "they run side by side"
@@ -87,17 +87,19 @@ def test_the_shares_of_the_tokens_are_the_text(client: httpx.Client, *, stream: 
     """Several tokens make one character, and the token at the end is none."""
     body = {**ASKED, "logprobs": True, "max_tokens": 64, "structured_outputs": {"choice": [SAID]}}
     whole = post(client, "/compare", **body)["answers"]
-    tokens = {target: own["logprobs"] for target, own in whole.items()}
+    tokens = {target: each["logprobs"] for target, each in whole.items()}
     if stream:
         with client.stream("POST", "/compare", json={**body, "stream": True}) as answer:
             *parts, _ = events(answer)
         assert tokens == {
-            target: [token for own in parts if own["target"] == target for token in own["logprobs"]]
+            target: [
+                token for part in parts if part["target"] == target for token in part["logprobs"]
+            ]
             for target in whole
         }
-    for target, own in whole.items():
-        assert "".join(token["text"] for token in tokens[target]) == own["text"] == SAID
-        assert len(tokens[target]) > len(own["text"].encode()) / 4
+    for target, item in whole.items():
+        assert "".join(token["text"] for token in tokens[target]) == item["text"] == SAID
+        assert len(tokens[target]) > len(item["text"].encode()) / 4
         assert any(token["text"] == "" for token in tokens[target][:-1]), "parts of a character"
         assert all("\N{REPLACEMENT CHARACTER}" not in token["text"] for token in tokens[target])
         assert tokens[target][-1]["text"] == "", "that which ends it"
@@ -105,15 +107,15 @@ def test_the_shares_of_the_tokens_are_the_text(client: httpx.Client, *, stream: 
 
 def test_compare_takes_chats_strengths_gates_and_head_sets(client: httpx.Client) -> None:
     chat = post(client, "/compare", **CHAT, max_tokens=8)["answers"]
-    assert {target: own["text"] for target, own in chat.items()} == {
+    assert {target: each["text"] for target, each in chat.items()} == {
         "none": "Lima.",
         "context": "Cairo.",
         "parametric": "Lima.",
     }
-    for target, own in chat.items():
+    for target, item in chat.items():
         steer = {"target": target}
         alone = post(client, "/v1/chat/completions", **CHAT, steer=steer, max_tokens=8)
-        assert alone["steering"] == own["steering"]
+        assert alone["steering"] == item["steering"]
     weak = post(client, "/compare", **ASKED, strength=0, max_tokens=4)["answers"]
     assert weak["parametric"]["text"] == weak["none"]["text"]
     gated = post(client, "/compare", **ASKED, gate="auto", max_tokens=4)["answers"]
@@ -127,8 +129,8 @@ def test_origins_are_the_unsteered_readings_of_each_token(
 ) -> None:
     answers = [prompt_ids(client, " Cairo.")[1:], prompt_ids(client, " Lima.")[1:]]
     found = post(client, "/origins", **ASKED, answers=answers)["origins"]
-    for answer, own in zip(answers, found, strict=True):
-        assert [token["id"] for token in own] == answer
+    for answer, item in zip(answers, found, strict=True):
+        assert [token["id"] for token in item] == answer
         for name, text in (
             ("with_context", f"{CONTEXT} {QUESTION}"),
             ("without_context", QUESTION),
@@ -136,8 +138,8 @@ def test_origins_are_the_unsteered_readings_of_each_token(
             ids = prompt_ids(client, text)
             read = logprobs(model, [*ids, *answer], {})[len(ids) - 1 : -1]
             expected = [float(read[i, token]) for i, token in enumerate(answer)]
-            assert [token[name] for token in own] == pytest.approx(expected, **EQUAL)
-    cairo, lima = (own[0]["with_context"] - own[0]["without_context"] for own in found)
+            assert [token[name] for token in item] == pytest.approx(expected, **EQUAL)
+    cairo, lima = (each[0]["with_context"] - each[0]["without_context"] for each in found)
     assert cairo > 2 > lima
 
 
@@ -151,9 +153,9 @@ def test_a_sweep_is_the_two_runs_at_each_strength(
     assert (memory["text"], context["text"]) == (" L", " C")
     for i, strength in enumerate(strengths):
         last = logprobs(model, ids, betas(model, "parametric", strength))[-1]
-        for own in (memory, context):
-            (token,) = own["tokens"]
-            assert own["probabilities"][i] == pytest.approx(math.exp(last[token]), **EQUAL)
+        for each in (memory, context):
+            (token,) = each["tokens"]
+            assert each["probabilities"][i] == pytest.approx(math.exp(last[token]), **EQUAL)
     lead = [a - b for a, b in zip(memory["probabilities"], context["probabilities"], strict=True)]
     assert lead[0] < 0 < lead[1]
     assert 0 < found["flip"] < 0.5
@@ -164,7 +166,7 @@ def test_a_sweep_is_the_two_runs_at_each_strength(
         target="parametric",
         strengths=[found["flip"] - 0.005, found["flip"] + 0.005],
     )
-    one, other = (own["probabilities"] for own in between["curves"])
+    one, other = (curve["probabilities"] for curve in between["curves"])
     assert one[0] < other[0]
     assert one[1] > other[1]
 
@@ -177,13 +179,13 @@ def test_answers_of_several_tokens_are_likely_as_a_whole(
     )
     ids = prompt_ids(client, f"{CONTEXT} {QUESTION}")
     assert found["after"] == ""
-    for own in found["curves"]:
-        assert len(own["tokens"]) > 1
+    for curve in found["curves"]:
+        assert len(curve["tokens"]) > 1
         for i, strength in enumerate([0, 1]):
             coefficients = betas(model, "context", strength)
-            read = logprobs(model, [*ids, *own["tokens"]], coefficients)[len(ids) - 1 : -1]
-            total = sum(float(read[k, token]) for k, token in enumerate(own["tokens"]))
-            assert own["probabilities"][i] == pytest.approx(math.exp(total), **EQUAL)
+            read = logprobs(model, [*ids, *curve["tokens"]], coefficients)[len(ids) - 1 : -1]
+            total = sum(float(read[k, token]) for k, token in enumerate(curve["tokens"]))
+            assert curve["probabilities"][i] == pytest.approx(math.exp(total), **EQUAL)
 
 
 def test_what_both_say_alike_has_no_curves(client: httpx.Client) -> None:
@@ -199,7 +201,7 @@ def test_an_explanation_leaves_each_head_out(
     client: httpx.Client, model: juice.SteeredModel, target: str
 ) -> None:
     found = post(client, "/explain", **ASKED, target=target)
-    one, other = (own["id"] for own in found["tokens"])
+    one, other = (token["id"] for token in found["tokens"])
     ids, every = prompt_ids(client, f"{CONTEXT} {QUESTION}"), betas(model, target)
 
     def difference(coefficients: dict[Any, float]) -> float:
@@ -208,19 +210,19 @@ def test_an_explanation_leaves_each_head_out(
 
     assert found["unsteered"] == pytest.approx(difference({}), abs=2e-3)
     assert found["steered"] == pytest.approx(difference(every), abs=2e-3)
-    assert {(own["layer"], own["head"]) for own in found["heads"]} == set(every)
-    for own in found["heads"]:
-        head = own["layer"], own["head"]
-        assert own["beta"] == every[head]
+    assert {(each["layer"], each["head"]) for each in found["heads"]} == set(every)
+    for candidate in found["heads"]:
+        head = candidate["layer"], candidate["head"]
+        assert candidate["beta"] == every[head]
         left = {key: value for key, value in every.items() if key != head}
         effect = difference(every) - difference(left)
-        assert own["effect"] == pytest.approx(effect, abs=5e-3)
-    effects = [abs(own["effect"]) for own in found["heads"]]
+        assert candidate["effect"] == pytest.approx(effect, abs=5e-3)
+    effects = [abs(each["effect"]) for each in found["heads"]]
     assert effects == sorted(effects, reverse=True)
     assert effects[0] > 0.2
-    for way, own in found["candidates"].items():
+    for way, candidate in found["candidates"].items():
         last = logprobs(model, ids, {} if way == "none" else betas(model, way))[-1]
-        assert [token["id"] for token in own] == last.topk(10).indices.tolist()
+        assert [token["id"] for token in candidate] == last.topk(10).indices.tolist()
 
 
 def test_a_later_token_is_explained_after_those_before_it(client: httpx.Client) -> None:
@@ -253,10 +255,10 @@ def test_a_sweep_and_an_explanation_take_the_head_sets_of_compare(
         lead = found["candidates"]["parametric"][0]
         assert lead["id"] == alone["none"][0]["id"] != alone["parametric"][0]["id"]
         swept = [
-            post(client, "/sweep", **ASKED, **own, target="context", max_tokens=4)["curves"]
-            for own in (named, {})
+            post(client, "/sweep", **ASKED, **each, target="context", max_tokens=4)["curves"]
+            for each in (named, {})
         ]
-        assert [own[0]["text"] for own in swept if own] == [" L"], "only the strong set differs"
+        assert [each[0]["text"] for each in swept if each] == [" L"], "only the strong set differs"
         one = post(client, "/explain", **ASKED, target="parametric", head_set="weak")
         two = post(client, "/explain", **ASKED, **named, target="parametric")
         assert one == two

@@ -76,12 +76,12 @@ def test_a_completion_is_steered_by_the_extra_field_or_by_the_models_name(
 )
 def test_completions_equal_the_servers_own_generate(url: str, options: dict) -> None:
     body = {"prompt": CONFLICT, "max_tokens": 12, "temperature": 0, **options}
-    own = httpx.post(f"{url}/generate", json=body).json()
+    native = httpx.post(f"{url}/generate", json=body).json()
     theirs = httpx.post(f"{url}/v1/completions", json=body).json()
-    expected = [choice["text"] for choice in own.get("choices", [own])]
+    expected = [choice["text"] for choice in native.get("choices", [native])]
     assert [choice["text"] for choice in theirs["choices"]] == expected
-    assert theirs["usage"] == own["usage"]
-    assert theirs["steering"] == own["steering"]
+    assert theirs["usage"] == native["usage"]
+    assert theirs["steering"] == native["steering"]
 
 
 def test_a_streamed_completion_equals_the_whole_one(api: openai.OpenAI) -> None:
@@ -101,14 +101,16 @@ def test_a_streamed_completion_equals_the_whole_one(api: openai.OpenAI) -> None:
     assert chunks[-1].usage == whole.usage
     assert chunks[-1].choices == []
     for choice in whole.choices:
-        own = [chunk.choices[0] for chunk in chunks[:-1] if chunk.choices[0].index == choice.index]
-        assert "".join(part.text for part in own) == choice.text
-        assert own[-1].finish_reason == choice.finish_reason
+        pieces = [
+            chunk.choices[0] for chunk in chunks[:-1] if chunk.choices[0].index == choice.index
+        ]
+        assert "".join(part.text for part in pieces) == choice.text
+        assert pieces[-1].finish_reason == choice.finish_reason
         assert [
-            token for part in own if part.logprobs for token in part.logprobs.tokens
+            token for part in pieces if part.logprobs for token in part.logprobs.tokens
         ] == choice.logprobs.tokens
         assert [
-            offset for part in own if part.logprobs for offset in part.logprobs.text_offset
+            offset for part in pieces if part.logprobs for offset in part.logprobs.text_offset
         ] == choice.logprobs.text_offset
 
 
@@ -150,9 +152,9 @@ def test_echo_scores_the_prompt_as_the_naive_steered_run_does(api: openai.OpenAI
         assert scores[0] is None
         places = zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
         assert [at for token, at in places if not choice.text[at:].startswith(token)] == [0]
-        own = [expected[i, token].item() for i, token in enumerate(ids[1:])]
+        logprobs = [expected[i, token].item() for i, token in enumerate(ids[1:])]
         torch.testing.assert_close(
-            torch.tensor(scores[1 : len(ids)]), torch.tensor(own), rtol=0, atol=1e-4
+            torch.tensor(scores[1 : len(ids)]), torch.tensor(logprobs), rtol=0, atol=1e-4
         )
         assert len(scores) == len(ids) + answer.usage.completion_tokens
         only = api.completions.create(
@@ -331,14 +333,14 @@ def test_a_streamed_chat_equals_the_whole_one(chat_client: openai.OpenAI) -> Non
     )
     assert chunks[-1].usage == whole.usage
     for choice in whole.choices:
-        own = [
+        pieces = [
             chunk.choices[0]
             for chunk in chunks
             if chunk.choices and chunk.choices[0].index == choice.index
         ]
-        assert own[0].delta.role == "assistant"
-        assert "".join(part.delta.content or "" for part in own) == choice.message.content
-        assert own[-1].finish_reason == choice.finish_reason
+        assert pieces[0].delta.role == "assistant"
+        assert "".join(part.delta.content or "" for part in pieces) == choice.message.content
+        assert pieces[-1].finish_reason == choice.finish_reason
 
 
 def test_a_chat_without_max_tokens_gets_what_the_context_leaves(chat_client: openai.OpenAI) -> None:
@@ -402,17 +404,17 @@ def test_a_stream_over_the_wire_is_what_openai_documents(url: str) -> None:
 def test_every_answer_and_chunk_has_the_fingerprint_of_the_system(
     api: openai.OpenAI, client: httpx.Client
 ) -> None:
-    own = client.get("/info").json()["system_fingerprint"]
-    assert own.startswith("fp_")
+    fingerprint = client.get("/info").json()["system_fingerprint"]
+    assert fingerprint.startswith("fp_")
     options = {"model": "mini", "max_tokens": 3}
     chat = {**options, "messages": [{"role": "user", "content": "Hello"}]}
-    assert api.completions.create(prompt=CONFLICT, **options).system_fingerprint == own
-    assert api.chat.completions.create(**chat).system_fingerprint == own
+    assert api.completions.create(prompt=CONFLICT, **options).system_fingerprint == fingerprint
+    assert api.chat.completions.create(**chat).system_fingerprint == fingerprint
     for chunks in (
         api.completions.create(prompt=CONFLICT, stream=True, **options),
         api.chat.completions.create(stream=True, **chat),
     ):
-        assert {chunk.system_fingerprint for chunk in chunks} == {own}
+        assert {chunk.system_fingerprint for chunk in chunks} == {fingerprint}
 
 
 @pytest.mark.skipif(

@@ -21,12 +21,12 @@ def schemas(client: httpx.Client) -> dict[str, Any]:
 def test_the_ranges_of_steer_are_those_that_are_served(
     name: str, schemas: dict[str, Any], client: httpx.Client
 ) -> None:
-    own = schemas["Steer"]["properties"][name]
+    documented = schemas["Steer"]["properties"][name]
     for value, status in (
-        (own["minimum"], 200),
-        (own["maximum"], 200),
-        (own["minimum"] - 0.01, 400),
-        (own["maximum"] + 0.01, 400),
+        (documented["minimum"], 200),
+        (documented["maximum"], 200),
+        (documented["minimum"] - 0.01, 400),
+        (documented["maximum"] + 0.01, 400),
     ):
         steer = {"target": "parametric", name: value}
         body = {"prompt": "Peru", "steer": steer, "max_tokens": 1}
@@ -52,14 +52,14 @@ def test_a_head_set_is_given_by_name_alone(schemas: dict[str, Any], client: http
 def test_every_field_and_parameter_is_described(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     described = {
-        f"{name}.{field}": own.get("description", "")
+        f"{name}.{field}": each.get("description", "")
         for name, schema in document["components"]["schemas"].items()
-        for field, own in schema.get("properties", {}).items()
+        for field, each in schema.get("properties", {}).items()
     } | {
-        f"{path} {own['name']}": own.get("description", "")
+        f"{path} {each['name']}": each.get("description", "")
         for path, methods in document["paths"].items()
         for method in methods.values()
-        for own in method.get("parameters", ())
+        for each in method.get("parameters", ())
     }
     assert len(described) > 350
     assert not [name for name, text in described.items() if not text.endswith(".")]
@@ -72,22 +72,22 @@ def test_every_status_and_the_key_are_documented(server: Server) -> None:
     assert document["components"]["securitySchemes"]["APIKeyHeader"]["name"] == "x-api-key"
     either = [{"HTTPBearer": []}, {"APIKeyHeader": []}]
     for path in ("/version", "/metrics"):
-        own = document["paths"][path]["get"]
-        assert own["security"] == either
-        assert {*own["responses"]} == {"200", "401", "403", "500"}
-        refused = own["responses"]["401"]["content"]
+        operation = document["paths"][path]["get"]
+        assert operation["security"] == either
+        assert {*operation["responses"]} == {"200", "401", "403", "500"}
+        refused = operation["responses"]["401"]["content"]
         assert refused["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
     for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"):
-        own = document["paths"][path]["post"]
-        assert own["security"] == either
+        operation = document["paths"][path]["post"]
+        assert operation["security"] == either
         assert {"200", "400", "401", "403", "404", "413", "422", "429", "500", "503"} <= {
-            *own["responses"]
+            *operation["responses"]
         }
-        schema = own["responses"]["422"]["content"]["application/json"]["schema"]
+        schema = operation["responses"]["422"]["content"]["application/json"]["schema"]
         assert schema["$ref"].endswith("/ErrorAnswer")
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        own = document["paths"][path]["post"]["responses"]
-        refused = own["400"]["content"]["application/json"]["schema"]
+        operation = document["paths"][path]["post"]["responses"]
+        refused = operation["400"]["content"]["application/json"]["schema"]
         assert refused["$ref"].endswith("/MessagesErrorAnswer")
     assert "HTTPValidationError" not in str(document)
     assert "security" not in document["paths"]["/healthz"]["get"]
@@ -162,11 +162,11 @@ NAMED["/v1/head_sets/context"] = "/v1/head_sets/{name}"
 def closed(schema: Any) -> Any:
     """Return a schema in which an object has no fields but those that it lists."""
     if isinstance(schema, list):
-        return [closed(own) for own in schema]
+        return [closed(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    own = {name: closed(value) for name, value in schema.items()}
-    return {"additionalProperties": False, **own} if "properties" in schema else own
+    values = {name: closed(value) for name, value in schema.items()}
+    return {"additionalProperties": False, **values} if "properties" in schema else values
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED, ids=str)
@@ -174,8 +174,8 @@ def test_every_field_of_an_answer_is_in_the_document(
     client: httpx.Client, path: str, body: dict[str, Any] | None
 ) -> None:
     document = client.get("/openapi.json").json()
-    own = document["paths"][NAMED.get(path, path)]["get" if body is None else "post"]
-    schema = own["responses"]["200"]["content"]["application/json"]["schema"]
+    operation = document["paths"][NAMED.get(path, path)]["get" if body is None else "post"]
+    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
     assert "$ref" in schema, "an object of any fields is no description"
     answer = client.get(path) if body is None else client.post(path, json=body)
     assert answer.status_code == 200, answer.text

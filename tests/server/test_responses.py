@@ -126,7 +126,7 @@ def test_log_probabilities_come_where_they_are_asked_for(api: openai.OpenAI) -> 
     )
     scored = got.output[0].content[0].logprobs
     assert len(scored) == got.usage.output_tokens
-    assert all(len(own.top_logprobs) >= 2 for own in scored)
+    assert all(len(each.top_logprobs) >= 2 for each in scored)
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,17 @@ def test_the_token_that_was_drawn_is_among_its_alternatives(http: httpx.Client) 
     content = chat["choices"][0]["logprobs"]["content"]
     sizes = set()
     for token in content:
-        pairs = [(own["token"], own["logprob"]) for own in token["top_logprobs"]]
+        pairs = [
+            (top_logprob["token"], top_logprob["logprob"]) for top_logprob in token["top_logprobs"]
+        ]
         assert (token["token"], token["logprob"]) in pairs
         sizes.add(len(pairs))
     assert sizes == {2, 3}
     completion = http.post(
         "/v1/completions", json={"prompt": CONFLICT, "logprobs": 2, **sampled}
     ).json()
-    own = completion["choices"][0]["logprobs"]
-    for token, top in zip(own["tokens"], own["top_logprobs"], strict=True):
+    logprobs = completion["choices"][0]["logprobs"]
+    for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
         assert token in top
 
 
@@ -84,10 +86,10 @@ def test_tokenize_gives_the_tokens_that_the_same_chat_has(http: httpx.Client) ->
         {"tools": [{"type": "function", "function": function}]},
     ):
         body = {"messages": [{"role": "user", "content": CONFLICT}], **fields}
-        own = http.post("/tokenize", json={**body, "return_token_strs": True}).json()
+        tokenized = http.post("/tokenize", json={**body, "return_token_strs": True}).json()
         used = http.post("/v1/chat/completions", json={**body, "max_tokens": 1}).json()["usage"]
-        assert own["count"] == used["prompt_tokens"], fields
-        assert len(own["token_strs"]) == own["count"]
+        assert tokenized["count"] == used["prompt_tokens"], fields
+        assert len(tokenized["token_strs"]) == tokenized["count"]
     assert http.post("/tokenize", json={"text": "a"}).json()["token_strs"] is None
 
 

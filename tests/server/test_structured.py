@@ -143,7 +143,7 @@ def test_a_form_that_fails_in_mid_answer_is_its_clients_error(url: str) -> None:
     with httpx.stream("POST", f"{url}/generate", json={**body, "stream": True}) as stream:
         assert stream.status_code == 200
         *texts, last = events(stream)
-    assert len("".join(own["text"] for own in texts)) >= 40
+    assert len("".join(text["text"] for text in texts)) >= 40
     assert last["error"]["code"] == "invalid_value"
     assert httpx.get(f"{url}/readyz").status_code == 200
 

@@ -29,14 +29,18 @@ def test_every_call_takes_the_options_and_each_of_their_fields(name: str) -> Non
     parameters = inspect.signature(getattr(SteeredModel, name)).parameters
     assert parameters["options"].default is None
     assert get_type_hints(getattr(SteeredModel, name))["fields"] == Unpack[OptionFields]
-    named = [own for own in parameters.values() if own.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert all(own.default is not inspect.Parameter.empty for own in named)
+    named = [
+        parameter
+        for parameter in parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    assert all(each.default is not inspect.Parameter.empty for each in named)
 
 
 def test_editors_know_every_option() -> None:
     """Kills: an option that a call takes and its type does not show, or the other way round."""
     assert get_type_hints(OptionFields).keys() == GenerationOptions.model_fields.keys()
-    assert all(own.description for own in GenerationOptions.model_fields.values())
+    assert all(model_field.description for model_field in GenerationOptions.model_fields.values())
 
 
 def test_options_and_fields_give_the_same_and_fields_win(model: SteeredModel) -> None:
@@ -59,19 +63,19 @@ def test_a_list_is_one_value_a_prompt(model: SteeredModel) -> None:
     stops = [(free[0].text[3], free[0].text[5]), " of "]  # a space comes earlier
     stopped = model.generate(texts, max_tokens=20, ignore_eos=True, stop=stops)
     ends = [min(free[0].text.index(part) for part in stops[0]), free[1].text.index(stops[1])]
-    for own, alone, end in zip(stopped, free, ends, strict=True):
-        assert (own.text, own.finish_reason) == (alone.text[:end], "stop")
+    for each, alone, end in zip(stopped, free, ends, strict=True):
+        assert (each.text, each.finish_reason) == (alone.text[:end], "stop")
 
 
 def test_a_tuple_of_stop_strings_holds_for_every_prompt(model: SteeredModel) -> None:
     texts = TEXTS
     free = [c.text for c in model.generate(texts, max_tokens=20, ignore_eos=True)]
     stop = (free[0][4], free[1][4])
-    for own, alone in zip(
+    for each, alone in zip(
         model.generate(texts, max_tokens=20, ignore_eos=True, stop=stop), free, strict=True
     ):
         end = min(at for part in stop if (at := alone.find(part)) >= 0)
-        assert own.text == alone[:end]
+        assert each.text == alone[:end]
 
 
 @pytest.mark.parametrize("stop", [["\n"], ["\n", "."], ["a", "b", "c"]])
@@ -118,10 +122,10 @@ def test_answers_are_scored_where_they_continue_their_prompts(model: SteeredMode
 
 
 def test_a_notebook_shows_models_sets_and_completions(model: SteeredModel) -> None:
-    own = model.description
+    about = model.description
     assert repr(model) == (
-        f"<SteeredModel 'mini': {own.identity.architecture}, {own.n_layers} layers of "
-        f"{own.identity.n_heads} heads, float32 on cpu; head sets: context, parametric>"
+        f"<SteeredModel 'mini': {about.identity.architecture}, {about.n_layers} layers of "
+        f"{about.identity.n_heads} heads, float32 on cpu; head sets: context, parametric>"
     )
     head_set = model.head_sets.get("parametric")
     assert repr(head_set).startswith("<HeadSet 'parametric' toward parametric for mini: ")

@@ -74,9 +74,9 @@ def test_a_request_in_another_form_than_the_sets_carries_a_warning() -> None:
 def test_a_set_of_another_template_is_warned_of_when_the_sets_are_scanned(tmp_path: Path) -> None:
     made_set(loaded(), "context", PLAIN).save(tmp_path / "m" / "context")
     assert loaded(PLAIN, tmp_path).head_sets.by_name, "the same template needs no warning"
-    for template, own in ((LINES, sha256(LINES)[:12]), (None, "none")):
+    for template, each in ((LINES, sha256(LINES)[:12]), (None, "none")):
         with pytest.warns(
-            UserWarning, match=f"through the chat template {sha256(PLAIN)[:12]}….* is {own}"
+            UserWarning, match=f"through the chat template {sha256(PLAIN)[:12]}….* is {each}"
         ):
             assert loaded(template, tmp_path).head_sets.by_name
     assert loaded(LINES, tmp_path).with_chat_template(PLAIN).head_sets.by_name

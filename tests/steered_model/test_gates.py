@@ -31,7 +31,7 @@ def model() -> juice.SteeredModel:
     return juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
 
 
-def made(model: juice.SteeredModel, own: Gate | None = BOTH, **options: Any) -> HeadSet:
+def made(model: juice.SteeredModel, given: Gate | None = BOTH, **options: Any) -> HeadSet:
     return model.make_head_set(
         name="own",
         target="parametric",
@@ -39,17 +39,19 @@ def made(model: juice.SteeredModel, own: Gate | None = BOTH, **options: Any) -> 
         beta_plus=2.0,
         beta_minus=0.0,
         **options,
-    ).with_gate("juice", own)
+    ).with_gate("juice", given)
 
 
 def test_a_gate_is_used_only_where_it_is_asked_for(model: juice.SteeredModel) -> None:
-    own = made(model)
+    head_set = made(model)
     for asked, has_one in ((None, False), ("off", False), ("auto", True)):
-        done = model.generate(PROMPT, steer="parametric", head_set=own, gate=asked, max_tokens=2)[0]
+        done = model.generate(
+            PROMPT, steer="parametric", head_set=head_set, gate=asked, max_tokens=2
+        )[0]
         assert (done.steering.gate is not None) is has_one
         assert done.steering.applied
-    assert model.request(PROMPT, steer="parametric", head_set=own).gate is None
-    steer = juice.Steer(target="parametric", head_set=own, gate="auto")
+    assert model.request(PROMPT, steer="parametric", head_set=head_set).gate is None
+    steer = juice.Steer(target="parametric", head_set=head_set, gate="auto")
     assert model.request(PROMPT, steer=steer).gate is not None
 
 
@@ -83,8 +85,8 @@ REFUSED = {
 def test_a_gate_is_refused_for_what_it_was_not_measured_on(
     model: juice.SteeredModel, case: str
 ) -> None:
-    own, options, message = REFUSED[case]
-    steer = juice.Steer(target="parametric", head_set=made(model, own), gate="auto", **options)
+    fields, options, message = REFUSED[case]
+    steer = juice.Steer(target="parametric", head_set=made(model, fields), gate="auto", **options)
     with pytest.raises(RequestError, match=message) as refused:
         model.request(PROMPT, steer=steer)
     assert refused.value.param == "steer.gate"
@@ -120,12 +122,12 @@ def test_no_gate_where_nothing_is_steered_is_allowed() -> None:
 def test_a_gate_is_saved_with_its_set_and_goes_with_its_betas(
     model: juice.SteeredModel, tmp_path: Any
 ) -> None:
-    own = made(model)
-    own.save(tmp_path / "own")
+    head_set = made(model)
+    head_set.save(tmp_path / "own")
     assert HeadSet.load(tmp_path / "own").gate() == BOTH
-    assert own.with_betas("june", Betas(plus=1, minus=0)).gate() == BOTH
-    assert own.with_betas("juice", Betas(plus=1, minus=0)).gate() is None
-    content = own.model_dump(mode="json")
+    assert head_set.with_betas("june", Betas(plus=1, minus=0)).gate() == BOTH
+    assert head_set.with_betas("juice", Betas(plus=1, minus=0)).gate() is None
+    content = head_set.model_dump(mode="json")
     dual = content["methods"]["juice"]
     with pytest.raises(HeadSetError, match="a gate is given, but the betas that it is for are not"):
         HeadSet.parse({**content, "methods": {"juice": {**dual, "betas": None}}}, "test")

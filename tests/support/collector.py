@@ -37,7 +37,7 @@ STATUSES = {0: "unset", 1: "ok", 2: "error"}
 def plain(value: AnyValue) -> Any:
     kind = value.WhichOneof("value")
     if kind == "array_value":
-        return [plain(own) for own in value.array_value.values]
+        return [plain(each) for each in value.array_value.values]
     return getattr(value, kind)
 
 
@@ -102,7 +102,7 @@ def collecting(protocol: str, folder: Path) -> Iterator[Collector]:
 def main(protocol: str, port: int, file: Path) -> None:
     def keep(request: ExportTraceServiceRequest) -> None:
         with file.open("a") as lines:
-            lines.writelines(json.dumps(own) + "\n" for own in spans(request))
+            lines.writelines(json.dumps(span) + "\n" for span in spans(request))
 
     class OverGrpc(TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> ExportTraceServiceResponse:  # noqa: ARG002, N802

@@ -53,8 +53,8 @@ def set_up(folder: Path) -> None:
 def n_sent() -> int:
     """Return how many packets have left."""
     lines = Path("/proc/net/dev").read_text().splitlines()
-    (own,) = [line for line in lines if line.strip().startswith("outside:")]
-    return int(own.partition(":")[2].split()[9])
+    (outside,) = [line for line in lines if line.strip().startswith("outside:")]
+    return int(outside.partition(":")[2].split()[9])
 
 
 def every_answer(url: str) -> dict[str, int]:

@@ -202,10 +202,10 @@ class Handler(BaseHTTPRequestHandler):
         self._send(self.server.large[oid])
 
     def commit(self, repo: str, revision: str) -> None:
-        own = self._repo(repo)
+        stored = self._repo(repo)
         self._may_write()
         lines = [json.loads(line) for line in self.body.splitlines()]
-        files = dict(own.commits[self._commit_of(own, revision)])
+        files = dict(stored.commits[self._commit_of(stored, revision)])
         for line in lines[1:]:
             value = line["value"]
             if line["key"] == "file":
@@ -215,23 +215,23 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 assert line["key"] == "deletedFile"
                 del files[value["path"]]
-        sha = own.commit(files, lines[0]["value"]["summary"], revision)
+        sha = stored.commit(files, lines[0]["value"]["summary"], revision)
         self._json({"commitUrl": f"{self.server.url}/{repo}/commit/{sha}", "commitOid": sha})
 
     def info(self, repo: str, revision: str = "main") -> None:
-        own = self._repo(repo)
+        stored = self._repo(repo)
         self._json(
             {
                 "id": repo,
-                "sha": self._commit_of(own, revision),
-                "private": own.private,
-                "gated": "manual" if own.gated else False,
+                "sha": self._commit_of(stored, revision),
+                "private": stored.private,
+                "gated": "manual" if stored.gated else False,
             }
         )
 
     def tree(self, repo: str, revision: str) -> None:
-        own = self._repo(repo)
-        files = own.commits[self._commit_of(own, revision)]
+        stored = self._repo(repo)
+        files = stored.commits[self._commit_of(stored, revision)]
         self._json(
             [
                 {"type": "file", "path": name, "size": len(data), "oid": oid_of(data)}
@@ -240,13 +240,13 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def resolve(self, repo: str, revision: str, name: str) -> None:
-        own = self._repo(repo)
-        sha = self._commit_of(own, revision)
-        if own.gated and self._token() != "writer":
+        stored = self._repo(repo)
+        sha = self._commit_of(stored, revision)
+        if stored.gated and self._token() != "writer":
             raise RefusedError(
                 403 if self._token() else 401, "Access to this model is restricted", "GatedRepo"
             )
-        data = own.commits[sha].get(name)
+        data = stored.commits[sha].get(name)
         if data is None:
             raise RefusedError(404, "Entry not found", "EntryNotFound")
         headers = {"X-Repo-Commit": sha, "ETag": f'"{oid_of(data)}"'}

@@ -53,10 +53,10 @@ def second_format(**changes: Any) -> dict[str, Any]:
     return {**full, "beta": {"juice": BETAS, "june": None}, **changes}
 
 
-def sealed(own: dict[str, Any]) -> str:
+def sealed(given: dict[str, Any]) -> str:
     """Return the text of a head_set.json with this content and its hash."""
-    text = json.dumps(own, sort_keys=True, separators=(",", ":"))
-    return json.dumps({**own, "sha256": "sha256:" + hashlib.sha256(text.encode()).hexdigest()})
+    text = json.dumps(given, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**given, "sha256": "sha256:" + hashlib.sha256(text.encode()).hexdigest()})
 
 
 def scored() -> HeadSet:
@@ -75,9 +75,9 @@ def scored() -> HeadSet:
 
 def change(folder: Path, **updates: Any) -> None:
     """Save the set of a folder again with other content, sealed."""
-    own = HeadSet.load(folder)
-    changed = HeadSet.parse(own.model_dump(mode="json") | updates, str(folder))
-    changed.model_copy(update={"scores": own.scores}).save(folder, overwrite=True)
+    head_set = HeadSet.load(folder)
+    changed = HeadSet.parse(head_set.model_dump(mode="json") | updates, str(folder))
+    changed.model_copy(update={"scores": head_set.scores}).save(folder, overwrite=True)
 
 
 def scores_in(folder: Path) -> Path:

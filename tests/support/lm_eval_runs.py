@@ -36,7 +36,7 @@ def main() -> None:
     """Do every run, with the tasks that it names."""
     logging.disable(logging.WARNING)
     folder, runs = sys.argv[1], json.loads(sys.argv[2])
-    found = {name: responses(folder, own.pop("tasks"), own) for name, own in runs.items()}
+    found = {name: responses(folder, run.pop("tasks"), run) for name, run in runs.items()}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

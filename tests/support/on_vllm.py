@@ -28,7 +28,7 @@ SMALL = Limits(max_batch=4, max_model_len=128, max_prefill_tokens=24, kv_memory_
 
 def wide(name: str) -> Architecture:
     """Return an architecture with heads of 32."""
-    found = next(own for own in ARCHITECTURES if own.name == name)
+    found = next(architecture for architecture in ARCHITECTURES if architecture.name == name)
     config = {key: WIDER.get(key, value) for key, value in found.config.items()}
     return replace(found, config=config)
 

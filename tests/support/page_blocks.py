@@ -68,16 +68,20 @@ def blocks(page: Path) -> list[Block]:
 
 def run_by(page: Path, file: str) -> list[Block]:
     """Return the blocks of a page that a test file runs, as the page says; there are some."""
-    found = [own for own in blocks(page) if own.is_said("run by") and own.says[1].startswith(file)]
+    found = [
+        block
+        for block in blocks(page)
+        if block.is_said("run by") and block.says[1].startswith(file)
+    ]
     assert found, f"{page.name}: no block is said to be run by {file}"
     return found
 
 
 def _comment(text: str, start: int) -> tuple[str, str] | None:
     """Return the kind and the words of the comment right before a place, else of the page."""
-    before = [own for own in COMMENT.finditer(text, 0, start) if text[own.end() : start] == "\n"]
-    own = before[-1] if before else COMMENT.match(text)
-    return (own[1], " ".join(own[2].split())) if own else None
+    before = [each for each in COMMENT.finditer(text, 0, start) if text[each.end() : start] == "\n"]
+    comment = before[-1] if before else COMMENT.match(text)
+    return (comment[1], " ".join(comment[2].split())) if comment else None
 
 
 def _output(text: str, fence: re.Match[str], following: re.Match[str] | None) -> str | None:

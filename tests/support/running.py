@@ -99,7 +99,7 @@ def slot_layers_of(engine: BatchingEngine) -> list[SlotLayer]:
 
 def n_slot_bytes(engine: BatchingEngine) -> int:
     """Return the bytes that all slots take."""
-    return sum(kv.nbytes for own in slot_layers_of(engine) for kv in (own.keys, own.values))
+    return sum(kv.nbytes for each in slot_layers_of(engine) for kv in (each.keys, each.values))
 
 
 def with_many_forwards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,8 @@ def test_two_coupled_rows_equal_the_naive_contrast_among_steered_neighbours(
     )
     neighbours = [request for request, _, _ in mixed_requests(seed=4)]
     completions = engine.generate([*contrasts(), *neighbours])[: len(expected)]
-    for completion, own in zip(completions, expected, strict=True):
-        assert_completes(completion, own, 5 * TOLERANCE)
+    for completion, each in zip(completions, expected, strict=True):
+        assert_completes(completion, each, 5 * TOLERANCE)
     assert engine.status.n_running == engine.status.n_kv_bytes == 0
 
 

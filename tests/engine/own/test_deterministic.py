@@ -102,7 +102,9 @@ def test_a_chunk_that_depends_on_neighbours_is_seen(monkeypatch: pytest.MonkeyPa
     """The control for prefill alone: every request still has forwards of its own."""
 
     def shared(_self: object, prefilling: list, _budget: float) -> list:
-        return [(own, min(own.n_to_prefill, max(1, 30 // len(prefilling)))) for own in prefilling]
+        return [
+            (each, min(each.n_to_prefill, max(1, 30 // len(prefilling)))) for each in prefilling
+        ]
 
     monkeypatch.setattr(scheduling.Scheduler, "fixed_chunks", shared)
     engine = BatchingEngine(loaded("llama").loaded, LIMITS, deterministic=True)
@@ -115,14 +117,16 @@ def test_it_is_as_exact_as_ever(shape: str) -> None:
     network = tiny.tiny_model(shape)
     mixed = mixed_requests(seed=1)
     expected = [
-        oracle.generate(network, list(own.prompt_ids), heads, own.options.max_tokens, method=method)
-        for own, heads, method in mixed
+        oracle.generate(
+            network, list(each.prompt_ids), heads, each.options.max_tokens, method=method
+        )
+        for each, heads, method in mixed
     ]
     engine = BatchingEngine(loaded(shape).loaded, LIMITS, deterministic=True)
-    for completion, own in zip(
-        engine.generate([own for own, _, _ in mixed]), expected, strict=True
+    for completion, item in zip(
+        engine.generate([each for each, _, _ in mixed]), expected, strict=True
     ):
-        assert_completes(completion, own, TOLERANCE)
+        assert_completes(completion, item, TOLERANCE)
 
 
 def test_the_check_at_load_refuses_an_engine_that_is_not_what_it_claims() -> None:

@@ -43,8 +43,8 @@ def test_one_pass_equals_the_naive_two_runs(
     engine = BatchingEngine(
         model.loaded, Limits(max_batch=max_batch, max_prefill_tokens=max_prefill_tokens)
     )
-    for completion, own in zip(engine.generate(requests), expected, strict=True):
-        assert_completes(completion, own, TOLERANCE)
+    for completion, each in zip(engine.generate(requests), expected, strict=True):
+        assert_completes(completion, each, TOLERANCE)
 
 
 def test_the_oracle_itself_differs_between_methods_and_heads() -> None:
@@ -249,8 +249,8 @@ def test_layers_that_must_all_see_the_same_rows_get_two_full_ones(shape: str) ->
         model.loaded, Limits(max_batch=4, max_prefill_tokens=15), Mode(full_rows=True)
     )
     completions = engine.generate([r for r, _, _ in mixed_requests(seed=4)])
-    for completion, own in zip(completions, expected, strict=True):
-        assert_completes(completion, own, TOLERANCE)
+    for completion, each in zip(completions, expected, strict=True):
+        assert_completes(completion, each, TOLERANCE)
     request = Request.of(
         prompt_ids=(1, 2, 3),
         max_tokens=3,

@@ -200,8 +200,8 @@ def test_prompts_that_are_scored_are_prefilled_a_few_tokens_at_a_time() -> None:
     assert max(projected) <= MAX_SCORED_CHUNK
     assert [len(c.prompt_tokens) for c in completions] == [100] * 9
     scores = [[token.logprob or 0.0 for token in c.prompt_tokens] for c in completions]
-    for own in scores:
-        assert own == pytest.approx(scores[0], abs=1e-5)  # chunks round differently
+    for score in scores:
+        assert score == pytest.approx(scores[0], abs=1e-5)  # chunks round differently
 
 
 def test_many_small_calls_do_not_keep_a_large_one_waiting_for_ever() -> None:
@@ -229,7 +229,7 @@ def test_threads_that_generate_together_get_what_each_gets_alone() -> None:
     model = loaded("gemma2", dtype=torch.float64)
     rng = Random(5)
     requests = [[random_request(rng) for _ in range(6)] for _ in range(4)]
-    alone = [[c.token_ids for c in model.engine.generate(own)] for own in requests]
+    alone = [[c.token_ids for c in model.engine.generate(request)] for request in requests]
     got: dict[int, list[tuple[int, ...]]] = {}
 
     def work(i: int) -> None:

@@ -65,8 +65,8 @@ def test_rows_that_cross_a_switch_together_are_prefilled_again_alone_and_one_a_s
         juice.load(network, tokenizer=tiny.tiny_tokenizer()).loaded, Limits(max_prefill_tokens=16)
     )
     shapes = shapes_of(engine)
-    for completion, own in zip(engine.generate([*requests, *pairs]), expected, strict=True):
-        assert_completes(completion, own, TOLERANCE, is_watched=False)
+    for completion, each in zip(engine.generate([*requests, *pairs]), expected, strict=True):
+        assert_completes(completion, each, TOLERANCE, is_watched=False)
     again = [rows for rows, n_tokens in shapes if n_tokens == SWITCH + 1]
     assert again == [1] * 10
 

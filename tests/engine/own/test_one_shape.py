@@ -34,12 +34,12 @@ def request(rng: Random, *, is_steered: bool, length: int = 20) -> Request:
 
 
 def among(
-    model: SteeredModel, own: Request, seed: int, *, is_steered: bool, place: int = PLACE
+    model: SteeredModel, given: Request, seed: int, *, is_steered: bool, place: int = PLACE
 ) -> tuple[object, ...]:
     """Return the bits that a request gets at a place among random neighbours of its own shape."""
     rng = Random(seed)
     batch = [request(rng, is_steered=is_steered) for _ in range(N_ROWS - 1)]
-    batch.insert(place, own)
+    batch.insert(place, given)
     completion = model.engine.generate(batch)[place]
     return completion.token_ids, completion.logprobs
 
@@ -52,15 +52,19 @@ def test_neighbours_of_one_shape_change_no_bit(
 ) -> None:
     """Kills: a companion read from another row, and anything else that mixes rows."""
     with loaded(shape, dtype=dtype) as model:
-        own = request(Random(0), is_steered=is_steered)
-        first, *others = (among(model, own, seed, is_steered=is_steered) for seed in range(1, 6))
+        observed = request(Random(0), is_steered=is_steered)
+        first, *others = (
+            among(model, observed, seed, is_steered=is_steered) for seed in range(1, 6)
+        )
         assert all(bits == first for bits in others)
 
 
 def test_another_shape_or_place_may_change_them() -> None:
     """The control, and the reason for deterministic mode."""
     with loaded("llama") as model:
-        own = request(Random(0), is_steered=False)
-        alone = model.engine.generate([own])[0]
-        places = {among(model, own, 1, is_steered=False, place=place) for place in range(N_ROWS)}
+        observed = request(Random(0), is_steered=False)
+        alone = model.engine.generate([observed])[0]
+        places = {
+            among(model, observed, 1, is_steered=False, place=place) for place in range(N_ROWS)
+        }
         assert len({(alone.token_ids, alone.logprobs), *places}) > 1

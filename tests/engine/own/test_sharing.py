@@ -179,7 +179,7 @@ def test_a_long_row_decodes_apart_from_short_ones_of_its_own_shelf(
     asked = [request(8, 1100)] * 6 + [request(2000, 40)]
     expected = [c.token_ids for c in model.engine.generate([request(8, 40)] * 6)]
     collector = watched.submit("all", asked)
-    while not any(len(own) > 30 for own in list(collector.updates.values())):
+    while not any(len(update) > 30 for update in list(collector.updates.values())):
         time.sleep(0.001)
     while 6 not in collector.updates or len(collector.updates[6]) < 40:
         time.sleep(0.001)
@@ -226,7 +226,7 @@ def test_an_idle_engine_gives_its_memory_back_and_goes_on(model: juice.SteeredMo
     engine = BatchingEngine(model.loaded, Limits())
     rng = Random(1)
     asked = [random_request(rng) for _ in range(3)]
-    asked = [own for own in asked if not own.steering.coefficients] or [request(5, 5)]
+    asked = [each for each in asked if not each.steering.coefficients] or [request(5, 5)]
     first = [c.token_ids for c in engine.generate(asked)]
     assert n_slot_bytes(engine) > 0
     deadline = time.monotonic() + 20

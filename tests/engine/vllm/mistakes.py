@@ -214,7 +214,7 @@ def _change_rows(patch: Patch, change: Callable[[Table, torch.Tensor, torch.Tens
 
     def place(self: Table, starts: Any, positions: torch.Tensor) -> None:
         PLACE(self, starts, positions)
-        own = self.row_of_token[: len(positions)]
-        own.copy_(change(self, own.clone(), positions))
+        rows = self.row_of_token[: len(positions)]
+        rows.copy_(change(self, rows.clone(), positions))
 
     patch.setattr(Table, "place", place)

@@ -35,7 +35,7 @@ def test_a_changed_set_steers_anew_and_one_outside_the_window_is_refused(tmp_pat
             )
 
         old, new, outside = made(1, 1.0), made(1, 4.0), made(3, 1.0)
-        steers = [juice.Steer(target="context", head_set=own) for own in (old, new)]
+        steers = [juice.Steer(target="context", head_set=each) for each in (old, new)]
         right = model.generate([PROMPT] * 2, steer=steers, **OPTIONS)
     assert len(right[0].logprobs) == OPTIONS["max_tokens"]
     assert right[0].logprobs != pytest.approx(right[1].logprobs, abs=0.01)

@@ -52,9 +52,9 @@ def cases(seed: int) -> list[Case]:
             (rng.randrange(tiny.N_LAYERS), rng.randrange(tiny.N_HEADS)): rng.choice([-3, 0.5, 2])
             for _ in range(0 if method == "none" else rng.randint(1, 5))
         }
-        own = tuple(rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 5, 27, 50])))
+        tail = tuple(rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 5, 27, 50])))
         request = Request.of(
-            prompt_ids=(prefix if rng.random() < 0.5 else ()) + own,
+            prompt_ids=(prefix if rng.random() < 0.5 else ()) + tail,
             max_tokens=rng.choice([1, 4, 12, 30]),
             ignore_eos=True,
             stop_token_ids=tuple(rng.sample(range(tiny.VOCAB_SIZE), rng.choice([0, 0, 16]))),

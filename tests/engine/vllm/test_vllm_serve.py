@@ -159,10 +159,10 @@ def test_what_cannot_be_steered_is_refused(
 def test_without_the_middleware_what_asks_for_steering_is_refused(folder: Path) -> None:
     with vllm_serve(folder, *MODEL, *SCHEDULER, *PROCESSOR) as (url, process):
         wait_until_ready(url, process)
-        own = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
-        assert complete(own)
+        other = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+        assert complete(other)
         with pytest.raises(openai.BadRequestError, match="--middleware"):
-            complete(own, vllm_xargs={"steer": "context"})
+            complete(other, vllm_xargs={"steer": "context"})
 
 
 # Starts vLLM in its own process once for each line of JSON that it reads, and writes what it said.
@@ -195,7 +195,7 @@ def test_a_start_that_could_steer_wrongly_fails_with_what_is_missing(folder: Pat
     lines = [
         json.dumps(
             {"model": str(folder / "model"), **tiny}
-            | {own: value for own, value in OPTIONS.items() if own != name}
+            | {each: value for each, value in OPTIONS.items() if each != name}
         )
         for name in reasons
     ]
@@ -212,5 +212,5 @@ def test_a_start_that_could_steer_wrongly_fails_with_what_is_missing(folder: Pat
         check=True,
     )
     said = [line for line in done.stdout.splitlines() if line.startswith("said: ")]
-    for reason, own in zip(reasons.values(), said, strict=True):
-        assert reason in own
+    for reason, item in zip(reasons.values(), said, strict=True):
+        assert reason in item

@@ -79,7 +79,7 @@ def test_a_sharded_server_answers_as_the_library_and_finishes_what_runs(folder: 
 @pytest.mark.long
 def test_a_killed_rank_ends_the_server_with_an_error_in_the_log(folder: Path) -> None:
     with sharded(folder, "--log-format", "json") as server:
-        (core,) = [own for own in running(server) if "EngineCore" in own.name()]
+        (core,) = [each for each in running(server) if "EngineCore" in each.name()]
         core.children()[-1].kill()
         assert server.process.wait(60) == 1
     told = {line["logger"]: line for line in server.log() if line["level"] == "error"}

@@ -55,7 +55,7 @@ def test_the_files_configure_deployments_that_there_are(file: Path) -> None:
     assert application["import_path"] == "juice_server.on_ray.application:application"
     read = config.read(application["args"])
     names = {deployment_name(name) for name in read.models}
-    assert {own["name"] for own in application["deployments"]} <= names
+    assert {deployment["name"] for deployment in application["deployments"]} <= names
 
 
 def model(body: Any, path: str = "/generate", query: str = "") -> str:

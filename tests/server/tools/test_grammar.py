@@ -154,7 +154,7 @@ def test_whatever_is_let_through_is_read_as_valid_calls(
         assert len(parts) == 1 or not single
         for part in parts:
             assert isinstance(part, Call), parts
-            schema = {own.name: own.schema for own in BOTH}[part.name]
+            schema = {each.name: each.schema for each in BOTH}[part.name]
             jsonschema.validate(json.loads(part.arguments), schema)
 
 

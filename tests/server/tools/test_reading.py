@@ -102,9 +102,9 @@ def test_only_functions_that_may_be_called_are() -> None:
 
 
 def test_each_call_has_an_id_of_its_own_that_every_template_takes() -> None:
-    ids = {own.id for own in read(FORMATS["json"], f"[{LLAMA}, {LLAMA}]", step=9)}
+    ids = {each.id for each in read(FORMATS["json"], f"[{LLAMA}, {LLAMA}]", step=9)}
     assert len(ids) == 2
-    assert all(len(own) == 9 and own.isalnum() and own.isascii() for own in ids)
+    assert all(len(each) == 9 and each.isalnum() and each.isascii() for each in ids)
 
 
 OWN = {

@@ -31,7 +31,8 @@ FLAT: list[Any] = [
     {"type": "function", "name": "now"},
 ]
 TOOLS: list[Any] = [
-    {"type": "function", "function": {k: v for k, v in own.items() if k != "type"}} for own in FLAT
+    {"type": "function", "function": {k: v for k, v in each.items() if k != "type"}}
+    for each in FLAT
 ]
 NOW = {"type": "function", "function": {"name": "now"}}
 ASKED: list[Any] = [{"role": "user", "content": "What is the capital of Peru?"}]
@@ -60,18 +61,18 @@ def ask(api: openai.OpenAI, **fields: Any) -> Any:
 def streamed(chunks: Iterable[Any]) -> dict[int, tuple[str, str]]:
     """Return the names and arguments of the calls of a stream, which must come in pieces."""
     deltas = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
-    firsts = {own.index: own for own in deltas if own.id}
-    assert [own.index for own in deltas] == sorted(own.index for own in deltas)
-    assert all(own.function.arguments == "" and own.function.name for own in firsts.values())
-    pieces = [own for own in deltas if not own.id]
-    assert not any(own.function.name for own in pieces)
+    firsts = {delta.index: delta for delta in deltas if delta.id}
+    assert [delta.index for delta in deltas] == sorted(delta.index for delta in deltas)
+    assert all(first.function.arguments == "" and first.function.name for first in firsts.values())
+    pieces = [delta for delta in deltas if not delta.id]
+    assert not any(piece.function.name for piece in pieces)
     assert len(pieces) >= len(firsts)
     return {
         i: (
-            own.function.name,
+            first.function.name,
             "".join(piece.function.arguments for piece in pieces if piece.index == i),
         )
-        for i, own in firsts.items()
+        for i, first in firsts.items()
     }
 
 
@@ -132,9 +133,9 @@ def test_several_choices_call_each_for_itself(api: openai.OpenAI) -> None:
     chunks: dict[int, list[Any]] = {}
     for chunk in ask(api, **fields, temperature=1, seed=5, stream=True):
         chunks.setdefault(chunk.choices[0].index, []).append(chunk)
-    assert {i: streamed(own) for i, own in chunks.items()} == {
-        own.index: {0: (own.message.tool_calls[0].function.name, arguments_of(own))}
-        for own in whole
+    assert {i: streamed(each) for i, each in chunks.items()} == {
+        each.index: {0: (each.message.tool_calls[0].function.name, arguments_of(each))}
+        for each in whole
     }
     assert len(chunks) == 3
 
@@ -158,7 +159,7 @@ def test_a_model_that_calls_on_and_on_is_ended_or_cut_without_a_trace_of_text(
             assert not any(c.choices[0].delta.content for c in chunks)
             assert chunks[-1].choices[0].finish_reason == chosen.finish_reason
             assert streamed(chunks) == {
-                i: (own.function.name, own.function.arguments) for i, own in enumerate(calls)
+                i: (call.function.name, call.function.arguments) for i, call in enumerate(calls)
             }
 
 
@@ -173,22 +174,22 @@ def test_a_cut_call_leaves_no_text_in_responses_and_messages(url: str) -> None:
         for n in (40, 60, 80):
             options: dict[str, Any] = {**flat, **greedy, "input": ASKED[0]["content"]}
             whole = api.responses.create(**options, max_output_tokens=n)
-            assert {own.type for own in whole.output} == {"function_call"}
+            assert {each.type for each in whole.output} == {"function_call"}
             assert whole.status == "incomplete"
             with api.responses.create(**options, max_output_tokens=n, stream=True) as stream:
                 *_, last = stream
             assert last.type == "response.incomplete"
-            assert [own.arguments for own in last.response.output] == [
-                own.arguments for own in whole.output
+            assert [each.arguments for each in last.response.output] == [
+                each.arguments for each in whole.output
             ]
             asked: dict[str, Any] = {"model": "mini", "messages": ASKED, "tools": named}
             asked |= {"tool_choice": {"type": "any"}, "max_tokens": n, "extra_body": greedy}
             message = other.messages.create(**asked)
-            assert {own.type for own in message.content} == {"tool_use"}
+            assert {each.type for each in message.content} == {"tool_use"}
             assert message.stop_reason == "max_tokens"
             with other.messages.stream(**asked) as events:
                 got = events.get_final_message()
-            assert [own.input for own in got.content] == [own.input for own in message.content]
+            assert [each.input for each in got.content] == [each.input for each in message.content]
 
 
 @pytest.mark.parametrize("stop", [["}"], ["city"]])
@@ -292,11 +293,11 @@ def test_responses_call_and_are_answered(api: openai.OpenAI) -> None:
 
 
 def test_messages_call_and_are_answered(url: str) -> None:
-    own: list[Any] = [{"name": k, "input_schema": v} for k, v in SCHEMAS.items()]
+    item: list[Any] = [{"name": k, "input_schema": v} for k, v in SCHEMAS.items()]
     choice = {"type": "any", "disable_parallel_tool_use": True}
     greedy = {"temperature": 0}
     with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as api:
-        options: dict[str, Any] = {"model": "mini", "max_tokens": 99, "tools": own}
+        options: dict[str, Any] = {"model": "mini", "max_tokens": 99, "tools": item}
         whole = api.messages.create(
             **options, messages=ASKED, tool_choice=choice, extra_body=greedy
         )
@@ -329,8 +330,8 @@ def test_messages_call_and_are_answered(url: str) -> None:
         answered = api.messages.create(
             **options, messages=turns, extra_body={**greedy, "steer": "context"}
         )
-        n_tokens = api.messages.count_tokens(model="mini", messages=turns, tools=own).input_tokens
-    assert [own.text for own in answered.content] == ["Oslo."]
+        n_tokens = api.messages.count_tokens(model="mini", messages=turns, tools=item).input_tokens
+    assert [each.text for each in answered.content] == ["Oslo."]
     assert n_tokens == answered.usage.input_tokens
 
 
