@@ -12,12 +12,10 @@ import pytest
 import typer.main
 
 from juice.cli.main import app
-from juice.files import LOOK
 from juice.head_set.head_set import HeadSet
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.commands import interruptible, juice
-from tests.support.head_sets import scores_in
 from tests.support.serving import CONFLICT, within
 
 STATEMENT = "The name of the capital city of France is"
@@ -80,79 +78,6 @@ def test_compare_shows_columns_on_a_terminal(columns: str) -> None:
     assert "Unsteered, this model" in plain
     assert "by more than 1 nat" in " ".join(plain.split())
     assert "\x1b[30;106m" in done.stdout, "what the context makes likelier has its colour"
-
-
-def test_identify_saves_a_set_that_generate_and_inspect_use(tmp_path: Path) -> None:
-    pool = [
-        json.loads(line)
-        for line in Path("juice/models/mini/examples.jsonl").read_text().splitlines()[::23][:48]
-    ]
-    file = str(tmp_path / "examples.jsonl")
-    Path(file).write_text("\n".join(map(json.dumps, pool)))
-    done = juice(
-        "identify",
-        "--examples",
-        file,
-        "--target",
-        "parametric",
-        "--top-k",
-        "3",
-        "--out",
-        str(tmp_path / "sets"),
-        "--html",
-        str(tmp_path / "page.html"),
-        "--json",
-    )
-    assert done.returncode == 0, done.stderr
-    saved = json.loads(done.stdout)[0]
-    folder = tmp_path / "sets" / "mini" / "parametric"
-    assert saved["path"] == str(folder)
-    head_set = HeadSet.load(folder)
-    assert head_set.identification.method == "attribution"
-    assert head_set.identification.n_examples == 16
-    assert not head_set.validation().is_weak
-    assert "serve parametric with --head-sets" in done.stderr
-    assert head_set.betas() is not None
-    generated = juice(
-        "generate",
-        FACT["prompts"]["substitution"],
-        "--steer",
-        "parametric",
-        "--head-sets",
-        str(tmp_path / "sets"),
-        "--json",
-    )
-    assert json.loads(generated.stdout)["steering"]["applied"] is True
-    compared = juice(
-        "generate",
-        FACT["prompts"]["clean"],
-        "--compare",
-        "--head-sets",
-        str(tmp_path / "sets"),
-        "--json",
-    )
-    assert set(json.loads(compared.stdout)) == {"none", "parametric"}
-    assert "no head set 'context'" in compared.stderr
-    page = (tmp_path / "page.html").read_text()
-    found = json.loads((folder / "head_set.json").read_text())
-    layer, index = found["methods"]["juice"]["heads"]["plus"][0]
-    assert f"L{layer}H{index}" in page
-    assert "data:image/png;base64," in page
-    assert LOOK.read_text() in page, "the look of the playground"
-    assert not re.findall(r'(?:src|href)="(?!data:|#)', page), "it needs nothing else"
-    shown = juice("inspect", str(folder), "--plot", str(tmp_path / "scores.png"))
-    assert "- heads" in shown.stdout
-    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
-    chosen = juice("select", str(scores_in(folder)), "--top-k", "3", "--json")
-    assert (
-        json.loads(chosen.stdout)["heads"]
-        == json.loads((folder / "head_set.json").read_text())["methods"]["juice"]["heads"]
-    )
-    again = juice(
-        "identify", "--examples", file, "--target", "parametric", "--out", str(tmp_path / "sets")
-    )
-    assert again.returncode == 2
-    assert "--force" in again.stderr
 
 
 FILES = {

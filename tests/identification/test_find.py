@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -10,6 +11,7 @@ import pytest
 
 import juice
 from juice.data.example import ConflictExample, examples_sha256, to_json_line
+from juice.files import LOOK
 from juice.head_set.head_set import HeadSet
 from juice.identification.examples import usable_examples
 from juice.identification.options import IdentificationFields, IdentificationOptions
@@ -19,20 +21,21 @@ from tests.support.marks import FEW_EXAMPLES
 pytestmark = FEW_EXAMPLES
 
 
-@pytest.fixture(scope="module")
-def facts() -> list[ConflictExample]:
-    """Facts with two answers, the right one first."""
+def facts_of(n: int) -> list[ConflictExample]:
+    """Return facts with two answers, the right one first."""
     every = [e for e in juice.read_examples("mini") if len(e.parametric_answer) == 1]
     return [
         e.model_copy(update={"parametric_answer": (*e.parametric_answer, "Nowhere")})
-        for e in every[::40][:28]
+        for e in every[:: len(every) // n][:n]
     ]
 
 
-@pytest.fixture(scope="module")
-def file(facts: list[ConflictExample], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same facts, whose answers stand in no order, as on the hub: the model chooses one."""
-    path = tmp_path_factory.mktemp("facts") / "facts.jsonl"
+FEW, ENOUGH = facts_of(16), facts_of(48)  # to tune on, after those that find heads
+
+
+def written(facts: list[ConflictExample], folder: Path) -> Path:
+    """Write facts whose answers stand in no order, as on the hub: the model chooses one."""
+    path = folder / "facts.jsonl"
     rows = [json.loads(to_json_line(e)) for e in facts]
     for row in rows:
         row |= {"parametric_answer": row["parametric_answer"][::-1], "scored": "likeliest"}
@@ -60,10 +63,29 @@ def by_command(file: Path, out: Path, *flags: str) -> HeadSet:
     return HeadSet.load(folder)
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(FEW, tmp_path_factory.mktemp("facts"))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return where the command keeps the head sets that it found by default, and what it says."""
+    out = tmp_path_factory.mktemp("saved")
+    file = written(ENOUGH, out)
+    words = ("--target", "parametric", "--html", str(out / "page.html"), "--json")
+    done = command("identify", "--examples", str(file), "--out", str(out / "sets"), *words)
+    assert done.returncode == 0, done.stderr
+    assert [line["path"] for line in json.loads(done.stdout)] == [
+        str(out / "sets" / "mini" / "parametric")
+    ]
+    return out, done.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--target", "parametric"), {"target": "parametric"}),
+        ((), {"target": "parametric"}),
         pytest.param(
             ("--target", "context", "--method", "probe", "--n-examples", "2", "--alphas-plus", "3"),
             {"target": "context", "method": "probe", "n_examples": 2, "alphas_plus": (3.0,)},
@@ -82,21 +104,54 @@ def by_command(file: Path, out: Path, *flags: str) -> HeadSet:
 )
 def test_python_and_the_command_find_the_same_head_set(
     mini: juice.SteeredModel,
-    facts: list[ConflictExample],
     file: Path,
+    saved: tuple[Path, str],
     tmp_path: Path,
     flags: tuple[str, ...],
     words: dict[str, Any],
 ) -> None:
     """Kills: another default, answers in the file's order, betas or a gate left out of one."""
-    expected = by_command(file, tmp_path, *flags)
-    found = juice.identify(mini, file, **words)
+    by_default = saved[0] / "sets" / "mini" / "parametric"
+    facts, source = (FEW, file) if flags else (ENOUGH, saved[0] / "facts.jsonl")
+    expected = by_command(file, tmp_path, *flags) if flags else HeadSet.load(by_default)
+    found = juice.identify(mini, source, **words)
     assert found.model_dump(mode="json") == expected.model_dump(mode="json")
     assert found.scores.sha256() == expected.scores_sha256
     drawn, _ = usable_examples(mini, facts, IdentificationOptions(**words))
     assert found.identification.examples_sha256 == examples_sha256(drawn)
     assert found.betas() is not None
     assert found.validation() is not None
+
+
+def test_the_command_saves_a_set_that_generate_and_inspect_use(
+    saved: tuple[Path, str], tmp_path: Path
+) -> None:
+    out, said = saved
+    sets = str(out / "sets")
+    folder = out / "sets" / "mini" / "parametric"
+    head_set = HeadSet.load(folder)
+    assert head_set.identification.method == "attribution"
+    assert not head_set.validation().is_weak
+    assert head_set.betas() is not None
+    assert "serve parametric with --head-sets" in said
+    prompts = FEW[0].prompts
+    generated = command(
+        "generate", prompts["substitution"], "--steer", "parametric", "--head-sets", sets, "--json"
+    )
+    assert json.loads(generated.stdout)["steering"]["applied"] is True
+    compared = command("generate", prompts["clean"], "--compare", "--head-sets", sets, "--json")
+    assert set(json.loads(compared.stdout)) == {"none", "parametric"}
+    assert "no head set 'context'" in compared.stderr
+    page = (out / "page.html").read_text()
+    found = json.loads((folder / "head_set.json").read_text())
+    layer, index = found["methods"]["juice"]["heads"]["plus"][0]
+    assert f"L{layer}H{index}" in page
+    assert "data:image/png;base64," in page
+    assert LOOK.read_text() in page, "the look of the playground"
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', page), "it needs nothing else"
+    shown = command("inspect", str(folder), "--plot", str(tmp_path / "scores.png"))
+    assert "- heads" in shown.stdout
+    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_python_and_the_command_tune_alike(
