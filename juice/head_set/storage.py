@@ -31,7 +31,7 @@ JSON_FILE, OLD_SCORES_FILE = "head_set.json", "scores.safetensors"
 SCORES_PATTERN = r"scores(-[0-9a-f]{12})?\.safetensors"
 MAX_JSON_BYTES, MAX_SCORES_BYTES = 4_000_000, 64_000_000
 # Savers that replace the set meanwhile need a moment.
-N_TRIES, PAUSE_S = 100, 0.005
+N_TRIES, PAUSE_S = 20, 0.005
 
 
 def read(folder: Path) -> tuple[dict[str, Any], bytes | None]:
