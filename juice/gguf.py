@@ -8,6 +8,7 @@ dtype of the model.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,6 @@ from juice.errors import ModelNotFoundError, UnsupportedModelError, UsageError, 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
-SUFFIX = ".gguf"
 # From a field of the file, without its architecture, to that of a configuration.
 FIELDS = {
     "context_length": "max_position_embeddings",
@@ -110,6 +110,11 @@ SPLITS: dict[str, Callable[[], pre_tokenizers.PreTokenizer] | None] = {
 }
 
 
+def is_gguf(model: object) -> bool:
+    """Return whether a model's name is the path of a GGUF file."""
+    return isinstance(model, str | Path) and str(model).endswith(".gguf")
+
+
 class GgufFile:
     """A file of a model, or the parts of one: its fields, and its tensors as they are stored.
 
@@ -170,6 +175,16 @@ class GgufFile:
             kind = tensor.tensor_type.name
             sizes[kind] = sizes.get(kind, 0) + int(tensor.n_elements)
         return max(sizes, key=lambda kind: sizes[kind])
+
+    @property
+    def sha256(self) -> str:
+        """The hash of its bytes, those of its parts one after the other."""
+        digest = hashlib.sha256()
+        for part in _parts(self.path):
+            with part.open("rb") as content:
+                while block := content.read(1 << 20):
+                    digest.update(block)
+        return f"sha256:{digest.hexdigest()}"
 
     def check_fields(self) -> None:
         """Raise UnsupportedModelError for a field of the architecture that nothing here reads."""
@@ -359,6 +374,7 @@ class GgufModel:
         name: Its name in the file, as a slug.
         network: The model.
         tokenizer: Its tokenizer, with the file's chat template.
+        origin: The hash of its file, and how that stores the weights.
         rows: For each of its weight matrices, its shape and the sampled rows, [rows, ...], in
             float32: what its identity is made of.
     """
@@ -366,6 +382,7 @@ class GgufModel:
     name: str
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    origin: dict[str, str]
     rows: dict[str, tuple[list[int], torch.Tensor]]
 
 
@@ -402,7 +419,8 @@ def read_gguf(path: str | Path, sample: Callable[[int], list[int]], **placed: An
             "give the model's folder or hub id instead"
         )
     network.generation_config.eos_token_id = stop_ids(file, tokenizer)
-    return GgufModel(file.name, network, tokenizer, rows)
+    origin = {"sha256": file.sha256, "quantisation": file.quantization}
+    return GgufModel(file.name, network, tokenizer, origin, rows)
 
 
 def _weights(file: GgufFile, empty: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

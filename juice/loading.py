@@ -36,7 +36,15 @@ from juice.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from juice.model.identity import explain, identify_model, source_of, weights_folder
+from juice.gguf import GgufModel, is_gguf, read_gguf
+from juice.head_set.schema import Weights
+from juice.model.identity import (
+    explain,
+    identify_model,
+    sampled_rows,
+    source_of,
+    weights_folder,
+)
 from juice.model.layout import Layout, resolve
 from juice.model.loaded import LoadedModel, input_device
 from juice.model.masks import attention_pattern, rope_switch
@@ -58,14 +66,15 @@ def prepare(
     model_id: str | None = None,
     revision: str | None = None,
     folder: Path | None = None,
+    file: GgufModel | None = None,
     allow_approximate: bool = False,
 ) -> LoadedModel:
     """Find the heads of a transformers model in memory, install the hooks and check both.
 
     `model_id` is its hub id or folder; None: the name in its configuration. `folder` has its weight
-    files, for the fingerprint; None: the weights in memory. Quantised activations are refused, or
-    warned of with `allow_approximate`. Raises UnsupportedModelError for a model that cannot be
-    steered exactly, or is steered or sharded already.
+    files, for the fingerprint, or it came out of `file`; else the weights in memory. Quantised
+    activations are refused, or warned of with `allow_approximate`. Raises UnsupportedModelError for
+    a model that cannot be steered exactly, or is steered or sharded already.
     """
     _check_untouched(model)
     layout, pattern = resolve(model), attention_pattern(model)
@@ -75,7 +84,11 @@ def prepare(
         model_id=model_id or model.config.name_or_path or type(model).__name__,
         revision=revision,
         folder=folder,
+        rows=file.rows if file else None,
     )
+    if file is not None and identity.fingerprint is not None:
+        weights = Weights(**file.origin, fingerprint=identity.fingerprint)
+        identity = identity.model_copy(update={"weights": weights})
     model.eval()
     exact = _is_exact(model, layout, allow_approximate=allow_approximate)
     model._juice_hooked = True
@@ -142,6 +155,8 @@ def load_model(model: str | Path, options: LoadOptions | None = None) -> LoadedM
             "torchrun has started several processes, and each would load the whole model; start "
             "one without it, or give each process its device"
         )
+    if is_gguf(model):
+        return _from_file(Path(model), options)
     tokenizer, network, report = _from_pretrained(str(model), options)
     if absent := sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])]):
         raise ModelNotFoundError(
@@ -188,7 +203,7 @@ def _from_pretrained(
     device, placed = _placed(options)
     source, name = source_of(model), options.quantization
     where: dict[str, Any] = {"revision": options.revision, "trust_remote_code": False}
-    try:
+    with _explained(model, device, placed):
         tokenizer = AutoTokenizer.from_pretrained(source, **where)
         config = AutoConfig.from_pretrained(source, **where)
         if name is not None:
@@ -204,6 +219,13 @@ def _from_pretrained(
             output_loading_info=True,
         )
         return tokenizer, network if "device_map" in placed else network.to(device), report
+
+
+@contextmanager
+def _explained(model: str, device: torch.device, placed: dict[str, Any]) -> Iterator[None]:
+    """Turn what the libraries raise while they load a model into an error in words."""
+    try:
+        yield
     except JuiceError:
         raise
     except torch.OutOfMemoryError as error:
@@ -213,6 +235,27 @@ def _from_pretrained(
         ) from error
     except Exception as error:  # whatever a damaged folder makes the libraries raise
         raise ModelNotFoundError(explain(model, error, placed)) from error
+
+
+def _from_file(path: Path, options: LoadOptions) -> LoadedModel:
+    """Load a GGUF file, and install the hooks."""
+    if given := options.changed("revision", "quantization"):
+        raise UsageError(f"{given[0]} is not for a .gguf file, which is as it is; drop it")
+    device, placed = _placed(options)
+    if placed["dtype"] == "auto":
+        placed["dtype"] = torch.bfloat16
+    with _explained(str(path), device, placed):
+        file = read_gguf(
+            path, sampled_rows, attn_implementation=options.attn_implementation, **placed
+        )
+        network = file.network if "device_map" in placed else file.network.to(device)
+    return prepare(
+        network,
+        file.tokenizer,
+        model_id=file.name,
+        file=file,
+        allow_approximate=options.allow_approximate,
+    )
 
 
 def load(
@@ -240,8 +283,8 @@ def load(
     """Load a model and check that it is steered exactly.
 
     Args:
-        model: A hub id, a local folder, `mini` (bundled), or a transformers model already in
-            memory. A compiled model runs uncompiled.
+        model: A hub id, a local folder, a `.gguf` file, `mini` (bundled), or a transformers model
+            already in memory. A compiled model runs uncompiled.
         tokenizer: The tokenizer of a model in memory.
         head_sets: Folder of head sets; None: JUICE_HEAD_SETS, else ./head_sets, else the shipped
             ones.
@@ -298,6 +341,11 @@ def load(
     if chosen.engine == "vllm":
         if isinstance(model, PreTrainedModel):
             raise UsageError("vLLM loads models itself; give juice.load a folder or a hub id")
+        if is_gguf(model):
+            raise UsageError(
+                f"vLLM does not load {model}; `juice convert {model} FOLDER` writes a folder that "
+                "it loads, and that the same head sets fit"
+            )
         served = checked_vllm(str(model), options, chosen, head_sets=head_sets, limits=limits)
         return SteeredModel(served, head_sets, allow_unverified=allow_unverified)
     loaded = (

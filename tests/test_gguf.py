@@ -5,6 +5,8 @@ The oracle is the model that the file was written from, by `tests/support/gguf_f
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,15 @@ from gguf import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from juice.errors import ModelNotFoundError, UnsupportedModelError
+import juice
+from juice.errors import (
+    HeadSetMismatchError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    UsageError,
+)
 from juice.gguf import read_gguf
-from juice.model.identity import stop_token_ids
+from tests.support.commands import juice as juice_command
 from tests.support.gguf_files import name_of, write_gguf
 from tests.support.tiny import tiny_tokenizer, with_large_weights
 
@@ -71,7 +79,7 @@ def test_a_file_has_the_logits_of_the_model_that_it_was_written_from(
     torch.testing.assert_close(logits(read.network), logits(model), rtol=1e-5, atol=1e-5)
     assert read.name == "tiny-model-1.0"
     assert read.tokenizer("Two Words").input_ids == tiny_tokenizer()("Two Words").input_ids
-    assert stop_token_ids(read.network, read.tokenizer) == {0}
+    assert read.network.generation_config.eos_token_id == [0]
 
 
 def test_llama_3s_scaling_is_read_from_its_factors(tmp_path: Path) -> None:
@@ -239,5 +247,95 @@ def test_the_end_of_a_turn_stops_beside_the_end_of_text(end: str, tmp_path: Path
 
     path = write_gguf(tmp_path / "tiny.gguf", model_of("llama"), "llama", change=change)
     read = read_gguf(path, first_rows)
-    assert stop_token_ids(read.network, read.tokenizer) == {0, 290, 291}
+    assert read.network.generation_config.eos_token_id == [0, 290, 291]
     assert read.tokenizer(end).input_ids == [290]
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of a llama whose matrices are stored as Q8_0."""
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    return write_gguf(path, model_of("llama"), "llama", quantization=GGMLQuantizationType.Q8_0)
+
+
+@pytest.fixture(scope="module")
+def converted(quantised: Path) -> Path:
+    """Return the folder that `juice convert` makes of the file."""
+    folder = quantised.with_name("folder")
+    done = juice_command("convert", str(quantised), str(folder), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "path": str(folder),
+        "name": "tiny-model-1.0",
+        "dtype": "float32",
+        "sha256": f"sha256:{hashlib.sha256(quantised.read_bytes()).hexdigest()}",
+        "quantisation": "Q8_0",
+    }
+    return folder
+
+
+def test_a_file_and_its_folder_are_one_model(quantised: Path, converted: Path) -> None:
+    of_file, of_folder = juice.load(quantised), juice.load(converted)
+    identity = of_file.loaded.identity
+    assert identity.fingerprint == of_folder.loaded.identity.fingerprint
+    assert identity.weights is not None
+    assert identity.weights.quantisation == "Q8_0"
+    assert identity.weights.fingerprint == identity.fingerprint
+    assert of_file.id == "tiny-model-1.0"
+    heads = of_file.make_head_set(
+        name="own", target="context", plus=[(2, 1)], minus=[(3, 0)], beta_plus=2.0, beta_minus=-1.0
+    )
+    steer = juice.Steer(target="context", head_set=heads)
+    for options in ({}, {"steer": steer}):
+        texts = [
+            model.generate("abc", max_tokens=8, ignore_eos=True, **options)[0].token_ids
+            for model in (of_file, of_folder)
+        ]
+        assert texts[0] == texts[1]
+
+
+def test_a_half_precision_file_has_the_fingerprint_of_its_weights_as_stored(
+    quantised: Path,
+) -> None:
+    whole, half = juice.load(quantised), juice.load(quantised, dtype="bfloat16")
+    assert half.loaded.model.dtype == torch.bfloat16
+    assert half.loaded.identity == whole.loaded.identity
+
+
+def test_a_set_of_another_quantisation_says_so(quantised: Path, tmp_path: Path) -> None:
+    coarser = write_gguf(
+        tmp_path / "tiny.gguf", model_of("llama"), "llama", quantization=GGMLQuantizationType.Q4_0
+    )
+    made_on, model = juice.load(quantised), juice.load(coarser)
+    heads = made_on.make_head_set(name="own", target="context", plus=[(2, 1)], beta_plus=2.0)
+    steer = juice.Steer(target="context", head_set=heads)
+    words = "was made on tiny-model-1.0 as Q8_0, and the loaded file stores it as Q4_0"
+    with pytest.raises(HeadSetMismatchError, match=f"{words}.*--allow-unverified"):
+        model.generate("abc", steer=steer)
+    trusting = juice.load(coarser, allow_unverified=True)
+    with pytest.warns(UserWarning, match=words):
+        assert trusting.generate("abc", steer=steer)[0].steering.head_set == "own"
+
+
+def test_vllm_and_other_arguments_are_refused_with_what_to_do(quantised: Path) -> None:
+    with pytest.raises(UsageError, match=r"`juice convert .*tiny\.gguf FOLDER`"):
+        juice.load(quantised, engine="vllm")
+    with pytest.raises(UsageError, match=r"quantization is not for a \.gguf file"):
+        juice.load(quantised, quantization="torchao-int8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("absent.gguf", "new"), "there is no file absent.gguf"),
+        (("tiny.gguf", "."), "is not an empty folder; give another"),
+        (("tiny.gguf", "new", "--dtype", "int3"), "dtype 'int3' is unknown; expected float32"),
+    ],
+)
+def test_the_command_refuses_in_words(
+    quantised: Path, arguments: tuple[str, ...], expected: str
+) -> None:
+    done = juice_command("convert", *arguments, cwd=quantised.parent)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert not quantised.with_name("new").exists()

@@ -18,6 +18,7 @@ from juice import quiet_imports
 from juice.cli import (
     chat,
     console,
+    convert,
     doctor,
     evaluate,
     examples,
@@ -75,6 +76,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.run,
     "pull": hub.pull,
     "push": hub.push,
+    "convert": convert.run,
     "examples": examples.run,
     "split": examples.split,
     "serve": serve.run,

@@ -389,21 +389,25 @@ class HeadSet(Content):
 
         Where one of them has no fingerprint, only architecture and shape can be compared. That is
         enough, with a warning, for a set that comes with JuICE as its authors published it, and
-        for any set with `allow_unverified`.
+        for any set with `allow_unverified`; so is the same model in another quantisation.
         """
-        if difference := self.model.difference(model):
+        certain = self.model.is_certain(model)
+        other = "identify heads on this model (`juice identify`), or " * bool(model.fingerprint)
+        if requantised := self.model.requantised(model):
+            guess = f"head set {self.name!r} was made on {self.model.id} {requantised}"
+        elif difference := self.model.difference(model):
             raise HeadSetMismatchError(
                 f"head set {self.name!r} was made for {self.model.id} and does not fit the loaded "
                 f"{model.id}: {difference}; identify heads on this model (`juice identify`)"
             )
-        if self.model.is_certain(model):
+        elif certain:
             return
-        guess = (
-            f"head set {self.name!r} fits {model.id} by architecture and shape alone: "
-            f"the {'set' if model.fingerprint else 'model'} has no fingerprint to compare"
-        )
-        if not allow_unverified and self.seal not in PUBLISHED:
-            other = "identify heads on this model (`juice identify`), or " * bool(model.fingerprint)
+        else:
+            guess = (
+                f"head set {self.name!r} fits {model.id} by architecture and shape alone: "
+                f"the {'set' if model.fingerprint else 'model'} has no fingerprint to compare"
+            )
+        if not allow_unverified and (certain or self.seal not in PUBLISHED):
             raise HeadSetMismatchError(
                 f"{guess}; {other}take it on trust with --allow-unverified "
                 "(allow_unverified=True, JUICE_ALLOW_UNVERIFIED=true)"

@@ -292,6 +292,9 @@ class Weights(Part):
     fingerprint: str
 
 
+SHAPE_FIELDS = ("architecture", "n_layers", "n_heads")
+
+
 class ModelIdentity(Part):
     """The model that a head set is for.
 
@@ -316,7 +319,7 @@ class ModelIdentity(Part):
                 f"its fingerprint is {short(self.fingerprint)}, "
                 f"the loaded model's is {short(other.fingerprint)}"
             )
-        for field in ("architecture", "n_layers", "n_heads"):
+        for field in SHAPE_FIELDS:
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
                 return f"its {field} is {mine}, the loaded model's is {theirs}"
@@ -325,6 +328,15 @@ class ModelIdentity(Part):
     def is_certain(self, other: ModelIdentity) -> bool:
         """Return whether both models have a fingerprint, so that `difference` is not a guess."""
         return bool(self.fingerprint and other.fingerprint)
+
+    def requantised(self, other: ModelIdentity) -> str | None:
+        """Return how another file stores the same model otherwise, or None if it does not."""
+        mine, theirs = self.weights, other.weights
+        if mine is None or theirs is None or mine.quantisation == theirs.quantisation:
+            return None
+        if any(getattr(self, n) != getattr(other, n) for n in ("id", *SHAPE_FIELDS)):
+            return None
+        return f"as {mine.quantisation}, and the loaded file stores it as {theirs.quantisation}"
 
     def check_holds(self, heads: HeadLists) -> None:
         """Raise ValueError for a head that the model does not have."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,15 @@ def identify_model(
     model_id: str,
     revision: str | None,
     folder: Path | None,
+    rows: Mapping[str, tuple[list[int], torch.Tensor]] | None = None,
 ) -> ModelIdentity:
-    """Return a model's identity, with the fingerprint of the weights in a folder, or in memory."""
-    read = _rows_on_disk(model, folder) if folder else _rows_in_memory(model)
+    """Return a model's identity, with the fingerprint of its weights.
+
+    They are those in `folder`, or those of which `rows` has the sampled ones, or those in memory.
+    """
+    read = _rows_in_memory(model) if rows is None else rows.get
+    if folder is not None:
+        read = _rows_on_disk(model, folder)
     return ModelIdentity(
         id=model_id,
         revision=revision,
@@ -90,7 +96,8 @@ def _fingerprint(model: PreTrainedModel, layout: Layout, read: RowReader) -> str
     return "sha256:" + digest.hexdigest()
 
 
-def _sample(n_rows: int) -> list[int]:
+def sampled_rows(n_rows: int) -> list[int]:
+    """Return the numbers of the rows of a matrix that its fingerprint is made of."""
     return sorted({round(i * (n_rows - 1) / (N_ROWS - 1)) for i in range(N_ROWS)})
 
 
@@ -101,7 +108,7 @@ def _rows_in_memory(model: PreTrainedModel) -> RowReader:
         weight = parameters.get(name)
         if type(weight) is not nn.Parameter or weight.dtype != torch.float32 or weight.is_meta:
             return None
-        return list(weight.shape), weight.detach()[_sample(len(weight))].cpu()
+        return list(weight.shape), weight.detach()[sampled_rows(len(weight))].cpu()
 
     return read
 
@@ -126,7 +133,7 @@ def _rows_on_disk(model: PreTrainedModel, folder: Path) -> RowReader:
         with safe_open(files[stored], framework="pt") as file:
             weight = file.get_slice(stored)
             shape = list(weight.get_shape())
-            rows = torch.cat([weight[i : i + 1] for i in _sample(shape[0])])
+            rows = torch.cat([weight[i : i + 1] for i in sampled_rows(shape[0])])
         return (shape, rows) if rows.is_floating_point() else None
 
     return read

@@ -1,0 +1,45 @@
+"""`juice convert`: a GGUF file becomes a folder that transformers, vLLM and everyone else loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from juice.cli import console, options
+
+
+def run(
+    file: Annotated[
+        Path, typer.Argument(help="The .gguf file, or the first of its parts.", metavar="FILE.gguf")
+    ],
+    folder: Annotated[Path, typer.Argument(help="The folder to write; new or empty.")],
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, which keeps the weights and the fingerprint of the file; bfloat16 or "
+            "float16 take half the room and need head sets of their own."
+        ),
+    ] = "float32",
+    json: options.Json = False,
+) -> None:
+    """Write a GGUF file as an ordinary model folder, its weights dequantised."""
+    from juice.errors import OutputError, UsageError
+    from juice.gguf import read_gguf
+    from juice.model.identity import sampled_rows
+    from juice.placement import DTYPES
+
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is unknown; expected {', '.join(DTYPES)}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder} is not an empty folder; give another, or remove it")
+    options.quiet_libraries()
+    model = read_gguf(file, sampled_rows, dtype=DTYPES[dtype])
+    try:
+        model.network.save_pretrained(folder)
+        model.tokenizer.save_pretrained(folder)
+    except OSError as error:
+        raise OutputError(f"cannot write to {folder}: {error}; give another folder") from error
+    written = {"path": str(folder), "name": model.name, "dtype": dtype, **model.origin}
+    console.answer_either(str(folder), written, as_json=json)
