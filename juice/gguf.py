@@ -27,6 +27,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
 
 from juice.errors import ModelNotFoundError, UnsupportedModelError, UsageError, first_line
 
@@ -429,11 +434,6 @@ def _weights(file: GgufFile, empty: PreTrainedModel) -> Iterator[tuple[str, torc
     Raises UnsupportedModelError for one that the model has no place for.
     """
     from gguf import dequantize
-    from transformers.modeling_gguf_pytorch_utils import (
-        TENSOR_PROCESSORS,
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-    )
 
     kind = TENSOR_PROCESSORS.get(file.field("general.architecture"), TensorProcessor)
     processor = kind(config=empty.config.to_dict())

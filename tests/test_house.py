@@ -22,6 +22,7 @@ HEAVY = ("juice.cli",)
 # Optional or heavy packages.
 OPTIONAL = (
     "datasets",
+    "gguf",
     "matplotlib",
     "numpy",
     "jinja2",

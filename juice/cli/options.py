@@ -32,7 +32,8 @@ SOURCES = (
 )
 ROWS = "A file (JSON lines, JSON or CSV), a folder or `hub:owner/name`."
 Model = Annotated[
-    str, typer.Option(help="A hub id, a local folder, or `mini` (bundled, no network).")
+    str,
+    typer.Option(help="A hub id, a local folder, a .gguf file, or `mini` (bundled, no network)."),
 ]
 HeadSets = Annotated[
     Path | None,

@@ -127,7 +127,7 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     )
 
     model: str = "mini"
-    """A hub id, a local folder, or `mini`."""
+    """A hub id, a local folder, a .gguf file, or `mini`."""
     served_model_name: str | None = None
     """What clients call the model; else the value of --model."""
     chat_template: str | None = Field(
