@@ -1,9 +1,9 @@
 """The relations of the bundled model: their facts, and the wordings that express them.
 
-The facts are `facts/<relation>.tsv` (subject and its other names, answer, accepted aliases; several
-separated by `|`), written from general knowledge. The wordings are `wordings/<relation>.toml`, with
-`{s}` for the subject and `{a}` for the answer; those kept out of training measure what the model
-knows beyond the words that it learned with.
+The facts are `juice/data/facts/<relation>.tsv` (subject and its other names, answer, accepted
+aliases; several separated by `|`), written from general knowledge. The wordings are
+`wordings/<relation>.toml`, with `{s}` for the subject and `{a}` for the answer; those kept out of
+training measure what the model knows beyond the words that it learned with.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from lab.invention import INVENTORS
 
 FOLDER = Path(__file__).parent
+FACTS = resources.files("juice.data") / "facts"
 N_FIRST, APPOSITION_RATE = 3, 0.25
 
 
@@ -71,7 +73,8 @@ class Relation:
     @cached_property
     def facts(self) -> list[Fact]:
         """The lines of this relation's facts file."""
-        lines = (FOLDER / "facts" / f"{self.name}.tsv").read_text(encoding="utf-8").splitlines()
+        file = FACTS / f"{self.name}.tsv"
+        lines = file.read_text(encoding="utf-8").splitlines()
         return [_fact(*line.split("\t")) for line in lines if line]
 
     @cached_property

@@ -33,6 +33,8 @@ NEEDED = {
     "juice/models/mini/examples.jsonl",
     "juice/_head_sets/mini/parametric/head_set.json",
     "juice/_head_sets/mini/context/scores-ec23f2b3c0d6.safetensors",
+    "juice/data/facts/wordings.toml",
+    "juice/data/facts/world_capital.tsv",
     "juice/evaluation/data/report.html",
     "juice/look.css",
     "juice/py.typed",
