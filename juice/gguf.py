@@ -182,6 +182,12 @@ class GgufFile:
         return max(sizes, key=lambda kind: sizes[kind])
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of most of its weights; bfloat16 for those that are quantised."""
+        whole = {"F32": torch.float32, "F16": torch.float16}
+        return whole.get(self.quantization, torch.bfloat16)
+
+    @property
     def sha256(self) -> str:
         """The hash of its bytes, those of its parts one after the other."""
         digest = hashlib.sha256()
@@ -391,11 +397,13 @@ class GgufModel:
     rows: dict[str, tuple[list[int], torch.Tensor]]
 
 
-def read_gguf(path: str | Path, sample: Callable[[int], list[int]], **placed: Any) -> GgufModel:
+def read_gguf(
+    file: GgufFile | str | Path, sample: Callable[[int], list[int]], **placed: Any
+) -> GgufModel:
     """Load a model from a file.
 
     Args:
-        path: The file, or the first of its parts.
+        file: The file, or its path, or that of the first of its parts.
         sample: From the number of rows of a matrix to those that its identity needs.
         placed: from_pretrained's arguments for devices, dtype and attention.
 
@@ -404,7 +412,8 @@ def read_gguf(path: str | Path, sample: Callable[[int], list[int]], **placed: An
         UnsupportedModelError: Something in it is not understood, so the model would be another.
         UsageError: The package `gguf` is not installed.
     """
-    file = GgufFile(path)
+    if not isinstance(file, GgufFile):
+        file = GgufFile(file)
     config, tokenizer = config_of(file), tokenizer_of(file)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)

@@ -6,6 +6,7 @@ files, and remote code is never run. `HF_TOKEN` and the hub's cache variables wo
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from juice.checks.linearity import why_not_linear
 from juice.checks.two_runs import check_invariance, check_vllm
 from juice.engine.contract import Engine
 from juice.engine.load_options import EngineName, EngineOptions, Limits, LoadOptions
+from juice.engine.own.thread import BatchingEngine
 from juice.engine.vllm.launch import vllm_engine
 from juice.errors import (
     JuiceError,
@@ -36,7 +38,7 @@ from juice.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from juice.gguf import GgufModel, is_gguf, read_gguf
+from juice.gguf import GgufFile, GgufModel, is_gguf, read_gguf
 from juice.head_set.schema import Weights
 from juice.model.identity import (
     explain,
@@ -68,12 +70,14 @@ def prepare(
     folder: Path | None = None,
     file: GgufModel | None = None,
     allow_approximate: bool = False,
+    dtype_reason: str | None = None,
 ) -> LoadedModel:
     """Find the heads of a transformers model in memory, install the hooks and check both.
 
     `model_id` is its hub id or folder; None: the name in its configuration. `folder` has its weight
     files, for the fingerprint, or it came out of `file`; else the weights in memory. Quantised
-    activations are refused, or warned of with `allow_approximate`. Raises UnsupportedModelError for
+    activations are refused, or warned of with `allow_approximate`. `dtype_reason` is why the model
+    has its dtype, where JuICE chose it by the CPU. Raises UnsupportedModelError for
     a model that cannot be steered exactly, or is steered or sharded already.
     """
     _check_untouched(model)
@@ -102,6 +106,7 @@ def prepare(
         identity,
         modules=tuple(model.modules()),
         exact=exact,
+        dtype_reason=dtype_reason,
     )
     with _undone_if_refused(loaded.release), one_if_small(model):
         check_heads(loaded)
@@ -149,38 +154,43 @@ def _is_exact(model: PreTrainedModel, layout: Layout, *, allow_approximate: bool
 
 def load_model(model: str | Path, options: LoadOptions | None = None) -> LoadedModel:
     """Load a stored model and its tokenizer, and install the hooks; raises what `load` raises."""
-    options = options or LoadOptions()
+    return prepare(**_read(model, options or LoadOptions()))
+
+
+def _read(
+    model: str | Path, options: LoadOptions, *, deterministic: bool = False
+) -> dict[str, Any]:
+    """Return the arguments of `prepare` for a stored model, which is then in memory."""
     if options.device == "auto" and dist.is_torchelastic_launched():
         raise UsageError(
             "torchrun has started several processes, and each would load the whole model; start "
             "one without it, or give each process its device"
         )
     if is_gguf(model):
-        return _from_file(Path(model), options)
-    tokenizer, network, report = _from_pretrained(str(model), options)
+        return _from_file(Path(model), options, deterministic=deterministic)
+    folder, report = _from_pretrained(str(model), options, deterministic=deterministic)
     if absent := sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])]):
         raise ModelNotFoundError(
             f"the weights of {model} lack {len(absent)} tensors or have them in another shape "
             f"({absent[0]} first); get them again"
         )
-    if options.quantization is not None and not is_quantized(network):
-        name = type(network).__name__
+    if options.quantization is not None and not is_quantized(folder["model"]):
+        name = type(folder["model"]).__name__
         raise UsageError(
             f"{options.quantization} quantises nothing in {name}, "
             "whose projections are not nn.Linear; choose another, such as bnb-4bit"
         )
-    return prepare(
-        network,
-        tokenizer,
-        model_id=str(model),
-        revision=options.revision,
-        folder=weights_folder(source_of(model), options.revision),
-        allow_approximate=options.allow_approximate,
-    )
+    return {
+        **folder,
+        "model_id": str(model),
+        "revision": options.revision,
+        "folder": weights_folder(source_of(model), options.revision),
+        "allow_approximate": options.allow_approximate,
+    }
 
 
 def _placed(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
-    """Return the device of the inputs, and from_pretrained's arguments for devices and dtype."""
+    """Return the device of the inputs, and from_pretrained's arguments for devices."""
     if options.device_map is None and options.offload_folder is not None:
         raise UsageError(
             "offload_folder is given, but no device_map; "
@@ -194,21 +204,29 @@ def _placed(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
         placed = {"device_map": chosen, "offload_folder": options.offload_folder}
         if isinstance(chosen, dict) and {str(at) for at in chosen.values()} <= {"cpu", "disk"}:
             device = torch.device("cpu")
-    return device, {**placed, "dtype": choose_dtype(options.dtype, device)}
+    return device, placed
 
 
 def _from_pretrained(
-    model: str, options: LoadOptions
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, dict[str, Any]]:
+    model: str, options: LoadOptions, *, deterministic: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return arguments of `prepare` for a hub id or a folder, and transformers' loading report."""
     device, placed = _placed(options)
     source, name = source_of(model), options.quantization
     where: dict[str, Any] = {"revision": options.revision, "trust_remote_code": False}
     with _explained(model, device, placed):
         tokenizer = AutoTokenizer.from_pretrained(source, **where)
         config = AutoConfig.from_pretrained(source, **where)
+        packed = name is not None or getattr(config, "quantization_config", None) is not None
+        placed["dtype"], reason = choose_dtype(
+            options.dtype,
+            device,
+            stored=None if packed else getattr(config, "dtype", None),
+            deterministic=deterministic,
+        )
         if name is not None:
             placed["quantization_config"] = choose_quantization(name, config, placed["dtype"])
-        if name is not None or getattr(config, "quantization_config", None) is not None:
+        if packed:
             placed.setdefault("device_map", {"": device})  # packed weights go there as they load
         network, report = AutoModelForCausalLM.from_pretrained(
             source,
@@ -218,7 +236,8 @@ def _from_pretrained(
             attn_implementation=options.attn_implementation,
             output_loading_info=True,
         )
-        return tokenizer, network if "device_map" in placed else network.to(device), report
+        network = network if "device_map" in placed else network.to(device)
+        return {"model": network, "tokenizer": tokenizer, "dtype_reason": reason}, report
 
 
 @contextmanager
@@ -237,25 +256,32 @@ def _explained(model: str, device: torch.device, placed: dict[str, Any]) -> Iter
         raise ModelNotFoundError(explain(model, error, placed)) from error
 
 
-def _from_file(path: Path, options: LoadOptions) -> LoadedModel:
-    """Load a GGUF file, and install the hooks."""
+def _from_file(path: Path, options: LoadOptions, *, deterministic: bool) -> dict[str, Any]:
+    """Return the arguments of `prepare` for a GGUF file."""
     if given := options.changed("revision", "quantization"):
         raise UsageError(f"{given[0]} is not for a .gguf file, which is as it is; drop it")
     device, placed = _placed(options)
-    if placed["dtype"] == "auto":
-        placed["dtype"] = torch.bfloat16
     with _explained(str(path), device, placed):
+        stored = GgufFile(path)
+        dtype, reason = choose_dtype(
+            options.dtype, device, stored=stored.dtype, deterministic=deterministic
+        )
         file = read_gguf(
-            path, sampled_rows, attn_implementation=options.attn_implementation, **placed
+            stored,
+            sampled_rows,
+            attn_implementation=options.attn_implementation,
+            dtype=torch.bfloat16 if dtype == "auto" else dtype,
+            **placed,
         )
         network = file.network if "device_map" in placed else file.network.to(device)
-    return prepare(
-        network,
-        file.tokenizer,
-        model_id=file.name,
-        file=file,
-        allow_approximate=options.allow_approximate,
-    )
+    return {
+        "model": network,
+        "tokenizer": file.tokenizer,
+        "model_id": file.name,
+        "file": file,
+        "allow_approximate": options.allow_approximate,
+        "dtype_reason": reason,
+    }
 
 
 def load(
@@ -289,7 +315,9 @@ def load(
         head_sets: Folder of head sets; None: JUICE_HEAD_SETS, else ./head_sets, else the shipped
             ones.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
-        dtype: `auto` (as stored on a GPU, float32 on a CPU), `float32`, `bfloat16` or `float16`.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`. `auto` is the stored one on a GPU. On a
+            CPU it is float32; or bfloat16 where the CPU multiplies it, the weights are stored so or
+            in a quantised file, and batches need not be deterministic, unless the check refuses it.
         revision: Branch, tag or commit of a hub model.
         attn_implementation: `eager`, `sdpa` or another of transformers'.
         device_map: Accelerate's: auto, balanced, balanced_low_0, sequential, a device, or
@@ -348,17 +376,40 @@ def load(
             )
         served = checked_vllm(str(model), options, chosen, head_sets=head_sets, limits=limits)
         return SteeredModel(served, head_sets, allow_unverified=allow_unverified)
-    loaded = (
-        _in_memory(model, tokenizer, options)
+    running = (
+        _checked(_in_memory(model, tokenizer, options), limits, deterministic=deterministic)
         if isinstance(model, PreTrainedModel)
-        else load_model(model, options)
+        else _from_storage(model, options, limits, deterministic=deterministic)
     )
-    with _undone_if_refused(loaded.release):
-        running = checked_engine(loaded, limits, deterministic=deterministic)
     if deterministic:
         with _undone_if_refused(running.close):
             check_invariance(running)
     return SteeredModel(running, head_sets, allow_unverified=allow_unverified)
+
+
+def _checked(loaded: LoadedModel, limits: Limits | None, *, deterministic: bool) -> BatchingEngine:
+    with _undone_if_refused(loaded.release):
+        return checked_engine(loaded, limits, deterministic=deterministic)
+
+
+def _from_storage(
+    model: str | Path, options: LoadOptions, limits: Limits | None, *, deterministic: bool
+) -> BatchingEngine:
+    """Return the checked engine of a stored model; in float32 where `auto` is bfloat16 in vain."""
+    read = _read(model, options, deterministic=deterministic)
+    try:
+        return _checked(prepare(**read), limits, deterministic=deterministic)
+    except UnsupportedModelError as error:
+        if read["dtype_reason"] is None:
+            raise
+        refusal = str(error)
+    read.clear()
+    gc.collect()  # the weights, which the error's frames held: there may be no memory for two
+    read = _read(model, LoadOptions.of(options, dtype="float32"), deterministic=deterministic)
+    loaded = prepare(**{**read, "dtype_reason": "the check at load refused bfloat16"})
+    running = _checked(loaded, limits, deterministic=deterministic)
+    warnings.warn(f"{model} is in float32, since bfloat16 was refused: {refusal}", stacklevel=3)
+    return running
 
 
 def checked_vllm(
@@ -385,8 +436,8 @@ def _in_memory(
         raise RequestError(
             "a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer"
         )
-    on_trust = {"allow_approximate", "allow_unverified"}
-    if options != LoadOptions(**options.model_dump(include=on_trust)):
+    anyway = {"allow_approximate", "allow_unverified"}
+    if options != LoadOptions(**options.model_dump(include=anyway)):
         raise UsageError(
             "a model object stays on its device, unchanged; "
             "give device, dtype and quantization to its from_pretrained"

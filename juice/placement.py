@@ -17,6 +17,7 @@ from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel, 
 
 from juice.engine.load_options import DeviceMap
 from juice.errors import UsageError
+from juice.processor import bfloat16_unit
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"bnb-4bit": "bitsandbytes", "bnb-8bit": "bitsandbytes", "torchao-int8": "torchao"}
@@ -40,13 +41,39 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
-def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
-    """Turn `auto` into float32 on a CPU, the stored dtype elsewhere; raises UsageError."""
-    if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r} is unknown; expected auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+def choose_dtype(
+    dtype: str,
+    device: torch.device,
+    *,
+    stored: torch.dtype | None = None,
+    deterministic: bool = False,
+    capabilities: Mapping[str, Any] | None = None,
+) -> tuple[torch.dtype | str, str | None]:
+    """Return the dtype to load in, and the reason where `auto` is bfloat16 on a CPU.
+
+    Args:
+        dtype: A name of `DTYPES`, or `auto`: the stored dtype on a GPU; on a CPU float32, or
+            bfloat16 where the CPU multiplies it, the weights are stored so, and batches need not be
+            deterministic.
+        device: The device of the inputs.
+        stored: The dtype in which the weights are stored; None where they are packed, or it is not
+            known.
+        deterministic: Whether a request must have the same bits in every batch.
+        capabilities: The CPU's, by name; None for those of this one.
+
+    Raises:
+        UsageError: There is no such dtype.
+    """
+    if dtype != "auto":
+        if dtype not in DTYPES:
+            raise UsageError(f"dtype {dtype!r} is unknown; expected auto, {', '.join(DTYPES)}")
+        return DTYPES[dtype], None
+    if device.type != "cpu":
+        return "auto", None
+    unit = bfloat16_unit(capabilities)
+    if unit is None or stored != torch.bfloat16 or deterministic:
+        return torch.float32, None
+    return torch.bfloat16, f"the CPU multiplies bfloat16 ({unit})"
 
 
 def choose_map(device_map: DeviceMap) -> str | dict[str, Any]:

@@ -275,7 +275,7 @@ def converted(quantised: Path) -> Path:
 
 
 def test_a_file_and_its_folder_are_one_model(quantised: Path, converted: Path) -> None:
-    of_file, of_folder = juice.load(quantised), juice.load(converted)
+    of_file, of_folder = juice.load(quantised, dtype="float32"), juice.load(converted)
     identity = of_file.loaded.identity
     assert identity.fingerprint == of_folder.loaded.identity.fingerprint
     assert identity.weights is not None
@@ -297,7 +297,7 @@ def test_a_file_and_its_folder_are_one_model(quantised: Path, converted: Path) -
 def test_a_half_precision_file_has_the_fingerprint_of_its_weights_as_stored(
     quantised: Path,
 ) -> None:
-    whole, half = juice.load(quantised), juice.load(quantised, dtype="bfloat16")
+    whole, half = (juice.load(quantised, dtype=dtype) for dtype in ("float32", "bfloat16"))
     assert half.loaded.model.dtype == torch.bfloat16
     assert half.loaded.identity == whole.loaded.identity
 
@@ -306,13 +306,13 @@ def test_a_set_of_another_quantisation_says_so(quantised: Path, tmp_path: Path) 
     coarser = write_gguf(
         tmp_path / "tiny.gguf", model_of("llama"), "llama", quantization=GGMLQuantizationType.Q4_0
     )
-    made_on, model = juice.load(quantised), juice.load(coarser)
+    made_on, model = (juice.load(path, dtype="float32") for path in (quantised, coarser))
     heads = made_on.make_head_set(name="own", target="context", plus=[(2, 1)], beta_plus=2.0)
     steer = juice.Steer(target="context", head_set=heads)
     words = "was made on tiny-model-1.0 as Q8_0, and the loaded file stores it as Q4_0"
     with pytest.raises(HeadSetMismatchError, match=f"{words}.*--allow-unverified"):
         model.generate("abc", steer=steer)
-    trusting = juice.load(coarser, allow_unverified=True)
+    trusting = juice.load(coarser, dtype="float32", allow_unverified=True)
     with pytest.warns(UserWarning, match=words):
         assert trusting.generate("abc", steer=steer)[0].steering.head_set == "own"
 

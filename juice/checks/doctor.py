@@ -175,6 +175,7 @@ def _facts_of(engine: Engine) -> dict[str, Any]:
         "architecture": model.identity.architecture,
         "fingerprint": model.identity.fingerprint,
         "dtype": model.dtype,
+        "dtype_reason": model.dtype_reason,
         "device": model.device,
         "n_layers": model.n_layers,
         "kv_bytes_per_token": engine.n_kv_bytes_per_token,

@@ -88,6 +88,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         attention += f"; other positions beyond {switch} tokens, where a row is prefilled again"
     no_print = "none: its weights are not in float32 in memory, nor in safetensors files"
     widths = ", ".join(map(str, facts["d_head"]))
+    why = f"; {facts['dtype_reason']}" if facts["dtype_reason"] else ""
     batches = "rows of any lengths"
     if facts["own_masks"]:
         batches = "rows of one length only: the model makes its own masks"
@@ -95,7 +96,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["full_rows"]:
         clean_run = "a full row: the layers must all see the same rows"
     return [
-        ("model", f"{facts['architecture']}, {facts['dtype']} on {facts['device']}"),
+        ("model", f"{facts['architecture']}, {facts['dtype']} on {facts['device']}{why}"),
         ("fingerprint", facts["fingerprint"] or no_print),
         ("layers", str(facts["n_layers"])),
         ("heads", f"{facts['n_heads']} a layer, d_head {widths}, {shared}"),

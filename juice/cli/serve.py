@@ -68,9 +68,9 @@ run.__signature__ = inspect.Signature(FLAGS)  # type: ignore[attr-defined]
 run.__annotations__ = {flag.name: flag.annotation for flag in FLAGS}
 
 
-def _ready(model: Any, settings: Any) -> str:
-    """Return the lines that name the limits, the head sets and an example call."""
-    engine, library = model.engine, model.head_sets
+def _ready(served: Any, settings: Any) -> str:
+    """Return the lines that name a dtype chosen by the CPU, limits, head sets, an example call."""
+    engine, library = served.engine, served.head_sets
     # Every interface is no address to connect to; the loopback is one of them.
     host = EVERY_INTERFACE.get(settings.host, settings.host)
     url = f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
@@ -92,7 +92,9 @@ def _ready(model: Any, settings: Any) -> str:
     example = EXAMPLE.format(url=url, key=key, steer=steer)
     limits, per_token = engine.limits, engine.n_kv_bytes_per_token
     n_tokens = limits.kv_memory_bytes // per_token
-    return (
+    model = engine.description
+    why = f"juice: in {model.dtype}: {model.dtype_reason}\n" if model.dtype_reason else ""
+    return why + (
         f"juice: {settings.max_batch} at a time, up to {limits.max_model_len or 'any number of'} "
         f"tokens each; keys and values may take {limits.kv_memory_bytes / 2**30:.2f} GiB, "
         f"{n_tokens:,} tokens\n"

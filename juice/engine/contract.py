@@ -88,6 +88,7 @@ class ModelDescription:
         tokenizer: Its tokenizer.
         heads_per_layer: The query heads of every layer.
         dtype: The dtype of the activations, such as `bfloat16`.
+        dtype_reason: The reason for it where JuICE chose it by the CPU; else None.
         device: The device of the inputs, such as `cuda:0`.
         n_devices: The number of devices that it is sharded over.
         quantization: The quantisation of the weights; None where they have none.
@@ -101,6 +102,7 @@ class ModelDescription:
     tokenizer: PreTrainedTokenizerBase
     heads_per_layer: tuple[int, ...]
     dtype: str
+    dtype_reason: str | None = None
     device: str
     n_devices: int = 1
     quantization: str | None = None

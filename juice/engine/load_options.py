@@ -34,7 +34,10 @@ class LoadOptions(Options):
     )
     dtype: str = Field(
         default="auto",
-        description="auto (as stored on a GPU, float32 on a CPU), float32, bfloat16 or float16.",
+        description=(
+            "auto (as stored on a GPU; float32 on a CPU, or bfloat16 where it multiplies that and "
+            "the weights are stored so), float32, bfloat16 or float16."
+        ),
     )
     quantization: str | None = Field(
         default=None, description="bnb-4bit, torchao-int8; bnb-8bit with --allow-approximate."

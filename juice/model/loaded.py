@@ -64,6 +64,8 @@ class LoadedModel:
     # False where the projections are not linear row by row: then steering is approximate, and
     # every answer reports it.
     exact: bool = True
+    # Where JuICE chose the dtype by the CPU.
+    dtype_reason: str | None = None
     # Held during a forward: the cache and the hooks that come and go serve one at a time.
     turn: RLock = field(default_factory=RLock)
 
@@ -107,6 +109,7 @@ class LoadedModel:
             self.layout,
             self.identity,
             dtype=str(self.dtype).removeprefix("torch."),
+            dtype_reason=self.dtype_reason,
             device=str(self.device),
             quantization=self.quantization,
             exact=self.exact,

@@ -163,6 +163,7 @@ def test_a_text_is_tokenized_with_the_begin_token_unless_told_otherwise(
 def test_info_reports_the_model_its_limits_and_what_steers_it(client: httpx.Client) -> None:
     info = client.get("/info").json()
     assert info["model"]["name"] == "mini"
+    assert info["model"]["dtype_reason"] is None
     assert info["limits"]["max_model_len"] == 1024
     # Layers, in vLLM also those of companions; keys and values, key-value heads, width, bytes.
     first, last = info["engine"].get("window", (0, -1))

@@ -163,6 +163,8 @@ class ModelInfo(Answer):
     """The hash by which head sets know it; null where it cannot be read."""
     dtype: str
     """The type of its weights."""
+    dtype_reason: str | None
+    """Why it is that, where JuICE chose it by the CPU; else null."""
     quantization: str | None
     """How they are quantised; null where they are not."""
     device: str
@@ -356,6 +358,7 @@ async def info(service: ServiceOf) -> Info:
             name=service.translator.model_name,
             **identity.model_dump(include={"architecture", "n_layers", "n_heads", "fingerprint"}),
             dtype=description.dtype,
+            dtype_reason=description.dtype_reason,
             quantization=description.quantization,
             device=description.device,
             tp=description.n_devices,

@@ -1,0 +1,149 @@
+"""The CPU's part in loading: bfloat16 where it multiplies that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+import juice
+from juice.engine.load_options import LoadOptions
+from juice.gguf import GgufFile
+from juice.loading import load_model
+from juice.placement import choose_dtype
+from juice.processor import bfloat16_unit
+from tests.support import oracle, tiny
+from tests.support.commands import invoke
+from tests.support.gguf_files import write_gguf
+from tests.support.serving import serving
+
+CPU, BFLOAT16 = torch.device("cpu"), torch.bfloat16
+NONE = {"avx512_f": True, "avx512_bf16": False, "amx_bf16": False, "architecture": "x86_64"}
+AVX512, ARM = {**NONE, "avx512_bf16": True}, {"neon": True, "bf16": True}
+AMX = {**AVX512, "amx_bf16": True}
+# To a head's part of the residual stream this is so much that bfloat16 loses the part, and float32
+# does not; and layer norms do not see it.
+TOO_MUCH = 1024.0
+HAS_BFLOAT16 = pytest.mark.skipif(
+    bfloat16_unit() is None, reason="this CPU does not multiply bfloat16, or PyTorch does not say"
+)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "stored", "deterministic", "expected"),
+    [
+        (AVX512, BFLOAT16, False, (BFLOAT16, "the CPU multiplies bfloat16 (avx512_bf16)")),
+        (AMX, BFLOAT16, False, (BFLOAT16, "the CPU multiplies bfloat16 (amx_bf16)")),
+        (ARM, BFLOAT16, False, (BFLOAT16, "the CPU multiplies bfloat16 (bf16)")),
+        (NONE, BFLOAT16, False, (torch.float32, None)),
+        ({}, BFLOAT16, False, (torch.float32, None)),
+        (AMX, BFLOAT16, True, (torch.float32, None)),
+        (AMX, torch.float32, False, (torch.float32, None)),
+        (AMX, torch.float16, False, (torch.float32, None)),
+        (AMX, None, False, (torch.float32, None)),
+    ],
+)
+def test_auto_is_bfloat16_where_the_cpu_multiplies_it_and_it_is_stored(
+    capabilities: dict[str, Any],
+    stored: torch.dtype | None,
+    deterministic: bool,
+    expected: tuple[torch.dtype, str | None],
+) -> None:
+    options: Any = {
+        "stored": stored, "deterministic": deterministic, "capabilities": capabilities,
+    }  # fmt: skip
+    assert choose_dtype("auto", CPU, **options) == expected
+    assert choose_dtype("auto", torch.device("meta"), **options) == ("auto", None)
+    for given in (torch.float32, BFLOAT16):
+        named = str(given).removeprefix("torch.")
+        assert choose_dtype(named, CPU, **options) == (given, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("F32", torch.float32),
+        ("F16", torch.float16),
+        ("BF16", BFLOAT16),
+        ("Q8_0", BFLOAT16),
+        ("Q4_1", BFLOAT16),
+    ],
+)
+def test_a_file_holds_whole_weights_or_counts_as_bfloat16(
+    kind: str, expected: torch.dtype, tmp_path: Path
+) -> None:
+    path = write_gguf(
+        tmp_path / "tiny.gguf",
+        tiny.tiny_model("llama"),
+        "llama",
+        quantization=GGMLQuantizationType[kind],
+    )
+    assert GgufFile(path).dtype == expected
+    by_itself = BFLOAT16 if expected == BFLOAT16 and bfloat16_unit() else torch.float32
+    assert juice.load(path, device="cpu").loaded.dtype == by_itself
+    assert juice.load(path, device="cpu", deterministic=True).loaded.dtype == torch.float32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder whose weights are stored in bfloat16."""
+    return tiny.saved(tmp_path_factory.mktemp("stored") / "model", dtype=BFLOAT16)
+
+
+@HAS_BFLOAT16
+def test_a_bfloat16_folder_loads_and_generates_in_bfloat16_and_says_why(folder: Path) -> None:
+    model = juice.load(folder, device="cpu")
+    why = f"the CPU multiplies bfloat16 ({bfloat16_unit()})"
+    assert (model.description.dtype, model.description.dtype_reason) == ("bfloat16", why)
+    ids = list(model.tokenize("abc"))
+    expected = oracle.generate(tiny.tiny_model("llama").to(BFLOAT16), ids, {}, 5)[0]
+    assert list(model.generate("abc", max_tokens=5, ignore_eos=True)[0].token_ids) == expected
+    code, out, _ = invoke("doctor", "--model", str(folder), "--device", "cpu")
+    assert code == 0
+    assert f"LlamaForCausalLM, bfloat16 on cpu; {why}\n" in out
+
+
+@HAS_BFLOAT16
+def test_the_server_says_why_its_model_is_in_bfloat16(folder: Path) -> None:
+    with serving("--model", str(folder), "--device", "cpu") as server:
+        model = httpx.get(f"{server.url}/info").json()["model"]
+        why = f"the CPU multiplies bfloat16 ({bfloat16_unit()})"
+        assert (model["dtype"], model["dtype_reason"]) == ("bfloat16", why)
+        assert f"juice: in bfloat16: {why}\n" in server.errors()
+
+
+def test_what_is_asked_for_stays(folder: Path) -> None:
+    model = load_model(folder, LoadOptions(device="cpu", dtype="float32"))
+    assert (model.dtype, model.dtype_reason) == (torch.float32, None)
+    assert load_model("mini", LoadOptions(device="cpu")).dtype == torch.float32
+
+
+def test_weights_that_are_packed_at_load_stay_beside_float32(folder: Path) -> None:
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    model = juice.load(folder, device="cpu", quantization="torchao-int8")
+    assert (model.description.dtype, model.description.dtype_reason) == ("float32", None)
+
+
+def too_much_for_bfloat16(folder: Path) -> Path:
+    """Write a model, stored in bfloat16, whose heads change nothing in that precision."""
+    network = tiny.tiny_model("gpt2")
+    for block in network.transformer.h:
+        torch.nn.init.constant_(block.attn.c_proj.bias, TOO_MUCH)
+    return tiny.save(folder, network.to(BFLOAT16))
+
+
+@HAS_BFLOAT16
+def test_a_model_that_the_check_refuses_in_bfloat16_is_in_float32_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    folder = too_much_for_bfloat16(tmp_path)
+    with pytest.warns(UserWarning, match=r"in float32, since bfloat16 was refused: .* no head"):
+        model = juice.load(folder, device="cpu")
+    assert model.loaded.dtype == torch.float32
+    assert model.description.dtype_reason == "the check at load refused bfloat16"
+    with pytest.raises(juice.JuiceError, match="no head"):
+        juice.load(folder, device="cpu", dtype="bfloat16")
