@@ -58,6 +58,7 @@ from juice.placement import (
     choose_quantization,
     is_quantized,
 )
+from juice.processor import use_threads, warn_if_busy
 from juice.steered_model import SteeredModel
 
 
@@ -291,6 +292,7 @@ def load(
     head_sets: str | Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    threads: int | None = None,
     revision: str | None = None,
     attn_implementation: str | None = None,
     device_map: str | int | torch.device | Mapping[str, Any] | None = None,
@@ -318,6 +320,7 @@ def load(
         dtype: `auto`, `float32`, `bfloat16` or `float16`. `auto` is the stored one on a GPU. On a
             CPU it is float32; or bfloat16 where the CPU multiplies it, the weights are stored so or
             in a quantised file, and batches need not be deterministic, unless the check refuses it.
+        threads: Threads on a CPU, of the whole process: 1 to its cores; None: PyTorch's choice.
         revision: Branch, tag or commit of a hub model.
         attn_implementation: `eager`, `sdpa` or another of transformers'.
         device_map: Accelerate's: auto, balanced, balanced_low_0, sequential, a device, or
@@ -349,6 +352,7 @@ def load(
     options = LoadOptions.of(
         device=device,
         dtype=dtype,
+        threads=threads,
         revision=revision,
         attn_implementation=attn_implementation,
         device_map=str(device_map) if isinstance(device_map, torch.device) else device_map,
@@ -376,11 +380,14 @@ def load(
             )
         served = checked_vllm(str(model), options, chosen, head_sets=head_sets, limits=limits)
         return SteeredModel(served, head_sets, allow_unverified=allow_unverified)
+    use_threads(threads)
     running = (
         _checked(_in_memory(model, tokenizer, options), limits, deterministic=deterministic)
         if isinstance(model, PreTrainedModel)
         else _from_storage(model, options, limits, deterministic=deterministic)
     )
+    if threads is None and running.loaded.device.type == "cpu":
+        warn_if_busy()
     if deterministic:
         with _undone_if_refused(running.close):
             check_invariance(running)
@@ -436,7 +443,7 @@ def _in_memory(
         raise RequestError(
             "a model object comes without its tokenizer; pass tokenizer=...", param="tokenizer"
         )
-    anyway = {"allow_approximate", "allow_unverified"}
+    anyway = {"allow_approximate", "allow_unverified", "threads"}
     if options != LoadOptions(**options.model_dump(include=anyway)):
         raise UsageError(
             "a model object stays on its device, unchanged; "

@@ -1,14 +1,24 @@
-"""The processor that a model runs on without a GPU: what it multiplies."""
+"""The processor that a model runs on without a GPU: what it multiplies, and its threads.
+
+PyTorch splits an operator over threads that wait for one another at its end. A thread that shares
+its core with another process keeps all of them waiting: products were ten times slower so.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from juice.errors import UsageError
+
 # What processors call their products of bfloat16, of x86 and of ARM; the fastest first.
 BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "sve_bf16", "bf16")
+LOAD_S = 60  # what the first load average is over
 
 
 def bfloat16_unit(capabilities: Mapping[str, Any] | None = None) -> str | None:
@@ -23,3 +33,38 @@ def bfloat16_unit(capabilities: Mapping[str, Any] | None = None) -> str | None:
         # An older PyTorch does not say.
         capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     return next((name for name in BFLOAT16_UNITS if capabilities.get(name)), None)
+
+
+def use_threads(n_threads: int | None) -> None:
+    """Have PyTorch split operators over so many threads; None leaves them as they are.
+
+    Raises UsageError for fewer than one, or more than there are cores.
+    """
+    if n_threads is None:
+        return
+    n_cores = os.cpu_count() or 1
+    if not 1 <= n_threads <= n_cores:
+        raise UsageError(
+            f"threads is {n_threads}; expected 1 to {n_cores}, the cores of this machine"
+        )
+    torch.set_num_threads(n_threads)
+
+
+def warn_if_busy() -> None:
+    """Warn where other processes have kept all cores busy over the last minute.
+
+    One thread waits for no other, so then there is nothing to warn of.
+    """
+    n_cores, n_threads = os.cpu_count() or 1, torch.get_num_threads()
+    if n_threads == 1 or not hasattr(os, "getloadavg"):
+        return
+    # A second of work adds at most 1/60 to the average of a minute, and fades from then on.
+    ours = min(time.process_time() / LOAD_S, n_threads)
+    others = os.getloadavg()[0] - ours
+    if others > n_cores:
+        warnings.warn(
+            f"other processes keep the {n_cores} cores of this machine busy (load average "
+            f"{others:.1f}); {n_threads} threads that wait for one another can be ten times slower "
+            "on them than one: if that lasts, give --threads (threads=), such as 1",
+            stacklevel=3,
+        )

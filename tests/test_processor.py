@@ -1,7 +1,12 @@
-"""The CPU's part in loading: bfloat16 where it multiplies that."""
+"""The CPU's part in loading: bfloat16 where it multiplies that, its threads, and its other work."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ from gguf import GGMLQuantizationType
 
 import juice
 from juice.engine.load_options import LoadOptions
+from juice.errors import UsageError
 from juice.gguf import GgufFile
 from juice.loading import load_model
 from juice.placement import choose_dtype
@@ -109,7 +115,7 @@ def test_a_bfloat16_folder_loads_and_generates_in_bfloat16_and_says_why(folder: 
 
 @HAS_BFLOAT16
 def test_the_server_says_why_its_model_is_in_bfloat16(folder: Path) -> None:
-    with serving("--model", str(folder), "--device", "cpu") as server:
+    with serving("--model", str(folder), "--device", "cpu", "--threads", "1") as server:
         model = httpx.get(f"{server.url}/info").json()["model"]
         why = f"the CPU multiplies bfloat16 ({bfloat16_unit()})"
         assert (model["dtype"], model["dtype_reason"]) == ("bfloat16", why)
@@ -147,3 +153,68 @@ def test_a_model_that_the_check_refuses_in_bfloat16_is_in_float32_with_a_warning
     assert model.description.dtype_reason == "the check at load refused bfloat16"
     with pytest.raises(juice.JuiceError, match="no head"):
         juice.load(folder, device="cpu", dtype="bfloat16")
+
+
+THREADS_OF_A_FORWARD = """
+import juice, torch
+for threads in (None, 1, 2):
+    with juice.load("mini", device="cpu", threads=threads) as model:
+        look = lambda *_: print(torch.get_num_threads())
+        model.loaded.model.register_forward_hook(look)
+        model.generate("abc", max_tokens=1)
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="on one core there is one thread in any case")
+def test_the_engine_runs_on_as_many_threads_as_were_asked_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", THREADS_OF_A_FORWARD],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["2", "1", "2"]
+
+
+@pytest.mark.parametrize("n_threads", [0, -1, 1_000_000])
+def test_threads_that_the_machine_does_not_have_are_refused_in_words(n_threads: int) -> None:
+    words = rf"threads is {n_threads}; expected 1 to {os.cpu_count()}, the cores of this machine"
+    with pytest.raises(UsageError, match=words):
+        juice.load("mini", threads=n_threads)
+    code, _, error = invoke("generate", "abc", "--threads", str(n_threads))
+    assert code == 2
+    assert "the cores of this machine" in error
+
+
+@pytest.fixture
+def on_threads() -> Iterator[Any]:
+    """Return what sets PyTorch's threads, until the end of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "getloadavg"), reason="the system has no load average")
+def test_a_machine_that_others_keep_busy_is_warned_of_where_threads_wait_for_one_another(
+    on_threads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load average of many more than the cores, in place of the system's, is that of others."""
+    n_cores = os.cpu_count() or 1
+    network, options = tiny.tiny_model("llama"), {"tokenizer": tiny.tiny_tokenizer()}
+
+    def warned(n_threads: int, load: float, **more: Any) -> list[str]:
+        on_threads(n_threads)
+        monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            juice.load(network, **options, **more).close()
+        return [str(warning.message) for warning in caught]
+
+    (busy,) = warned(2, n_cores + 10)
+    assert f"other processes keep the {n_cores} cores of this machine busy" in busy
+    assert "give --threads" in busy
+    assert "\n" not in busy
+    assert warned(1, n_cores + 10) == []  # one thread waits for no other
+    assert warned(2, n_cores + 10, threads=min(2, n_cores)) == []  # the user has chosen
+    assert warned(2, float(n_cores)) == []

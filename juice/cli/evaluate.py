@@ -137,14 +137,18 @@ def _measure_checkpoints(
 ) -> Store:
     if asked.seeds > 1:
         raise UsageError("--checkpoints measures nothing that a seed finds; leave --seeds out")
-    others = [name for name in LoadOptions.model_fields if name not in ("device", "dtype")]
+    others = [
+        name for name in LoadOptions.model_fields if name not in ("device", "dtype", "threads")
+    ]
     if ignored := loading.changed(*others):
         named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
         raise UsageError(f"--checkpoints are folders, measured whole on one device; drop {named}")
     from juice.evaluation.checkpoints import find_checkpoints, measure_checkpoints
     from juice.evaluation.splits import limited
+    from juice.processor import use_threads
 
     options.quiet_libraries()
+    use_threads(loading.threads)
     return measure_checkpoints(
         find_checkpoints(asked.checkpoints or ()),
         limited(_read(asked.data or ["mini"]), wanted.limit, wanted.seed),

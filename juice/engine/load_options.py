@@ -39,6 +39,9 @@ class LoadOptions(Options):
             "the weights are stored so), float32, bfloat16 or float16."
         ),
     )
+    threads: int | None = Field(
+        default=None, description="Threads on a CPU, 1 to its cores; else PyTorch's choice."
+    )
     quantization: str | None = Field(
         default=None, description="bnb-4bit, torchao-int8; bnb-8bit with --allow-approximate."
     )

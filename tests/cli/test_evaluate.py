@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
         (("--text", "/nowhere.txt"), "/nowhere.txt"),
         (("--templates", "/nowhere.json"), "/nowhere.json"),
         (("--checkpoints", "/nowhere"), "no checkpoint"),
+        (("--threads", "0", "--checkpoints", "/nowhere"), "threads is 0; expected 1 to"),
         (("--target", "context", "--head-set", "parametric"), "--target parametric"),
         (("--seeds", "0"), "seeds is 0"),
         (("--methods", "cad", "--target", "parametric"), "toward the context only"),

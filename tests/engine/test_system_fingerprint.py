@@ -55,6 +55,7 @@ def test_what_changes_numbers_changes_it(
     assert fingerprint(folder, **options) != usual
 
 
+@pytest.mark.filterwarnings("ignore:other processes keep")  # where two threads would wait
 def test_other_weights_versions_and_threads_change_it(
     folder: Path, usual: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,14 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore::FutureWarning",  # of its processes
 }
 INVARIANT = "VLLM_BATCH_INVARIANT"
-OWN_ONLY = ("device", "device_map", "offload_folder", "attn_implementation", "allow_approximate")
+OWN_ONLY = (
+    "device",
+    "device_map",
+    "offload_folder",
+    "threads",
+    "attn_implementation",
+    "allow_approximate",
+)
 OWN_QUANTIZATION = ("bnb-4bit", "bnb-8bit", "torchao-int8")
 
 
