@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tokenizers import Regex, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -34,6 +32,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from juice.errors import ModelNotFoundError, UnsupportedModelError, UsageError, first_line
+from juice.gguf_tokenizer import stop_ids, token_id, tokenizer_of
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
@@ -82,36 +81,6 @@ ARCHITECTURES = {
     "qwen3": Architecture("qwen3", {}, frozenset(SCALING)),
     "gemma2": Architecture("gemma2", CAPS, frozenset(SLIDING), window_pattern=2),
     "gemma3": Architecture("gemma3_text", CAPS, frozenset(SLIDING | SCALING), window_pattern=6),
-}
-# Tokens that end a turn, whatever the file says of its end of text: llama.cpp's list.
-TURN_ENDS = (
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
-    "<end_of_turn>",
-    "<EOT>",
-)
-# How text is split before merges; None where transformers does it right.
-SPLITS: dict[str, Callable[[], pre_tokenizers.PreTokenizer] | None] = {
-    "default": None,
-    "gpt-2": None,
-    "llama-bpe": None,
-    "llama3": None,
-    "llama-v3": None,
-    "qwen2": None,
-    "deepseek-r1-qwen": None,
-    "tekken": None,
-    "falcon3": None,
-    "smaug-bpe": None,
-    "smollm": lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\p{N}"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    ),
 }
 
 
@@ -277,7 +246,7 @@ def config_of(file: GgufFile) -> PretrainedConfig:
 
 def _ids(file: GgufFile) -> dict[str, Any]:
     names = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
-    return {ours: file.field(f"tokenizer.ggml.{name}_token_id") for name, ours in names.items()}
+    return {ours: token_id(file, name) for name, ours in names.items()}
 
 
 def _rope(file: GgufFile) -> dict[str, Any]:
@@ -350,31 +319,6 @@ def _sliding(file: GgufFile) -> dict[str, Any]:
         "sliding_window": file.of_model("attention.sliding_window"),
         "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
     }
-
-
-def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerBase:
-    """Return a file's tokenizer, with its chat template.
-
-    Raises UnsupportedModelError for a way to split text that is not known here.
-    """
-    split = file.field("tokenizer.ggml.pre") or "default"
-    if split not in SPLITS:
-        raise UnsupportedModelError(
-            f"{file.path.name} splits text like {split!r}, which is not known here; expected "
-            f"{', '.join(SPLITS)}. Give the model's folder or hub id instead"
-        )
-    tokenizer = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
-    if (known := SPLITS[split]) is not None:
-        tokenizer.backend_tokenizer.pre_tokenizer = known()
-    return tokenizer
-
-
-def stop_ids(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end an answer: of text, of a turn, of a message."""
-    named = [file.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    whole = tokenizer.get_added_vocab()
-    ends = [whole.get(end) for end in TURN_ENDS]
-    return sorted({token for token in [*named, *ends] if token is not None})
 
 
 @dataclass(frozen=True)
