@@ -46,7 +46,7 @@ def counted_tokens(model: SteeredModel) -> Iterator[dict[str, int]]:
 def main() -> None:
     """Measure both ways in turn and print the medians."""
     model = juice.load("mini")
-    settings = IdentificationOptions(relation="world_capital")
+    settings = IdentificationOptions(method="attribution", relation="world_capital")
     examples, _ = usable_examples(model, juice.read_examples("mini"), settings)
     types = ("clean", "substitution", "coherent")
 

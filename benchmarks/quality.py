@@ -24,7 +24,12 @@ from juice.data.example import ConflictExample, context_end, examples_sha256
 from juice.data.judging import MAX_TOKENS, normalise
 from juice.engine.steer import Steer
 from juice.formula import CONFLICTS, ConflictType, Target
-from juice.identification.examples import N_TUNED_ON, usable_examples, validation_share
+from juice.identification.examples import (
+    N_TUNED_ON,
+    known_share,
+    usable_examples,
+    validation_share,
+)
 from juice.identification.options import IdentificationOptions
 from juice.identification.outcomes import share_interval
 from juice.steered_model import SteeredModel
@@ -80,6 +85,8 @@ def unseen_subjects(model: SteeredModel, limit: int | None = None) -> list[tuple
                 f"seed {found.seed} draws; identify it anew"
             )
         seen |= {id(e) for e in [*drawn, *validation_share(rest, found.seed, n=N_TUNED_ON)]}
+        if found.method != "probe":  # older versions tuned these sets on the others, too
+            seen |= {id(e) for e in known_share(model, rest, found.seed)}
     unseen = [(e.relation, e.subject) for e in pool if id(e) not in seen]
     return unseen if limit is None else Random(0).sample(unseen, limit)
 

@@ -19,30 +19,40 @@ if TYPE_CHECKING:
     from juice.head_set.head_set import HeadSet
     from juice.head_set.schema import ModelIdentity
 
+N_SHOWN = 10  # heads of a sign
+DEFAULTS = {"juice": "two runs (juice)", "june": "one run (june), which costs nothing to serve"}
+
 
 @options.spelled_out
 def run(
     how: IdentificationOptions,
     loading: LoadOptions,
     model: options.Model = "mini",
-    examples: Annotated[str, typer.Option(help=options.SOURCES)] = "mini",
+    examples: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{options.SOURCES} Else `memory`: what the model remembers of subjects that come "
+            "with JuICE (the bundled model's own facts for that one)."
+        ),
+    ] = None,
     validation: Annotated[
         str | None,
-        typer.Option(help="Examples to tune the betas on; else 40 of those not drawn."),
+        typer.Option(help="Examples to tune the betas on; else 48 of those not drawn."),
     ] = None,
     chat_template: options.ChatTemplate = None,
     out: options.OutFolder = Path("head_sets"),
     html: options.Html = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a set, and save one whose gain is uncertain.")
+        bool,
+        typer.Option("--force", help="Overwrite a set, and save one that is weak or does harm."),
     ] = False,
     json: options.Json = False,
 ) -> None:
     """Find the heads that push a model toward its memory or its context; save them as head sets."""
-    from juice.data.readers.sources import read_examples
+    from juice.data.readers.sources import prompts_without_answers, read_examples
     from juice.head_set.schema import slug
     from juice.head_set.storage import check_writable
-    from juice.identification.find import check_name, find
+    from juice.identification.find import MEMORY, check_name, find, pool_of
 
     folders = {name: out / slug(model) / name for name in how.names.values()}
     for name, folder in folders.items():
@@ -50,8 +60,11 @@ def run(
         check_writable(folder, overwrite=force)
     if html is not None:
         check_page(html, overwrite=force)
-    pool = read_examples(examples, split="identification")
-    loaded = options.in_chat(options.load(model, loading), chat_template, pool)
+    given = []
+    if examples not in (None, MEMORY) and not prompts_without_answers(examples):
+        given = read_examples(examples, split="identification")
+    loaded = options.in_chat(options.load(model, loading), chat_template, given)
+    pool = given or pool_of(loaded, examples, how, console.progress)
     found = find(
         loaded,
         pool,
@@ -66,9 +79,8 @@ def run(
     if found.unfinished.n_found:
         console.note(f"juice: {found.unfinished.n_found} results came from an interrupted run")
     sets = list(found.head_sets.values())
-    measured = {one.name: one.validation() for one in sets}
-    weak = [name for name, effect in measured.items() if effect and effect.is_weak and not force]
-    saved = [one for one in sets if one.name not in weak]
+    refused = {one.name: _why_not(one, how) for one in sets if not force}
+    saved = [one for one in sets if not refused.get(one.name)]
     for head_set in saved:
         head_set.save(folders[head_set.name], overwrite=force)
     if html is not None:
@@ -77,11 +89,25 @@ def run(
     _report(sets, folders, as_json=json)
     if saved:
         _say_what_serves(out, loaded.description.identity, {one.name for one in saved})
-    if weak:
+    if reasons := [f"{name}: not saved, because {why}" for name, why in refused.items() if why]:
         raise JuiceError(
-            f"{' and '.join(weak)}: not saved, because the gain is not certainly "
-            "above zero; give more examples or another --seed, or save it all the same with --force"
+            f"{'; '.join(reasons)}; give more examples or another --seed, or save it all the same "
+            "with --force"
         )
+
+
+def _why_not(head_set: HeadSet, how: IdentificationOptions) -> str:
+    """Return the reason for which a head set is not saved; nothing where it is."""
+    measured = head_set.validation()
+    if measured is None:
+        return ""
+    if measured.is_weak:
+        return "the gain is not certainly above zero"
+    broken = measured.broken(how.accepted_loss)
+    return " and ".join(
+        f"it breaks {kind} prompts, which need no steering ({before:.2f} -> {after:.2f} right)"
+        for kind, (before, after) in broken.items()
+    )
 
 
 def _report(sets: list[HeadSet], folders: dict[str, Path], *, as_json: bool) -> None:
@@ -93,9 +119,12 @@ def _report(sets: list[HeadSet], folders: dict[str, Path], *, as_json: bool) -> 
     for head_set in sets:
         console.answer(f"{folders[head_set.name]}")
         for sign, heads in (("+", head_set.heads.plus), ("-", head_set.heads.minus)):
-            console.answer(f"  {sign} heads  {' '.join(map(str, heads)) or 'none'}")
+            more = f" and {len(heads) - N_SHOWN} more" if len(heads) > N_SHOWN else ""
+            shown = " ".join(map(str, heads[:N_SHOWN])) or "none"
+            console.answer(f"  {sign} heads  {shown}{more}")
         console.answer(f"  betas    {head_set.betas() or 'untuned'}")
-        answer_effect(head_set, "juice")
+        console.answer(f"  default  {DEFAULTS[head_set.method]}")
+        answer_effect(head_set, head_set.method)
 
 
 def _say_what_serves(out: Path, model: ModelIdentity, saved: set[str]) -> None:

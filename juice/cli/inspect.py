@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from juice.head_set.head_set import HeadSet
-    from juice.head_set.schema import Head, HeadLists, HeadScores
+    from juice.head_set.schema import Head, HeadLists, HeadScores, Validation
 
 SHADES = " ░▒▓█"
 CELL = 3  # a mark, a shade, a mark
@@ -119,11 +119,30 @@ def _section(head_set: HeadSet) -> Any:
             if kind not in after
         ]
         tables.append(Table((f"{head_set.target} answers", "unsteered", "steered"), rows))
+        if measured.harm:
+            harm = [
+                (s, f"{h.divergence:.3f}", f"{h.perplexity:.3f}") for s, h in measured.harm.items()
+            ]
+            tables.append(Table(("strength", "divergence, nats a token", "perplexity x"), harm))
     pictures = []
+    for method in METHODS:
+        measured = head_set.validation(method)
+        if measured and measured.line:
+            caption = f"{method}: accuracy against harm; the dashed line is what may be"
+            drawn = partial(line_of, measured)
+            pictures.append(Picture(f"line_{head_set.name}_{method}", caption, drawn))
     if head_set.scores is not None:
         caption = f"Head scores; dots are the chosen heads toward {head_set.target}"
         pictures.append(Picture(f"scores_{head_set.name}", caption, partial(figure_of, head_set)))
     return Section(head_set.name, tables=tables, pictures=pictures)
+
+
+def line_of(measured: Validation) -> Any:
+    """Draw the line of accuracy against harm that a learned set was chosen from."""
+    from juice.evaluation.report import figures
+
+    points = [point.model_dump() for point in measured.line]
+    return figures.line(points, measured.allowed or 0.0)
 
 
 def figure_of(head_set: HeadSet) -> Any:
@@ -183,6 +202,10 @@ def facts(head_set: HeadSet) -> list[tuple[str, str]]:
             )
             judged = f"{head_set.target} answer, {measured.n_examples} validation facts"
             lines.append((f"{method} did", f"{changes} ({judged})"))
+            lines += [
+                (f"{method} harm", f"strength {strength}: ordinary text diverges by {harm}")
+                for strength, harm in measured.harm.items()
+            ]
         if gate := head_set.gate(method):
             lines += [(f"{method} gate", str(rule)) for rule in gate.rules]
     return lines

@@ -105,5 +105,12 @@ def answer_effect(head_set: HeadSet, method: Method) -> None:
             f"answers to {measured.n_examples} validation facts in conflict)"
             f"{': weak' if measured.is_weak else ''}"
         )
+    for strength, harm in measured.harm.items():
+        console.answer(f"  harm         strength {strength}: ordinary text diverges by {harm}")
+    if beyond := measured.beyond:
+        console.answer(
+            f"  beyond       {beyond.won:.2f} of the conflicts would be won at "
+            f"{beyond.divergence:.3f} nats a token (--max-divergence)"
+        )
     for rule in gate.rules if gate else ("none: no signal tells well when to steer",):
         console.answer(f"  gate         {rule}")

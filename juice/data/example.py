@@ -229,6 +229,32 @@ def unknown_subjects(examples: Sequence[ConflictExample], seed: int) -> list[Con
     return [example for example in made if example is not None]
 
 
+def irrelevant_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
+    """Return the examples whose contexts can be parted, with those of another subject instead.
+
+    That is one of another relation, where there is any.
+    """
+    whole = [
+        e
+        for e in examples
+        if (conflicts := set(e.prompts) - {"clean"}) and all(context_end(e, t) for t in conflicts)
+    ]
+    made = []
+    for i, example in enumerate(whole):
+        others = whole[i + 1 :] + whole[:i]
+        told = [o for o in others if o.prompts.keys() == example.prompts.keys()]
+        apart = [o for o in told if o.relation != example.relation] or told
+        if apart:
+            prompts = {t: _in_context_of(apart[0], example, t) for t in example.prompts}
+            made.append(example.model_copy(update={"prompts": prompts, "context": None}))
+    return made
+
+
+def _in_context_of(other: ConflictExample, example: ConflictExample, kind: ConflictType) -> str:
+    context = other.prompts[kind][: context_end(other, kind)] if kind != "clean" else ""
+    return context + (prompt_alone(example, kind) or "")
+
+
 def invented_name(rng: Random) -> str:
     """Return a word of two or three syllables that is nobody's name."""
     syllables = (rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(rng.choice((2, 2, 3))))

@@ -71,12 +71,24 @@ SHOWN = 200  # characters of a text in a message
 N_TRIES = 50
 
 
+class ScoredToken(Protocol):
+    """A token of an answer."""
+
+    @property
+    def logprob(self) -> float | None:
+        """Its natural log-probability."""
+
+
 class Answers(Protocol):
     """The answer to a prompt."""
 
     @property
     def text(self) -> str:
         """The continuation."""
+
+    @property
+    def tokens(self) -> Sequence[ScoredToken]:
+        """The new tokens."""
 
 
 class AskedModel(Protocol):

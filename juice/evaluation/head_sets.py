@@ -1,6 +1,7 @@
 """The head sets that are evaluated: those that are served, and those that are found now.
 
-    served    the named one, else the one named after the target, else what `juice identify` finds
+    served    the named one, else the one named after the target, else what `juice identify
+              --method attribution` finds
     paper     found by probes, the paper's way
     learned   what `juice identify --method learned` finds
 

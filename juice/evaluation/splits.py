@@ -30,6 +30,7 @@ from juice.head_set.head_set import HeadSet
 from juice.identification.examples import (
     N_TUNED_ON,
     known_examples,
+    known_share,
     scored_prompt,
     usable_examples,
     validation_share,
@@ -222,7 +223,10 @@ def _drawn_again(
         except ExampleError:  # too few of them have the prompts that others have
             continue
         if examples_sha256(drawn) == found.examples_sha256:
-            return drawn, validation_share(rest, found.seed, n=N_TUNED_ON)
+            tuned_on = validation_share(rest, found.seed, n=N_TUNED_ON)
+            if found.method != "probe":  # older versions tuned these sets on the others, too
+                tuned_on += known_share(model, rest, found.seed)
+            return drawn, tuned_on
     return None
 
 

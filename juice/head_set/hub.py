@@ -126,6 +126,10 @@ def _effect(head_set: Content) -> str:
         for method, one in measured.items()
         for kind, value in one.accuracy.items()
     ]
+    for method, one in measured.items():
+        if one.harm:
+            rows += ["", f"What {method} does to ordinary text, without a gate:", ""]
+            rows += [f"- strength {strength}: {harm}" for strength, harm in one.harm.items()]
     for method, given in head_set.methods.given.items():
         if given.gate:
             rows += ["", f"Gate of {method}, used where a request asks for `gate: auto`:", ""]

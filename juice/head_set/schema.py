@@ -194,11 +194,6 @@ class GateRule(Part):
     kept: float = Field(ge=0, le=1)
     side_effects: dict[str, tuple[float, float]]
 
-    @property
-    def lost(self) -> float:
-        """The largest share of right answers that any kind of these prompts loses."""
-        return max((before - after for before, after in self.side_effects.values()), default=0.0)
-
     def __str__(self) -> str:
         others = "".join(
             f", {kind} {without:.2f} -> {gated:.2f}"
@@ -376,12 +371,48 @@ class Identification(Part):
     versions: dict[str, str]
 
 
+class Harm(Part):
+    """The harm of steering to ordinary text, at all positions and without a gate.
+
+    Args:
+        divergence: KL(unsteered || steered) of the next token, nats a token.
+        perplexity: The steered perplexity, divided by the unsteered.
+    """
+
+    divergence: float = Field(ge=0, allow_inf_nan=False)
+    perplexity: float = Field(ge=0, allow_inf_nan=False)
+
+    def __str__(self) -> str:
+        return f"{self.divergence:.3f} nats a token, perplexity x {self.perplexity:.2f}"
+
+
+class Point(Part):
+    """A point on the line of accuracy against divergence that learning found.
+
+    Args:
+        weight: The weight of divergence in what was minimised.
+        scale: What multiplies the coefficients that were learned with it.
+        won: The share of conflicts whose answer begins right, on validation examples.
+        divergence: Nats a token of ordinary text.
+    """
+
+    weight: float
+    scale: float
+    won: float
+    divergence: float
+
+
+HARM_STRENGTHS = (0.5, 1.0, 2.0)
+CLEARLY_MORE = 0.05  # of the conflicts
+
+
 class Validation(Part):
     """The effect of betas on the examples that tuned them: shares of target answers by type.
 
     `gain` is the mean change over the conflicts, with its 95 % interval. `side_effects` are the
-    shares of right answers to prompts that steering should leave alone, without and with it. Older
-    sets have neither.
+    shares of right answers to prompts that steering should leave alone, without and with it. `harm`
+    is what strengths do to ordinary text, `allowed` the divergence that was, in nats a token, and
+    `line` the choice that a learned set was taken from. Older sets have less of these.
     """
 
     n_examples: int = Field(ge=1)
@@ -390,6 +421,9 @@ class Validation(Part):
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
     side_effects: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    harm: dict[str, Harm] = Field(default_factory=dict)
+    line: tuple[Point, ...] = ()
+    allowed: float | None = None
 
     @model_validator(mode="after")
     def _same_types(self) -> Self:
@@ -401,6 +435,19 @@ class Validation(Part):
     def is_weak(self) -> bool:
         """Whether the gain is not certainly above zero."""
         return self.gain_interval is not None and self.gain_interval[0] <= 0
+
+    @property
+    def beyond(self) -> Point | None:
+        """The point that wins most, where that is clearly more than what is allowed wins."""
+        allowed = [point.won for point in self.line if point.divergence <= (self.allowed or 0)]
+        most = max(self.line, key=lambda point: point.won, default=None)
+        is_more = most is not None and most.won > max(allowed, default=0) + CLEARLY_MORE
+        return most if is_more else None
+
+    def broken(self, accepted_loss: float) -> dict[str, tuple[float, float]]:
+        """Return the clean prompts' shares where more of these break than may, by kind."""
+        found = self.side_effects.items()
+        return {k: (a, b) for k, (a, b) in found if k == "clean" and a - b > accepted_loss}
 
 
 def checked_metrics(value: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
 
 MAX_TOKENS = 2048
-N_LARGE = 1_000_000_000
+N_LARGE = 4_000_000_000
 # Half precision has no room for small derivatives: they are scaled on the way.
 FP16_SCALE = 1024.0
 
@@ -64,15 +64,29 @@ def micro_batches(lengths: Sequence[int], switch: int | None) -> list[list[int]]
 
 
 class DualRun:
-    """The runs of one micro-batch of prompts: two (`juice`), or one that scales its own z."""
+    """The runs of one micro-batch of prompts: two (`juice`), or one that scales its own z.
+
+    They are read at the prompts' ends, or `everywhere`.
+    """
 
     def __init__(
-        self, loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], method: Method
+        self,
+        loaded: LoadedModel,
+        prompts: Sequence[tuple[int, ...]],
+        method: Method,
+        *,
+        everywhere: bool = False,
     ) -> None:
         self._loaded = loaded
         self._method = method
         self._clean: dict[int, torch.Tensor] | None = None
-        self._prompts = PaddedPrompts(loaded, prompts)
+        self._prompts = PaddedPrompts(loaded, prompts, everywhere=everywhere)
+        self.is_kept = False
+
+    @property
+    def n_kept(self) -> int:
+        """The number of tokens times layers whose clean z is kept."""
+        return self._prompts.ids.numel() * len(self._clean or ())
 
     def record(self) -> None:
         """Run clean and keep z, unless it is kept already.
@@ -80,16 +94,22 @@ class DualRun:
         Until then a run's own z, held constant, is the clean one: the two are equal where all
         coefficients are zero.
         """
-        if self._clean is not None or self._method == "june":
-            return
+        if self._clean is None and self._method == "juice":
+            self.clean_logits()
+
+    def clean_logits(self) -> torch.Tensor:
+        """Run clean; keep z where a steered run adds it, and return the logits as `logits` does."""
         kept: dict[int, torch.Tensor] = {}
 
         def keep(layer: AttentionLayer, z: torch.Tensor) -> None:
             kept[layer.index] = z  # [prompts, pos, n_heads * d_head]
 
-        with torch.no_grad(), at_z(self._loaded.layout.layers, keep):
-            self.logits()
-        self._clean = kept
+        layers = self._loaded.layout.layers if self._method == "juice" else ()
+        with torch.no_grad(), at_z(layers, keep):
+            logits = self.logits()
+        if self._method == "juice":
+            self._clean = kept
+        return logits
 
     def forget(self) -> None:
         """Drop what was recorded."""
@@ -109,7 +129,7 @@ class DualRun:
         return at_z(self._loaded.layout.layers, add)
 
     def logits(self) -> torch.Tensor:
-        """Return the logits at the end of each prompt, float32 [prompts, vocabulary]."""
+        """Return the logits where the prompts are read, float32 [places, vocabulary]."""
         return self._prompts.logits()
 
 
@@ -153,7 +173,7 @@ def gradients(
                     run.record()
                 with run.steered(rows):  # also while layers are computed again
                     objectives = objective(run.logits(), batch)
-                    _backward(loaded, objectives.sum() * scale)
+                    backward(loaded, objectives.sum() * scale)
             assert rows.grad is not None
             values[batch] = objectives.detach().float().cpu()
             by_head[batch] = rows.grad.cpu() / scale
@@ -161,7 +181,12 @@ def gradients(
     return Gradients(values, by_head)
 
 
-def _backward(loaded: LoadedModel, value: torch.Tensor) -> None:
+def backward(loaded: LoadedModel, value: torch.Tensor) -> None:
+    """Add an objective's derivatives to its leaves.
+
+    Raises UnsupportedModelError where gradients do not pass through the model, and JuiceError where
+    there is not enough memory.
+    """
     try:
         value.backward()  # type: ignore[no-untyped-call]
     except torch.OutOfMemoryError as error:

@@ -28,7 +28,7 @@ from juice.steered_model import SteeredModel
 
 N_LEAST, N_FEW = 4, 20  # fewer than these find heads badly, or tune betas badly
 VALIDATION_SHARE = 0.15
-N_TUNED_ON = 40
+N_TUNED_ON = 48
 
 
 def in_form_of_examples(
@@ -130,6 +130,17 @@ def validation_share(
     """Draw examples that tune betas, of those that did not find heads: at most n, or 15 %."""
     n = max(1, round(VALIDATION_SHARE * len(examples))) if n is None else min(n, len(examples))
     return draw(examples, n, seed)[0] if examples else []
+
+
+def known_share(
+    model: SteeredModel, examples: Sequence[ConflictExample], seed: int, n: int = N_TUNED_ON
+) -> list[ConflictExample]:
+    """Draw examples until n are there that the model knows and has room to answer."""
+    order, known = list(_spread(examples, seed)), list[ConflictExample]()
+    while order and len(known) < n:
+        asked, order = order[: 2 * n], order[2 * n :]
+        known += known_examples(model, [e for e in asked if _fits(model, e, ("clean",))])
+    return known[:n]
 
 
 def known_examples(
@@ -242,10 +253,7 @@ def _draw_known(
     """Draw examples that the model answers right without a context, in file order."""
     n = options.n_wanted(len(candidates))
     draw(candidates, n, options.seed)  # complains of too few
-    order, known = list(_spread(candidates, options.seed)), list[ConflictExample]()
-    while order and len(known) < n:
-        asked, order = order[: 2 * n], order[2 * n :]
-        known += known_examples(model, [e for e in asked if _fits(model, e, ("clean",))])
+    known = known_share(model, candidates, options.seed, n)
     if not known:
         raise ExampleError(
             f"the model answers none of {len(candidates)} clean prompts right; "
@@ -257,7 +265,7 @@ def _draw_known(
             "few may be weak",
             stacklevel=3,
         )
-    chosen = set(map(id, known[:n]))
+    chosen = set(map(id, known))
     return [e for e in candidates if id(e) in chosen]
 
 

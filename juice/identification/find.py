@@ -11,38 +11,43 @@ ranked by the sum of their scores over the types; ties go to the lower (layer, h
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, Unpack
 
 import torch
 
 from juice.data.example import ConflictExample, examples_sha256
-from juice.data.readers.sources import Examples, read_examples
+from juice.data.memory import examples_of_prompts, remembered_examples
+from juice.data.readers.sources import Examples, prompts_without_answers, read_examples
 from juice.engine.contract import Capability
-from juice.errors import ExampleError, JuiceError, NoConsistentHeadError, UsageError
+from juice.errors import JuiceError, NoConsistentHeadError, UsageError
 from juice.formula import ConflictType, Target
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import NAME_PATTERN, Head, HeadLists, HeadScores, Methods
 from juice.identification.attribution import attribute_heads
+from juice.identification.auto import best_way, decided, learned_ways
 from juice.identification.examples import (
     N_TUNED_ON,
     in_form_of_examples,
+    known_share,
     usable_examples,
     validation_share,
     with_scored_answers,
 )
-from juice.identification.learned import learn_set
 from juice.identification.options import TOP_K, IdentificationFields, IdentificationOptions
 from juice.identification.probes import score_heads
 from juice.identification.task import Task, Unfinished, UnfinishedFile
-from juice.identification.tune import choose_and_tune, measure
+from juice.identification.tune import choose_and_tune
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 from juice.version import versions
+
+MEMORY = "memory"
+LEARNING_SHARE = 0.7  # of the time that is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +64,7 @@ class Found:
 
 def identify(
     model: SteeredModel,
-    examples: Examples,
+    examples: Examples | None = None,
     *,
     target: Target,
     validation: Examples | None = None,
@@ -72,26 +77,30 @@ def identify(
     Args:
         model: The model, on an engine that gives access to its activations.
         examples: Facts that the model knows, each with a wrong answer: examples, rows, a data set
-            of `datasets`, or what `juice.read_examples` takes.
+            of `datasets`, or what `juice.read_examples` takes. None: what the model remembers of
+            the subjects that come with JuICE; the bundled model's own facts for that one.
         target: `parametric` or `context`.
-        validation: Examples to choose heads and tune betas on, as `examples`; None: 40 of those
-            that are not drawn to find heads.
+        validation: Examples to choose heads and tune betas on, as `examples`; None: 48 of those
+            that the model knows and that are not drawn to find heads.
         chat_template: Make every prompt a user's message in a chat, where answers begin the
             assistant's turn: `default` for the tokenizer's own template, a file, or a template's
             text; `none` for plain prompts; None: as the examples were made.
         progress: Reports how far each piece of work is.
         options: As those of `juice identify`, with its defaults:
             name: The head set's name; None: the target.
-            method: `attribution`, by gradients; `learned`, with a beta for each head; `probe`, the
-                paper's way.
-            n_examples: How many of the examples are drawn; None: 16, at most half of what there
-                is, or the paper's 4 for probes.
+            method: `attribution`, by gradients; `learned`, with a beta for each head; `auto`,
+                whichever validates best, in one run or in two; `probe`, the paper's way.
+            n_examples: How many of the examples are drawn; None: 72, at most 0.6 of what there
+                is, to learn from, 16 for attribution, and the paper's 4 for probes.
             relation: Draw examples of this relation only.
             seed: Seed of the draw.
             top_k: Heads of each sign; None: 3, 5 and 10 compete, or the paper's 5 for probes.
             alphas_plus, alphas_minus: Probing scales of the + heads, above 0, and of the - heads.
-            penalty: What a learned beta of 1 costs, in nats; None: 0.02.
-            protect: Which prompts tuning keeps steering from breaking, `unknown` and `clean`.
+            penalty: What a learned beta of 1 costs, in nats; None: 0.01.
+            max_divergence: How far ordinary text may diverge, in nats a token.
+            budget: Seconds, or a text such as `5m`, after which the best so far is taken.
+            protect: Which prompts steering is kept from breaking: `unknown`, `clean`, `true` and
+                `irrelevant`.
             accepted_loss: The share of these that may break at no cost.
             tune: Whether to tune betas and measure a gate; learned heads come with betas anyhow.
             june: Whether to tune the betas of the single run, too.
@@ -111,10 +120,32 @@ def identify(
     how = IdentificationOptions.of(target=target, **options)
     if chat_template is not None:
         model = model.with_chat_template(None if chat_template == "none" else chat_template)
-    pool = read_examples(examples, split="identification")
+    pool = pool_of(model, examples, how, progress)
     held_out = None if validation is None else read_examples(validation, split="validation")
     model = in_form_of_examples(model, pool, is_chosen=chat_template is not None)
     return find(model, pool, how, validation=held_out, progress=progress).head_sets[target]
+
+
+def pool_of(
+    model: SteeredModel,
+    examples: Examples | None,
+    options: IdentificationOptions,
+    progress: Progress = silent,
+) -> list[ConflictExample]:
+    """Return the examples to draw from: those given, or what the model remembers.
+
+    `memory` names the latter; it is what there is where none are given, but for the bundled model.
+    Of prompts without answers, it is what the model remembers about these. Raises ExampleError.
+    """
+    if examples is None:
+        examples = "mini" if model.id == "mini" else MEMORY
+    if examples == MEMORY:
+        return remembered_examples(
+            model, seed=options.seed, relation=options.relation, progress=progress
+        )
+    if prompts := prompts_without_answers(examples):
+        return examples_of_prompts(model, prompts, seed=options.seed, progress=progress)
+    return read_examples(examples, split="identification")
 
 
 def find(
@@ -128,7 +159,7 @@ def find(
 ) -> Found:
     """Find a head set toward each target that is asked for, all on the same drawn examples.
 
-    Betas are tuned on the validation examples; None: on 40 of those that are not drawn. A file
+    Betas are tuned on the validation examples; None: on 48 of those that are not drawn. A file
     `kept_in` keeps what is computed, for a later call with the same words.
 
     Raises:
@@ -141,11 +172,12 @@ def find(
     for name in options.names.values():
         check_name(name)
     drawn, rest = usable_examples(model, with_scored_answers(model, examples), options)
-    held_out = (
-        validation_share(rest, options.seed, n=N_TUNED_ON)
-        if validation is None
-        else with_scored_answers(model, validation)
-    )
+    if validation is not None:
+        held_out = with_scored_answers(model, validation)
+    elif options.method == "probe":
+        held_out = validation_share(rest, options.seed, n=N_TUNED_ON)
+    else:
+        held_out = known_share(model, rest, options.seed)
     unfinished = Unfinished()
     if kept_in is not None:
         unfinished = UnfinishedFile(kept_in, _identity(model, drawn, held_out, options))
@@ -161,7 +193,7 @@ def find(
         )
         for target in options.names
     ]
-    return _found(tasks)
+    return _found(tasks, options.seconds)
 
 
 def _identity(
@@ -185,20 +217,17 @@ def _identity(
     }
 
 
-def _found(tasks: Sequence[Task]) -> Found:
+def _found(tasks: Sequence[Task], budget: float | None) -> Found:
     head_sets, unreached = dict[Target, HeadSet](), dict[Target, NoConsistentHeadError]()
-    is_learned = tasks[0].options.method == "learned"
     types = {task.target: task.conflict_types for task in tasks}
-    scores = {} if is_learned else _scores(tasks[0], types)
-    for task in tasks:
+    scores = cache(lambda: _scores(tasks[0], types))
+    began = monotonic()
+    for i, task in enumerate(tasks):
+        if budget is not None:
+            # What is left of a target's share goes to measuring.
+            task = replace(task, deadline=began + budget * (i + LEARNING_SHARE) / len(tasks))
         try:
-            if is_learned:
-                head_sets[task.target] = _learned(task)
-            else:
-                competing = candidates(task, scores[task.target])
-                head_sets[task.target] = (
-                    choose_and_tune(task, competing) if task.options.tune else competing[0]
-                )
+            head_sets[task.target] = _found_toward(task, scores)
         except NoConsistentHeadError as error:
             unreached[task.target] = error
     if not head_sets:
@@ -206,17 +235,17 @@ def _found(tasks: Sequence[Task]) -> Found:
     return Found(head_sets=head_sets, unreached=unreached, unfinished=tasks[0].unfinished)
 
 
-def _learned(task: Task) -> HeadSet:
-    """Return a learned head set with what its betas do, where validation examples can tell."""
-    try:
-        held_out = task.held_out
-    except ExampleError as error:
-        warnings.warn(f"what {task.name!r} does is not measured: {error}", stacklevel=2)
-        return learn_set(task, [])
-    head_set = learn_set(task, held_out)
-    for method in task.options.methods:
-        head_set = measure(task, head_set, method)
-    return head_set
+def _found_toward(task: Task, scores: Callable[[], dict[Target, HeadScores]]) -> HeadSet:
+    """Return the head set of a task; `scores` gives those of every target, where it needs them."""
+
+    def competing() -> list[HeadSet]:
+        return candidates(task, scores()[task.target])
+
+    if task.options.method in ("attribution", "probe"):
+        return choose_and_tune(task, competing()) if task.options.tune else competing()[0]
+    if task.options.method == "learned":
+        return decided(task, learned_ways(task, task.options.methods))
+    return best_way(task, competing)
 
 
 def _scores(

@@ -6,10 +6,12 @@ which is one half at a tie. The second moves with every step of a search, the fi
 
 Among the prompts are those that steering should leave alone, made from the user's examples:
 
-    unknown   the context is all there is: a conflict's prompt about a subject that does not exist
-    clean     there is no context: the clean prompt
+    unknown     the context is all there is: a conflict's prompt about a subject that does not exist
+    clean       there is no context: the clean prompt
+    true        the context says what the model remembers
+    irrelevant  the context is about another subject
 
-Steering toward memory endangers the first, and when strong both; toward the context the second.
+Steering toward memory endangers the first, and when strong all; toward the context the others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from typing import NamedTuple
 
 import torch
 
-from juice.data.example import ConflictExample, prompt_alone, unknown_subjects
+from juice.data.example import (
+    ConflictExample,
+    irrelevant_contexts,
+    prompt_alone,
+    true_contexts,
+    unknown_subjects,
+)
 from juice.engine.steer import Steering
 from juice.formula import CONFLICTS, Method, Target
 from juice.identification.attribution import DualRun, micro_batches
@@ -150,19 +158,20 @@ def endangered_prompts(
     target: Target, examples: Sequence[ConflictExample]
 ) -> dict[str, list[Case]]:
     """Return the prompts that steering toward a target endangers, by kind; none for no prompt."""
-    unknown = _about_nobody(examples) if target == "parametric" else ()
+    nobody = unknown_subjects(examples, seed=0) if target == "parametric" else ()
     clean = ((e.prompts["clean"], e) for e in examples if "clean" in e.prompts)
     made = {
-        "unknown": list(unknown),
+        "unknown": list(_one_conflict_each(nobody, "context")),
         "clean": [Case(prompt, e, "parametric", alone=prompt) for prompt, e in clean],
+        "true": list(_one_conflict_each(true_contexts(examples), "parametric")),
+        "irrelevant": list(_one_conflict_each(irrelevant_contexts(examples), "parametric")),
     }
     return {kind: cases for kind, cases in made.items() if cases}
 
 
-def _about_nobody(examples: Sequence[ConflictExample]) -> Iterator[Case]:
-    """Yield prompts about invented subjects, of the conflict types in turn."""
-    for i, example in enumerate(unknown_subjects(examples, seed=0)):
+def _one_conflict_each(examples: Sequence[ConflictExample], answer: Target) -> Iterator[Case]:
+    """Yield a prompt with a context of each example, of the conflict types in turn."""
+    for i, example in enumerate(examples):
         conflicts = [t for t in CONFLICTS if t in example.prompts]
         conflict = conflicts[i % len(conflicts)]
-        alone = prompt_alone(example, conflict)
-        yield Case(example.prompts[conflict], example, "context", alone)
+        yield Case(example.prompts[conflict], example, answer, prompt_alone(example, conflict))

@@ -3,7 +3,8 @@
 Where the signals of prompts with a conflict lie above those of the prompts that steering endangers
 most, the threshold is half way between them. Otherwise it is the lowest of four low quantiles of
 the conflicts' signal that breaks at most 5 % of the other answers. A rule that shuts out too many
-conflicts, or does harm all the same, is dropped.
+conflicts, or does harm all the same, is dropped. Irrelevant contexts do not count as harm here,
+since no signal tells them from false ones; what becomes of them is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from juice.identification.options import Protected
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
-N_MEASURED = 40
+N_MEASURED = 30
 SIGNALS: dict[Target, tuple[Signal, ...]] = {
     "parametric": ("memory", "steered"),
     "context": ("copied",),
@@ -61,7 +62,7 @@ def measured_gate(
     seen = _seen(model, groups, steer, f"measuring the gate of {head_set.name}", progress)
     rules = [_rule(signal, seen) for signal in SIGNALS[target]]
     good = tuple(
-        rule for rule in rules if rule and rule.kept >= LEAST_KEPT and rule.lost <= MOST_LOST
+        rule for rule in rules if rule and rule.kept >= LEAST_KEPT and _lost(rule) <= MOST_LOST
     )
     gate = Gate(chat_template_sha256=model.prompts.sha256, rules=good) if good else None
     protected = {kind: group for kind, group in seen.items() if kind in protect}
@@ -158,7 +159,13 @@ def _rule(signal: Signal, seen: dict[str, list[_Seen]]) -> GateRule | None:
     middle = quantile(known["conflicts"], TAIL) or low[0]
     if high < middle:
         return at((high + middle) / 2)
-    return min(map(at, low), key=lambda rule: max(rule.lost, NEGLIGIBLE))
+    return min(map(at, low), key=lambda rule: max(_lost(rule), NEGLIGIBLE))
+
+
+def _lost(rule: GateRule) -> float:
+    """Return the largest share of right answers that prompts lose which a gate can save."""
+    kinds = rule.side_effects.items()
+    return max((before - after for k, (before, after) in kinds if k != "irrelevant"), default=0.0)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, Self, TypedDict
 
@@ -14,13 +15,18 @@ from juice.formula import METHODS, Method, Target
 ALPHAS_PLUS = (1.0, 3.0, 5.0, 10.0, 30.0)
 ALPHAS_MINUS = (-1.0, -2.0, -5.0)
 N_PROBED = 4
-N_DIFFERENTIATED = 16
+N_DIFFERENTIATED, N_LEARNED_FROM = 16, 72
+LEARNED_SHARE = 0.6  # of the examples, where there are fewer
 # The numbers of heads of each sign that compete where none is asked for.
 TOP_KS = (3, 5, 10)
-Way = Literal["attribution", "learned", "probe"]
-Protected = Literal["unknown", "clean"]
-PROTECTED: tuple[Protected, ...] = ("unknown", "clean")
+Way = Literal["auto", "attribution", "learned", "probe"]
+Protected = Literal["unknown", "clean", "true", "irrelevant"]
+PROTECTED: tuple[Protected, ...] = ("unknown", "clean", "true", "irrelevant")
+MAX_DIVERGENCE = 0.05
 TOP_K = "expected at least 1 (5 up to about 3B parameters, 10 above)"
+
+
+DURATION, UNITS = re.compile(r"(\d+(?:\.\d+)?)([smh])"), {"s": 1, "m": 60, "h": 3600}
 
 
 class IdentificationFields(TypedDict, total=False):
@@ -35,6 +41,8 @@ class IdentificationFields(TypedDict, total=False):
     alphas_plus: Sequence[float]
     alphas_minus: Sequence[float]
     penalty: float | None
+    max_divergence: float
+    budget: float | str | None
     protect: Sequence[Protected]
     accepted_loss: float
     tune: bool
@@ -57,13 +65,14 @@ class IdentificationOptions(Options):
         default=None, description="Name of the head set, of one target; else the target."
     )
     method: Way = Field(
-        default="attribution",
-        description="attribution (by gradients), learned (a beta for each head), or probe (the "
-        "paper's way, with its alphas and its grid).",
+        default="auto",
+        description="attribution (by gradients), learned (a beta for each head), auto (whichever "
+        "validates best, in one run or two), or probe (the paper's way, with its alphas and grid).",
     )
     n_examples: int | None = Field(
         default=None,
-        description="Examples drawn to find heads on; else 16, at most half of them; 4 for probes.",
+        description="Examples drawn to find heads on; else 72, at most 0.6 of them, 16 for "
+        "attribution, at most half of them, and 4 for probes.",
     )
     relation: str | None = Field(default=None, description="Draw examples of this relation only.")
     seed: int = Field(default=0, description="Seed of what is drawn.")
@@ -79,18 +88,36 @@ class IdentificationOptions(Options):
     penalty: float | None = Field(
         default=None,
         ge=0,
-        description="What a learned beta of 1 costs, in nats; else 0.02. Fewer heads above.",
+        description="What a learned beta of 1 costs, in nats; else 0.01. Fewer heads above.",
+    )
+    max_divergence: float = Field(
+        default=MAX_DIVERGENCE,
+        gt=0,
+        description="How far ordinary text may diverge from the unsteered, in nats a token.",
+    )
+    budget: str | None = Field(
+        default=None,
+        description="Time after which the best so far is taken, such as 90s, 5m or 1h.",
     )
     protect: tuple[Protected, ...] = Field(
         default=PROTECTED,
-        description="What tuning keeps steering from breaking: unknown (prompts whose context is "
-        "all there is), clean (prompts without one), or none.",
+        description="What steering is kept from breaking: unknown (prompts whose context is all "
+        "there is), clean (prompts without one), true (whose context is right), irrelevant (whose "
+        "context is about something else), or none.",
     )
     accepted_loss: float = Field(
         default=0.1, ge=0, le=1, description="The share of these that may break at no cost."
     )
     tune: bool = Field(default=True, description="Tune the betas.")
     june: bool = Field(default=False, description="Also tune the betas of the single run (JuNe).")
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _is_a_time(cls, given: Any) -> Any:
+        text = f"{given:g}s" if isinstance(given, int | float) else given
+        if text is not None and not (isinstance(text, str) and DURATION.fullmatch(text)):
+            raise UsageError(f"budget is {given!r}; expected a time such as 90s, 5m or 1h")
+        return text
 
     @field_validator("protect", mode="before")
     @classmethod
@@ -135,6 +162,12 @@ class IdentificationOptions(Options):
         return {target: self.name or target for target in targets}
 
     @property
+    def seconds(self) -> float | None:
+        """The budget in seconds."""
+        found = DURATION.fullmatch(self.budget or "")
+        return float(found[1]) * UNITS[found[2]] if found else None
+
+    @property
     def methods(self) -> tuple[Method, ...]:
         """The methods whose betas are tuned; the first chooses the heads."""
         return METHODS if self.june else ("juice",)
@@ -150,4 +183,8 @@ class IdentificationOptions(Options):
         """Return the number of examples to draw from the usable ones."""
         if self.n_examples is not None:
             return self.n_examples
-        return N_PROBED if self.method == "probe" else min(N_DIFFERENTIATED, max(1, n_usable // 2))
+        if self.method == "probe":
+            return N_PROBED
+        if self.method == "attribution":
+            return min(N_DIFFERENTIATED, max(1, n_usable // 2))
+        return min(N_LEARNED_FROM, max(1, round(LEARNED_SHARE * n_usable)))

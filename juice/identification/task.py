@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from juice.data.example import ConflictExample, examples_sha256, judged_types
 from juice.errors import ExampleError
 from juice.files import write_lines
-from juice.formula import ConflictType, Target
+from juice.formula import ConflictType, Method, Target
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import HeadScores, Identification, Methods
 from juice.identification.examples import usable_validation
@@ -90,6 +91,12 @@ class Task:
     options: IdentificationOptions = field(default_factory=IdentificationOptions)
     progress: Progress = silent
     unfinished: Unfinished = field(default_factory=Unfinished)
+    deadline: float | None = None  # on the monotonic clock
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time that is given is over, but for what measuring takes."""
+        return self.deadline is not None and monotonic() > self.deadline
 
     @property
     def name(self) -> str:
@@ -112,15 +119,22 @@ class Task:
         """The validation examples that can be used. Raises ExampleError where there are none."""
         return usable_validation(self.model, self.validation, self.target)
 
-    def head_set(self, methods: Methods, scores: HeadScores, top_k: int | None = None) -> HeadSet:
+    def head_set(
+        self,
+        methods: Methods,
+        scores: HeadScores,
+        top_k: int | None = None,
+        method: Method = "juice",
+    ) -> HeadSet:
         """Return the head set with its origin, in enough detail to find the heads again.
 
-        `top_k` is the number of heads of each sign; None where the method decides.
+        `top_k` is the number of heads of each sign; None where all are taken that were found.
+        `method` is the set's default.
         """
         options = self.options
         probes = options.method == "probe"
         origin = Identification(
-            method=options.method,
+            method=scores.kind,
             alphas_plus=options.alphas_plus if probes else (),
             alphas_minus=options.alphas_minus if probes else (),
             n_examples=len(self.examples),
@@ -135,6 +149,7 @@ class Task:
             name=self.name,
             target=self.target,
             model=self.model.description.identity,
+            method=method,
             methods=methods,
             identification=origin,
             scores=scores,

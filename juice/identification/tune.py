@@ -14,12 +14,14 @@ to the gentler pair. A sign without heads is not varied (docs/method.md, "Stage 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 from random import Random
 from statistics import fmean
+from typing import NamedTuple, Self
 
 import torch
 
@@ -29,10 +31,9 @@ from juice.engine.steer import Steer, Steering, SteeringReport, unsteered
 from juice.errors import ExampleError, UsageError
 from juice.formula import CONFLICTS, Method
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import Betas, Validation
+from juice.head_set.schema import HARM_STRENGTHS, Betas, Harm, Point, Validation
 from juice.identification.examples import in_form_of_examples, taking_turns, with_scored_answers
 from juice.identification.first_tokens import (
-    Asked,
     Case,
     FirstTokens,
     Reading,
@@ -40,6 +41,7 @@ from juice.identification.first_tokens import (
     protected_prompts,
 )
 from juice.identification.gates import measured_gate
+from juice.identification.ordinary import OrdinaryText, ordinary_pieces
 from juice.identification.outcomes import Choice, Trials, difference_interval
 from juice.identification.task import Task
 from juice.progress import Progress, silent
@@ -57,7 +59,9 @@ COMPARED_AT: tuple[Pair, ...] = ((1.0, -1.0), (1.0, -0.5))
 UNSTEERED: Pair = (0.0, 0.0)
 # A unit of either beta must gain this much: so few facts cannot tell less apart.
 COST_OF_BETA = 0.01
-N_READ, N_PROTECTED = 20, 40  # examples
+N_READ, N_PROTECTED = 20, 12  # examples
+N_PIECES = 16  # of ordinary text
+HOPELESS = 1.0  # times more divergence than may be
 N_FINALISTS = 2
 
 
@@ -145,39 +149,40 @@ def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") 
     if task.options.method == "probe":
         pairs = grid_of(chosen, method)
     else:
-        mixed = Random(0).sample(examples, len(examples))  # a file may be sorted by relation
-        some, more = taking_turns(mixed[:N_READ], task.target), mixed[:N_PROTECTED]
-        chosen, pairs = Search(task, method, some, more).best(candidates)
-        pairs = pairs[:N_FINALISTS]
+        chosen, pairs = Search.of(task, method, examples).best(candidates)
+        pairs = [pair for pair in pairs if pair != UNSTEERED][:N_FINALISTS]
     trials = try_betas(model, chosen, examples, method, task.progress, [*pairs, UNSTEERED])
     best = best_betas(trials, pairs)
     if chosen.model.fingerprint is None:
         # Betas are tuned on these weights, so the set belongs to them from now on.
         chosen = chosen.model_copy(update={"model": model.description.identity})
     tuned = chosen.with_betas(method, Betas(plus=best[0], minus=best[1]))
-    return _measured(task, tuned, method, trials, best, UNSTEERED)
+    return measured(task, tuned, method, trials, best, UNSTEERED)
 
 
-def measure(task: Task, head_set: HeadSet, method: Method) -> HeadSet:
+def measure(task: Task, head_set: HeadSet, method: Method, line: tuple[Point, ...] = ()) -> HeadSet:
     """Return a head set with what a method's betas do to the validation examples, and their gate.
 
-    Raises ExampleError where no validation example can be used.
+    `line` is the line from which learned betas were chosen. Raises ExampleError where no validation
+    example can be used.
     """
     model, target = task.model, task.target
     steered = model.resolve(Steer(target=target, head_set=head_set, method=method))
     tried, description = {True: steered, False: unsteered()}, f"measuring {head_set.name}"
     trials = Trials(model, task.held_out, target, tried, description, task.progress)
-    return _measured(task, head_set, method, trials, True, False)
+    return measured(task, head_set, method, trials, True, False, line)
 
 
-def _measured(
+def measured(
     task: Task,
     head_set: HeadSet,
     method: Method,
     trials: Trials[Choice],
     best: Choice,
     base: Choice,
+    line: tuple[Point, ...] = (),
 ) -> HeadSet:
+    """Return a head set with what a choice among trials did, its gate, and its harm."""
     gate, side_effects = measured_gate(
         task.model, head_set, method, task.held_out, task.options.protect, task.progress
     )
@@ -189,13 +194,42 @@ def _measured(
         gain=fmean(gains),
         gain_interval=difference_interval(gains),
         side_effects=side_effects,
+        harm=harm_of(task.model, head_set, method, task.progress),
+        line=line,
+        allowed=task.options.max_divergence,
     )
-    measured = head_set.with_metrics({f"validation_{method}": found.model_dump()})
-    return measured.with_gate(method, gate)
+    with_metrics = head_set.with_metrics({f"validation_{method}": found.model_dump(mode="json")})
+    return with_metrics.with_gate(method, gate)
+
+
+def harm_of(
+    model: SteeredModel, head_set: HeadSet, method: Method, progress: Progress
+) -> dict[str, Harm]:
+    """Return the harm of a method's betas to ordinary text, by strength."""
+    steers = [
+        Steer(target=head_set.target, head_set=head_set, method=method, strength=strength)
+        for strength in HARM_STRENGTHS
+    ]
+    pieces = ordinary_pieces(model).held_out[::2]
+    text = OrdinaryText(model.loaded, pieces, method)
+    found = text.harm([model.resolve(steer) for steer in steers], progress, "measuring harm")
+    return {f"{one.strength:g}": harm for one, harm in zip(steers, found, strict=True)}
+
+
+class Judged(NamedTuple):
+    """What a way of steering does: its value, the share of conflicts won, and its divergence."""
+
+    value: float
+    won: float
+    divergence: float
 
 
 class Search:
-    """Reads some examples under any betas of any candidate, and prompts to protect, of others."""
+    """Reads some examples under any betas of any candidate, and prompts to protect, of others.
+
+    Ordinary text is read as well: what diverges more than it may has a worse value than no
+    steering.
+    """
 
     def __init__(
         self,
@@ -213,7 +247,22 @@ class Search:
         }
         self._groups = asked_of(model, cases)
         self._protected = protected_prompts(model, target, endangered, task.options.protect)
+        if not self._groups:
+            raise ExampleError(
+                f"the validation examples hold no conflict for the {target} target; "
+                "give others with --validation"
+            )
         self._tokens = FirstTokens(model.loaded, {**self._groups, **self._protected}, method)
+        pieces = ordinary_pieces(model).held_out
+        self._text = OrdinaryText(model.loaded, pieces[:: max(1, len(pieces) // N_PIECES)], method)
+
+    @classmethod
+    def of(
+        cls, task: Task, method: Method, examples: Sequence[ConflictExample], n_read: int = N_READ
+    ) -> Self:
+        """Return a search that reads some of the validation examples."""
+        mixed = Random(0).sample(examples, len(examples))  # a file may be sorted by relation
+        return cls(task, method, taking_turns(mixed[:n_read], task.target), mixed[:N_PROTECTED])
 
     def best(self, candidates: Sequence[HeadSet]) -> tuple[HeadSet, list[Pair]]:
         """Return the best candidate, and the pairs of betas that were tried on it, best first."""
@@ -226,45 +275,59 @@ class Search:
             lambda new: self._values([(best, pair) for pair in new], "searching betas of"),
             {pair: value for (one, pair), value in zip(starts, found, strict=True) if one is best},
         )
-        return best, [pair for pair in pairs if pair != UNSTEERED]
+        return best, pairs
 
-    @property
-    def prompts(self) -> list[Asked]:
-        """All prompts, the protected ones included."""
-        groups = [*self._groups.values(), *self._protected.values()]
-        return [asked for group in groups for asked in group]
-
-    def value_of(self, coefficients: torch.Tensor) -> float:
-        """Return the value of coefficients for all heads, float32 [n_layers, n_heads]."""
+    def judged(self, coefficients: torch.Tensor) -> Judged:
+        """Return what coefficients for all heads do, float32 [n_layers, n_heads]."""
         chosen = Steering(
             coefficients={layer: row for layer, row in enumerate(coefficients) if row.any()},
             report=SteeringReport(applied=True, target=self._task.target, method=self._method),
         )
-        return self._value(self._read([chosen], f"reading {self._task.target} answers")[0])
+        return self._judged([chosen], f"reading {self._task.target} answers", math.inf)[0]
+
+    @cached_property
+    def unsteered(self) -> Judged:
+        """What no steering does."""
+        value = fmean(map(self._before.score, self._groups))
+        return Judged(value, fmean(self._before.right[t] for t in self._groups), 0.0)
 
     def _values(self, tried: Sequence[tuple[HeadSet, Pair]], what: str) -> list[float]:
         steerings = [steering(self._task.model, one, pair, self._method) for one, pair in tried]
-        readings = self._read(steerings, f"{what} {tried[0][0].name}")
+        found = self._judged(steerings, f"{what} {tried[0][0].name}")
         return [
-            self._value(reading) - COST_OF_BETA * (pair[0] - pair[1])
-            for reading, (_, pair) in zip(readings, tried, strict=True)
+            judged.value - COST_OF_BETA * (pair[0] - pair[1])
+            for judged, (_, pair) in zip(found, tried, strict=True)
         ]
 
-    def _value(self, reading: Reading) -> float:
-        if not self._groups:
-            raise ExampleError(
-                f"the validation examples hold no conflict for the {self._task.target} target; "
-                "give others with --validation"
-            )
-        before, accepted = self._unsteered, self._task.options.accepted_loss
-        excess = sum(
-            max(0.0, before.score(kind) - reading.score(kind) - accepted)
-            for kind in self._protected
+    def _judged(
+        self, steerings: Sequence[Steering], description: str, most: float = HOPELESS
+    ) -> list[Judged]:
+        """Judge ways of steering; answers are not read where divergence is `most` times too large.
+
+        Such a way has the value that it would have if it won everything and broke nothing.
+        """
+        before, options, progress = self._before, self._task.options, self._task.progress
+        harm = self._text.harm(steerings, progress, f"{description}, ordinary text")
+        beyond = [max(0.0, one.divergence / options.max_divergence - 1) for one in harm]
+        read = [i for i, excess in enumerate(beyond) if excess < most]
+        readings = dict(
+            zip(read, self._read([steerings[i] for i in read], description), strict=True)
         )
-        return fmean(map(reading.score, self._groups)) - excess
+        found = []
+        for i, excess in enumerate(beyond):
+            value = won = 1.0
+            if (reading := readings.get(i)) is not None:
+                broken = sum(
+                    max(0.0, before.score(kind) - reading.score(kind) - options.accepted_loss)
+                    for kind in self._protected
+                )
+                value = fmean(map(reading.score, self._groups)) - broken
+                won = fmean(reading.right[t] for t in self._groups)
+            found.append(Judged(value - excess, won, harm[i].divergence))
+        return found
 
     @cached_property
-    def _unsteered(self) -> Reading:
+    def _before(self) -> Reading:
         return self._read([unsteered()], "reading without steering")[0]
 
     def _read(self, steerings: Sequence[Steering], description: str) -> list[Reading]:

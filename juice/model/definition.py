@@ -4,7 +4,8 @@ Run 1, the clean run, is the unmodified model and keeps z of the steered layers.
 run, adds to z of each steered head its coefficient times the clean run's z; the single run (JuNe)
 adds its own z instead. Everything faster is checked against this.
 
-`PaddedPrompts` is the forward for all that reads prompts at their ends, outside the engine.
+`PaddedPrompts` is the forward for all that reads prompts at their ends or everywhere, outside the
+engine.
 """
 
 from __future__ import annotations
@@ -71,22 +72,29 @@ class PaddedPrompts:
     """Prompts as one batch, padded on the right: a causal model never looks at what follows one.
 
     `ids` are their tokens with the padding, int64 [prompts, pos], and `last` the last position of
-    each prompt, int64 [prompts].
+    each prompt, int64 [prompts]. They are read at their ends, or `everywhere`.
     """
 
-    def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, everywhere: bool = False
+    ) -> None:
         width = max(map(len, prompts))
         padded = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
         self._loaded = loaded
         self.ids = torch.tensor(padded, device=loaded.device)
         self.last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=loaded.device)
+        self._places = torch.arange(len(prompts), device=loaded.device), self.last
+        if everywhere:
+            positions = torch.arange(width, device=loaded.device)
+            rows, read = (positions <= self.last[:, None]).nonzero(as_tuple=True)
+            self._places = rows, read
 
     def logits(self) -> torch.Tensor:
-        """Run once; return the logits at the end of each prompt, float32 [prompts, vocabulary].
+        """Run once; return the logits where the prompts are read, float32 [places, vocabulary].
 
-        Gradients pass where they are enabled.
+        The places are in the order of the prompts. Gradients pass where they are enabled.
         """
-        loaded, rows = self._loaded, torch.arange(len(self.ids), device=self.ids.device)
-        with loaded.turn, loaded.hooks.keep_logits(rows, self.last, self.ids.shape[1]):
+        loaded = self._loaded
+        with loaded.turn, loaded.hooks.keep_logits(*self._places, self.ids.shape[1]):
             logits: torch.Tensor = loaded.run(input_ids=self.ids, use_cache=False).logits
         return logits[:, 0].float()

@@ -65,7 +65,8 @@ def test_heads_are_found_through_the_template_that_the_examples_record(
     done = run(
         "identify",
         *("--model", str(wordy), "--target", "context", "--examples", str(made)),
-        *("--n-examples", "8", "--out", str(tmp_path / "sets")),
+        *("--method", "attribution", "--n-examples", "8", "--out", str(tmp_path / "sets")),
+        *("--max-divergence", "1", "--protect", "none"),
     )
     assert done.returncode == 0, done.stderr
     assert "prompts go through the chat template, as when the examples were made" in done.stderr
@@ -97,9 +98,11 @@ def test_another_form_than_that_of_the_examples_is_refused_or_warned_of(
     examples = juice.read_examples(made)
     model = juice.load("mini")
     with pytest.warns(UserWarning, match="prompts go without one"):
-        juice.identify(model, examples, target="context", chat_template="none")
+        juice.identify(
+            model, examples, target="context", method="attribution", chat_template="none"
+        )
     with pytest.warns(UserWarning, match="but prompts go through"):
-        juice.identify(model.with_chat_template(), examples, target="context")
+        juice.identify(model.with_chat_template(), examples, target="context", method="attribution")
     with pytest.raises(juice.JuiceError, match="made through the chat template"):
         juice.identify(model, examples, target="context")
 

@@ -7,6 +7,7 @@ from juice.data.example import (
     ConflictExample,
     context_end,
     examples_sha256,
+    irrelevant_contexts,
     true_contexts,
     unknown_subjects,
     without_context,
@@ -14,7 +15,12 @@ from juice.data.example import (
 from juice.data.judging import contains_answer
 from juice.evaluation.methods import methods_for
 from juice.evaluation.splits import Data, domain_of, limited, split
-from juice.identification.examples import usable_examples, validation_share, with_scored_answers
+from juice.identification.examples import (
+    known_share,
+    usable_examples,
+    validation_share,
+    with_scored_answers,
+)
 from juice.identification.options import IdentificationOptions
 from tests.support.marks import FEW_EXAMPLES
 
@@ -71,25 +77,30 @@ def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(
 
 
 def test_what_a_served_set_was_tuned_on_is_not_tested(model: juice.SteeredModel) -> None:
-    """`juice identify` tunes on 40 of the examples that it did not draw."""
+    """`juice identify` tunes on some that it did not draw: any 40 once, now 48 that are known."""
     every = juice.read_examples("mini")
     head_sets = {t: model.head_sets.get(t) for t in ("parametric", "context")}
     made = split(model, Data(every), head_sets, IdentificationOptions(), n_large=0, limit=None)
     tested = {(e.relation, e.subject) for e in made.test}
     for head_set in head_sets.values():
         found = head_set.identification
-        drawn, rest = usable_examples(model, every, IdentificationOptions(seed=found.seed))
+        how = IdentificationOptions(method=found.method, n_examples=found.n_examples)
+        drawn, rest = usable_examples(model, every, how.but(seed=found.seed))
         assert examples_sha256(drawn) == found.examples_sha256
-        tuned_on = {(e.relation, e.subject) for e in validation_share(rest, found.seed, n=40)}
-        assert len(tuned_on) == 40
-        assert not tested & tuned_on
+        for shared in (
+            validation_share(rest, found.seed, n=40),
+            known_share(model, rest, found.seed),
+        ):
+            tuned_on = {(e.relation, e.subject) for e in shared}
+            assert len(tuned_on) >= 40
+            assert not tested & tuned_on
 
 
 def test_what_a_set_was_tuned_on_must_be_usable_to_tune_on(model: juice.SteeredModel) -> None:
     """One of the 40 has a right answer among its context answers."""
     every = juice.read_examples("mini")
     head_set = model.head_sets.get("context")
-    _, rest = usable_examples(model, every, IdentificationOptions())
+    _, rest = usable_examples(model, every, IdentificationOptions(method="attribution"))
     one = validation_share(rest, 0, n=40)[0]
     answers = (*one.context_answer, *one.parametric_answer)
     changed = one.model_copy(update={"context_answer": answers})
@@ -174,6 +185,40 @@ def test_control_situations_state_the_truth_or_concern_unknown_subjects(
     assert all(e.subject not in prompt for prompt in nobody.prompts.values())
     assert e.context_answer[0] in nobody.prompts["substitution"]
     assert true_contexts([e.model_copy(update={"context_answer": ("nowhere",)})]) == []
+
+
+def test_an_irrelevant_context_is_of_another_relation_and_what_is_asked_stays(
+    pool: list[ConflictExample],
+) -> None:
+    """Kills: a fact's own context, one of the same relation, an answer that changes with it."""
+    first, *others = pool
+    elsewhere = [e for e in others if e.relation != first.relation]
+    some = [first, others[0], elsewhere[0], elsewhere[-1]]
+    made = irrelevant_contexts(some)
+    assert [e.subject for e in made] == [e.subject for e in some]
+    for e, control in zip(some, made, strict=True):
+        assert control.prompts["clean"] == e.prompts["clean"]
+        assert control.parametric_answer == e.parametric_answer
+        for kind in ("substitution", "coherent"):
+            asked = without_context(e, kind)
+            context = control.prompts[kind].removesuffix(asked)
+            assert control.prompts[kind] == context + asked
+            assert e.subject not in context
+            contexts = {o.prompts[kind].removesuffix(without_context(o, kind)): o for o in some}
+            assert contexts[context].relation != e.relation
+
+
+def test_an_irrelevant_context_needs_another_fact_whose_context_can_be_parted(
+    pool: list[ConflictExample],
+) -> None:
+    first, same = (e for e in pool[:2])
+    assert first.relation == same.relation
+    assert [e.subject for e in irrelevant_contexts([first, same])] == [first.subject, same.subject]
+    assert irrelevant_contexts([first]) == []
+    joined = same.model_copy(update={"prompts": {**same.prompts, "substitution": "It is Rome, or"}})
+    assert irrelevant_contexts([first, joined]) == []
+    fewer = {t: prompt for t, prompt in same.prompts.items() if t != "coherent"}
+    assert irrelevant_contexts([first, same.model_copy(update={"prompts": fewer})]) == []
 
 
 def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample]) -> None:

@@ -18,6 +18,7 @@ from juice.head_set.head_set import HeadSet
 from tests.support.head_sets import (
     BETAS,
     HEADS,
+    MEASURED,
     MODEL,
     content,
     methods,
@@ -375,3 +376,29 @@ def test_scores_that_are_not_those_of_the_set_are_refused(
     scored().model_copy(update={"scores": scores}).save(tmp_path / "context")
     with pytest.raises(HeadSetError, match=named):
         HeadSet.load(tmp_path / "context")
+
+
+@pytest.mark.parametrize(("accepted", "kinds"), [(0.1, {"clean"}), (0.2, set()), (0.0, {"clean"})])
+def test_clean_prompts_that_break_beyond_what_is_accepted_are_named(
+    accepted: float, kinds: set[str]
+) -> None:
+    """Others are endangered by what steering is for, and only reported."""
+    measured = HeadSet.parse(content(metrics={"validation_juice": MEASURED}), "test").validation()
+    assert measured.broken(accepted).keys() == kinds
+    assert {kind: list(shares) for kind, shares in measured.broken(accepted).items()} == {
+        kind: MEASURED["side_effects"][kind] for kind in kinds
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"harm": {"1": {"divergence": -0.1, "perplexity": 1.0}}},
+        {"harm": {"1": {"divergence": 0.1}}},
+        {"line": [{"weight": 3.0}]},
+    ],
+)
+def test_harm_that_cannot_be_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    changed = content(metrics={"validation_juice": {**MEASURED, **wrong}})
+    with pytest.raises(HeadSetError, match="metrics"):
+        HeadSet.load(write(tmp_path / "set", sealed(changed)))

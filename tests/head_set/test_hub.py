@@ -6,6 +6,7 @@ The hub is `fake_hub` on loopback; the client is huggingface_hub's own.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import HeadScores
 from tests.support import fake_hub
 from tests.support.commands import juice
-from tests.support.head_sets import content, names_in, scored, sealed
+from tests.support.head_sets import MEASURED, content, names_in, scored, sealed
 from tests.support.serving import free_port
 
 # The client uploads in a way that a newer httpx deprecates.
@@ -294,6 +295,18 @@ def test_the_card_states_what_the_set_is_and_how_to_use_it(hub: fake_hub.Hub) ->
     assert untuned.data.base_model == "google/gemma-2-2b"
     assert "beta_plus=1.0" in untuned.text
     assert "What it did" not in untuned.text
+
+
+def test_the_card_states_the_harm_to_ordinary_text(hub: fake_hub.Hub) -> None:
+    measured = HeadSet.parse(content(metrics={"validation_juice": MEASURED}), "test")
+    measured.push_to_hub("me/measured", token="writer")
+    card = ModelCard(hub.repos["me/measured"].files["README.md"].decode()).text
+    (harm,) = re.findall(r"ordinary text, without a gate:\n\n((?:- .*\n)+)", card)
+    assert harm.splitlines() == [
+        "- strength 0.5: 0.011 nats a token, perplexity x 1.01",
+        "- strength 1: 0.044 nats a token, perplexity x 1.07",
+        "- strength 2: 0.179 nats a token, perplexity x 1.32",
+    ]
 
 
 def test_the_commands_push_and_pull(tmp_path: Path) -> None:

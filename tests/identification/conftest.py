@@ -1,4 +1,4 @@
-"""The bundled model, for tests that need one that knows facts."""
+"""The bundled model, for tests that need one that knows facts, and little text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 import juice
+from juice.identification import ordinary, tune
 
 
 @pytest.fixture(scope="module")
 def mini() -> Iterator[juice.SteeredModel]:
     with juice.load("mini") as model:
         yield model
+
+
+@pytest.fixture
+def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure harm on the first piece of prose, all of it; learn from the other prose."""
+    monkeypatch.setattr(ordinary, "KINDS", ("prose",))
+    monkeypatch.setattr(ordinary, "HELD_OUT_EVERY", 1000)
+    monkeypatch.setattr(tune, "N_PIECES", 1000)

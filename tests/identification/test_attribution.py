@@ -21,6 +21,7 @@ from tests.support.conflicts import TYPES, examples
 from tests.support.marks import FEW_EXAMPLES
 
 STEP = 1e-2
+ATTRIBUTION = IdentificationOptions(method="attribution")
 
 
 @pytest.mark.parametrize("shape", tiny.SHAPES)
@@ -64,15 +65,15 @@ def pool() -> list[ConflictExample]:
 def test_examples_are_known_and_spread_over_the_relations(
     mini: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
-    drawn, rest = usable_examples(mini, pool, IdentificationOptions())
+    drawn, rest = usable_examples(mini, pool, ATTRIBUTION)
     assert len(drawn) == 16
     assert known_examples(mini, drawn) == drawn
     of_relation = Counter(e.relation for e in drawn)
     assert len(of_relation) == len({e.relation for e in pool})
     assert max(of_relation.values()) - min(of_relation.values()) <= 2
     assert len(rest) == len(pool) - 16
-    again, _ = usable_examples(mini, pool, IdentificationOptions())
-    other, _ = usable_examples(mini, pool, IdentificationOptions(seed=1))
+    again, _ = usable_examples(mini, pool, ATTRIBUTION)
+    other, _ = usable_examples(mini, pool, ATTRIBUTION.but(seed=1))
     assert again == drawn != other
 
 
@@ -81,7 +82,7 @@ def test_a_small_file_leaves_half_of_its_examples_for_tuning(
     mini: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
     few = known_examples(mini, pool[:14])[:10]
-    drawn, rest = usable_examples(mini, few, IdentificationOptions())
+    drawn, rest = usable_examples(mini, few, ATTRIBUTION)
     assert (len(drawn), len(rest)) == (5, 5)
 
 
@@ -95,12 +96,12 @@ def test_facts_that_the_model_does_not_know_find_no_heads() -> None:
 def test_several_numbers_of_heads_compete_unless_one_is_asked_for(
     mini: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
-    drawn, _ = usable_examples(mini, pool, IdentificationOptions())
+    drawn, _ = usable_examples(mini, pool, ATTRIBUTION)
     types = {"parametric": TYPES, "context": TYPES[1:]}
     scores = attribute_heads(mini, drawn, targets=types)
 
     def found(**options: object) -> dict[str, list[HeadSet]]:
-        how = IdentificationOptions(**options)
+        how = ATTRIBUTION.but(**options)
         tasks = [Task(model=mini, target=t, examples=drawn, options=how) for t in types]
         return {task.target: candidates(task, scores[task.target]) for task in tasks}
 
@@ -111,4 +112,7 @@ def test_several_numbers_of_heads_compete_unless_one_is_asked_for(
         assert all(larger.heads.plus[:3] == sets[0].heads.plus for larger in sets)
     (one,) = found(top_k=5)["context"]
     assert one.heads == every["context"][1].heads
-    assert one.heads == juice.identify(mini, pool, target="context", top_k=5, tune=False).heads
+    found_alone = juice.identify(
+        mini, pool, target="context", method="attribution", top_k=5, tune=False
+    )
+    assert one.heads == found_alone.heads

@@ -30,6 +30,11 @@ def facts_of(n: int) -> list[ConflictExample]:
     ]
 
 
+ATTRIBUTION = ("--method", "attribution")
+PROBES = ("--target", "context", "--method", "probe", "--n-examples", "2", "--alphas-plus", "3")
+# Few facts show little gain within the harm that is allowed by default.
+FREER = (*ATTRIBUTION, "--max-divergence", "1", "--protect", "unknown,clean")
+FREER_WORDS = {"method": "attribution", "max_divergence": 1.0, "protect": ("unknown", "clean")}
 FEW, ENOUGH = facts_of(16), facts_of(48)  # to tune on, after those that find heads
 
 
@@ -49,7 +54,9 @@ def test_editors_know_every_option() -> None:
     del options["target"]  # the call's own
     for name, kind in get_type_hints(IdentificationFields).items():
         asked = options.pop(name)
-        if get_origin(asked) is tuple:  # of which any sequence is made
+        if name == "budget":  # which may be a text, such as 5m
+            assert kind == asked | float
+        elif get_origin(asked) is tuple:  # of which any sequence is made
             assert get_args(kind) == get_args(asked)[:1]
         else:
             assert kind == asked
@@ -70,10 +77,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Return where the command keeps the head sets that it found by default, and what it says."""
+    """Return where the command keeps a head set of a few heads, and what it says."""
     out = tmp_path_factory.mktemp("saved")
     file = written(ENOUGH, out)
-    words = ("--target", "parametric", "--html", str(out / "page.html"), "--json")
+    words = ("--target", "parametric", "--html", str(out / "page.html"), "--json", *FREER)
     done = command("identify", "--examples", str(file), "--out", str(out / "sets"), *words)
     assert done.returncode == 0, done.stderr
     assert [line["path"] for line in json.loads(done.stdout)] == [
@@ -85,19 +92,30 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ((), {"target": "parametric"}),
+        ((), {"target": "parametric", **FREER_WORDS}),
         pytest.param(
-            ("--target", "context", "--method", "probe", "--n-examples", "2", "--alphas-plus", "3"),
+            PROBES,
             {"target": "context", "method": "probe", "n_examples": 2, "alphas_plus": (3.0,)},
         ),
         pytest.param(
-            ("--target", "context", "--protect", "none", "--top-k", "3", "--june", "--seed", "1"),
-            {"target": "context", "protect": (), "top_k": 3, "june": True, "seed": 1},
+            (*ATTRIBUTION, "--target", "context", "--protect", "none", "--top-k", "3", "--june"),
+            {
+                "method": "attribution",
+                "target": "context",
+                "protect": (),
+                "top_k": 3,
+                "june": True,
+            },
             marks=pytest.mark.long,
         ),
         pytest.param(
             ("--target", "context", "--method", "learned", "--name", "mine", "--penalty", "0.05"),
             {"target": "context", "method": "learned", "name": "mine", "penalty": 0.05},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("--target", "context", "--max-divergence", "0.1", "--seed", "1"),
+            {"target": "context", "max_divergence": 0.1, "seed": 1},
             marks=pytest.mark.long,
         ),
     ],
@@ -111,9 +129,9 @@ def test_python_and_the_command_find_the_same_head_set(
     words: dict[str, Any],
 ) -> None:
     """Kills: another default, answers in the file's order, betas or a gate left out of one."""
-    by_default = saved[0] / "sets" / "mini" / "parametric"
+    kept = saved[0] / "sets" / "mini" / "parametric"
     facts, source = (FEW, file) if flags else (ENOUGH, saved[0] / "facts.jsonl")
-    expected = by_command(file, tmp_path, *flags) if flags else HeadSet.load(by_default)
+    expected = by_command(file, tmp_path, *flags) if flags else HeadSet.load(kept)
     found = juice.identify(mini, source, **words)
     assert found.model_dump(mode="json") == expected.model_dump(mode="json")
     assert found.scores.sha256() == expected.scores_sha256
@@ -147,11 +165,35 @@ def test_the_command_saves_a_set_that_generate_and_inspect_use(
     layer, index = found["methods"]["juice"]["heads"]["plus"][0]
     assert f"L{layer}H{index}" in page
     assert "data:image/png;base64," in page
+    for strength, harm in head_set.validation().harm.items():
+        assert f"strength {strength}: ordinary text diverges by {harm}" in page
     assert LOOK.read_text() in page, "the look of the playground"
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page), "it needs nothing else"
     shown = command("inspect", str(folder), "--plot", str(tmp_path / "scores.png"))
     assert "- heads" in shown.stdout
+    for strength, harm in head_set.validation().harm.items():
+        said_here = f"strength {strength}: ordinary text diverges by {harm}"
+        assert said_here in " ".join(shown.stdout.split())
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_set_that_breaks_clean_prompts_is_not_saved_unless_it_is_forced(
+    file: Path, tmp_path: Path
+) -> None:
+    """The paper's tuning looks at conflicts alone, and toward the context clean prompts break.
+
+    With `--force`, the same words save a set above.
+    """
+    place = ("--examples", str(file), "--out", str(tmp_path / "sets"))
+    refused = command("identify", *place, *PROBES, "--accepted-loss", "0")
+    assert refused.returncode == 1
+    assert "context: not saved, because it breaks clean prompts, which need no steering" in (
+        " ".join(refused.stderr.split())
+    )
+    assert "--force" in refused.stderr
+    assert not (tmp_path / "sets").exists()
+    before, after = re.findall(r"^ +clean +(\S+) -> (\S+)", refused.stdout, re.MULTILINE)[0]
+    assert float(after) < float(before)
 
 
 def test_python_and_the_command_tune_alike(
@@ -166,4 +208,5 @@ def test_python_and_the_command_tune_alike(
     assert done.returncode == 0, done.stderr
     expected, tuned = HeadSet.load(tmp_path / "mine"), juice.tune(mini, made, file)
     assert tuned.model_dump(mode="json") == expected.model_dump(mode="json")
-    assert tuned.gate() is not None
+    assert tuned.betas() is not None
+    assert tuned.validation().harm["1"].divergence <= 2 * IdentificationOptions().max_divergence

@@ -101,7 +101,7 @@ def test_rules_are_those_of_their_definition(
         else:
             quantiles = [low[int(share * len(low))] for share in (0, 0.02, 0.05, 0.1)]
             assert min(abs(rule.threshold - value) for value in quantiles) < 1e-5
-            assert rule.lost <= 0.05
+            assert rule.side_effects[kind][0] - rule.side_effects[kind][1] <= 0.05
         assert rule.kept >= 0.9
         before, after = rule.side_effects["clean"]
         steer, right = juice.Steer(target=target, head_set=head_set), [0, 0]
@@ -141,7 +141,12 @@ def test_a_gate_lets_a_strong_set_do_no_harm(
     }
     assert right["off"] < 0.7 * len(facts)
     assert right["auto"] >= 0.9 * len(facts)
-    assert side_effects == {"clean": pytest.approx((1.0, right["off"] / len(facts)))}
+    assert side_effects["clean"] == pytest.approx((1.0, right["off"] / len(facts)))
+    assert set(side_effects) == {"clean", "true", "irrelevant"}
+    for rule in gate.rules:
+        saved = {kind: after for kind, (_, after) in rule.side_effects.items()}
+        assert saved["true"] >= 0.9
+        assert saved["irrelevant"] >= side_effects["irrelevant"][1], "no worse than without it"
 
 
 def test_there_is_no_gate_where_it_would_shut_out_conflicts(

@@ -1,7 +1,8 @@
-"""Coefficients that are learned: what they do, their bounds, and the head set they become."""
+"""Coefficients that are learned: what they do, their bounds, their line, and their head set."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -9,56 +10,81 @@ import pytest
 import torch
 
 import juice
-from juice.data.example import ConflictExample
-from juice.errors import NoConsistentHeadError
+from juice.errors import ExampleError, NoConsistentHeadError
 from juice.formula import CONFLICTS
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import HeadLists
 from juice.identification import learned as learning
 from juice.identification.examples import known_examples
 from juice.identification.find import find
-from juice.identification.learned import heads_of, learn
+from juice.identification.learned import Learned, Reached, heads_of, learn
 from juice.identification.options import IdentificationOptions
+from juice.identification.ordinary import ordinary_pieces
 from juice.identification.task import Task
+from tests.support import oracle, tiny
+from tests.support.conflicts import conflicts
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
+ANYTHING = 1000.0  # nats a token
 
 
 @pytest.fixture(scope="module")
-def facts(mini: juice.SteeredModel) -> list[ConflictExample]:
-    return known_examples(mini, Random(3).sample(juice.read_examples("mini"), 50))
+def tiny_one() -> juice.SteeredModel:
+    return juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
 
 
 @pytest.fixture(autouse=True)
-def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "N_STEPS", 15)
-    monkeypatch.setattr(learning, "N_BATCH", 8)
+def _few_steps(little_text: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "FIRST_WEIGHT", 3.0)
+    monkeypatch.setattr(learning, "N_STAGES", 2)
+    monkeypatch.setattr(learning, "N_FIRST_STEPS", 12)
+    monkeypatch.setattr(learning, "N_STEPS", 4)
+
+
+def learned(
+    model: juice.SteeredModel,
+    *,
+    method: str = "june",
+    start: Reached | None = None,
+    **options: object,
+) -> Learned:
+    how = IdentificationOptions(**options)
+    given = {"examples": conflicts(), "validation": conflicts(), "options": how}
+    return learn(Task(model=model, target="context", **given), method=method, start=start)
 
 
 def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
-    mini: juice.SteeredModel, facts: list[ConflictExample], tmp_path: Path
+    mini: juice.SteeredModel, tmp_path: Path
 ) -> None:
     """The gain is counted by `generate`, on facts that were neither learned from nor looked at."""
-    drawn, validation, unseen = facts[:8], facts[8:20], facts[20:36]
+    facts = known_examples(mini, Random(3).sample(juice.read_examples("mini"), 30))
+    drawn, validation, unseen = facts[:8], facts[8:14], facts[14:26]
     options = IdentificationOptions(
         target="context", name="own", method="learned", n_examples=len(drawn), june=True
     )
     found = find(mini, drawn, options, validation=validation).head_sets["context"]
     found.save(tmp_path / "own")
     learned = HeadSet.load(tmp_path / "own")
-    betas = learned.betas()
-    assert betas.is_per_head
-    assert len(betas.plus) == len(learned.heads.plus)
-    assert learned.betas("june").is_per_head
-    assert learned.betas("june") != betas
     assert learned.identification.method == "learned"
     assert learned.identification.top_k is None
     assert learned.scores.kind == "learned"
-    for head, beta in zip(learned.heads.plus, betas.plus, strict=True):
-        assert learned.scores.plus[0][head] == pytest.approx(beta)
+    heads, betas = learned.heads, learned.betas()
+    for sign, of_sign in ((1, heads.plus), (-1, heads.minus)):
+        scores = learned.scores.plus if sign > 0 else learned.scores.minus
+        given = betas.plus if sign > 0 else betas.minus
+        assert len(given) == len(of_sign) == int(scores[0].count_nonzero())
+        for head, beta in zip(of_sign, given, strict=True):
+            assert scores[0][head] == pytest.approx(sign * beta)
+    for method in ("juice", "june"):
+        measured = learned.validation(method)
+        assert learned.betas(method).is_per_head
+        assert measured.accuracy.keys() == {"substitution", "coherent"}
+        assert measured.allowed == options.max_divergence
+        assert list(measured.harm) == ["0.5", "1", "2"]
+        nats = [harm.divergence for harm in measured.harm.values()]
+        assert nats == sorted(nats)
+    assert learned.betas("june") != learned.betas("juice")
     assert learned.validation().gain > 0.1
-    assert learned.validation("june").accuracy.keys() == {"substitution", "coherent"}
 
     def share(steer: juice.Steer | str) -> float:
         hits = [
@@ -73,55 +99,100 @@ def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
     assert share(juice.Steer(target="context", head_set=learned)) > share("none") + 0.15
 
 
-@pytest.mark.filterwarnings("ignore:what 'parametric' does is not measured")
-def test_a_set_is_learned_from_its_own_examples_where_there_are_no_others(
-    mini: juice.SteeredModel, facts: list[ConflictExample]
-) -> None:
-    found, again = (
-        juice.identify(mini, facts[:8], target="parametric", method="learned", n_examples=8)
-        for _ in range(2)
-    )
-    assert found.model_dump() == again.model_dump()
-    assert found.validation() is None
-    assert found.betas().is_per_head
+def test_learning_needs_examples_that_it_does_not_learn_from(tiny_one: juice.SteeredModel) -> None:
+    with pytest.raises(ExampleError, match="--validation"):
+        juice.identify(tiny_one, conflicts(), target="parametric", method="learned", n_examples=4)
 
 
 def test_coefficients_stay_within_their_bounds(
-    mini: juice.SteeredModel, facts: list[ConflictExample], monkeypatch: pytest.MonkeyPatch
+    tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learning, "LARGEST", 0.3)
-    task = Task(model=mini, target="context", options=IdentificationOptions(penalty=0.0))
-    every = learn(task, facts[:8], facts[8:12])
-    task.unfinished.remove()  # else the second would go on from the first
-    assert 0.25 < every.abs().max() <= 0.3
-    assert not ((every != 0) & (every.abs() < learning.SMALLEST)).any()
-    among = HeadLists(plus=((3, 4),), minus=((5, 7), (3, 6)))
-    few = learn(task, facts[:8], facts[8:12], among=among)
-    assert {tuple(head) for head in few.nonzero().tolist()} <= {(3, 4), (5, 7), (3, 6)}
-    assert few[3, 4] >= 0
-    assert few[5, 7] <= 0
-    heads, betas = heads_of(few, among)
-    assert heads is among
-    assert (len(betas.plus), len(betas.minus)) == (1, 2)
+    found = learned(tiny_one, penalty=0.0, max_divergence=ANYTHING).best.coefficients
+    assert 0.2 < found.abs().max() <= 0.3
+    assert not ((found != 0) & (found.abs() < learning.SMALLEST)).any()
 
 
 def test_a_penalty_leaves_fewer_heads_and_one_that_leaves_none_is_an_error(
-    mini: juice.SteeredModel, facts: list[ConflictExample]
+    tiny_one: juice.SteeredModel,
 ) -> None:
     def n_heads(penalty: float) -> int:
-        options = IdentificationOptions(protect=(), penalty=penalty)
-        task = Task(model=mini, target="context", options=options)
-        return int(learn(task, facts[:8], facts[8:12]).count_nonzero())
+        found = learned(tiny_one, protect=(), penalty=penalty, max_divergence=ANYTHING)
+        return int(found.best.coefficients.count_nonzero())
 
-    assert 0 < n_heads(0.5) < n_heads(0.0)
+    assert 0 < n_heads(0.05) < n_heads(0.0)
+    with pytest.raises(NoConsistentHeadError, match="--max-divergence"):
+        n_heads(1e6)
     with pytest.raises(NoConsistentHeadError, match="--penalty"):
-        heads_of(torch.zeros(6, 8))
+        heads_of(torch.zeros(4, 4))
+
+
+def nats_of(tiny_one: juice.SteeredModel, table: torch.Tensor, method: str) -> float:
+    """Return the divergence of the held-out text, by two runs a piece and place."""
+    heads = {(layer, head): float(table[layer, head]) for layer, head in table.nonzero().tolist()}
+    nats = [
+        oracle.relative_entropy(*pair)
+        for ids in map(list, ordinary_pieces(tiny_one).held_out)
+        for pair in zip(
+            oracle.forward(tiny_one.loaded.model, ids)[0],
+            oracle.steered_logits(tiny_one.loaded.model, ids, heads, method=method),
+            strict=True,
+        )
+    ]
+    return sum(nats) / len(nats)
+
+
+@pytest.mark.parametrize("method", ["june", "juice"])
+def test_what_is_chosen_lies_within_the_allowed_divergence(
+    tiny_one: juice.SteeredModel, method: str
+) -> None:
+    """Every stage goes beyond so little, so a smaller scale of one is chosen.
+
+    Kills: the divergence of another point, a scale that is not applied, points beyond the bound.
+    """
+    most = 0.01
+    found = learned(tiny_one, method=method, max_divergence=most)
+    stages = [point for point in found.line if point.scale == 1]
+    assert len(stages) == learning.N_STAGES
+    assert all(point.divergence > learning.CLOSE * most for point in stages)
+    weights = [point.weight for point in stages]
+    assert weights[0] == learning.FIRST_WEIGHT
+    for before, after in pairwise(weights):
+        assert learning.LEAST_GROWTH <= after / before <= learning.MOST_GROWTH
+    scaled = [point for point in found.line if point.scale < 1]
+    assert len(scaled) == min(len(stages), learning.N_SCALED) * len(learning.SCALES)
+    assert found.best.point in scaled
+    assert found.best.point.divergence <= most
+    within = [point for point in scaled if point.divergence <= most]
+    assert any(point.divergence > most / 4 for point in within), "none comes near"
+    nats = nats_of(tiny_one, found.best.coefficients, method)
+    assert found.best.point.divergence == pytest.approx(nats, rel=1e-3)
+
+
+def test_the_line_ends_where_divergence_is_within_what_may_be(tiny_one: juice.SteeredModel) -> None:
+    (only,) = learned(tiny_one, max_divergence=ANYTHING).line
+    assert (only.weight, only.scale) == (learning.FIRST_WEIGHT, 1)
+    assert only.divergence > 0.01
+
+
+def test_what_starts_elsewhere_goes_on_from_there_with_no_smaller_weight(
+    tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage of one step stays near where it began."""
+    monkeypatch.setattr(learning, "N_STEPS", 1)
+    first = learned(tiny_one, max_divergence=ANYTHING).best
+    start = Reached(
+        first.coefficients, first.value, first.point.model_copy(update={"weight": 24.0})
+    )
+    found = learned(tiny_one, method="juice", start=start, max_divergence=ANYTHING)
+    assert [point.weight for point in found.line] == [24.0]
+    moved = (found.best.coefficients - first.coefficients).abs()
+    assert 0 < moved.max() <= learning.SMALLEST + learning.RATE
 
 
 def test_the_strongest_head_comes_first() -> None:
-    table = torch.tensor([[0.0, 0.5, -0.2], [1.5, -3.0, 0.0]])
-    heads, betas = heads_of(table)
-    assert heads.plus == ((1, 0), (0, 1))
-    assert heads.minus == ((1, 1), (0, 2))
-    assert betas.plus == (1.5, 0.5)
-    assert betas.minus == (-3.0, pytest.approx(-0.2))
+    given = heads_of(torch.tensor([[0.0, 0.5, -0.2], [1.5, -3.0, 0.0]]))
+    assert given.heads.plus == ((1, 0), (0, 1))
+    assert given.heads.minus == ((1, 1), (0, 2))
+    assert given.betas.plus == (1.5, 0.5)
+    assert given.betas.minus == (-3.0, pytest.approx(-0.2))

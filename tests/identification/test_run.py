@@ -91,7 +91,7 @@ def test_rows_in_memory_find_and_tune_what_the_same_file_does(tmp_path: Path) ->
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with juice.load("mini") as model:
         found = [
-            juice.identify(model, given, target="context", n_examples=6)
+            juice.identify(model, given, target="context", method="attribution", n_examples=6)
             for given in (juice.read_examples(file), rows, Dataset.from_list(rows), file)
         ]
         tuned = [juice.tune(model, found[0], given) for given in (rows, file)]

@@ -25,6 +25,8 @@ from tests.support import tiny
 from tests.support.conflicts import examples
 from tests.support.marks import FEW_EXAMPLES
 
+pytestmark = pytest.mark.usefixtures("little_text")
+
 
 def test_the_papers_tuning_takes_the_best_pair_of_the_whole_grid() -> None:
     """The oracle walks the grid itself.
@@ -119,7 +121,7 @@ def test_the_candidate_that_validates_best_is_chosen_and_its_gain_is_counted() -
         low, high = measured.gain_interval
         assert low < measured.gain < high
         assert not measured.is_weak
-        assert set(measured.side_effects) == {"unknown", "clean"}
+        assert set(measured.side_effects) == set(PROTECTED)
         weak = choose(task, [bad]).validation()
         assert weak.is_weak
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -10,22 +11,25 @@ import pytest
 import torch
 
 import juice
+from juice.formula import CONFLICTS
 from juice.identification import learned as learning
-from juice.identification.examples import usable_examples
+from juice.identification.examples import known_share, usable_examples
 from juice.identification.find import Found, find
-from juice.identification.learned import learn
+from juice.identification.learned import Learned, learn
 from juice.identification.options import IdentificationOptions
 from juice.identification.task import Task, Unfinished, UnfinishedFile
 from tests.support import tiny
-from tests.support.conflicts import examples
+from tests.support.conflicts import conflicts
 from tests.support.marks import FEW_EXAMPLES
 
+pytestmark = [FEW_EXAMPLES, pytest.mark.usefixtures("little_text")]
 
-class Interrupted(Unfinished):
+
+class Interrupted(UnfinishedFile):
     """Ends with Ctrl-C at a number of results."""
 
-    def __init__(self, at: int) -> None:
-        super().__init__()
+    def __init__(self, path: Path, at: int) -> None:
+        super().__init__(path, {})
         self.left = at
 
     def put(self, key: str, result: object) -> None:
@@ -35,31 +39,44 @@ class Interrupted(Unfinished):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("at", [1, 3])
 def test_learning_goes_on_as_if_it_had_never_stopped(
-    at: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kills: batches that are not drawn once more, a state of the optimizer that is left out."""
-    monkeypatch.setattr(learning, "N_BATCH", 4)
+    """Kills: batches that are not drawn once more, coefficients that are rounded in the file."""
+    monkeypatch.setattr(learning, "FIRST_WEIGHT", 0.1)
+    monkeypatch.setattr(learning, "N_STAGES", 3)
+    monkeypatch.setattr(learning, "N_FIRST_STEPS", 6)
+    monkeypatch.setattr(learning, "N_STEPS", 2)
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    n_steps = list[int]()
 
-    def learned(unfinished: Unfinished) -> torch.Tensor:
-        options = IdentificationOptions(penalty=0.0)
-        task = Task(model=model, target="context", options=options, unfinished=unfinished)
-        return learn(task, examples(), examples()[:2])
+    @contextmanager
+    def counted(description: str, total: int) -> Iterator[Callable[[int], None]]:
+        yield lambda n: n_steps.append(n) if description.startswith("learning") else None
 
-    whole, stopped = learned(Unfinished()), Interrupted(at)
+    def learned(unfinished: Unfinished) -> Learned:
+        given = {"examples": conflicts(), "validation": conflicts(), "unfinished": unfinished}
+        options = IdentificationOptions(penalty=0.0, protect=(), max_divergence=0.01)
+        n_steps.clear()
+        return learn(
+            Task(model=model, target="context", options=options, progress=counted, **given)
+        )
+
+    whole = learned(Unfinished())
+    assert sum(n_steps) == 6 + 2 + 2
     with pytest.raises(KeyboardInterrupt):
-        learned(stopped)
-    again = learned(stopped)
-    assert stopped.n_found == 1
-    torch.testing.assert_close(again, whole, rtol=0, atol=0)
-    assert again.count_nonzero()
+        learned(Interrupted(tmp_path / "kept.json", at=2))
+    kept = UnfinishedFile(tmp_path / "kept.json", {})
+    again = learned(kept)
+    assert sum(n_steps) == 2
+    assert kept.n_found == 1
+    assert again.line == whole.line
+    torch.testing.assert_close(again.best.coefficients, whole.best.coefficients, rtol=0, atol=0)
+    assert again.best.coefficients.any()
 
 
-@FEW_EXAMPLES
 def test_scores_and_tuned_sets_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = Random(0).sample(juice.read_examples("mini"), 28)
+    facts = Random(0).sample(juice.read_examples("mini"), 18)
     with juice.load("mini") as model:
         asked, ask = list[object](), model.engine.generate
 
@@ -71,14 +88,20 @@ def test_scores_and_tuned_sets_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
 
         def found(**changes: object) -> Found:
             options = IdentificationOptions(
-                **{"target": "context", "name": "mine", "n_examples": 8, "top_k": 3, **changes}
+                target="context",
+                name="mine",
+                method="attribution",
+                n_examples=6,
+                top_k=3,
+                **changes,
             )
             return find(model, facts, options, kept_in=tmp_path / "kept.json")
 
         whole = found().head_sets["context"]
         n_whole = len(asked)
         asked.clear()
-        usable_examples(model, facts, IdentificationOptions(n_examples=8))
+        how = IdentificationOptions(method="attribution", n_examples=6)
+        known_share(model, usable_examples(model, facts, how)[1], seed=0)
         n_drawing = len(asked)
         asked.clear()
         again = found()
@@ -87,9 +110,29 @@ def test_scores_and_tuned_sets_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
         kept = again.head_sets["context"]
         assert kept.model_dump(mode="json") == whole.model_dump(mode="json")
         assert kept.scores.sha256() == whole.scores_sha256
-        assert found(accepted_loss=0.2).unfinished.n_found == 0, "other words, other results"
+        assert found(accepted_loss=0.2, tune=False).unfinished.n_found == 0, (
+            "other words, other results"
+        )
         again.unfinished.remove()
         assert not list(tmp_path.iterdir())
+
+
+def test_what_one_target_reads_of_another_did_not_come_from_an_interrupted_run() -> None:
+    """Both targets' heads are scored together, once."""
+    n_scored = list[int]()
+
+    @contextmanager
+    def counted(description: str, total: int) -> Iterator[Callable[[int], None]]:
+        if description == "scoring heads":
+            n_scored.append(total)
+        yield lambda _n: None
+
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    how = IdentificationOptions(method="attribution", n_examples=4, tune=False)
+    found = find(model, conflicts(), how, progress=counted)
+    assert set(found.head_sets) | set(found.unreached) == {"parametric", "context"}
+    assert n_scored == [4 * len(CONFLICTS)]
+    assert found.unfinished.n_found == 0
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"identity": {}, "results": 3}'])

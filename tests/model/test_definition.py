@@ -47,6 +47,19 @@ def test_padded_prompts_have_the_logits_of_each_alone(shape: str) -> None:
         torch.testing.assert_close(logit, expected, atol=FP32, rtol=0)
 
 
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_padded_prompts_have_the_logits_of_each_alone_everywhere(shape: str) -> None:
+    """Kills: the places of padding, the prompts in another order, a place too few."""
+    prompts = [IDS[3:6], IDS, IDS[:1]]
+    loaded = prepare(tiny.tiny_model(shape), tiny.tiny_tokenizer())
+    with torch.no_grad():
+        logits = PaddedPrompts(loaded, prompts, everywhere=True).logits()
+    plain = tiny.tiny_model(shape)
+    expected = torch.cat([oracle.forward(plain, ids)[0] for ids in prompts])
+    assert logits.shape == (sum(map(len, prompts)), tiny.VOCAB_SIZE)
+    torch.testing.assert_close(logits, expected, atol=FP32, rtol=0)
+
+
 def test_the_formula_sums_in_float32_or_wider_and_broadcasts() -> None:
     z, source = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
     coefficient = torch.tensor([1.3, -0.1])

@@ -10,7 +10,7 @@ import pytest
 
 import juice
 from juice.head_set.head_set import HeadSet
-from tests.support.head_sets import change
+from tests.support.head_sets import MEASURED, change
 from tests.support.serving import CONFLICT, events, serving
 
 
@@ -207,6 +207,7 @@ def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(
 ) -> None:
     shutil.copytree("head_sets/mini", tmp_path / "mini")
     identity = HeadSet.load(tmp_path / "mini/context").model.model_dump()
+    change(tmp_path / "mini/parametric", metrics={"validation_juice": MEASURED})
     change(tmp_path / "mini/context", model={**identity, "fingerprint": "sha256:" + "0" * 64})
     with (
         serving("--head-sets", str(tmp_path), "--default-steer", "parametric") as running,
@@ -219,6 +220,7 @@ def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(
             assert refused.json()["error"]["code"] == "head_set_mismatch"
         listed = client.get("/v1/head_sets").json()
         assert [each["name"] for each in listed["data"]] == ["parametric"]
+        assert listed["data"][0]["harm"] == {"juice": MEASURED["harm"]}
         assert "fingerprint" in listed["unfit"][0]["reason"]
         assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == [
             "mini",

@@ -24,6 +24,27 @@ MODEL = ModelIdentity(
 )
 
 
+# What betas did to validation examples and to ordinary text, and the line they were chosen from.
+MEASURED = {
+    "n_examples": 20,
+    "accuracy": {"substitution": 0.8},
+    "accuracy_unsteered": {"substitution": 0.3},
+    "gain": 0.5,
+    "gain_interval": [0.3, 0.7],
+    "side_effects": {"clean": [0.95, 0.8], "irrelevant": [0.9, 0.2]},
+    "harm": {
+        "0.5": {"divergence": 0.0111, "perplexity": 1.0123},
+        "1": {"divergence": 0.0437, "perplexity": 1.0712},
+        "2": {"divergence": 0.1788, "perplexity": 1.3194},
+    },
+    "line": [
+        {"weight": 3.0, "scale": 1.0, "won": 0.95, "divergence": 0.21},
+        {"weight": 3.0, "scale": 0.45, "won": 0.8, "divergence": 0.0437},
+    ],
+    "allowed": 0.05,
+}
+
+
 def methods(**betas: Any) -> dict[str, Any]:
     """Return methods that share the heads, with these betas."""
     return {m: {"heads": HEADS, "betas": betas.get(m), "gate": None} for m in METHODS}

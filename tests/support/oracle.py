@@ -145,6 +145,12 @@ def divergence(one: torch.Tensor, other: torch.Tensor) -> float:
     return total
 
 
+def relative_entropy(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return KL(one || other) of the distributions of two rows of logits, in nats."""
+    both = (logits.double().softmax(-1).tolist() for logits in (one, other))
+    return sum(p * math.log(p / q) for p, q in zip(*both, strict=True) if p > 0)
+
+
 def generate_contrasted(
     model: PreTrainedModel,
     ids: list[int],

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -89,6 +89,25 @@ def read_rows(source: str | Path) -> list[Row]:
     Raises ExampleError for a source that cannot be read.
     """
     return [row for _, rows in _files(source, None) for row in rows]
+
+
+def prompts_without_answers(source: Examples) -> list[Row]:
+    """Return the rows of a file, or in memory, whose prompts come without answers; else none.
+
+    Raises ExampleError for a file that cannot be read.
+    """
+    if isinstance(source, str | Path):
+        rows = read_rows(source) if Path(source).is_file() else []
+    elif isinstance(source, Sequence) and all(isinstance(row, Mapping) for row in source):
+        rows = [_row_in_memory(row, number) for number, row in enumerate(source, 1)]
+    else:
+        return []
+    return rows if rows and is_without_answers(rows[0].values) else []
+
+
+def is_without_answers(columns: Collection[str]) -> bool:
+    """Return whether rows with these columns have prompts of one's own, without answers."""
+    return "prompt" in columns and not any("answer" in column.lower() for column in columns)
 
 
 def _examples_in_memory(given: object) -> list[ConflictExample]:

@@ -27,7 +27,7 @@ from juice.formula import (
     Target,
 )
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import MEANINGS, Betas, Gate, HeadLists
+from juice.head_set.schema import MEANINGS, Betas, Gate, Harm, HeadLists
 from juice_server.errors import UnknownModelError
 from juice_server.fields import Answer
 from juice_server.http import StrictRoute
@@ -86,6 +86,8 @@ class ShownHeadSet(Answer):
     """The betas of each method; null for a set that serves only requests with their own."""
     gates: dict[Method, Gate | None] | None
     """The gates of each method; null where none was measured, or none was good enough."""
+    harm: dict[Method, dict[str, Harm]]
+    """What each method does to ordinary text, without a gate, by strength; empty where unknown."""
     chat_template_sha256: str | None
     """The hash of the chat template that it was found through; null for plain prompts."""
     window: tuple[int, int] | None
@@ -308,6 +310,11 @@ def _facts(service: Service, head_set: HeadSet) -> dict[str, Any]:
         "n_heads": len(head_set.heads.all),
         "beta": _by_method(head_set.betas),
         "gates": _by_method(head_set.gate),
+        "harm": {
+            method: measured.harm
+            for method in METHODS
+            if (measured := head_set.validation(method)) is not None and measured.harm
+        },
         "chat_template_sha256": head_set.chat_template_sha256,
         "window": window,
         "extra_rows": extra_rows,

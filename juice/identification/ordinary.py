@@ -1,0 +1,132 @@
+"""Ordinary text, and the harm that steering does to it, where there is nothing to steer.
+
+    divergence   KL(unsteered || steered) of the next token in nats, the mean over all positions
+    perplexity   steered, divided by unsteered
+
+at all positions and without a gate (docs/method.md, "Harm"). The text is ours: prose, dialogue,
+code, and lists (`text/`). Of every kind some pieces are held out: harm is measured on these, and
+coefficients are learned on the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from juice.engine.steer import Steering
+from juice.formula import Method
+from juice.head_set.schema import Harm
+from juice.identification.attribution import DualRun
+from juice.identification.first_tokens import table_of
+from juice.model.loaded import LoadedModel
+from juice.progress import Progress
+from juice.steered_model import SteeredModel
+
+TEXT = Path(__file__).parent / "text"
+KINDS = ("prose", "dialogue", "code", "lists")
+BETWEEN = "\n----\n"
+N_TOKENS = 64  # of a piece
+N_LEAST = 16
+HELD_OUT_EVERY = 5
+# Logits that are held at once, of one of two runs: 256 MB in float32.
+MOST_LOGITS = 64_000_000
+
+
+class Pieces(NamedTuple):
+    """The tokens of pieces of ordinary text, of all kinds in turn."""
+
+    learned_from: list[tuple[int, ...]]
+    held_out: list[tuple[int, ...]]
+
+
+def ordinary_pieces(model: SteeredModel) -> Pieces:
+    """Return the pieces as a model reads them, whatever form its prompts take.
+
+    Each begins with the special tokens with which the tokenizer begins a text, if with any.
+    """
+    plain, limit = model.with_chat_template(None), model.description.max_positions or N_TOKENS
+    length, special = min(N_TOKENS, limit), plain.prompts.encode("")
+    found = Pieces([], [])
+    texts = {kind: (TEXT / f"{kind}.txt").read_text(encoding="utf-8") for kind in KINDS}
+    for kind in KINDS:
+        for i, text in enumerate(texts[kind].strip().split(BETWEEN)):
+            ids = plain.tokenize(text)
+            start = special if ids[: len(special)] == special else ()
+            step = max(1, length - len(start))
+            pieces = [start + ids[at : at + step] for at in range(len(start), len(ids), step)]
+            kept = found.learned_from if i % HELD_OUT_EVERY else found.held_out
+            kept += [piece for piece in pieces if len(piece) >= min(N_LEAST, limit)]
+    return found
+
+
+class OrdinaryText:
+    """Pieces of ordinary text that are read under ways of steering, all of one method."""
+
+    def __init__(
+        self, loaded: LoadedModel, pieces: Sequence[tuple[int, ...]], method: Method
+    ) -> None:
+        self._loaded, self._method = loaded, method
+        self._batches = list(_batches(loaded, pieces))
+
+    def harm(
+        self, steerings: Sequence[Steering], progress: Progress, description: str
+    ) -> list[Harm]:
+        """Return the harm of each way of steering."""
+        tables = [table_of(self._loaded, steering) for steering in steerings]
+        totals = torch.zeros(len(tables), 2, dtype=torch.float64)  # divergence, surprise
+        n_read = n_followed = 0
+        with torch.inference_mode(), progress(description, len(self._batches)) as advance:
+            for pieces in self._batches:
+                with self._loaded.turn:
+                    run = DualRun(self._loaded, pieces, self._method, everywhere=True)
+                    clean = run.clean_logits().log_softmax(-1)
+                    targets, follows = _next_tokens(pieces, clean.device)
+                    for i, table in enumerate(tables):
+                        with run.steered(table.to(self._loaded.device)):
+                            steered = run.logits().log_softmax(-1)
+                        surprise = (clean - steered).gather(1, targets[:, None])[:, 0][follows]
+                        totals[i, 0] += float(divergence(clean, steered).sum())
+                        totals[i, 1] += float(surprise.sum())
+                n_read += len(targets)
+                n_followed += int(follows.sum())
+                advance(1)
+        return [
+            Harm(
+                divergence=max(0.0, nats / max(1, n_read)),
+                perplexity=math.exp(min(surprise / max(1, n_followed), 50.0)),
+            )
+            for nats, surprise in totals.tolist()
+        ]
+
+
+def divergence(clean: torch.Tensor, steered: torch.Tensor) -> torch.Tensor:
+    """Return KL(clean || steered) of log-probabilities [places, vocabulary], in nats [places]."""
+    return (clean.exp() * (clean - steered)).sum(-1)
+
+
+def _batches(
+    loaded: LoadedModel, pieces: Sequence[tuple[int, ...]]
+) -> Iterator[list[tuple[int, ...]]]:
+    n = pieces_at_once(loaded)
+    ordered = sorted(pieces, key=len)
+    for at in range(0, len(ordered), n):
+        yield ordered[at : at + n]
+
+
+def pieces_at_once(loaded: LoadedModel) -> int:
+    """Return the number of pieces whose logits are held at once."""
+    vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
+    return max(1, MOST_LOGITS // (vocabulary * N_TOKENS))
+
+
+def _next_tokens(
+    pieces: Sequence[tuple[int, ...]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the token that follows each place, and whether one does; int64 and bool [places]."""
+    targets = [token for piece in pieces for token in (*piece[1:], 0)]
+    follows = [i < len(piece) - 1 for piece in pieces for i in range(len(piece))]
+    return torch.tensor(targets, device=device), torch.tensor(follows, device=device)

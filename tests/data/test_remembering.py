@@ -1,0 +1,256 @@
+"""What a model remembers: which answers count, and the examples that are made of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+import juice
+from juice.data import memory
+from juice.data.example import ConflictExample, prompt_alone
+from juice.data.memory import relations, remembered_examples
+from juice.errors import ExampleError
+from juice.progress import Progress, silent
+
+CAPITALS = next(one for one in relations() if one.name == "world_capital")
+SUBJECTS = CAPITALS.subjects
+# An answer to each subject, whose first letters differ from one to the next.
+NAMES = [f"{letter}{'aeiou'[i % 5]}lgar" for i, letter in enumerate("ABCDEFHKLMNPRSTVWZ")]
+OTHERS = dict(zip(SUBJECTS[10:], NAMES, strict=False))
+CHAT = "ab" * 32
+CUT = "Port-au-Pr"  # a reply that is this alone was cut off by the number of tokens
+
+
+@dataclass(frozen=True)
+class Scored:
+    logprob: float | None
+
+
+@dataclass(frozen=True)
+class Reply:
+    text: str
+    tokens: Sequence[Scored]
+
+
+@dataclass
+class Recalling:
+    """Answers questions about the subjects that it knows, each in its own words every time.
+
+    Args:
+        knows: The reply about a subject, or one for each of the three times that it is asked.
+        sure: The probability with which its replies begin, as `knows`; else 0.9.
+        chat_template_sha256: The hash of the template that it says it uses.
+    """
+
+    knows: Mapping[str, str | Sequence[str]]
+    sure: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    chat_template_sha256: str | None = None
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        progress: Progress = silent,  # noqa: ARG002
+    ) -> list[Reply]:
+        return [self._reply("".join(map(chr, prompt)), max_tokens) for prompt in prompts]
+
+    def _reply(self, text: str, max_tokens: int) -> Reply:
+        subject = max((s for s in self.knows if s in text), key=len, default="")
+        times = sum(subject == one for one, _ in self.asked)
+        self.asked.append((subject, text))
+        if not subject:
+            return Reply(" a thing", [Scored(math.log(0.9))])
+        replies, sure = self.knows[subject], self.sure.get(subject, (0.9, 0.9, 0.9))[times]
+        reply = replies if isinstance(replies, str) else replies[times]
+        n_tokens = max_tokens if reply.strip() == CUT else 1
+        return Reply(reply, [Scored(None if sure is None else math.log(sure))] * n_tokens)
+
+    def tokenize(self, prompt: str, *, opening: str = "") -> tuple[int, ...]:
+        return tuple(map(ord, f"{prompt}\n{opening}" if opening else prompt))
+
+    def fits(self, prompt: str | Sequence[int], *, max_tokens: int) -> bool:
+        return len(prompt) + max_tokens < 4096
+
+    def first_token(self, prompt: str, answer: str, *, opening: str = "") -> int | None:  # noqa: ARG002
+        return ord(answer[0])
+
+    def answer_logprobs(
+        self, pairs: Sequence[tuple[str, str]], *, progress: Progress = silent
+    ) -> list[tuple[float, ...] | None]:
+        raise NotImplementedError
+
+
+def remembered(model: Recalling, **options: object) -> dict[str, ConflictExample]:
+    found = remembered_examples(model, **{"relation": "world_capital", **options})
+    return {e.subject: e for e in found}
+
+
+@pytest.mark.parametrize(
+    ("replies", "answer"),
+    [
+        (" Oslo", "Oslo"),
+        ((" Oslo. It lies", " Oslo, a city of", "Oslo\nQuestion: Which"), "Oslo"),
+        ((" Bahía Azul", " bahia azul", " Bahía Azul"), "Bahía Azul"),
+        (" Port of the Kings and of", "Port"),
+        ((" Oslo", " Oslo", " Rome"), None),
+        ((" Oslo", " Rome", " Oslo"), None),
+        ((" the city of Oslo",) * 3, None),
+        (" Oslo near the northern sea", None),
+        (f" {SUBJECTS[0]} City", None),
+        ((" Oslo", f" {CUT}", f" {CUT}"), None),
+        (f" {CUT}. It", CUT),
+        (" ...", None),
+        ("", None),
+    ],
+)
+def test_what_is_answered_alike_three_times_is_remembered(
+    replies: str | tuple[str, ...], answer: str | None
+) -> None:
+    """Kills: two wordings that are enough, another case or mark that is another answer."""
+    found = remembered(Recalling({**OTHERS, SUBJECTS[0]: replies}))
+    assert found.keys() >= OTHERS.keys()
+    if answer is None:
+        assert SUBJECTS[0] not in found
+    else:
+        assert found[SUBJECTS[0]].parametric_answer == (answer,)
+
+
+@pytest.mark.parametrize("doubt", [memory.LEAST_CONFIDENCE / 2, None])
+@pytest.mark.parametrize("time", range(3))
+def test_an_answer_that_is_a_guess_at_any_time_is_not_remembered(
+    time: int, doubt: float | None
+) -> None:
+    sure = [0.9, 0.9, 0.9]
+    sure[time] = doubt
+    found = remembered(Recalling({**OTHERS, SUBJECTS[0]: " Oslo"}, {SUBJECTS[0]: sure}))
+    assert found.keys() == OTHERS.keys()
+
+
+def test_what_was_not_answered_alike_is_not_asked_again() -> None:
+    model = Recalling({**OTHERS, SUBJECTS[0]: (" Oslo", " Rome", " Oslo")})
+    remembered(model)
+    times = Counter(subject for subject, _ in model.asked)
+    assert times[SUBJECTS[0]] == 2
+    assert {times[subject] for subject in OTHERS} == {3}
+
+
+def test_only_a_few_facts_have_the_same_answer() -> None:
+    """A model that answers Paris to everything knows little."""
+    always = dict.fromkeys(SUBJECTS[:10], " Paris") | dict.fromkeys(SUBJECTS[30:40], " paris!")
+    found = remembered(Recalling({**always, **OTHERS}))
+    n_alike = sum("paris" in e.parametric_answer[0].lower() for e in found.values())
+    assert n_alike == memory.MOST_ALIKE
+    assert found.keys() >= OTHERS.keys()
+
+
+def test_a_false_context_tells_another_subjects_answer_that_begins_otherwise() -> None:
+    knows = {"Peru": " Lima", "Chad": " Lusaka", "Fiji": " Suva", "Kenya": " Sana", **OTHERS}
+    found = remembered(Recalling({s: knows[s] for s in knows if s in SUBJECTS}))
+    answers = {e.parametric_answer[0] for e in found.values()}
+    assert len(found) > len(OTHERS)
+    for e in found.values():
+        (told,) = e.context_answer
+        assert told in answers
+        assert told[0] != e.parametric_answer[0][0]
+    with pytest.raises(ExampleError, match=r"three wordings.*--examples"):
+        remembered(Recalling({SUBJECTS[0]: " Lima", SUBJECTS[1]: " Lusaka"}))
+
+
+@pytest.mark.parametrize("chat", [None, CHAT])
+def test_prompts_state_what_is_false_and_end_with_what_was_asked(chat: str | None) -> None:
+    """In a chat the statement up to its answer opens the reply."""
+    model = Recalling(OTHERS, chat_template_sha256=chat)
+    found = remembered(model)
+    assert found.keys() == OTHERS.keys()
+    asked = {text for _, text in model.asked}
+    for subject, e in found.items():
+        (right,), (told,) = e.parametric_answer, e.context_answer
+        assert (e.relation, right) == ("world_capital", OTHERS[subject])
+        assert e.chat_template_sha256 == chat
+        statements = [
+            s.replace("{s}", subject).replace("{a}", "|").lower() for s in CAPITALS.statements
+        ]
+        clean, substitution, coherent = (
+            e.prompts[kind] for kind in ("clean", "substitution", "coherent")
+        )
+        lead = e.opening if chat else clean
+        assert f"{lead} |.".lower() in statements
+        assert "".join(map(chr, model.tokenize(clean, opening=e.opening))) in asked
+        questions = [q.replace("{s}", subject) for q in CAPITALS.questions]
+        if chat:
+            assert clean in questions
+        else:
+            assert e.opening == ""
+        for kind, prompt in (("substitution", substitution), ("coherent", coherent)):
+            assert right not in prompt
+            false = prompt[: prompt.index(".") + 1]
+            assert false.lower().replace(told.lower(), "|") in statements
+            alone = prompt_alone(e, kind)
+            assert prompt.endswith(alone)
+            assert alone == clean or alone in asked
+            assert alone != prompt
+        assert substitution.endswith(f". {clean}")
+        assert coherent.count(told) - 1 in memory.N_SUPPORTS
+
+
+def test_the_same_seed_finds_the_same_examples_and_another_one_others() -> None:
+    first, again, other = (
+        remembered_examples(Recalling(OTHERS), relation="world_capital", seed=seed)
+        for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+    assert {e.subject for e in first} == {e.subject for e in other}
+
+
+def test_asking_ends_when_enough_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "N_ASKED_AT_ONCE", 20)
+    model = Recalling(dict.fromkeys(SUBJECTS, "") | OTHERS)
+    assert len(remembered(model, n=5)) == 5
+    n_subjects = len({subject for subject, _ in model.asked})
+    assert n_subjects % 20 == 0
+    assert n_subjects < len(SUBJECTS)
+
+
+def test_relations_take_turns() -> None:
+    """None comes twice before every one came once."""
+    model = Recalling({})
+    with pytest.raises(ExampleError, match=r"none of \d+ subjects.*--examples"):
+        remembered_examples(model)
+    first = [text for _, text in model.asked[: len(relations())]]
+    for one in relations():
+        before, after = one.statements[0].removesuffix(" {a}.").lower().split("{s}")
+        asked = [t for t in first if t.lower().startswith(before) and t.endswith(after)]
+        assert asked, one.name
+    assert len(model.asked) == sum(len(one.subjects) for one in relations())
+
+
+def test_a_relation_that_is_not_there_is_an_error_that_names_those_that_are() -> None:
+    with pytest.raises(ExampleError, match=r"no relation is called 'love'; expected .*capital"):
+        remembered_examples(Recalling({}), relation="love")
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_mini_remembers_facts_and_answers_its_examples_right(
+    mini: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch, *, is_chat: bool
+) -> None:
+    monkeypatch.setattr(memory, "N_ASKED_AT_ONCE", 30)
+    model = mini.with_chat_template() if is_chat else mini
+    found = remembered_examples(model, n=12, relation="world_capital")
+    known = {
+        e.subject: e.parametric_answer
+        for e in juice.read_examples("mini")
+        if e.relation == "world_capital"
+    }
+    assert sum(e.parametric_answer[0] in known.get(e.subject, ()) for e in found) > 8
+    for e in found:
+        ids = model.tokenize(e.prompts["clean"], opening=e.opening)
+        (done,) = model.generate([ids], max_tokens=8)
+        assert e.is_right(done.text, "parametric")
+        assert bool(e.opening) == is_chat

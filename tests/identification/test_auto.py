@@ -1,0 +1,248 @@
+"""Which way is kept: by the answers to the validation facts, and within the time that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import juice
+from juice.data import memory
+from juice.data.example import ConflictExample
+from juice.data.judging import normalise
+from juice.errors import ExampleError, NoConsistentHeadError, UsageError
+from juice.formula import CONFLICTS
+from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Point
+from juice.identification import learned as learning
+from juice.identification.auto import Way, decided, learned_ways
+from juice.identification.find import find, pool_of
+from juice.identification.learned import Reached
+from juice.identification.options import IdentificationOptions
+from juice.identification.task import Task, Unfinished
+from tests.support import tiny
+from tests.support.conflicts import conflicts
+from tests.support.marks import FEW_EXAMPLES
+
+pytestmark = FEW_EXAMPLES
+GOOD = {"plus": [(1, 2), (2, 0)], "beta_plus": 6.0}
+IDLE = {"plus": [(0, 0)], "beta_plus": 1e-4}
+N_FACTS = 6
+# A random model gains little, so that little is asked of it.
+FREE = {"n_examples": 4, "protect": (), "penalty": 0.0}
+
+
+@pytest.fixture(scope="module")
+def model() -> juice.SteeredModel:
+    return juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(little_text: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "FIRST_WEIGHT", 0.1)
+    monkeypatch.setattr(learning, "N_STAGES", 2)
+    monkeypatch.setattr(learning, "N_FIRST_STEPS", 6)
+    monkeypatch.setattr(learning, "N_STEPS", 4)
+
+
+def way(
+    model: juice.SteeredModel, method: str, line: tuple[Point, ...] = (), **heads: object
+) -> Way:
+    made = model.make_head_set(name="own", target="context", method=method, **heads)
+    return Way(made, method, line)
+
+
+def task_of(model: juice.SteeredModel, *good: Way) -> Task:
+    """Return a task whose right answers are what good ways make the model say, and only they."""
+    none, facts = way(model, "juice", **IDLE), list[ConflictExample]()
+    for i in range(100):
+        if len(facts) == N_FACTS:
+            break
+        prompts = {"substitution": f"Fact {i} is", "coherent": f"It is said that fact {i} is"}
+        asked = list(prompts.values())
+        unsteered = set(map(normalise, answers(model, none, asked)))
+        right = [answer for one in good for answer in answers(model, one, asked)]
+        if not {"", *unsteered} & set(map(normalise, right)):
+            facts.append(
+                ConflictExample(
+                    subject=f"fact {i}",
+                    parametric_answer="nothing",
+                    context_answer=tuple(right),
+                    prompts=prompts,
+                    match="begins",
+                )
+            )
+    assert len(facts) == N_FACTS
+    how = IdentificationOptions(target="context", name="own")
+    return Task(model=model, target="context", validation=facts, options=how)
+
+
+def answers(model: juice.SteeredModel, way: Way, prompts: list[str]) -> list[str]:
+    steer = juice.Steer(target="context", head_set=way.head_set, method=way.method)
+    return [done.text for done in model.generate(prompts, steer=steer, max_tokens=15)]
+
+
+def n_right(task: Task, way: Way) -> int:
+    """Return how many of the answers are those of the context, as `generate` gives them."""
+    return sum(
+        e.is_right(answer, "context")
+        for e in task.validation
+        for answer in answers(task.model, way, [e.prompts[kind] for kind in CONFLICTS])
+    )
+
+
+@pytest.mark.parametrize(
+    ("one_run", "two_runs", "expected"),
+    [(GOOD, GOOD, "june"), (IDLE, GOOD, "juice"), (GOOD, IDLE, "june")],
+    ids=["a tie", "two runs are certainly better", "two runs are worse"],
+)
+def test_one_run_is_kept_unless_two_are_certainly_better(
+    model: juice.SteeredModel,
+    one_run: dict[str, object],
+    two_runs: dict[str, object],
+    expected: str,
+) -> None:
+    """The answers of the good ways are right, by construction, and those of the idle wrong.
+
+    Kills: the wrong sign, ties that go to two runs, a method whose betas or effect are lost.
+    """
+    ways = [way(model, "june", **one_run), way(model, "juice", **two_runs)]
+    good = [one for one, heads in zip(ways, (one_run, two_runs), strict=True) if heads is GOOD]
+    task, most = task_of(model, *good), len(CONFLICTS) * N_FACTS
+    found = decided(task, ways)
+    assert found.method == expected
+    for one in ways:
+        assert found.intervention(one.method).heads == one.head_set.heads
+        assert found.betas(one.method) == one.head_set.betas(one.method)
+        measured, right = found.validation(one.method), n_right(task, one)
+        assert right == most if one in good else right == 0
+        assert sum(measured.accuracy.values()) / len(CONFLICTS) == pytest.approx(right / most)
+        assert list(measured.harm) == ["0.5", "1", "2"]
+
+
+def test_two_runs_that_are_a_little_better_are_not_enough(model: juice.SteeredModel) -> None:
+    """Kills: the better mean alone."""
+    idle, good = way(model, "june", **IDLE), way(model, "juice", **GOOD)
+    task = task_of(model, good)
+    first, *others = task.validation
+    either = [
+        e.model_copy(
+            update={
+                "context_answer": (
+                    *e.context_answer,
+                    *filter(normalise, answers(model, idle, list(e.prompts.values()))),
+                )
+            }
+        )
+        for e in others
+    ]
+    alike = replace(task, validation=[first, *either])
+    assert n_right(alike, good) > n_right(alike, idle) > 0
+    assert decided(alike, [idle, good]).method == "june"
+
+
+def test_of_two_ways_of_a_method_the_better_one_is_kept_and_at_a_tie_the_first(
+    model: juice.SteeredModel,
+) -> None:
+    point = Point(weight=3.0, scale=1.0, won=0.5, divergence=0.1)
+    idle, good = way(model, "juice", **IDLE), way(model, "juice", (point,), **GOOD)
+    task = task_of(model, good)
+    for ways in ([idle, good], [good, idle]):
+        found = decided(task, ways)
+        assert (found.heads, found.betas()) == (good.head_set.heads, good.head_set.betas())
+        assert found.validation().line == (point,)
+    other = way(model, "juice", **IDLE | {"beta_plus": 2e-4})
+    assert decided(task, [idle, other]).betas() == idle.head_set.betas()
+    assert decided(task, [other, idle]).betas() == other.head_set.betas()
+
+
+def test_by_default_both_runs_are_learned_and_the_set_says_how_it_was_chosen(
+    model: juice.SteeredModel, tmp_path: Path
+) -> None:
+    facts = conflicts()
+    found = juice.identify(model, facts, target="context", validation=facts, **FREE)
+    for method in ("june", "juice"):
+        assert found.betas(method) is not None
+        assert found.validation(method).harm["1"].divergence > 0
+        assert found.validation(method).allowed == IdentificationOptions().max_divergence
+    assert found.betas("june").is_per_head
+    assert found.validation("june").line
+    found.save(tmp_path / "own")
+    assert HeadSet.load(tmp_path / "own").validation() == found.validation()
+
+
+def test_what_one_run_reached_is_kept_where_two_reach_nothing(model: juice.SteeredModel) -> None:
+    """An interrupted run had reached nothing with two: its stage is taken up as it is."""
+    facts, unfinished = conflicts(), Unfinished()
+    point = Point(weight=0.1, scale=1.0, won=0.0, divergence=0.0)
+    nothing = Reached(torch.zeros(tiny.N_LAYERS, tiny.N_HEADS), -1.0, point)
+    unfinished.put("learning context juice", [nothing.to_plain()])
+    how = IdentificationOptions(target="context", **FREE)
+    given = {"examples": facts, "validation": facts, "options": how, "unfinished": unfinished}
+    task = Task(model=model, target="context", **given)
+    (only,) = learned_ways(task, ("june", "juice"))
+    assert only.method == "june"
+    assert unfinished.n_found == 1
+    with pytest.raises(NoConsistentHeadError):
+        learned_ways(task, ("juice", "june"))
+
+
+def test_a_budget_that_is_over_at_once_still_gives_a_set_from_one_step(
+    model: juice.SteeredModel,
+) -> None:
+    """Kills: a stage that is finished, a second run or another way that is tried, too late."""
+    n_done = dict[str, int]()
+
+    @contextmanager
+    def counted(description: str, _total: int) -> Iterator[Callable[[int], None]]:
+        def advance(n: int) -> None:
+            n_done[description] = n_done.get(description, 0) + n
+
+        yield advance
+
+    facts = conflicts()
+    how = IdentificationOptions(target="context", budget=0.001, **FREE)
+    found = find(model, facts, how, validation=facts, progress=counted).head_sets["context"]
+    assert found.method == "june"
+    assert found.betas("june").is_per_head
+    assert found.validation("juice") is None
+    assert len({point.weight for point in found.validation("june").line}) == 1
+    learned = {what: n for what, n in n_done.items() if what.startswith("learning")}
+    assert learned == {"learning context in one run": 1}
+    assert "scoring heads" not in n_done
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("90s", 90), ("5m", 300), ("1h", 3600), ("1.5m", 90), (12, 12), (0.5, 0.5)],
+)
+def test_a_budget_is_a_time(given: float | str, seconds: float) -> None:
+    assert IdentificationOptions(budget=given).seconds == seconds
+
+
+@pytest.mark.parametrize("given", ["soon", "5 minutes", "7", "-3s", "", -1.0])
+def test_a_budget_that_is_no_time_is_refused(given: float | str) -> None:
+    with pytest.raises(UsageError, match="budget"):
+        IdentificationOptions.of(budget=given)
+
+
+def test_mini_is_asked_what_it_remembers_only_where_that_is_asked_for(
+    mini: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "N_REMEMBERED", 8)
+    how, own = IdentificationOptions(relation="world_capital"), juice.read_examples("mini")
+    assert pool_of(mini, None, how) == own
+    asked = pool_of(mini, "memory", how)
+    assert {e.relation for e in asked} == {"world_capital"}
+    assert not {e.prompts["clean"] for e in asked} & {e.prompts["clean"] for e in own}
+
+
+def test_another_model_is_asked_what_it_remembers_where_no_examples_are_given(
+    model: juice.SteeredModel,
+) -> None:
+    with pytest.raises(ExampleError, match=r"none of .* subjects; give examples"):
+        juice.identify(model, target="context", relation="element_symbol")

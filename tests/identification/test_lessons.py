@@ -1,0 +1,148 @@
+"""What coefficients are learned from: values against the oracle, slopes against differences."""
+
+from __future__ import annotations
+
+from itertools import islice
+from random import Random
+from statistics import mean
+
+import pytest
+import torch
+
+import juice
+from juice.formula import CONFLICTS
+from juice.identification import attribution, lessons
+from juice.identification.lessons import Batch, Lessons, Step
+from juice.identification.options import IdentificationOptions
+from juice.identification.task import Task
+from tests.support import oracle, tiny
+from tests.support.conflicts import examples
+
+PROMPTS = [(5, 9, 2, 7, 1, 30), (3, 3, 8), (11, 4, 6, 2, 90, 14, 7, 21, 5, 60, 8)]
+ANSWERS = [17, 40, 3]
+WEIGHT, STEP = 3.0, 1e-3
+
+
+def table_of(model: juice.SteeredModel, seed: int) -> torch.Tensor:
+    layout = model.loaded.layout
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(layout.n_layers, layout.n_heads, generator=generator) / 4
+
+
+def lessons_of(model: juice.SteeredModel, method: str = "juice", **options: object) -> Lessons:
+    how = IdentificationOptions(**options)
+    task = Task(model=model, target="parametric", examples=examples(), options=how)
+    return Lessons(task, examples(), method)
+
+
+def value_of(batch: Batch, table: torch.Tensor) -> float:
+    with batch.value(table) as value:
+        return float(value)
+
+
+@pytest.mark.parametrize("method", ["juice", "june"])
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_what_is_minimised_is_what_the_two_runs_give(shape: str, method: str) -> None:
+    """Kills: padding that counts, another answer's token, KL the other way round, one z."""
+    model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
+    plain, table = tiny.tiny_model(shape), table_of(model, 1)
+    heads = {
+        (at // tiny.N_HEADS, at % tiny.N_HEADS): float(b) for at, b in enumerate(table.view(-1))
+    }
+    steered = [oracle.steered_logits(plain, list(p), heads, method=method) for p in PROMPTS]
+    clean = [oracle.forward(plain, list(p))[0] for p in PROMPTS]
+    surprises = [
+        -float(logits[-1].log_softmax(-1)[answer])
+        for logits, answer in zip(steered, ANSWERS, strict=True)
+    ]
+    nats = [
+        oracle.relative_entropy(one, other)
+        for pair in zip(clean, steered, strict=True)
+        for one, other in zip(*pair, strict=True)
+    ]
+    answered = Batch(model.loaded, PROMPTS, ANSWERS, method)
+    text = Batch(model.loaded, PROMPTS, None, method)
+    with torch.no_grad():
+        for _ in range(2):  # a clean run is kept
+            assert value_of(answered, table) == pytest.approx(mean(surprises), abs=1e-5)
+            assert value_of(text, table) == pytest.approx(mean(nats), abs=1e-5)
+    assert mean(nats) > 0.01
+
+
+def differences(made: Lessons, step: Step, at: torch.Tensor) -> torch.Tensor:
+    """Return central differences of the weighted sum of a step's values."""
+
+    def total(table: torch.Tensor) -> float:
+        with torch.no_grad():
+            answered = sum(share * value_of(batch, table) for batch, share in step.answered)
+            return answered + WEIGHT * value_of(step.text, table)
+
+    found = torch.zeros_like(at)
+    for layer, head in torch.ones_like(at).nonzero().tolist():
+        up, down = at.clone(), at.clone()
+        up[layer, head] += STEP
+        down[layer, head] -= STEP
+        found[layer, head] = (total(up) - total(down)) / (2 * STEP)
+    return found
+
+
+@pytest.mark.parametrize("method", ["juice", "june"])
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_slopes_are_the_differences_of_what_is_minimised(shape: str, method: str) -> None:
+    """Kills: a weight or share left out, a batch twice, derivatives through the clean run."""
+    network = tiny.tiny_model(shape).double()
+    model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+    made = lessons_of(model, method)
+    step = next(made.steps(Random(0)))
+    for at in (torch.zeros(tiny.N_LAYERS, tiny.N_HEADS), table_of(model, 2)):
+        found, expected = made.slope(step, at, WEIGHT), differences(made, step, at)
+        assert expected.abs().max() > 0.05
+        assert (found - expected).abs().max() <= 0.01 * expected.abs().max()
+
+
+@pytest.mark.parametrize("method", ["juice", "june"])
+def test_layers_that_are_computed_again_and_runs_that_are_not_kept_change_nothing(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: layers of a large model that are computed again without the steering."""
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    first, then = table_of(model, 1), table_of(model, 2)
+
+    def slopes() -> list[torch.Tensor]:
+        made = lessons_of(model, method)
+        step = next(made.steps(Random(0)))
+        return [made.slope(step, at, WEIGHT) for at in (first, then)]
+
+    whole = slopes()
+    monkeypatch.setattr(lessons, "MOST_KEPT", 0)
+    monkeypatch.setattr(attribution, "N_LARGE", 0)
+    torch.testing.assert_close(slopes(), whole, atol=1e-5, rtol=1e-4)
+
+
+def test_half_precision_gives_the_slopes_of_single() -> None:
+    found = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        network = tiny.tiny_model("llama").to(dtype)
+        model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
+        made = lessons_of(model)
+        found.append(made.slope(next(made.steps(Random(0))), table_of(model, 1), WEIGHT))
+    single, *halves = found
+    for half in halves:
+        assert (half - single).abs().max() <= 0.1 * single.abs().max()
+
+
+def test_a_step_asks_for_the_targets_answers_and_for_those_that_steering_endangers() -> None:
+    """The conflicts weigh 1 in all, the protected prompts as much as is said."""
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    bare = list(islice(lessons_of(model, protect=()).steps(Random(0)), 3))
+    right = {model.first_token(e.prompts["clean"], e.answer("parametric")) for e in examples()}
+    for step in bare:
+        assert [share for _, share in step.answered] == [1 / len(CONFLICTS)] * len(CONFLICTS)
+        assert all(set(batch.answers.tolist()) == right for batch, _ in step.answered)
+        assert step.text.answers is None
+    told = {model.first_token(e.prompts["clean"], e.answer("context")) for e in examples()}
+    for step in islice(lessons_of(model, protect=("unknown",)).steps(Random(0)), 3):
+        *conflicts, (protected, share) = step.answered
+        assert len(conflicts) == len(CONFLICTS)
+        assert set(protected.answers.tolist()) <= told
+        assert share == lessons.PROTECTED_WEIGHT

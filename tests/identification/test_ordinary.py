@@ -1,0 +1,118 @@
+"""The harm to ordinary text against its definition: two runs, one piece at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+from transformers import PreTrainedModel
+
+import juice
+from juice.engine.steer import Steering, unsteered
+from juice.identification import ordinary
+from juice.identification.ordinary import OrdinaryText, ordinary_pieces
+from juice.progress import silent
+from tests.support import chat_templates, oracle, tiny
+
+FP32 = 1e-5  # nats a token
+PIECES = [(5, 200, 7, 31, 90, 150, 12, 260, 3, 77, 18, 42), (9, 4, 61), (8,), (33, 2, 17, 40, 6)]
+HEADS = {(1, 2): 1.4, (2, 0): -0.7, (2, 3): -0.7}
+
+
+def harm_of(
+    network: PreTrainedModel,
+    pieces: Sequence[Sequence[int]],
+    heads: Mapping[tuple[int, int], float],
+    method: str,
+) -> tuple[float, float]:
+    """Return the divergence at all places, and the quotient of the perplexities."""
+    nats, surprise, n_places, n_next = 0.0, {"clean": 0.0, "steered": 0.0}, 0, 0
+    for piece in pieces:
+        ids = list(piece)
+        logits = {
+            "clean": oracle.forward(network, ids)[0],
+            "steered": oracle.steered_logits(network, ids, heads, method=method),
+        }
+        for at in range(len(ids)):
+            nats += oracle.relative_entropy(logits["clean"][at], logits["steered"][at])
+            n_places += 1
+        for at, following in enumerate(ids[1:]):
+            for run in surprise:
+                surprise[run] -= math.log(float(logits[run][at].double().softmax(-1)[following]))
+            n_next += 1
+    clean, steered = (math.exp(total / n_next) for total in surprise.values())
+    return nats / n_places, steered / clean
+
+
+def steered_by(
+    model: juice.SteeredModel, heads: Mapping[tuple[int, int], float], method: str
+) -> Steering:
+    signed = {
+        sign: [head for head, beta in heads.items() if (beta > 0) == (sign == "plus")]
+        for sign in ("plus", "minus")
+    }
+    betas = {f"beta_{sign}": [heads[head] for head in signed[sign]] for sign in signed}
+    made = model.make_head_set(name="own", target="context", method=method, **signed, **betas)
+    return model.resolve(juice.Steer(target="context", head_set=made, method=method))
+
+
+@pytest.mark.parametrize("most_logits", [ordinary.MOST_LOGITS, 1])
+@pytest.mark.parametrize("method", ["juice", "june"])
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_harm_is_that_of_the_two_runs_piece_by_piece(
+    shape: str, method: str, most_logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: padding that counts, KL the other way round, the last place's next token, one z."""
+    monkeypatch.setattr(ordinary, "MOST_LOGITS", most_logits)
+    model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
+    twice = {head: 2 * beta for head, beta in HEADS.items()}
+    tried = [steered_by(model, HEADS, method), unsteered(), steered_by(model, twice, method)]
+    one, none, two = OrdinaryText(model.loaded, PIECES, method).harm(tried, silent, "")
+    for found, heads in ((one, HEADS), (two, twice)):
+        nats, perplexity = harm_of(tiny.tiny_model(shape), PIECES, heads, method)
+        assert found.divergence == pytest.approx(nats, abs=FP32)
+        assert found.perplexity == pytest.approx(perplexity, rel=FP32)
+    assert none.divergence == pytest.approx(0, abs=FP32)
+    assert none.perplexity == pytest.approx(1, rel=FP32)
+    assert two.divergence > one.divergence > 0.01
+
+
+@pytest.mark.parametrize("method", ["juice", "june"])
+def test_minis_harm_is_that_of_the_two_runs(mini: juice.SteeredModel, method: str) -> None:
+    heads = {(5, 7): 0.8, (3, 6): 0.5, (5, 0): -1.0, (0, 3): -0.6}
+    pieces = ordinary_pieces(mini).held_out[::30]
+    (found,) = OrdinaryText(mini.loaded, pieces, method).harm(
+        [steered_by(mini, heads, method)], silent, ""
+    )
+    nats, perplexity = harm_of(mini.loaded.model, pieces, heads, method)
+    assert found.divergence == pytest.approx(nats, abs=FP32)
+    assert found.perplexity == pytest.approx(perplexity, rel=10 * FP32)
+    assert nats > 0.01
+
+
+@pytest.mark.parametrize("template", [None, chat_templates.PLAIN])
+def test_every_piece_begins_as_a_text_does_and_fits(template: str | None) -> None:
+    """In a chat as well, whose template does not belong to ordinary text."""
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=chat_templates.tokenizer(template))
+    model = model if template is None else model.with_chat_template()
+    pieces = ordinary_pieces(model)
+    every = [*pieces.learned_from, *pieces.held_out]
+    assert max(map(len, every)) == ordinary.N_TOKENS
+    assert min(map(len, every)) >= ordinary.N_LEAST
+    assert all(piece[0] == 0 and 0 not in piece[1:] for piece in every)
+    assert not set(pieces.learned_from) & set(pieces.held_out)
+    assert len(pieces.learned_from) > 2 * len(pieces.held_out)
+    texts = [model.loaded.tokenizer.decode(piece[1:]) for piece in pieces.held_out]
+    for kind in ordinary.KINDS:
+        text = (ordinary.TEXT / f"{kind}.txt").read_text(encoding="utf-8")
+        assert any(one[:40] in text for one in texts), kind
+
+
+def test_a_tokenizer_without_a_start_token_loses_no_text() -> None:
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    pieces = ordinary_pieces(model)
+    text = (ordinary.TEXT / "prose.txt").read_text(encoding="utf-8").split(ordinary.BETWEEN)[0]
+    whole = tuple(model.loaded.tokenizer(text)["input_ids"])
+    n = len(whole) // ordinary.N_TOKENS
+    assert sum(pieces.held_out[:n], ()) == whole[: n * ordinary.N_TOKENS]
