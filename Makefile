@@ -40,12 +40,19 @@ AUDIT := pip-audit==2.10.1 cyclonedx-bom==7.5.0
 SBOM_OF ?= $(BIN)/python
 SBOM ?= build/sbom.json
 PORT ?= 8000
+# What `make run` serves: the bundled model, a real one, or what `juice serve --model` takes.
+MODEL := mini
+# The real models (integration/real), where their files are kept, and ParaConflict's: those of the
+# folder that JUICE_TEST_DATA names, else from the hub.
+REAL := smollm2 gemma-3 qwen2.5-coder-1.5b
+REAL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/juice
+REAL_DATA ?= $(if $(JUICE_TEST_DATA),$(JUICE_TEST_DATA)/)paraconflict
 # Of the tests: one more than processors, since some of them wait.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: setup setup-vllm setup-clients setup-containers setup-ray run test test-long test-vllm \
-  clients-test clients-load clients-smoke container-test ray-test release-test torture soak lint \
-  docs dist audit sbom bench gpu wheels
+.PHONY: setup setup-vllm setup-clients setup-containers setup-ray run real real-smoke test test-long \
+  test-vllm clients-test clients-load clients-smoke container-test ray-test release-test torture \
+  soak lint docs dist audit sbom bench gpu wheels
 
 setup: $(STAMP) $(HELM)
 
@@ -66,7 +73,22 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	touch $@
 
 run: $(STAMP)
-	$(BIN)/juice serve --model mini --port $(PORT)
+	$(if $(filter $(MODEL),$(REAL)),$(BIN)/python -m integration.real.models $(REAL_CACHE)/models $(MODEL))
+	$(BIN)/juice serve --model $(if $(filter $(MODEL),$(REAL)),$(REAL_CACHE)/models/$(MODEL).gguf,$(MODEL)) --port $(PORT)
+
+# What the shipped head sets do to the real models; the others go on where one has none.
+real: $(STAMP)
+	$(BIN)/python -m integration.real.models $(REAL_CACHE)/models $(REAL)
+	$(BIN)/python -m integration.real.text $(REAL_CACHE)
+	failed=; for name in $(REAL); do \
+	  $(BIN)/python -m integration.real.measure $(REAL_CACHE)/models/$$name.gguf --head-sets head_sets \
+	    --data $(REAL_DATA) --prose $(REAL_CACHE)/text.txt --out docs/results/$$name/head_sets.json \
+	    || failed="$$failed $$name"; \
+	done; test -z "$$failed" || { echo "not measured:$$failed" >&2; exit 1; }
+
+# One of them from its file to HTTP: the short form that continuous integration runs.
+real-smoke: $(STAMP)
+	JUICE_TEST_MODELS=$(REAL_CACHE)/models $(BIN)/python -m pytest integration/real
 
 $(BROWSER): integration/browser/package-lock.json
 	mkdir -p $(@D)

@@ -10,9 +10,35 @@ from pathlib import Path
 import httpx
 import pytest
 
+from integration.real.models import MODELS
 from tests.support.serving import CONFLICT, free_port, within
 
 ROOT = Path(__file__).parents[1]
+
+
+def commands(*arguments: str) -> list[str]:
+    asked = ["make", "--dry-run", "--no-print-directory", *arguments]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_make_run_fetches_a_real_model_before_it_serves_its_file(tmp_path: Path) -> None:
+    *_, fetched, served = commands("run", "MODEL=smollm2", f"REAL_CACHE={tmp_path}")
+    assert fetched.endswith(f"-m integration.real.models {tmp_path}/models smollm2")
+    assert served.endswith(f"juice serve --model {tmp_path}/models/smollm2.gguf --port 8000")
+
+
+def test_make_run_serves_any_other_model_as_it_is_named() -> None:
+    for model in ("mini", "some/model"):
+        *before, served = commands("run", f"MODEL={model}")
+        assert served.endswith(f"juice serve --model {model} --port 8000")
+        assert not any("integration.real" in line for line in before)
+
+
+def test_make_real_knows_every_real_model(tmp_path: Path) -> None:
+    fetched = commands("real", f"REAL_CACHE={tmp_path}")
+    (line,) = (one for one in fetched if "integration.real.models" in one)
+    assert line.split(f"{tmp_path}/models ")[1].split() == list(MODELS)
 
 
 def test_make_run_serves_the_bundled_model_steered(tmp_path: Path) -> None:

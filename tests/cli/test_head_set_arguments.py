@@ -14,14 +14,13 @@ from juice.errors import HeadSetError, HeadSetNotFoundError
 from juice.head_set.head_set import HeadSet
 from juice.head_set.library import find_head_set, find_scores
 from tests.support.commands import juice
-from tests.support.head_sets import change, scores_in
+from tests.support.head_sets import MEASURED, change, content, scores_in
 from tests.support.serving import CONFLICT
 
 SHIPPED = Path("head_sets")
 WAYS = (
     "head_sets/mini/context",
     str(scores_in(Path("head_sets/mini/context"))),
-    "context",
     "mini/context",
 )
 
@@ -44,7 +43,7 @@ def test_inspect_and_select_take_every_way(given: str) -> None:
     assert json.loads(chosen.stdout)["heads"] == shipped.heads.model_dump(mode="json")
 
 
-@pytest.mark.parametrize("given", WAYS)
+@pytest.mark.parametrize("given", [*WAYS, "context"])
 def test_generate_takes_every_way_but_the_model_in_the_name(given: str) -> None:
     options = ("--head-sets", str(SHIPPED.resolve()), "--max-tokens", "2", "--json")
     done = juice("generate", CONFLICT, "--steer", "context", "--head-set", given, *options)
@@ -124,6 +123,30 @@ def test_inspect_maps_the_scores_and_marks_the_chosen_heads() -> None:
     assert "│ the clean run goes along in these layers" in legend
 
 
+def test_inspect_shows_the_harm_and_its_page_the_line_as_well(tmp_path: Path) -> None:
+    metrics = {"validation_juice": MEASURED}
+    HeadSet.parse(content(metrics=metrics), "test").save(tmp_path / "own")
+    page = tmp_path / "page.html"
+    shown = juice("inspect", str(tmp_path / "own"), "--html", str(page))
+    assert shown.returncode == 0, shown.stderr
+    said = " ".join(shown.stdout.split())
+    assert "strength 1: ordinary text diverges by 0.044 nats a token, perplexity x 1.07" in said
+    assert "strength 2: ordinary text diverges by 0.179 nats a token, perplexity x 1.32" in said
+    html = page.read_text()
+    for strength, harm in MEASURED["harm"].items():
+        cells = (strength, f"{harm['divergence']:.3f}", f"{harm['perplexity']:.3f}")
+        assert re.search(r"\s*".join(f"<td[^>]*>{re.escape(c)}</td>" for c in cells), html)
+    assert "accuracy against harm" in html
+    assert html.count("data:image/png;base64,") == 1
+    without = {"validation_juice": {**MEASURED, "harm": {}, "line": [], "allowed": None}}
+    HeadSet.parse(content(metrics=without), "test").save(tmp_path / "old")
+    assert (
+        "diverges"
+        not in juice("inspect", str(tmp_path / "old"), "--html", str(page), "--force").stdout
+    )
+    assert "data:image" not in page.read_text()
+
+
 def test_inspect_wraps_long_facts_at_words_on_a_terminal() -> None:
     plain = [
         re.sub(r"\x1b\[[\d;]*m", "", line)
@@ -151,6 +174,6 @@ def test_doctor_lists_the_models_own_sets_and_counts_the_others() -> None:
     done = juice("doctor", "--head-sets", str(SHIPPED.resolve()))
     assert "head set        context (toward context" in done.stdout
     assert "gemma" not in done.stdout
-    assert done.stdout.rstrip().endswith("1 for other models")
+    assert done.stdout.rstrip().endswith("3 for other models")
     found = json.loads(juice("doctor", "--head-sets", str(SHIPPED.resolve()), "--json").stdout)
-    assert (found["unfit_head_sets"], found["n_foreign_head_sets"]) == ({}, 1)
+    assert (found["unfit_head_sets"], found["n_foreign_head_sets"]) == ({}, 3)

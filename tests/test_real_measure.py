@@ -1,0 +1,324 @@
+"""What `integration.real.measure` reports, on the bundled model instead of a real one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import juice
+from integration.real import chat, facts, measure, prose
+from integration.real.answers import UNSTEERED, Answers, ways_of
+from juice.data.example import ConflictExample, context_end, to_json_line, unknown_subjects
+from juice.engine.steer import Steer
+from juice.errors import HeadSetNotFoundError, UsageError
+from juice.head_set.schema import HARM_STRENGTHS, Gate, GateRule
+from juice.identification import ordinary
+from juice.identification.examples import usable_examples
+from juice.identification.first_tokens import endangered_prompts
+from juice.identification.options import IdentificationOptions
+from juice.progress import silent
+
+LIMIT = 6
+EXAMPLES = juice.read_examples("mini")
+FACTS = EXAMPLES[::90]
+USED = EXAMPLES[1]
+TEXT = (ordinary.TEXT / "prose.txt").read_text(encoding="utf-8")
+STRENGTHS = {f"{way} x {s:g}" for way in ("juice", "june") for s in HARM_STRENGTHS}
+TYPES = ("clean", "substitution", "coherent")
+ROWS = {
+    *(("parametric", t, way) for t in TYPES for way in ("unsteered", "juice", "june")),
+    *(("parametric", t, "june - juice") for t in (*TYPES, "conflicts")),
+    *(
+        ("parametric", measured, way)
+        for kind in ("clean", "true", "irrelevant", "unknown")
+        for measured, way in (
+            (f"right {kind}", "unsteered"),
+            (f"kept {kind}", "juice"),
+            (f"kept {kind}", "june"),
+        )
+    ),
+    *(("parametric", "kept unknown", f"{way}, gate") for way in ("juice", "june")),
+    *(("context", m, w) for m in ("won", "kept follow", "kept clean") for w in ("juice", "june")),
+    ("context", "right clean", "unsteered"),
+    *((part, "harm to prose", way) for part in ("parametric", "context") for way in STRENGTHS),
+    *(
+        ("chat", kind, way)
+        for kind in ("memory", "context")
+        for way in (
+            "unsteered",
+            *(f"{t}, {w}" for t in ("parametric", "context") for w in ("juice", "june")),
+        )
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def mini() -> Iterator[juice.SteeredModel]:
+    with juice.load("mini", head_sets=Path(__file__).parents[1] / "head_sets") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def result(
+    mini: juice.SteeredModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    data = tmp_path_factory.mktemp("facts") / "facts.jsonl"
+    data.write_text("".join(map(to_json_line, [*FACTS, USED])))
+    remembered = USED.model_copy(update={"subject": USED.subject.upper()})
+    plan = measure.Plan(
+        data=[str(data)],
+        text=TEXT,
+        limit=LIMIT,
+        n_prose=1,
+        chat_prompts=chat.chat_prompts()[:2],
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(facts, "remembered_examples", lambda *_args, **_options: [remembered])
+        with pytest.warns(UserWarning, match="was not found on what mini remembers"):
+            yield measure.measure(mini, plan)
+
+
+def name(row: dict[str, Any]) -> tuple[str, str, str]:
+    strength = f" x {row['strength']:g}" if "strength" in row else ""
+    return row["part"], row["measure"], row["way"] + strength
+
+
+def row_of(result: dict[str, Any], *wanted: str) -> dict[str, Any]:
+    (row,) = (row for row in result["rows"] if name(row) == wanted)
+    return row
+
+
+def answers(
+    model: juice.SteeredModel, prompts: Sequence[str], steer: Steer, **options: Any
+) -> list[str]:
+    return [c.text for c in model.generate(prompts, steer=steer, max_tokens=8, **options)]
+
+
+def right(
+    model: juice.SteeredModel, examples: Sequence[ConflictExample], kind: str, steer: Steer
+) -> list[bool]:
+    texts = answers(model, [e.prompts[kind] for e in examples], steer)
+    return [e.is_right(t, "parametric") for e, t in zip(examples, texts, strict=True)]
+
+
+NONE = Steer(target="none")
+
+
+@pytest.fixture(scope="module")
+def known(mini: juice.SteeredModel) -> list[ConflictExample]:
+    shuffled = facts.Random(facts.SEED).sample(FACTS, len(FACTS))
+    is_right = right(mini, shuffled, "clean", NONE)
+    return [e for e, known in zip(shuffled, is_right, strict=True) if known][:LIMIT]
+
+
+def test_the_result_has_a_row_for_every_measure_and_way(result: dict[str, Any]) -> None:
+    assert len(result["rows"]) == len(ROWS)
+    assert {name(row) for row in result["rows"]} == ROWS
+    assert all(row["n"] for row in result["rows"] if row["measure"] != "won")
+
+
+def test_the_result_says_which_model_and_sets_were_measured(
+    mini: juice.SteeredModel, result: dict[str, Any]
+) -> None:
+    written = json.loads(json.dumps(result, allow_nan=False))
+    assert written["model"]["fingerprint"] == mini.description.identity.fingerprint
+    for target in ("parametric", "context"):
+        described = written["head_sets"][target]
+        assert described["seal"] == mini.head_sets.get(target).seal
+        assert described["method"] == "juice"
+        assert described["examples_found_again"] is False
+
+
+def test_a_fact_that_a_set_may_have_been_found_on_is_left_out(result: dict[str, Any]) -> None:
+    """Kills: comparing subjects with their case."""
+    assert result["facts"] == {"n": len(FACTS) + 1, "n_excluded": 1}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("way", ["unsteered", "juice", "june"])
+def test_shares_of_known_facts_are_those_of_generate(
+    mini: juice.SteeredModel,
+    result: dict[str, Any],
+    known: list[ConflictExample],
+    kind: str,
+    way: str,
+) -> None:
+    steer = NONE if way == "unsteered" else Steer(target="parametric", method=way)
+    hits = right(mini, known, kind, steer)
+    row = row_of(result, "parametric", kind, way)
+    assert (row["n"], row["share"]) == (len(known), pytest.approx(sum(hits) / len(hits)))
+    assert row["interval"][0] <= row["share"] <= row["interval"][1] + 1e-9
+
+
+def test_one_run_is_compared_with_two_fact_by_fact(
+    mini: juice.SteeredModel, result: dict[str, Any], known: list[ConflictExample]
+) -> None:
+    gains = [0.0] * len(known)
+    for method, sign in (("june", 0.5), ("juice", -0.5)):
+        for kind in ("substitution", "coherent"):
+            hits = right(mini, known, kind, Steer(target="parametric", method=method))
+            gains = [g + sign * hit for g, hit in zip(gains, hits, strict=True)]
+    row = row_of(result, "parametric", "conflicts", "june - juice")
+    assert (row["n"], row["difference"]) == (len(known), pytest.approx(sum(gains) / len(gains)))
+
+
+def test_answers_about_invented_subjects_are_kept_by_the_gate_as_generate_keeps_them(
+    mini: juice.SteeredModel, result: dict[str, Any], known: list[ConflictExample]
+) -> None:
+    kinds = ("substitution", "coherent")
+    asked = [
+        (e, e.prompts[kinds[i % 2]], context_end(e, kinds[i % 2]) or 0)
+        for i, e in enumerate(unknown_subjects(known, seed=0))
+    ]
+    unsteered = answers(mini, [prompt for _, prompt, _ in asked], NONE)
+    before = [
+        one for one, text in zip(asked, unsteered, strict=True) if one[0].is_right(text, "context")
+    ]
+    for way, gate in (("juice", "off"), ("juice, gate", "auto")):
+        texts = answers(
+            mini,
+            [prompt[end:].strip() for _, prompt, end in before],
+            Steer(target="parametric", gate=gate),
+            context=[prompt[:end].strip() for _, prompt, end in before],
+        )
+        hits = [e.is_right(t, "context") for (e, *_), t in zip(before, texts, strict=True)]
+        row = row_of(result, "parametric", "kept unknown", way)
+        assert (row["n"], row["share"]) == (len(before), pytest.approx(sum(hits) / len(hits)))
+
+
+def test_the_context_wins_where_memory_won_as_generate_says(
+    mini: juice.SteeredModel, result: dict[str, Any]
+) -> None:
+    """Kills: taking the prompts that follow the context for those that stick to memory."""
+    stuck, following = facts.by_answer(Answers(mini), FACTS, LIMIT)
+    for measured, cases, said in (
+        ("won", stuck, "parametric"),
+        ("kept follow", following, "context"),
+    ):
+        prompts = [case.prompt for case in cases]
+        before = answers(mini, prompts, NONE)
+        assert all(c.example.is_right(t, said) for c, t in zip(cases, before, strict=True))
+        after = answers(mini, prompts, Steer(target="context"))
+        hits = [c.example.is_right(t, "context") for c, t in zip(cases, after, strict=True)]
+        row = row_of(result, "context", measured, "juice")
+        assert (row["n"], row["share"]) == (len(cases), pytest.approx(sum(hits) / len(hits)))
+
+
+def test_conflict_prompts_are_asked_until_enough_stick_to_memory(mini: juice.SteeredModel) -> None:
+    everything, following = facts.by_answer(Answers(mini), FACTS, 2 * len(FACTS))
+    assert 2 < len(everything) < 2 * len(FACTS)
+    assert following
+    assert facts.by_answer(Answers(mini), FACTS, 2)[0] == everything[:2]
+
+
+@pytest.mark.parametrize(("threshold", "steers"), [(0.0, True), (2.0, False)])
+def test_a_gate_by_memory_asks_the_prompt_without_its_context(
+    mini: juice.SteeredModel, known: list[ConflictExample], threshold: float, steers: bool
+) -> None:
+    """Kills: leaving out the prompt alone, without which such a gate cannot decide."""
+    rule = GateRule(signal="memory", threshold=threshold, n_prompts=1, kept=1.0, side_effects={})
+    gate = Gate(chat_template_sha256=None, rules=(rule,))
+    (way, *_) = ways_of(mini.head_sets.get("parametric").with_gate("juice", gate))
+    cases = endangered_prompts("parametric", known)["unknown"]
+    asked = Answers(mini)
+    assert asked.has_gate(way, cases)
+    assert not asked.has_gate(way, [cases[0]._replace(alone=None)])
+    assert asked.texts(cases, way.gated) == asked.texts(cases, way if steers else UNSTEERED)
+    assert asked.texts(cases, way) != asked.texts(cases, UNSTEERED)
+
+
+def test_harm_is_that_of_all_chunks_together(mini: juice.SteeredModel) -> None:
+    """The mean over chunks of one length is that over their tokens."""
+    chunks = [chunk[:40] for chunk in prose.chunks_of(mini, TEXT, 1500)]
+    (way, *_) = ways_of(mini.head_sets.get("context"))
+    (row,) = prose.harm(mini, chunks, [way], strengths=[2.0])
+    steering = mini.resolve(Steer.of(way.steer, strength=2.0))
+    together = ordinary.OrdinaryText(mini.loaded, chunks, "juice").harm([steering], silent, "")
+    assert len(chunks) == row["n"] == 3
+    assert row["divergence"] == pytest.approx(together[0].divergence, rel=1e-4)
+    assert row["perplexity"] == pytest.approx(together[0].perplexity, rel=1e-4)
+    assert row["interval"][0] < row["divergence"] < row["interval"][1]
+
+
+def test_chunks_are_the_text_and_each_begins_as_a_text_does(mini: juice.SteeredModel) -> None:
+    whole, bare = mini.tokenize(TEXT), mini.tokenize(TEXT, add_special_tokens=False)
+    begin = whole[: len(whole) - len(bare)]
+    chunks = prose.chunks_of(mini, TEXT, 1500)
+    assert {len(chunk) for chunk in chunks} == {prose.CHUNK}
+    assert len(chunks) == math.ceil(1500 / (prose.CHUNK - len(begin)))
+    assert all(chunk[: len(begin)] == begin for chunk in chunks)
+    joined = tuple(token for chunk in chunks for token in chunk[len(begin) :])
+    assert joined == bare[: len(joined)]
+    with pytest.raises(UsageError, match="expected at least"):
+        prose.chunks_of(mini, "It was late.")
+
+
+def test_a_chat_answer_is_held_where_a_word_begins_with_it() -> None:
+    assert chat.holds("It is the Parisian way.", ["paris"])
+    assert not chat.holds("The comparison is odd.", ["paris"])
+    assert chat.holds("It costs (100) coins.", ["Rome", "100"])
+    assert not chat.holds("It costs 5100 coins.", ["100"])
+
+
+def test_all_splits_of_a_folder_are_read_and_a_fact_once(tmp_path: Path) -> None:
+    one, two, other = EXAMPLES[:3]
+    again = one.model_copy(update={"subject": one.subject.lower()})
+    for split, examples in (
+        ("unfiltered_test", [one, two]),
+        ("filtered_validation", [again, other]),
+    ):
+        (tmp_path / f"facts.{split}.jsonl").write_text("".join(map(to_json_line, examples)))
+    found = facts.read_facts([str(tmp_path)])
+    assert {e.subject.casefold() for e in found} == {
+        e.subject.casefold() for e in (one, two, other)
+    }
+    assert len(found) == 3
+
+
+def test_the_very_examples_of_a_set_are_found_again(
+    mini: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shipped sets were found on the bundled model's own facts."""
+    monkeypatch.setattr(facts, "remembered_examples", lambda *_args, **_options: FACTS)
+    head_set = mini.head_sets.get("context")
+    assert head_set.identification is not None
+    drawn, _ = usable_examples(
+        mini, FACTS, IdentificationOptions(method="attribution", n_examples=4, seed=0)
+    )
+    found = head_set.identification.model_copy(
+        update={"n_examples": 4, "examples_sha256": facts.examples_sha256(drawn)}
+    )
+    pools = facts.Pools()
+    assert pools.add(mini, head_set.model_copy(update={"identification": found}))
+    assert not pools.add(mini, head_set)
+    assert pools.keys == {facts.key_of(e) for e in FACTS}
+
+
+def test_a_statement_opens_the_reply_in_a_chat() -> None:
+    example = EXAMPLES[0]
+    assert facts.in_chat(example).opening == example.prompts["clean"]
+    asked = example.model_copy(update={"prompts": {"clean": "What is it?"}})
+    assert facts.in_chat(asked) == asked
+
+
+def test_a_model_without_head_sets_is_refused(mini: juice.SteeredModel, tmp_path: Path) -> None:
+    library = type(mini.head_sets)(tmp_path, mini.description.identity)
+    with pytest.raises(HeadSetNotFoundError, match="find them with `juice identify`"):
+        measure.sets_of(mini.with_head_sets(library))
+
+
+def test_a_gate_needs_the_form_in_which_it_was_measured(mini: juice.SteeredModel) -> None:
+    (way, *_) = ways_of(mini.head_sets.get("parametric"))
+    assert Answers(mini).has_gate(way, [])
+    assert not Answers(mini.with_chat_template()).has_gate(way, [])
+
+
+def test_the_table_has_a_line_for_each_row(result: dict[str, Any]) -> None:
+    lines = measure.table(result["rows"]).splitlines()
+    assert len(lines) == len(ROWS)
+    assert all(row["measure"] in line for row, line in zip(result["rows"], lines, strict=True))
