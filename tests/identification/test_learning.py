@@ -19,7 +19,7 @@ from juice.identification.find import find
 from juice.identification.learned import Learned, Reached, heads_of, learn
 from juice.identification.options import IdentificationOptions
 from juice.identification.ordinary import ordinary_pieces
-from juice.identification.task import Task
+from juice.identification.task import Task, Unfinished
 from tests.support import oracle, tiny
 from tests.support.conflicts import conflicts
 from tests.support.marks import FEW_EXAMPLES
@@ -46,10 +46,12 @@ def learned(
     *,
     method: str = "june",
     start: Reached | None = None,
+    unfinished: Unfinished | None = None,
     **options: object,
 ) -> Learned:
     how = IdentificationOptions(**options)
     given = {"examples": conflicts(), "validation": conflicts(), "options": how}
+    given["unfinished"] = unfinished or Unfinished()
     return learn(Task(model=model, target="context", **given), method=method, start=start)
 
 
@@ -167,6 +169,21 @@ def test_what_is_chosen_lies_within_the_allowed_divergence(
     assert any(point.divergence > most / 4 for point in within), "none comes near"
     nats = nats_of(tiny_one, found.best.coefficients, method)
     assert found.best.point.divergence == pytest.approx(nats, rel=1e-3)
+
+
+def test_what_lies_a_little_beyond_is_not_chosen_whatever_it_wins(
+    tiny_one: juice.SteeredModel,
+) -> None:
+    """An interrupted run had reached it, close enough for the line to end there."""
+    most = 0.01
+    within, unfinished = learned(tiny_one, max_divergence=most).best, Unfinished()
+    beyond = within.point.model_copy(update={"divergence": most * (1 + learning.CLOSE) / 2})
+    kept = Reached(within.coefficients, 9.0, beyond)
+    unfinished.put("learning context june", [kept.to_plain()])
+    found = learned(tiny_one, unfinished=unfinished, max_divergence=most)
+    assert beyond in found.line
+    assert found.best.point.scale < 1
+    assert found.best.point.divergence <= most
 
 
 def test_the_line_ends_where_divergence_is_within_what_may_be(tiny_one: juice.SteeredModel) -> None:

@@ -146,3 +146,7 @@ def test_a_step_asks_for_the_targets_answers_and_for_those_that_steering_endange
         assert len(conflicts) == len(CONFLICTS)
         assert set(protected.answers.tolist()) <= told
         assert share == lessons.PROTECTED_WEIGHT
+    for step in islice(lessons_of(model, protect=("unknown", "clean")).steps(Random(0)), 3):
+        *conflicts, one, other = (share for _, share in step.answered)
+        assert len(conflicts) == len(CONFLICTS)
+        assert one + other == lessons.PROTECTED_WEIGHT
