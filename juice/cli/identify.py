@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,6 +65,7 @@ def run(
     if examples not in (None, MEMORY) and not prompts_without_answers(examples):
         given = read_examples(examples, split="identification")
     loaded = options.in_chat(options.load(model, loading), chat_template, given)
+    began = monotonic()
     pool = given or pool_of(loaded, examples, how, console.progress)
     found = find(
         loaded,
@@ -72,6 +74,7 @@ def run(
         validation=read_examples(validation, split="validation") if validation else None,
         progress=console.progress,
         # Beside the folder of head sets: one that holds none would hide the shipped ones.
+        began=began,
         kept_in=out.parent / f".juice-identify-{slug(model)}-{'-'.join(folders)}.json",
     )
     for reason in found.unreached.values():

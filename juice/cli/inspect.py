@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
 
     from juice.head_set.head_set import HeadSet
-    from juice.head_set.schema import Head, HeadLists, HeadScores, Validation
+    from juice.head_set.schema import Head, HeadLists, Validation
+    from juice.head_set.scores import HeadScores
 
 SHADES = " ░▒▓█"
 CELL = 3  # a mark, a shade, a mark

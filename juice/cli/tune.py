@@ -22,7 +22,7 @@ def select(
 ) -> None:
     """Choose the top K consistent heads of each sign from saved scores."""
     from juice.head_set.library import find_scores
-    from juice.head_set.schema import MEANINGS
+    from juice.head_set.scores import MEANINGS
     from juice.identification.find import chosen_heads
 
     saved = find_scores(head_set, head_sets)

@@ -25,7 +25,7 @@ from juice.evaluation.results import Store, sha256
 from juice.evaluation.splits import Splits
 from juice.formula import Target
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import ScoreKind
+from juice.head_set.scores import ScoreKind
 from juice.identification.examples import N_TUNED_ON, usable_examples, validation_share
 from juice.identification.find import find
 from juice.identification.options import IdentificationOptions

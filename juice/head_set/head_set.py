@@ -28,7 +28,6 @@ from juice.head_set.schema import (
     Gate,
     Head,
     HeadLists,
-    HeadScores,
     Intervention,
     ModelIdentity,
     check_scale,
@@ -37,6 +36,7 @@ from juice.head_set.schema import (
     short,
     upgraded,
 )
+from juice.head_set.scores import HeadScores
 
 # The seals of the sets that come with JuICE for weights that nobody recorded.
 PUBLISHED = frozenset({"sha256:6dfa721e2ef107762ec55c5cffff699bbb6e1ea8a5653a91931f0930d72e8862"})

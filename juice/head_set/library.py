@@ -15,7 +15,8 @@ from pathlib import Path
 from juice.errors import HeadSetError, HeadSetMismatchError, HeadSetNotFoundError, WindowError
 from juice.formula import TARGETS, Method, Target
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import HeadScores, ModelIdentity, public_id
+from juice.head_set.schema import ModelIdentity, public_id
+from juice.head_set.scores import HeadScores
 from juice.head_set.storage import JSON_FILE, is_scores_name, read_scores
 
 PACKAGED = Path(__file__).parents[1] / "_head_sets"

@@ -30,7 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from juice.data.example import ConflictExample, conflict_types
 from juice.errors import JuiceError, UnsupportedModelError
 from juice.formula import ConflictType, Method, Target, add_scaled
-from juice.head_set.schema import HeadScores
+from juice.head_set.scores import HeadScores
 from juice.identification.examples import scored_prompt
 from juice.identification.task import Unfinished
 from juice.model.definition import PaddedPrompts

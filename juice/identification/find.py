@@ -27,7 +27,8 @@ from juice.engine.contract import Capability
 from juice.errors import JuiceError, NoConsistentHeadError, UsageError
 from juice.formula import ConflictType, Target
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import NAME_PATTERN, Head, HeadLists, HeadScores, Methods
+from juice.head_set.schema import NAME_PATTERN, Head, HeadLists, Methods
+from juice.head_set.scores import HeadScores
 from juice.identification.attribution import attribute_heads
 from juice.identification.auto import best_way, decided, learned_ways
 from juice.identification.examples import (
@@ -120,10 +121,12 @@ def identify(
     how = IdentificationOptions.of(target=target, **options)
     if chat_template is not None:
         model = model.with_chat_template(None if chat_template == "none" else chat_template)
+    began = monotonic()
     pool = pool_of(model, examples, how, progress)
     held_out = None if validation is None else read_examples(validation, split="validation")
     model = in_form_of_examples(model, pool, is_chosen=chat_template is not None)
-    return find(model, pool, how, validation=held_out, progress=progress).head_sets[target]
+    found = find(model, pool, how, validation=held_out, progress=progress, began=began)
+    return found.head_sets[target]
 
 
 def pool_of(
@@ -156,11 +159,13 @@ def find(
     validation: Sequence[ConflictExample] | None = None,
     progress: Progress = silent,
     kept_in: Path | None = None,
+    began: float | None = None,
 ) -> Found:
     """Find a head set toward each target that is asked for, all on the same drawn examples.
 
     Betas are tuned on the validation examples; None: on 48 of those that are not drawn. A file
-    `kept_in` keeps what is computed, for a later call with the same words.
+    `kept_in` keeps what is computed, for a later call with the same words. The time that the
+    options give began at `began`, on the monotonic clock; None: now.
 
     Raises:
         ExampleError: Too few examples can be used, or they have no conflict for a target.
@@ -169,6 +174,7 @@ def find(
         UnsupportedModelError: Gradients do not pass through the model.
         UsageError: A name cannot be a head set's.
     """
+    began = monotonic() if began is None else began
     for name in options.names.values():
         check_name(name)
     drawn, rest = usable_examples(model, with_scored_answers(model, examples), options)
@@ -193,7 +199,7 @@ def find(
         )
         for target in options.names
     ]
-    return _found(tasks, options.seconds)
+    return _found(tasks, began, options.seconds)
 
 
 def _identity(
@@ -217,15 +223,15 @@ def _identity(
     }
 
 
-def _found(tasks: Sequence[Task], budget: float | None) -> Found:
+def _found(tasks: Sequence[Task], began: float, budget: float | None) -> Found:
     head_sets, unreached = dict[Target, HeadSet](), dict[Target, NoConsistentHeadError]()
     types = {task.target: task.conflict_types for task in tasks}
-    scores = cache(lambda: _scores(tasks[0], types))
-    began = monotonic()
+    scores, asked_until = cache(lambda: _scores(tasks[0], types)), monotonic()
     for i, task in enumerate(tasks):
         if budget is not None:
             # What is left of a target's share goes to measuring.
-            task = replace(task, deadline=began + budget * (i + LEARNING_SHARE) / len(tasks))
+            left = max(0.0, began + budget - asked_until)
+            task = replace(task, deadline=asked_until + left * (i + LEARNING_SHARE) / len(tasks))
         try:
             head_sets[task.target] = _found_toward(task, scores)
         except NoConsistentHeadError as error:

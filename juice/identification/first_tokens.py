@@ -123,6 +123,16 @@ class Case(NamedTuple):
     alone: str | None = None
 
 
+def conflict_prompts(
+    model: SteeredModel, target: Target, examples: Sequence[ConflictExample]
+) -> dict[str, list[Asked]]:
+    """Return the prompts with a conflict by its type, with the answers of a target."""
+    cases: dict[str, list[Case]] = {
+        t: [Case(e.prompts[t], e, target) for e in examples if t in e.prompts] for t in CONFLICTS
+    }
+    return asked_of(model, cases)
+
+
 def protected_prompts(
     model: SteeredModel,
     target: Target,

@@ -22,7 +22,8 @@ import torch
 
 from juice.errors import NoConsistentHeadError
 from juice.formula import Method
-from juice.head_set.schema import Betas, Head, HeadLists, HeadScores, Intervention, Point
+from juice.head_set.schema import Betas, Head, HeadLists, Intervention, Point
+from juice.head_set.scores import HeadScores
 from juice.identification.lessons import Lessons
 from juice.identification.task import Task
 from juice.identification.tune import Search

@@ -18,9 +18,9 @@ from random import Random
 import torch
 
 from juice.data.example import ConflictExample
-from juice.formula import CONFLICTS, Method
+from juice.formula import Method
 from juice.identification.attribution import FP16_SCALE, DualRun, backward, differentiable
-from juice.identification.first_tokens import MOST_KEPT, Asked, Case, asked_of, protected_prompts
+from juice.identification.first_tokens import MOST_KEPT, Asked, conflict_prompts, protected_prompts
 from juice.identification.ordinary import divergence, ordinary_pieces, pieces_at_once
 from juice.identification.task import Task
 from juice.model.loaded import LoadedModel
@@ -79,16 +79,11 @@ class Lessons:
 
     def __init__(self, task: Task, examples: Sequence[ConflictExample], method: Method) -> None:
         model, target = task.model, task.target
-        cases: dict[str, list[Case]] = {
-            t: [Case(e.prompts[t], e, target) for e in examples if t in e.prompts]
-            for t in CONFLICTS
-        }
+        conflicts = conflict_prompts(model, target, examples)
         protected = protected_prompts(model, target, examples, task.options.protect)
         self._loaded, self._method = model.loaded, method
         rng = Random(task.options.seed)
-        self._conflicts = [
-            self._batches(asked, N_CONFLICTS, rng) for asked in asked_of(model, cases).values()
-        ]
+        self._conflicts = [self._batches(asked, N_CONFLICTS, rng) for asked in conflicts.values()]
         self._protected = [self._batches(asked, N_PROTECTED, rng) for asked in protected.values()]
         self._pieces = ordinary_pieces(model).learned_from
         self._room = MOST_KEPT
@@ -130,8 +125,10 @@ class Lessons:
 
     def _keep(self, run: DualRun) -> None:
         """Keep what a run recorded for later steps, or forget it where there is no room."""
+        if run.is_kept:
+            return
         if run.n_kept > self._room:
             run.forget()
-        elif not run.is_kept:
+        else:
             run.is_kept = True
             self._room -= run.n_kept

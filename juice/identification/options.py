@@ -114,8 +114,9 @@ class IdentificationOptions(Options):
     @field_validator("budget", mode="before")
     @classmethod
     def _is_a_time(cls, given: Any) -> Any:
-        text = f"{given:g}s" if isinstance(given, int | float) else given
-        if text is not None and not (isinstance(text, str) and DURATION.fullmatch(text)):
+        text = f"{float(given)}s" if isinstance(given, int | float) else given
+        found = DURATION.fullmatch(text) if isinstance(text, str) else None
+        if text is not None and not (found and float(found[1])):
             raise UsageError(f"budget is {given!r}; expected a time such as 90s, 5m or 1h")
         return text
 

@@ -37,7 +37,7 @@ from torch.utils.hooks import RemovableHandle
 from juice.data.example import ConflictExample
 from juice.errors import ExampleError
 from juice.formula import CONFLICT_TYPES, ConflictType, Target, add_scaled
-from juice.head_set.schema import HeadScores
+from juice.head_set.scores import HeadScores
 from juice.identification.examples import scored_prompt
 from juice.identification.task import Unfinished
 from juice.model.definition import PaddedPrompts

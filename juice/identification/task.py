@@ -19,7 +19,8 @@ from juice.errors import ExampleError
 from juice.files import write_lines
 from juice.formula import ConflictType, Method, Target
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import HeadScores, Identification, Methods
+from juice.head_set.schema import Identification, Methods
+from juice.head_set.scores import HeadScores
 from juice.identification.examples import usable_validation
 from juice.identification.options import IdentificationOptions
 from juice.progress import Progress, silent

@@ -29,15 +29,14 @@ from juice.data.example import ConflictExample
 from juice.data.readers.sources import Examples, read_examples
 from juice.engine.steer import Steer, Steering, SteeringReport, unsteered
 from juice.errors import ExampleError, UsageError
-from juice.formula import CONFLICTS, Method
+from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import HARM_STRENGTHS, Betas, Harm, Point, Validation
 from juice.identification.examples import in_form_of_examples, taking_turns, with_scored_answers
 from juice.identification.first_tokens import (
-    Case,
     FirstTokens,
     Reading,
-    asked_of,
+    conflict_prompts,
     protected_prompts,
 )
 from juice.identification.gates import measured_gate
@@ -160,19 +159,6 @@ def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") 
     return measured(task, tuned, method, trials, best, UNSTEERED)
 
 
-def measure(task: Task, head_set: HeadSet, method: Method, line: tuple[Point, ...] = ()) -> HeadSet:
-    """Return a head set with what a method's betas do to the validation examples, and their gate.
-
-    `line` is the line from which learned betas were chosen. Raises ExampleError where no validation
-    example can be used.
-    """
-    model, target = task.model, task.target
-    steered = model.resolve(Steer(target=target, head_set=head_set, method=method))
-    tried, description = {True: steered, False: unsteered()}, f"measuring {head_set.name}"
-    trials = Trials(model, task.held_out, target, tried, description, task.progress)
-    return measured(task, head_set, method, trials, True, False, line)
-
-
 def measured(
     task: Task,
     head_set: HeadSet,
@@ -241,11 +227,7 @@ class Search:
         self._task = task
         self._method: Method = method
         model, target = task.model, task.target
-        cases: dict[str, list[Case]] = {
-            t: [Case(e.prompts[t], e, target) for e in examples if t in e.prompts]
-            for t in CONFLICTS
-        }
-        self._groups = asked_of(model, cases)
+        self._groups = conflict_prompts(model, target, examples)
         self._protected = protected_prompts(model, target, endangered, task.options.protect)
         if not self._groups:
             raise ExampleError(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 import juice
 from juice.data import memory
 from juice.data.example import ConflictExample, prompt_alone
-from juice.data.memory import relations, remembered_examples
+from juice.data.memory import examples_of_prompts, relations, remembered_examples
+from juice.data.readers.rows import Row
+from juice.data.readers.sources import prompts_without_answers
 from juice.errors import ExampleError
 from juice.progress import Progress, silent
 
@@ -254,3 +258,48 @@ def test_mini_remembers_facts_and_answers_its_examples_right(
         (done,) = model.generate([ids], max_tokens=8)
         assert e.is_right(done.text, "parametric")
         assert bool(e.opening) == is_chat
+
+
+PROMPTS = [
+    {"prompt": "Which town does Ada live in?", "relation": "home", "subject": "Ada"},
+    {"prompt": "The town where Bob lives is", "relation": "home", "context": "Bob moved to Oslo."},
+    {"prompt": "The number of the bus is", "relation": "bus"},
+]
+KNOWN = {"Ada": " Lima", "Bob": " Oslo", "bus": " Seven"}
+
+
+def asked(rows: Sequence[Mapping[str, str]], **options: object) -> list[ConflictExample]:
+    model = Recalling(KNOWN, chat_template_sha256=options.pop("chat", None))
+    given = [Row(f"row {i}", dict(row)) for i, row in enumerate(rows, 1)]
+    return examples_of_prompts(model, given, **options)
+
+
+@pytest.mark.parametrize("chat", [None, CHAT])
+def test_prompts_without_answers_contradict_each_other_within_a_relation(chat: str | None) -> None:
+    """Kills: another relation's answer, a passage that is left as it was, answers swapped."""
+    ada, bob = sorted(asked(PROMPTS, chat=chat), key=lambda e: e.parametric_answer)
+    assert (ada.parametric_answer, ada.context_answer) == (("Lima",), ("Oslo",))
+    assert (bob.parametric_answer, bob.context_answer) == (("Oslo",), ("Lima",))
+    assert bob.prompts["coherent"].startswith("Bob moved to Lima.")
+    assert "Oslo" not in bob.prompts["coherent"]
+    assert "Which town does Ada live in?" in ada.prompts["clean"]
+    assert "Oslo" in ada.prompts["substitution"]
+    assert bool(ada.opening) == bool(bob.opening) == bool(chat)
+
+
+def test_a_row_without_a_prompt_is_named() -> None:
+    with pytest.raises(ExampleError, match="row 2 has no prompt; expected a question"):
+        asked([PROMPTS[0], {"relation": "home"}])
+
+
+def test_only_rows_with_prompts_and_no_answers_are_asked_about(tmp_path: Path) -> None:
+    """Kills: a file of examples, or the name of a source, that is taken for prompts."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    assert [row.values["prompt"] for row in prompts_without_answers(file)] == [
+        row["prompt"] for row in PROMPTS
+    ]
+    assert len(prompts_without_answers(PROMPTS)) == len(PROMPTS)
+    assert not prompts_without_answers([{**PROMPTS[0], "answer": "Lima"}])
+    assert not prompts_without_answers("mini")
+    assert not prompts_without_answers(juice.read_examples("mini")[:2])

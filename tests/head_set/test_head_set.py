@@ -15,6 +15,7 @@ import torch
 import juice
 from juice.errors import HeadSetError, OutputError, RequestError
 from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Point, Validation
 from tests.support.head_sets import (
     BETAS,
     HEADS,
@@ -402,3 +403,22 @@ def test_harm_that_cannot_be_is_refused(tmp_path: Path, wrong: dict[str, Any]) -
     changed = content(metrics={"validation_juice": {**MEASURED, **wrong}})
     with pytest.raises(HeadSetError, match="metrics"):
         HeadSet.load(write(tmp_path / "set", sealed(changed)))
+
+
+@pytest.mark.parametrize(
+    ("line", "beyond"),
+    [
+        ([(0.6, 0.04), (0.9, 0.2), (0.8, 0.1)], 0.9),
+        ([(0.6, 0.04), (0.64, 0.2)], None),
+        ([(0.6, 0.04), (0.9, 0.05)], None),
+        ([], None),
+    ],
+)
+def test_what_wins_clearly_more_than_the_bound_allows_is_named(
+    line: list[tuple[float, float]], beyond: float | None
+) -> None:
+    points = [Point(weight=1, scale=1, won=won, divergence=nats) for won, nats in line]
+    found = Validation(
+        n_examples=1, accuracy={}, accuracy_unsteered={}, line=tuple(points), allowed=0.05
+    ).beyond
+    assert (found and found.won) == beyond

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard, constants
 
 from juice.errors import HeadSetError, HeadSetNotFoundError, JuiceError, OutputError
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import HeadScores
+from juice.head_set.scores import HeadScores
 from tests.support import fake_hub
 from tests.support.commands import juice
 from tests.support.head_sets import MEASURED, content, names_in, scored, sealed

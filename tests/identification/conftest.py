@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import juice
-from juice.identification import ordinary, tune
+from juice.identification import learned, ordinary, tune
 
 
 @pytest.fixture(scope="module")
@@ -22,3 +22,11 @@ def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordinary, "KINDS", ("prose",))
     monkeypatch.setattr(ordinary, "HELD_OUT_EVERY", 1000)
     monkeypatch.setattr(tune, "N_PIECES", 1000)
+
+
+@pytest.fixture
+def few_stages(little_text: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learn in two short stages."""
+    monkeypatch.setattr(learned, "N_STAGES", 2)
+    monkeypatch.setattr(learned, "N_FIRST_STEPS", 12)
+    monkeypatch.setattr(learned, "N_STEPS", 4)

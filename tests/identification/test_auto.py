@@ -42,11 +42,9 @@ def model() -> juice.SteeredModel:
 
 
 @pytest.fixture(autouse=True)
-def _few_steps(little_text: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_steps(few_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "FIRST_WEIGHT", 0.1)
-    monkeypatch.setattr(learning, "N_STAGES", 2)
     monkeypatch.setattr(learning, "N_FIRST_STEPS", 6)
-    monkeypatch.setattr(learning, "N_STEPS", 4)
 
 
 def way(
@@ -218,13 +216,13 @@ def test_a_budget_that_is_over_at_once_still_gives_a_set_from_one_step(
 
 @pytest.mark.parametrize(
     ("given", "seconds"),
-    [("90s", 90), ("5m", 300), ("1h", 3600), ("1.5m", 90), (12, 12), (0.5, 0.5)],
+    [("90s", 90), ("5m", 300), ("1h", 3600), ("1.5m", 90), (12, 12), (0.5, 0.5), (2e6, 2e6)],
 )
 def test_a_budget_is_a_time(given: float | str, seconds: float) -> None:
     assert IdentificationOptions(budget=given).seconds == seconds
 
 
-@pytest.mark.parametrize("given", ["soon", "5 minutes", "7", "-3s", "", -1.0])
+@pytest.mark.parametrize("given", ["soon", "5 minutes", "7", "-3s", "", "0s", 0, -1.0])
 def test_a_budget_that_is_no_time_is_refused(given: float | str) -> None:
     with pytest.raises(UsageError, match="budget"):
         IdentificationOptions.of(budget=given)

@@ -34,11 +34,8 @@ def tiny_one() -> juice.SteeredModel:
 
 
 @pytest.fixture(autouse=True)
-def _few_steps(little_text: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_steps(few_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "FIRST_WEIGHT", 3.0)
-    monkeypatch.setattr(learning, "N_STAGES", 2)
-    monkeypatch.setattr(learning, "N_FIRST_STEPS", 12)
-    monkeypatch.setattr(learning, "N_STEPS", 4)
 
 
 def learned(

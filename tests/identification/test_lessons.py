@@ -150,3 +150,29 @@ def test_a_step_asks_for_the_targets_answers_and_for_those_that_steering_endange
         *conflicts, one, other = (share for _, share in step.answered)
         assert len(conflicts) == len(CONFLICTS)
         assert one + other == lessons.PROTECTED_WEIGHT
+
+
+def test_clean_runs_are_kept_while_there_is_room_and_no_run_is_dropped_again(
+    little_text: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: a kept run that is dropped for want of the room that it takes itself."""
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    loaded = model.loaded
+    first, second = (Batch(loaded, PROMPTS, ANSWERS, "juice") for _ in range(2))
+    n_tokens = len(PROMPTS) * max(map(len, PROMPTS))
+    # Room for one of the two, and a half.
+    monkeypatch.setattr(lessons, "MOST_KEPT", int(1.5 * n_tokens * loaded.layout.n_layers))
+    learned_from = lessons_of(model)
+    text = Batch(loaded, [PROMPTS[0]], None, "juice")
+    step = Step([(first, 1.0), (second, 1.0)], text)
+    forwards: list[int] = []
+    layer = loaded.layout.layers[0].layer
+    layer.register_forward_hook(lambda *_: forwards.append(1))
+
+    def n_forwards() -> int:
+        forwards.clear()
+        learned_from.slope(step, table_of(model, 1), WEIGHT)
+        return len(forwards)
+
+    # Three steered runs and the clean one of the text; those of the batches, once and each time.
+    assert [n_forwards() for _ in range(3)] == [4 + 2, 4 + 1, 4 + 1]

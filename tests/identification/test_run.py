@@ -12,7 +12,7 @@ from datasets import Dataset
 import juice
 from juice.data.example import to_json_line
 from juice.errors import ExampleError, NoConsistentHeadError, UsageError
-from juice.head_set.schema import HeadScores
+from juice.head_set.scores import HeadScores
 from juice.identification import find as run
 from juice.identification.options import IdentificationOptions
 from tests.support import tiny

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import juice
 from juice.errors import NoConsistentHeadError
-from juice.head_set.schema import HeadScores
+from juice.head_set.scores import HeadScores
 from juice.identification.find import chosen_heads
 
 

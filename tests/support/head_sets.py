@@ -11,7 +11,8 @@ import torch
 
 from juice.formula import METHODS
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import HeadScores, ModelIdentity
+from juice.head_set.schema import ModelIdentity
+from juice.head_set.scores import HeadScores
 
 HEADS = {"plus": [[1, 2]], "minus": [[0, 3], [2, 0]]}
 BETAS = {"plus": 2.0, "minus": -1.0}

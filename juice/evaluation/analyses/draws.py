@@ -19,7 +19,8 @@ from juice.evaluation.answers import accuracy_of, overlap
 from juice.evaluation.methods import UNSTEERED
 from juice.evaluation.splits import limited
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import Head, ScoreKind
+from juice.head_set.schema import Head
+from juice.head_set.scores import ScoreKind
 from juice.identification.find import find, select_heads
 from juice.identification.options import IdentificationOptions
 from juice.identification.outcomes import share_interval

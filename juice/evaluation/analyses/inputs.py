@@ -19,7 +19,8 @@ from juice.evaluation.options import MethodName
 from juice.evaluation.splits import domain_of, limited
 from juice.formula import ConflictType, Target
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import HeadScores, Identification
+from juice.head_set.schema import Identification
+from juice.head_set.scores import HeadScores
 from juice.identification.options import IdentificationOptions
 from juice.identification.probes import score_heads
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from juice.evaluation.report.parts import head_name, words
-from juice.head_set.schema import MEANINGS
+from juice.head_set.scores import MEANINGS
 
 if TYPE_CHECKING:
     from pandas import DataFrame

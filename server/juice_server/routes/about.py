@@ -27,7 +27,8 @@ from juice.formula import (
     Target,
 )
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import MEANINGS, Betas, Gate, Harm, HeadLists
+from juice.head_set.schema import Betas, Gate, Harm, HeadLists
+from juice.head_set.scores import MEANINGS
 from juice_server.errors import UnknownModelError
 from juice_server.fields import Answer
 from juice_server.http import StrictRoute
