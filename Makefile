@@ -43,8 +43,9 @@ PORT ?= 8000
 # What `make run` serves: the bundled model, a real one, or what `juice serve --model` takes.
 MODEL := mini
 # The real models (integration/real), where their files are kept, and ParaConflict's: those of the
-# folder that JUICE_TEST_DATA names, else from the hub.
+# folder that JUICE_TEST_DATA names, else from the hub. Head sets are shipped for the second list.
 REAL := smollm2 gemma-3 qwen2.5-coder-1.5b
+REAL_STEERED := smollm2
 REAL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/juice
 REAL_DATA ?= $(if $(JUICE_TEST_DATA),$(JUICE_TEST_DATA)/)paraconflict
 # Of the tests: one more than processors, since some of them wait.
@@ -76,15 +77,15 @@ run: $(STAMP)
 	$(if $(filter $(MODEL),$(REAL)),$(BIN)/python -m integration.real.models $(REAL_CACHE)/models $(MODEL))
 	$(BIN)/juice serve --model $(if $(filter $(MODEL),$(REAL)),$(REAL_CACHE)/models/$(MODEL).gguf,$(MODEL)) --port $(PORT)
 
-# What the shipped head sets do to the real models; the others go on where one has none.
+# Fetches the real models, and measures what the shipped head sets do to those that have some.
 real: $(STAMP)
 	$(BIN)/python -m integration.real.models $(REAL_CACHE)/models $(REAL)
 	$(BIN)/python -m integration.real.text $(REAL_CACHE)
-	failed=; for name in $(REAL); do \
+	for name in $(REAL_STEERED); do \
 	  $(BIN)/python -m integration.real.measure $(REAL_CACHE)/models/$$name.gguf --head-sets head_sets \
 	    --data $(REAL_DATA) --prose $(REAL_CACHE)/text.txt --out docs/results/$$name/head_sets.json \
-	    || failed="$$failed $$name"; \
-	done; test -z "$$failed" || { echo "not measured:$$failed" >&2; exit 1; }
+	    || exit 1; \
+	done
 
 # One of them from its file to HTTP: the short form that continuous integration runs.
 real-smoke: $(STAMP)
