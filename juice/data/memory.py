@@ -46,13 +46,21 @@ MAX_TOKENS = 6
 N_ANSWER_WORDS = 3
 LEAST_CONFIDENCE = 0.1  # probability of the answer's first token, in each wording
 MOST_ALIKE = 5  # facts of a relation with one answer
-N_SUPPORTS = (1, 2, 3)
+N_SUPPORTS = (1, 2, 3, 4, 5)
 # What is said about prompts of one's own.
 ANSWERS = ("The answer to the question ", "The right answer to the question ")
+# Of any answer, beside what backs those of its relation.
 SUPPORTS = (
     "Several encyclopedias name {a}.",
     "Those who have looked into it agree on {a}.",
     "A recent report came to the same result, {a}.",
+    "This is confirmed by official records, which have listed {a} for many years.",
+    "Numerous sources, including textbooks and historical archives, point to {a}.",
+    "Additionally, {a} is widely known for it, and is mentioned in most articles on the subject.",
+    "For this reason, {a} plays an important role in everything that is written about it.",
+    "No serious source disputes that it is {a}.",
+    "Visitors, journalists and scholars alike have reported the same about {a}.",
+    "Over the years, {a} has become closely associated with it.",
 )
 # What follows an answer, and the words with which no name begins.
 AFTER = re.compile(r"[.,;:!?\n\"()\[\]{}|*]| (?:and|or|in|is|was|who|which|that|with|of the) ")
@@ -187,7 +195,7 @@ def _relation_of(row: Row) -> Relation:
         name=text_of(row.values.get("relation")) or "",
         statements=(*begun, begun[0]),
         questions=(asked,) * N_WORDINGS,
-        supports=SUPPORTS,
+        supports=(),
         subjects=(text_of(row.values.get("subject")) or prompt,),
         passage=text_of(row.values.get("context")) or "",
     )
@@ -293,7 +301,7 @@ def _example(
     if told is None:
         return None
     j = i if rng.random() < 0.5 else rng.randrange(len(relation.statements))
-    supports = rng.sample(relation.supports, min(rng.choice(N_SUPPORTS), len(relation.supports)))
+    supports = rng.sample((*relation.supports, *SUPPORTS), rng.choice(N_SUPPORTS))
     backed = (_capitalised(s.replace("{s}", subject).replace("{a}", told)) for s in supports)
     swap = {fact.answer: told}
     passage = swapped(relation.passage, swap)

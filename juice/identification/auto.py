@@ -7,6 +7,7 @@ given lies above zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -19,9 +20,12 @@ from juice.head_set.schema import Betas, Methods, Point
 from juice.identification.learned import Reached, heads_of, learn, scores_of
 from juice.identification.outcomes import Trials, difference_interval
 from juice.identification.task import Task
-from juice.identification.tune import UNSTEERED, Search, measured
+from juice.identification.tune import COMPARED_AT, UNSTEERED, Search, measured
 
 BASE = -1  # the choice not to steer, beside the indices of ways
+# The first betas of a few heads: the gentler may be within what divergence may be, where 1 is not.
+TRIED_FIRST = (*COMPARED_AT, (0.5, -0.5), (0.25, -0.25))
+WITHIN_REACH = 0.15  # of the value of what was learned: a search of betas may gain this much
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Way:
     head_set: HeadSet
     method: Method
     line: tuple[Point, ...] = ()
+    value: float = -math.inf  # on the facts that are looked at; of learned coefficients
 
 
 def learned_ways(task: Task, methods: Sequence[Method]) -> list[Way]:
@@ -50,7 +55,7 @@ def learned_ways(task: Task, methods: Sequence[Method]) -> list[Way]:
         start, table = found.best, found.best.coefficients
         methods_given = Methods.model_validate({method: heads_of(table)})
         one = task.head_set(methods_given, scores_of(task, table), method=method)
-        ways.append(Way(one, method, found.line))
+        ways.append(Way(one, method, found.line, found.best.value))
         if task.is_late:
             break
     return ways
@@ -63,26 +68,29 @@ def best_way(task: Task, candidates: Callable[[], Sequence[HeadSet]]) -> HeadSet
     way finds any heads.
     """
     ways, reasons = list[Way](), list[NoConsistentHeadError]()
-    finders: list[Callable[[], list[Way]]] = [
-        lambda: learned_ways(task, ("june", "juice")),
-        lambda: _tuned(task, candidates()),
-    ]
-    for find in finders:
+    try:
+        ways += learned_ways(task, ("june", "juice"))
+    except NoConsistentHeadError as reason:
+        reasons.append(reason)
+    if not (ways and task.is_late):
+        learned = max((way.value for way in ways), default=-math.inf)
         try:
-            ways += find()
+            ways += _tuned(task, candidates(), learned - WITHIN_REACH)
         except NoConsistentHeadError as reason:
             reasons.append(reason)
-        if ways and task.is_late:
-            break
     if not ways:
         raise reasons[0]
     return decided(task, ways)
 
 
-def _tuned(task: Task, candidates: Sequence[HeadSet]) -> list[Way]:
-    """Return the best candidate with the two betas that do best; none where none does good."""
-    head_set, pairs = Search.of(task, "juice", task.held_out).best(candidates)
-    if pairs[0] == UNSTEERED:
+def _tuned(task: Task, candidates: Sequence[HeadSet], at_least: float) -> list[Way]:
+    """Return the best candidate with the two betas that do best; none where none does good.
+
+    Betas are searched where a candidate comes near to a value at the first ones that are tried.
+    """
+    search = Search.of(task, "juice", task.held_out)
+    head_set, pairs = search.best(candidates, TRIED_FIRST, at_least)
+    if not pairs or pairs[0] == UNSTEERED:
         return []
     plus, minus = pairs[0]
     return [Way(head_set.with_betas("juice", Betas(plus=plus, minus=minus)), "juice")]

@@ -39,7 +39,12 @@ from juice.identification.examples import (
     validation_share,
     with_scored_answers,
 )
-from juice.identification.options import TOP_K, IdentificationFields, IdentificationOptions
+from juice.identification.options import (
+    N_DIFFERENTIATED,
+    TOP_K,
+    IdentificationFields,
+    IdentificationOptions,
+)
 from juice.identification.probes import score_heads
 from juice.identification.task import Task, Unfinished, UnfinishedFile
 from juice.identification.tune import choose_and_tune
@@ -258,7 +263,9 @@ def _scores(
     task: Task, targets: dict[Target, tuple[ConflictType, ...]]
 ) -> dict[Target, HeadScores]:
     """Return the scores of every head for each target, from one pass over a task's examples."""
-    options, score = task.options, partial(attribute_heads, task.model, task.examples)
+    # Those of a few examples compete with coefficients that are learned from all.
+    options, n = task.options, N_DIFFERENTIATED if task.options.method == "auto" else None
+    score = partial(attribute_heads, task.model, task.examples[:n])
     if options.method == "probe":
         score = partial(
             score_heads,

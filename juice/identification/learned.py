@@ -1,20 +1,22 @@
 """Coefficients of all heads, learned along a line of accuracy against harm (docs/method.md).
 
-Adam minimises what `lessons` has, with a penalty on the sizes of the coefficients: it keeps most of
-them near zero. Those below SMALLEST are dropped, and none exceeds LARGEST.
+Minimised is what `lessons` has, with a penalty on the sizes of the coefficients, by steps of
+natural gradient: among the changes that move ordinary text equally far, by what its pieces respond
+to each head (`ordinary.responses`), each step is the one that lowers it most. Coefficients below
+SMALLEST are dropped, and none exceeds LARGEST.
 
-The weight of divergence grows from stage to stage. Each stage starts where the last one ended, and
-the mean over its last steps is a point on the line. It ends close to where divergence is within
-what may be; points beyond that are also tried at smaller scales, since divergence falls with about
-the square of the scale. Of all that are within, the one that does best on facts that are not
-learned from is taken.
+The weight of divergence changes from stage to stage, by how far divergence is from what may be.
+Each stage starts where the last one ended, and the mean over its last steps is a point on the line.
+Points beyond what may be are also tried at smaller scales, since divergence falls with about the
+square of the scale. Of all that are within, the one that does best on facts that are not learned
+from is taken.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import sqrt
+from math import ceil, sqrt
 from random import Random
 from typing import Any, Self
 
@@ -25,21 +27,24 @@ from juice.formula import Method
 from juice.head_set.schema import Betas, Head, HeadLists, Intervention, Point
 from juice.head_set.scores import HeadScores
 from juice.identification.lessons import Lessons
+from juice.identification.ordinary import responses
 from juice.identification.task import Task
 from juice.identification.tune import Search
 from juice.progress import silent
 
-FIRST_WEIGHT, N_STAGES = 5.0, 6
-LEAST_GROWTH, MOST_GROWTH = 1.25, 2.0  # of the weight, from stage to stage
-N_FIRST_STEPS, N_STEPS = 32, 16
-FIRST_RATE, RATE, LAST_RATE = 0.1, 0.05, 0.02
-LAST_SHARE = 0.4  # of a stage's steps: slower, and averaged
+FIRST_WEIGHT, N_STAGES = 10.0, 4
+LEAST_CHANGE, MOST_CHANGE = 0.5, 2.0  # of the weight, from stage to stage
+N_FIRST_STEPS, N_STEPS = 24, 8
+# How far a stage's first step moves ordinary text, in nats a token; later ones ever less.
+FIRST_REACH, REACH = 0.004, 0.002
+MOMENTUM, DAMPING = 0.7, 1.0
+LAST_SHARE = 0.4  # of a stage's steps, which are averaged
 SMALLEST, LARGEST = 0.05, 4.0
 PENALTY = 0.01
 N_LOOKED_AT = 36  # facts
 SCALES = (0.97, 0.85)  # of the one at which divergence should be all that it may
 N_SCALED = 2  # stages, the last
-CLOSE = 1.05  # times what may be: the scales reach it
+FAR_BELOW, CLOSE = 0.5, 1.05  # times what may be: there is room; the scales reach it
 
 
 @dataclass(frozen=True)
@@ -92,18 +97,18 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
     most, quiet = task.options.max_divergence, replace(task, progress=silent)
     judge = _Judge(Search.of(quiet, method, task.held_out, N_LOOKED_AT), task, method)
     stages = [Reached.of_plain(kept) for kept in task.unfinished.get(judge.key) or ()]
-    lessons = Lessons(task, task.examples, method)
+    lessons, metric = Lessons(task, task.examples, method), _Metric(_responses(task))
     weight = FIRST_WEIGHT if start is None else start.point.weight
     for i in range(N_STAGES):
         if i >= len(stages):
             before = stages[-1] if stages else start
-            coefficients = _descend(task, lessons, before, weight, judge.said(before))
+            coefficients = _descend(task, lessons, metric, before, weight, judge.said(before))
             stages.append(judge.reached(coefficients, weight))
             task.unfinished.put(judge.key, [stage.to_plain() for stage in stages])
         excess = stages[i].point.divergence / most
-        if excess <= CLOSE or task.is_late:
+        if FAR_BELOW <= excess <= CLOSE or task.is_late:
             break
-        weight *= min(max(excess, LEAST_GROWTH), MOST_GROWTH)
+        weight *= min(max(excess, LEAST_CHANGE), MOST_CHANGE)
     scaled = [
         judge.reached(stage.coefficients, stage.point.weight, scale * ideal)
         for stage in stages[-N_SCALED:]
@@ -147,32 +152,73 @@ class _Judge:
         return f"{what} ({point.won:.2f} won at {point.divergence:.2f} nats)"
 
 
+class _Metric:
+    """How far changes of coefficients move ordinary text: d F d / 2, in nats a token.
+
+    F is the Fisher information that `responses` tell, [pieces, n_layers, n_heads]. It is damped,
+    since few pieces cannot tell what every change does.
+    """
+
+    def __init__(self, responses: torch.Tensor) -> None:
+        rows = responses.flatten(1).double()
+        fisher = rows.T @ rows / len(rows)
+        damping = DAMPING * fisher.diagonal().mean().clamp(min=1e-9)
+        damped = fisher + damping * torch.eye(len(fisher))
+        self._root, self._diagonal = torch.linalg.cholesky(damped), damped.diagonal()
+
+    def step(
+        self, coefficients: torch.Tensor, slope: torch.Tensor, reach: float, penalty: float
+    ) -> torch.Tensor:
+        """Return coefficients from which what has this slope is lowered most, as far as `reach`.
+
+        The penalty on their sizes then draws each toward zero, by its share of the step.
+        """
+        given = slope.flatten().double()
+        change = -torch.cholesky_solve(given[:, None], self._root)[:, 0]
+        moved = -float(change @ given) / 2
+        length = sqrt(reach / max(moved, 1e-12))
+        new = coefficients.flatten().double() + length * change
+        left = (new.abs() - penalty * length / self._diagonal).clamp(min=0.0)
+        return (new.sign() * left).float().view_as(coefficients)
+
+
+def _responses(task: Task) -> torch.Tensor:
+    """Return how ordinary text responds to each head: the same for both targets and methods."""
+    key = "responses of ordinary text"
+    if (kept := task.unfinished.get(key)) is None:
+        kept = responses(task.model, task.progress).tolist()
+        task.unfinished.put(key, kept)
+    return torch.tensor(kept)
+
+
 def _descend(
-    task: Task, lessons: Lessons, start: Reached | None, weight: float, said: str
+    task: Task,
+    lessons: Lessons,
+    metric: _Metric,
+    start: Reached | None,
+    weight: float,
+    said: str,
 ) -> torch.Tensor:
     """Return the mean of the last coefficients of a stage."""
     layout, options = task.model.loaded.layout, task.options
     zeros = torch.zeros(layout.n_layers, layout.n_heads)
-    coefficients = zeros if start is None else start.coefficients.clone()
-    n_steps, rate = (N_FIRST_STEPS, FIRST_RATE) if start is None else (N_STEPS, RATE)
+    coefficients = zeros if start is None else start.coefficients
+    n_steps, reach = (N_FIRST_STEPS, FIRST_REACH) if start is None else (N_STEPS, REACH)
     penalty = PENALTY if options.penalty is None else options.penalty
-    coefficients.requires_grad_()
-    optimizer = torch.optim.Adam([coefficients], lr=rate, betas=(0.9, 0.99))
-    last: list[torch.Tensor] = []
+    slope, last = zeros, list[torch.Tensor]()
     steps = islice(lessons.steps(Random(f"{options.seed} {weight}")), n_steps)
     with task.progress(said, n_steps) as advance:
         for i, step in enumerate(steps):
-            current = coefficients.detach()
-            coefficients.grad = lessons.slope(step, current, weight) + penalty * current.sign()
-            if i >= (1 - LAST_SHARE) * n_steps:
-                optimizer.param_groups[0]["lr"] = LAST_RATE
-                last.append(current.clone())
-            optimizer.step()
-            coefficients.data.clamp_(-LARGEST, LARGEST)
+            new = lessons.slope(step, coefficients, weight)
+            slope = MOMENTUM * slope + (1 - MOMENTUM) * new if i else new
+            left = reach * (1 - i / n_steps)
+            coefficients = metric.step(coefficients, slope, left, penalty)
+            coefficients = coefficients.clamp(-LARGEST, LARGEST)
+            last = [*last, coefficients][-ceil(LAST_SHARE * n_steps) :]
             advance(1)
             if task.is_late:
                 break
-    return torch.stack([*last[1:], coefficients.detach()]).mean(0)
+    return torch.stack(last).mean(0)
 
 
 def heads_of(coefficients: torch.Tensor) -> Intervention:

@@ -27,7 +27,7 @@ from juice.model.loaded import LoadedModel
 
 N_CONFLICTS, N_PROTECTED, N_PIECES = 6, 4, 2  # prompts of a kind, or pieces, in a step
 N_PROTECTED_KINDS = 2  # in a step
-PROTECTED_WEIGHT = 1.0  # of all protected prompts, beside 1 for the conflicts
+PROTECTED_WEIGHT = 2.0  # of all protected prompts, beside 1 for the conflicts
 
 
 class Batch:

@@ -5,7 +5,8 @@
 
 at all positions and without a gate (docs/method.md, "Harm"). The text is ours: prose, dialogue,
 code, and lists (`text/`). Of every kind some pieces are held out: harm is measured on these, and
-coefficients are learned on the others.
+coefficients are learned on the others, which also tell beforehand what a small change will do
+(`responses`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ import torch
 from juice.engine.steer import Steering
 from juice.formula import Method
 from juice.head_set.schema import Harm
-from juice.identification.attribution import DualRun
+from juice.identification.attribution import FP16_SCALE, DualRun, backward, differentiable
 from juice.identification.first_tokens import table_of
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress
@@ -32,6 +34,9 @@ BETWEEN = "\n----\n"
 N_TOKENS = 64  # of a piece
 N_LEAST = 16
 HELD_OUT_EVERY = 5
+# The pieces that tell what a change will do, and the tokens of each.
+N_RESPONSES, N_RESPONSE_TOKENS = 128, 32
+MOST_TIMES = 3.0  # the median length of a response: longer ones are few, and would decide alone
 # Logits that are held at once, of one of two runs: 256 MB in float32.
 MOST_LOGITS = 64_000_000
 
@@ -101,6 +106,39 @@ class OrdinaryText:
             )
             for nats, surprise in totals.tolist()
         ]
+
+
+def responses(model: SteeredModel, progress: Progress) -> torch.Tensor:
+    """Return how ordinary text responds to each head, float32 [pieces, n_layers, n_heads].
+
+    A response is the derivative, at zero coefficients, of the log-probability of tokens that the
+    model draws at all places of a piece, over the root of their number. The mean of the responses'
+    outer products is the Fisher information F of a token: small coefficients c make text diverge by
+    about c F c / 2, in one run as in two, whose derivatives at zero are the same.
+    """
+    loaded, generator = model.loaded, torch.Generator().manual_seed(0)
+    pieces = ordinary_pieces(model).learned_from
+    some = Random(0).sample(pieces, min(N_RESPONSES, len(pieces)))
+    cut = [piece[:N_RESPONSE_TOKENS] for piece in some]
+    scale = FP16_SCALE if loaded.dtype == torch.float16 else 1.0
+    found: list[torch.Tensor] = []
+    with differentiable(loaded), progress("reading ordinary text", len(cut)) as advance:
+        for batch in _batches(loaded, cut):
+            run = DualRun(loaded, batch, "june", everywhere=True)
+            shape = (len(batch), loaded.layout.n_layers, loaded.layout.n_heads)
+            rows = torch.zeros(shape, device=loaded.device, requires_grad=True)
+            with loaded.turn, run.steered(rows):
+                told = run.logits().log_softmax(-1)
+                drawn = torch.multinomial(told.detach().exp().cpu(), 1, generator=generator)
+                backward(loaded, told.gather(1, drawn.to(loaded.device)).sum() * scale)
+            assert rows.grad is not None
+            roots = torch.tensor([[[len(piece) ** 0.5]] for piece in batch])
+            found.append(rows.grad.cpu() / (scale * roots))
+            advance(len(batch))
+    every = torch.cat(found)
+    lengths = every.flatten(1).norm(dim=1)[:, None, None]
+    shares: torch.Tensor = (MOST_TIMES * lengths.median() / lengths).clamp(max=1.0)
+    return every * shares
 
 
 def divergence(clean: torch.Tensor, steered: torch.Tensor) -> torch.Tensor:

@@ -33,17 +33,19 @@ class Unfinished:
 
     def __init__(self) -> None:
         self._results: dict[str, Any] = {}
-        self.n_found = 0
+        self._computed: set[str] = set()
+        self.n_found = 0  # of an earlier run
 
     def get(self, key: str) -> Any:
         """Return a result; None where there is none."""
-        if key in self._results:
+        if key in self._results and key not in self._computed:
             self.n_found += 1
         return self._results.get(key)
 
     def put(self, key: str, result: Any) -> None:
         """Keep a result."""
         self._results[key] = result
+        self._computed.add(key)
 
     def remove(self) -> None:
         """Forget the results: the identification is done."""

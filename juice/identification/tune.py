@@ -246,12 +246,23 @@ class Search:
         mixed = Random(0).sample(examples, len(examples))  # a file may be sorted by relation
         return cls(task, method, taking_turns(mixed[:n_read], task.target), mixed[:N_PROTECTED])
 
-    def best(self, candidates: Sequence[HeadSet]) -> tuple[HeadSet, list[Pair]]:
-        """Return the best candidate, and the pairs of betas that were tried on it, best first."""
+    def best(
+        self,
+        candidates: Sequence[HeadSet],
+        compared_at: Sequence[Pair] = COMPARED_AT,
+        at_least: float = -math.inf,
+    ) -> tuple[HeadSet, list[Pair]]:
+        """Return the best candidate, and the pairs of betas that were tried on it, best first.
+
+        Candidates are compared at a few pairs. Where none of these has the value `at_least`,
+        nothing is searched, and there are no pairs.
+        """
         starts = [
-            (one, pair) for one in candidates for pair in grid_of(one, self._method, COMPARED_AT)
+            (one, pair) for one in candidates for pair in grid_of(one, self._method, compared_at)
         ]
         found = self._values(starts, "comparing candidates for")
+        if max(found) < at_least:
+            return candidates[0], []
         best = starts[max(range(len(starts)), key=lambda i: found[i])][0]
         pairs = climb(
             lambda new: self._values([(best, pair) for pair in new], "searching betas of"),

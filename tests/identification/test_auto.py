@@ -24,6 +24,7 @@ from juice.identification.find import find, pool_of
 from juice.identification.learned import Reached
 from juice.identification.options import IdentificationOptions
 from juice.identification.task import Task, Unfinished
+from juice.identification.tune import Search
 from tests.support import tiny
 from tests.support.conflicts import conflicts
 from tests.support.marks import FEW_EXAMPLES
@@ -176,15 +177,15 @@ def test_by_default_both_runs_are_learned_and_the_set_says_how_it_was_chosen(
 def test_what_one_run_reached_is_kept_where_two_reach_nothing(model: juice.SteeredModel) -> None:
     """An interrupted run had reached nothing with two: its stage is taken up as it is."""
     facts, unfinished = conflicts(), Unfinished()
-    point = Point(weight=0.1, scale=1.0, won=0.0, divergence=0.0)
+    how = IdentificationOptions(target="context", **FREE)
+    point = Point(weight=0.1, scale=1.0, won=0.0, divergence=how.max_divergence)
     nothing = Reached(torch.zeros(tiny.N_LAYERS, tiny.N_HEADS), -1.0, point)
     unfinished.put("learning context juice", [nothing.to_plain()])
-    how = IdentificationOptions(target="context", **FREE)
     given = {"examples": facts, "validation": facts, "options": how, "unfinished": unfinished}
     task = Task(model=model, target="context", **given)
     (only,) = learned_ways(task, ("june", "juice"))
     assert only.method == "june"
-    assert unfinished.n_found == 1
+    assert unfinished.n_found == 0  # nothing is of an earlier run
     with pytest.raises(NoConsistentHeadError):
         learned_ways(task, ("juice", "june"))
 
@@ -244,3 +245,15 @@ def test_another_model_is_asked_what_it_remembers_where_no_examples_are_given(
 ) -> None:
     with pytest.raises(ExampleError, match=r"none of .* subjects; give examples"):
         juice.identify(model, target="context", relation="element_symbol")
+
+
+@pytest.mark.parametrize("reached", [-1000.0, 1000.0])
+def test_betas_of_a_few_heads_are_searched_only_where_they_may_reach_what_was_learned(
+    model: juice.SteeredModel, reached: float
+) -> None:
+    """Kills: a search whose result cannot matter, and a bound that shuts out what may win."""
+    task = task_of(model, way(model, "juice", **GOOD))
+    few = way(model, "juice", **GOOD).head_set
+    chosen, pairs = Search.of(task, "juice", task.held_out).best([few], at_least=reached)
+    assert chosen is few
+    assert bool(pairs) == (reached < 0)

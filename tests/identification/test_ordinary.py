@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from random import Random
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 import juice
@@ -116,3 +118,41 @@ def test_a_tokenizer_without_a_start_token_loses_no_text() -> None:
     whole = tuple(model.loaded.tokenizer(text)["input_ids"])
     n = len(whole) // ordinary.N_TOKENS
     assert sum(pieces.held_out[:n], ()) == whole[: n * ordinary.N_TOKENS]
+
+
+@pytest.mark.parametrize("method", ["juice", "june"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_responses_tell_how_far_small_coefficients_make_text_diverge(
+    dtype: torch.dtype, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of c F c, against two runs a piece. Few drawn tokens tell it only so well.
+
+    Kills: the sum of a piece's tokens for their mean, a piece's padding, another half precision.
+    """
+    pieces = [tuple(Random(i).sample(range(300), 6 + i % 5)) for i in range(60)]
+    monkeypatch.setattr(ordinary, "ordinary_pieces", lambda _: ordinary.Pieces(pieces, []))
+    monkeypatch.setattr(ordinary, "MOST_TIMES", 1000.0)
+    network = tiny.tiny_model("llama")
+    model = juice.load(tiny.tiny_model("llama").to(dtype), tokenizer=tiny.tiny_tokenizer())
+    rows = ordinary.responses(model, silent).flatten(1).double()
+    assert len(rows) == len(pieces)
+    told, true = [], []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        table = 0.05 * torch.randn(tiny.N_LAYERS, tiny.N_HEADS, generator=generator)
+        heads = {(i, j): float(table[i, j]) for i, j in table.nonzero().tolist()}
+        true.append(harm_of(network, pieces, heads, method)[0])
+        told.append(float((rows @ table.flatten().double()).square().mean() / 2))
+    assert sum(told) == pytest.approx(sum(true), rel=0.35)
+
+
+def test_few_pieces_do_not_decide_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    given = []
+    for most in (1000.0, 1.1):
+        monkeypatch.setattr(ordinary, "MOST_TIMES", most)
+        given.append(ordinary.responses(model, silent).flatten(1).norm(dim=1))
+    free, bounded = given
+    assert free.max() > 1.2 * free.median()
+    assert bounded.max() == pytest.approx(1.1 * float(free.median()))
+    torch.testing.assert_close(bounded, free.clamp(max=float(bounded.max())))
