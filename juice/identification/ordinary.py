@@ -136,7 +136,7 @@ def responses(model: SteeredModel, progress: Progress) -> torch.Tensor:
             found.append(rows.grad.cpu() / (scale * roots))
             advance(len(batch))
     every = torch.cat(found)
-    lengths = every.flatten(1).norm(dim=1)[:, None, None]
+    lengths = every.flatten(1).norm(dim=1).clamp(min=1e-12)[:, None, None]
     shares: torch.Tensor = (MOST_TIMES * lengths.median() / lengths).clamp(max=1.0)
     return every * shares
 
