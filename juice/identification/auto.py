@@ -118,6 +118,5 @@ def decided(task: Task, ways: Sequence[Way]) -> HeadSet:
         for way in map(ways.__getitem__, best.values())
     }
     chosen = ways[first].head_set.model_copy(update={"methods": Methods(**given)})
-    for method, i in best.items():
-        chosen = measured(task, chosen, method, trials, i, BASE, ways[i].line)
-    return chosen
+    lines = {method: ways[i].line for method, i in best.items()}
+    return measured(task, chosen, trials, BASE, best, lines)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean
+from typing import NamedTuple
 
 from juice.data.example import ConflictExample, judged_types, prompt_alone
 from juice.engine.answer import Completion
@@ -36,19 +37,26 @@ LEAST_KEPT = 0.9
 NEGLIGIBLE, MOST_LOST = 0.05, 0.1
 
 
-def measured_gate(
+class Measured(NamedTuple):
+    """The gate of a method's betas, and what they do without one.
+
+    The gate is None where none is good enough. The side effects are, by kind of prompt that
+    steering should leave alone, the shares of right answers without and with steering.
+    """
+
+    gate: Gate | None
+    side_effects: dict[str, tuple[float, float]]
+
+
+def measured_gates(
     model: SteeredModel,
     head_set: HeadSet,
-    method: Method,
+    methods: Sequence[Method],
     examples: Sequence[ConflictExample],
     protect: Sequence[Protected],
     progress: Progress,
-) -> tuple[Gate | None, dict[str, tuple[float, float]]]:
-    """Return the gate of a method's betas on examples that the model knows, and their side effects.
-
-    These are, by kind of prompt that steering should leave alone, the shares of right answers
-    without and with steering, without a gate. The gate is None where none is good enough.
-    """
+) -> dict[Method, Measured]:
+    """Return what is measured of each method on examples that the model knows."""
     target = head_set.target
     some = Random(0).sample(examples, min(N_MEASURED, len(examples)))
     conflicts = [
@@ -58,15 +66,18 @@ def measured_gate(
         for e in some
     ]
     groups = {"conflicts": conflicts, **endangered_prompts(target, some)}
-    steer = Steer(target=target, head_set=head_set, method=method)
-    seen = _seen(model, groups, steer, f"measuring the gate of {head_set.name}", progress)
-    rules = [_rule(signal, seen) for signal in SIGNALS[target]]
-    good = tuple(
-        rule for rule in rules if rule and rule.kept >= LEAST_KEPT and _lost(rule) <= MOST_LOST
-    )
-    gate = Gate(chat_template_sha256=model.prompts.sha256, rules=good) if good else None
-    protected = {kind: group for kind, group in seen.items() if kind in protect}
-    return gate, {kind: _right(group, [True] * len(group)) for kind, group in protected.items()}
+    seen = _seen(model, head_set, methods, groups, progress)
+    found: dict[Method, Measured] = {}
+    for method, of_method in seen.items():
+        rules = [_rule(signal, of_method) for signal in SIGNALS[target]]
+        good = tuple(
+            rule for rule in rules if rule and rule.kept >= LEAST_KEPT and _lost(rule) <= MOST_LOST
+        )
+        gate = Gate(chat_template_sha256=model.prompts.sha256, rules=good) if good else None
+        protected = {kind: group for kind, group in of_method.items() if kind in protect}
+        effects = {kind: _right(group, [True] * len(group)) for kind, group in protected.items()}
+        found[method] = Measured(gate, effects)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,35 +102,51 @@ class _Seen:
 
 def _seen(
     model: SteeredModel,
+    head_set: HeadSet,
+    methods: Sequence[Method],
     groups: dict[str, list[Case]],
-    steer: Steer,
-    description: str,
     progress: Progress,
-) -> dict[str, list[_Seen]]:
-    """Run all prompts that fit: steered, and as the signals and what they are to save need it."""
+) -> dict[Method, dict[str, list[_Seen]]]:
+    """Run all prompts that fit: steered, and as the signals and what they are to save need it.
+
+    The runs without steering are the same for all methods.
+    """
 
     def ask(ids: tuple[int, ...], steer: Steer, max_tokens: int) -> Request:
         return model.request(ids, steer=steer, max_tokens=max_tokens, top_logprobs=1)
 
-    none, wanted = Steer(target="none"), []
+    target, none, wanted = head_set.target, Steer(target="none"), []
+    steers = {m: Steer(target=target, head_set=head_set, method=m) for m in methods}
     for kind, cases in groups.items():
         for case in cases:
             n, opening = case.example.max_tokens, case.example.opening
             ids = model.tokenize(case.prompt, opening=opening)
             if not model.fits(ids, max_tokens=n):
                 continue
-            runs = {"steered": ask(ids, steer, 1 if kind == "conflicts" else n)}
+            runs: dict[str, Request] = {
+                method: ask(ids, steer, 1 if kind == "conflicts" else n)
+                for method, steer in steers.items()
+            }
             if kind != "conflicts":
                 runs["unsteered"] = ask(ids, none, n)
-            if steer.target == "parametric" and case.alone is not None:
+            if "memory" in SIGNALS[target] and case.alone is not None:
                 runs["alone"] = ask(model.tokenize(case.alone, opening=opening), none, 1)
-            wanted.append((kind, case, runs))
-    requests = [request for _, _, runs in wanted for request in runs.values()]
+            wanted.append((kind, case, ids, runs))
+    requests = [request for *_, runs in wanted for request in runs.values()]
+    description = f"measuring the gate of {head_set.name}"
     done = iter(model.engine.generate(requests, progress=progress, description=description))
-    seen: dict[str, list[_Seen]] = {kind: [] for kind, _, _ in wanted}
-    for kind, case, runs in wanted:
-        ids, answers = runs["steered"].prompt_ids, {name: next(done) for name in runs}
-        seen[kind].append(_Seen(case=case, prompt_ids=ids, **answers))
+    seen = {method: {kind: list[_Seen]() for kind, *_ in wanted} for method in steers}
+    for kind, case, ids, runs in wanted:
+        answers = {name: next(done) for name in runs}
+        for method, of_method in seen.items():
+            one = _Seen(
+                case=case,
+                prompt_ids=ids,
+                steered=answers[method],
+                unsteered=answers.get("unsteered"),
+                alone=answers.get("alone"),
+            )
+            of_method[kind].append(one)
     return seen
 
 

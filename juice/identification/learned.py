@@ -9,11 +9,12 @@ The weight of divergence changes from stage to stage, by how far divergence is f
 Each stage starts where the last one ended, and the mean over its last steps is a point on the line.
 Points beyond what may be are also tried at smaller scales, since divergence falls with about the
 square of the scale. Of all that are within, the one that does best on facts that are not learned
-from is taken.
+from is taken, or the same at a gentler scale where that does as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil, sqrt
@@ -37,12 +38,14 @@ LEAST_CHANGE, MOST_CHANGE = 0.5, 2.0  # of the weight, from stage to stage
 N_FIRST_STEPS, N_STEPS = 24, 8
 # How far a stage's first step moves ordinary text, in nats a token; later ones ever less.
 FIRST_REACH, REACH = 0.004, 0.002
-MOMENTUM, DAMPING = 0.7, 1.0
+MOMENTUM, DAMPING = 0.7, 0.5
 LAST_SHARE = 0.4  # of a stage's steps, which are averaged
 SMALLEST, LARGEST = 0.05, 4.0
 PENALTY = 0.01
 N_LOOKED_AT = 36  # facts
 SCALES = (0.97, 0.85)  # of the one at which divergence should be all that it may
+GENTLE = 0.7  # times the best scale: half the divergence
+ALIKE = 0.02  # in value: the gentler is taken
 N_SCALED = 2  # stages, the last
 FAR_BELOW, CLOSE = 0.5, 1.05  # times what may be: there is room; the scales reach it
 
@@ -109,14 +112,13 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
         if FAR_BELOW <= excess <= CLOSE or task.is_late:
             break
         weight *= min(max(excess, LEAST_CHANGE), MOST_CHANGE)
-    scaled = [
-        judge.reached(stage.coefficients, stage.point.weight, scale * ideal)
-        for stage in stages[-N_SCALED:]
-        if (ideal := sqrt(most / max(stage.point.divergence, 1e-9))) < 1
-        for scale in SCALES
-    ]
+    scaled = [found for stage in stages[-N_SCALED:] for found in judge.scaled_within(stage, most)]
     within = [one for one in (*stages, *scaled) if one.point.divergence <= most]
     best = max(within, key=lambda one: one.value, default=None)
+    if best is not None:
+        scaled.append(gentle := judge.scaled(best, GENTLE))
+        if gentle.value > max(best.value - ALIKE, judge.unsteered):
+            best = gentle
     if best is None or best.value <= judge.unsteered or not best.coefficients.any():
         raise NoConsistentHeadError(
             f"no coefficients toward {task.target} do better than no steering within "
@@ -136,12 +138,28 @@ class _Judge:
         self.key = f"learning {task.target} {method}"
         self.unsteered = search.unsteered.value
 
-    def reached(self, coefficients: torch.Tensor, weight: float, scale: float = 1.0) -> Reached:
-        scaled = scale * coefficients
-        kept = torch.where(scaled.abs() >= SMALLEST * min(scale, 1.0), scaled, 0.0)
+    def reached(self, coefficients: torch.Tensor, weight: float) -> Reached:
+        """Return what coefficients do without those that are small."""
+        return self._read(torch.where(coefficients.abs() >= SMALLEST, coefficients, 0.0), weight)
+
+    def scaled(self, one: Reached, scale: float) -> Reached:
+        """Return what coefficients do at a scale."""
+        point = one.point
+        return self._read(scale * one.coefficients, point.weight, scale * point.scale)
+
+    def _read(self, kept: torch.Tensor, weight: float, scale: float = 1.0) -> Reached:
         found = self._search.judged(kept)
         point = Point(weight=weight, scale=scale, won=found.won, divergence=found.divergence)
         return Reached(kept, found.value, point)
+
+    def scaled_within(self, stage: Reached, most: float) -> Iterator[Reached]:
+        """Yield what smaller scales do, until one is within what may be."""
+        ideal = sqrt(most / max(stage.point.divergence, 1e-9))
+        for scale in SCALES if ideal < 1 else ():
+            found = self.scaled(stage, scale * ideal)
+            yield found
+            if found.point.divergence <= most:
+                break
 
     def said(self, before: Reached | None) -> str:
         """Return the words for the next stage, with how good the last one is."""

@@ -4,8 +4,10 @@ Each step takes one batch of every conflict type, some of the protected prompts,
 
     mean of -log p(right answer's first token)  +  weight * KL(unsteered || steered)
 
-Right is the target's answer, and on protected prompts what is right without steering. Batches stay
-as they are, so that a clean run that two runs need is kept for later steps, while there is room.
+Right is the target's answer, and on protected prompts what is right without steering. Where no
+context bears on the question, it is KL(unsteered || steered) of the next token instead, which also
+protects what the model knows less well. Batches stay as they are, so that a clean run that two runs
+need is kept for later steps, while there is room.
 """
 
 from __future__ import annotations
@@ -27,17 +29,19 @@ from juice.model.loaded import LoadedModel
 
 N_CONFLICTS, N_PROTECTED, N_PIECES = 6, 4, 2  # prompts of a kind, or pieces, in a step
 N_PROTECTED_KINDS = 2  # in a step
-PROTECTED_WEIGHT = 2.0  # of all protected prompts, beside 1 for the conflicts
+LEFT_ALONE = ("clean", "irrelevant")  # no context bears on the question
+PROTECTED_WEIGHT = 1.0  # of all protected prompts, beside 1 for the conflicts
 
 
 class Batch:
-    """Prompts that are run together; without answers, pieces of text.
+    """Prompts that are run together.
 
     Args:
         loaded: The model.
         prompts: The tokens of each prompt.
-        answers: The first token of the right answer to each prompt; None for text.
+        answers: The first token of the right answer to each prompt; None: what the model says.
         method: The runs that are steered.
+        everywhere: Whether the prompts are text, of which each place counts, not the end.
     """
 
     def __init__(
@@ -46,9 +50,12 @@ class Batch:
         prompts: Sequence[tuple[int, ...]],
         answers: Sequence[int] | None,
         method: Method,
+        *,
+        everywhere: bool = False,
     ) -> None:
-        self.run = DualRun(loaded, prompts, method, everywhere=answers is None)
+        self.run = DualRun(loaded, prompts, method, everywhere=everywhere)
         self.answers = None if answers is None else torch.tensor(answers, device=loaded.device)
+        self._unsteered: torch.Tensor | None = None
 
     @contextmanager
     def value(self, table: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -61,16 +68,18 @@ class Batch:
             with self.run.steered(table):
                 yield torch.nn.functional.cross_entropy(self.run.logits(), self.answers)
             return
-        clean = self.run.clean_logits().log_softmax(-1)
+        if self._unsteered is None:
+            self._unsteered = self.run.clean_logits().log_softmax(-1)
+        self.run.record()
         with self.run.steered(table):
-            yield divergence(clean, self.run.logits().log_softmax(-1)).mean()
+            yield divergence(self._unsteered, self.run.logits().log_softmax(-1)).mean()
 
 
 @dataclass(frozen=True)
 class Step:
     """The batches of a step, each with its weight; that of text is the caller's."""
 
-    answered: list[tuple[Batch, float]]
+    asked: list[tuple[Batch, float]]
     text: Batch
 
 
@@ -84,17 +93,25 @@ class Lessons:
         self._loaded, self._method = model.loaded, method
         rng = Random(task.options.seed)
         self._conflicts = [self._batches(asked, N_CONFLICTS, rng) for asked in conflicts.values()]
-        self._protected = [self._batches(asked, N_PROTECTED, rng) for asked in protected.values()]
+        self._protected = [
+            self._batches(asked, N_PROTECTED, rng, answered=kind not in LEFT_ALONE)
+            for kind, asked in protected.items()
+        ]
         self._pieces = ordinary_pieces(model).learned_from
         self._room = MOST_KEPT
 
-    def _batches(self, asked: Sequence[Asked], n: int, rng: Random) -> list[Batch]:
+    def _batches(
+        self, asked: Sequence[Asked], n: int, rng: Random, *, answered: bool = True
+    ) -> list[Batch]:
         # Prompts of like lengths need little padding.
         mixed = sorted(rng.sample(asked, len(asked)), key=lambda one: len(one[0]))
         chunks = [mixed[at : at + n] for at in range(0, len(mixed), n)]
         return [
             Batch(
-                self._loaded, [ids for ids, _ in some], [token for _, token in some], self._method
+                self._loaded,
+                [ids for ids, _ in some],
+                [token for _, token in some] if answered else None,
+                self._method,
             )
             for some in chunks
         ]
@@ -104,10 +121,11 @@ class Lessons:
         n_pieces = min(N_PIECES, pieces_at_once(self._loaded))
         while True:
             kinds = rng.sample(self._protected, min(N_PROTECTED_KINDS, len(self._protected)))
-            answered = [(rng.choice(kind), 1 / len(self._conflicts)) for kind in self._conflicts]
-            answered += [(rng.choice(kind), PROTECTED_WEIGHT / len(kinds)) for kind in kinds]
+            asked = [(rng.choice(kind), 1 / len(self._conflicts)) for kind in self._conflicts]
+            asked += [(rng.choice(kind), PROTECTED_WEIGHT / len(kinds)) for kind in kinds]
             pieces = rng.sample(self._pieces, min(n_pieces, len(self._pieces)))
-            yield Step(answered, Batch(self._loaded, pieces, None, self._method))
+            text = Batch(self._loaded, pieces, None, self._method, everywhere=True)
+            yield Step(asked, text)
 
     def slope(self, step: Step, coefficients: torch.Tensor, weight: float) -> torch.Tensor:
         """Return the derivatives of what is minimised, float32 [n_layers, n_heads]."""
@@ -115,10 +133,10 @@ class Lessons:
         scale = FP16_SCALE if loaded.dtype == torch.float16 else 1.0
         table = coefficients.to(loaded.device, copy=True).requires_grad_()
         with differentiable(loaded), loaded.turn:
-            for batch, share in (*step.answered, (step.text, weight)):
+            for batch, share in (*step.asked, (step.text, weight)):
                 with batch.value(table) as value:
                     backward(loaded, value * (share * scale))
-                if batch.answers is not None:
+                if batch is not step.text:
                     self._keep(batch.run)
         assert table.grad is not None
         return table.grad.cpu() / scale

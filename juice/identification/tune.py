@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from random import Random
@@ -39,7 +39,7 @@ from juice.identification.first_tokens import (
     conflict_prompts,
     protected_prompts,
 )
-from juice.identification.gates import measured_gate
+from juice.identification.gates import measured_gates
 from juice.identification.ordinary import OrdinaryText, ordinary_pieces
 from juice.identification.outcomes import Choice, Trials, difference_interval
 from juice.identification.task import Task
@@ -156,36 +156,41 @@ def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") 
         # Betas are tuned on these weights, so the set belongs to them from now on.
         chosen = chosen.model_copy(update={"model": model.description.identity})
     tuned = chosen.with_betas(method, Betas(plus=best[0], minus=best[1]))
-    return measured(task, tuned, method, trials, best, UNSTEERED)
+    return measured(task, tuned, trials, UNSTEERED, {method: best})
 
 
 def measured(
     task: Task,
     head_set: HeadSet,
-    method: Method,
     trials: Trials[Choice],
-    best: Choice,
     base: Choice,
-    line: tuple[Point, ...] = (),
+    best: Mapping[Method, Choice],
+    lines: Mapping[Method, tuple[Point, ...]] | None = None,
 ) -> HeadSet:
-    """Return a head set with what a choice among trials did, its gate, and its harm."""
-    gate, side_effects = measured_gate(
-        task.model, head_set, method, task.held_out, task.options.protect, task.progress
+    """Return a head set with what each method's choice among trials did, its gate, and its harm.
+
+    `lines` are those that coefficients were chosen from.
+    """
+    model, options = task.model, task.options
+    gates = measured_gates(
+        model, head_set, tuple(best), task.held_out, options.protect, task.progress
     )
-    gains = trials.gains(best, base)
-    found = Validation(
-        n_examples=len(gains),
-        accuracy=dict(trials.outcome(best).accuracy),
-        accuracy_unsteered=dict(trials.outcome(base).accuracy),
-        gain=fmean(gains),
-        gain_interval=difference_interval(gains),
-        side_effects=side_effects,
-        harm=harm_of(task.model, head_set, method, task.progress),
-        line=line,
-        allowed=task.options.max_divergence,
-    )
-    with_metrics = head_set.with_metrics({f"validation_{method}": found.model_dump(mode="json")})
-    return with_metrics.with_gate(method, gate)
+    for method, choice in best.items():
+        gains, gate = trials.gains(choice, base), gates[method]
+        found = Validation(
+            n_examples=len(gains),
+            accuracy=dict(trials.outcome(choice).accuracy),
+            accuracy_unsteered=dict(trials.outcome(base).accuracy),
+            gain=fmean(gains),
+            gain_interval=difference_interval(gains),
+            side_effects=gate.side_effects,
+            harm=harm_of(model, head_set, method, task.progress),
+            line=(lines or {}).get(method, ()),
+            allowed=options.max_divergence,
+        )
+        metrics = {f"validation_{method}": found.model_dump(mode="json")}
+        head_set = head_set.with_metrics(metrics).with_gate(method, gate.gate)
+    return head_set
 
 
 def harm_of(

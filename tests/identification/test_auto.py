@@ -44,7 +44,7 @@ def model() -> juice.SteeredModel:
 
 @pytest.fixture(autouse=True)
 def _few_steps(few_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "FIRST_WEIGHT", 0.1)
+    monkeypatch.setattr(learning, "FIRST_WEIGHT", 3.0)
     monkeypatch.setattr(learning, "N_FIRST_STEPS", 6)
 
 

@@ -12,9 +12,10 @@ from juice.data.example import ConflictExample, without_context
 from juice.data.judging import contains_answer
 from juice.errors import RequestError
 from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Betas
 from juice.identification import gates
 from juice.identification.first_tokens import endangered_prompts
-from juice.identification.gates import measured_gate
+from juice.identification.gates import measured_gates
 from juice.identification.options import PROTECTED
 from juice.progress import silent
 
@@ -56,7 +57,7 @@ def likeliest(
 
 
 def gate_of(model: juice.SteeredModel, head_set: HeadSet, facts: list[ConflictExample]):
-    return measured_gate(model, head_set, "juice", facts, PROTECTED, silent)[0]
+    return measured_gates(model, head_set, ["juice"], facts, PROTECTED, silent)["juice"].gate
 
 
 def value(mini: juice.SteeredModel, signal: str, head_set: HeadSet, prompt: str, alone: str):
@@ -120,7 +121,13 @@ def test_a_gate_lets_a_strong_set_do_no_harm(
 ) -> None:
     """Steered always, most clean prompts lose their answer."""
     head_set = made(mini, "context")
-    gate, side_effects = measured_gate(mini, head_set, "juice", facts, PROTECTED, silent)
+    head_set = head_set.with_betas("june", Betas(plus=0.0, minus=-0.25))
+    of_methods = measured_gates(mini, head_set, ("juice", "june"), facts, PROTECTED, silent)
+    gate, side_effects = of_methods["juice"]
+    assert of_methods["june"].side_effects["clean"][1] > side_effects["clean"][1] + 0.2, "gentler"
+    assert measured_gates(mini, head_set, ["june"], facts, PROTECTED, silent) == {
+        "june": of_methods["june"]
+    }
     gated = head_set.with_gate("juice", gate)
     answers = {
         how: mini.generate(

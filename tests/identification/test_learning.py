@@ -36,6 +36,7 @@ def tiny_one() -> juice.SteeredModel:
 @pytest.fixture(autouse=True)
 def _few_steps(few_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "FIRST_WEIGHT", 3.0)
+    monkeypatch.setattr(learning, "ALIKE", -10.0)  # nothing is as good at a gentler scale
 
 
 def learned(
@@ -159,9 +160,12 @@ def test_what_is_chosen_lies_within_the_allowed_divergence(
     assert weights[0] == learning.FIRST_WEIGHT
     for before, after in pairwise(weights):
         assert 1 < after / before <= learning.MOST_CHANGE
-    scaled = [point for point in found.line if point.scale < 1]
-    assert len(scaled) == min(len(stages), learning.N_SCALED) * len(learning.SCALES)
+    *scaled, gentler = [point for point in found.line if point.scale < 1]
+    n_scaled = min(len(stages), learning.N_SCALED)
+    assert n_scaled <= len(scaled) <= n_scaled * len(learning.SCALES)
+    assert sum(point.divergence <= most for point in scaled) <= n_scaled, "the rest is as good"
     assert found.best.point in scaled
+    assert gentler.scale == learning.GENTLE * found.best.point.scale
     assert found.best.point.divergence <= most
     within = [point for point in scaled if point.divergence <= most]
     assert any(point.divergence > most / 4 for point in within), "none comes near"
@@ -188,13 +192,37 @@ def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_muc
     tiny_one: juice.SteeredModel,
 ) -> None:
     """Kills: a weight that only grows, a stage that is learned for nothing."""
-    first, second = learned(tiny_one, max_divergence=ANYTHING).line
+    first, second, _ = learned(tiny_one, max_divergence=ANYTHING).line
     assert (first.weight, first.scale) == (learning.FIRST_WEIGHT, 1)
     assert second.weight == learning.LEAST_CHANGE * first.weight
     assert first.divergence > 0.001
     close = first.divergence / (1 + learning.FAR_BELOW) * 2
-    (only,) = learned(tiny_one, max_divergence=close).line
+    only, gentler = learned(tiny_one, max_divergence=close).line
     assert only == first
+    assert gentler.divergence < 0.7 * first.divergence
+
+
+def test_the_gentler_of_two_scales_is_chosen_where_it_does_as_well(
+    tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: a scale that is not applied, a gentler one that is taken whatever it loses."""
+    whole = learned(tiny_one, max_divergence=ANYTHING)
+    gentle = whole.line[-1]
+    difference = whole.best.value - learned_at(tiny_one, monkeypatch, 10.0).value
+    for alike, scale in ((difference + 1e-6, learning.GENTLE), (difference - 1e-6, 1.0)):
+        best = learned_at(tiny_one, monkeypatch, alike)
+        torch.testing.assert_close(best.coefficients, scale * whole.best.coefficients)
+        assert best.point == (gentle if scale < 1 else whole.best.point)
+        nats = nats_of(tiny_one, best.coefficients, "june")
+        assert best.point.divergence == pytest.approx(nats, rel=1e-3)
+
+
+def learned_at(
+    tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch, alike: float
+) -> Reached:
+    """Return what is chosen where values that differ by so much are alike."""
+    monkeypatch.setattr(learning, "ALIKE", alike)
+    return learned(tiny_one, max_divergence=ANYTHING).best
 
 
 def test_what_starts_elsewhere_goes_on_from_there_with_the_same_weight(
@@ -208,7 +236,7 @@ def test_what_starts_elsewhere_goes_on_from_there_with_the_same_weight(
         first.coefficients, first.value, first.point.model_copy(update={"weight": 24.0})
     )
     found = learned(tiny_one, method="juice", start=start, max_divergence=ANYTHING)
-    assert [point.weight for point in found.line] == [24.0]
+    assert [point.weight for point in found.line] == [24.0, 24.0]
     moved = (found.best.coefficients - first.coefficients).abs()
     assert 0 < moved.max() <= learning.SMALLEST + 0.01
 
@@ -223,7 +251,7 @@ def test_no_step_moves_ordinary_text_further_than_it_may(
     nats = []
     for reach in (1e-3, 4e-3):
         monkeypatch.setattr(learning, "FIRST_REACH", reach)
-        (point,) = learned(tiny_one, penalty=0.0, max_divergence=ANYTHING).line
+        point, _ = learned(tiny_one, penalty=0.0, max_divergence=ANYTHING).line
         assert 0 < point.divergence < 2 * reach
         nats.append(point.divergence)
     assert nats[1] == pytest.approx(4 * nats[0], rel=0.3)

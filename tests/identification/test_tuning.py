@@ -15,7 +15,7 @@ from juice.data.judging import contains_answer
 from juice.errors import ExampleError, UsageError
 from juice.head_set.schema import Betas, HeadLists, Methods
 from juice.identification import examples as validation
-from juice.identification.gates import measured_gate
+from juice.identification.gates import measured_gates
 from juice.identification.options import PROTECTED, IdentificationOptions
 from juice.identification.outcomes import answer, outcome
 from juice.identification.task import Task
@@ -148,7 +148,8 @@ def test_protection_keeps_steering_from_breaking_what_needs_none(target: str) ->
         def right(plus: float, minus: float) -> float:
             betas = Betas(plus=plus, minus=minus)
             tuned = head_set.with_betas("juice", betas)
-            return measured_gate(model, tuned, "juice", facts, PROTECTED, silent)[1][kind][1]
+            found = measured_gates(model, tuned, ["juice"], facts, PROTECTED, silent)
+            return found["juice"].side_effects[kind][1]
 
         assert after >= right(unprotected.plus, unprotected.minus)
         if target == "context":  # toward memory these heads break little
