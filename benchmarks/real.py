@@ -9,7 +9,8 @@ smallest and the largest.
     ours      `juice serve`: unsteered, and steered toward memory in one run and in two
     vLLM      the same with `--engine vllm`, on the file's conversion (`--vllm FOLDER`, from
               `juice convert`)
-    llama.cpp its server, built for these processors (`--llama-server PROGRAM`)
+    llama.cpp its server, built for these processors (`--llama-server PROGRAM`): from its sources,
+              `cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-server`
     generate  transformers' `generate`, one batch of as many prompts as there are clients
 
 llama.cpp reads the file as it is, with activations of 8 bits; the others read the weights that it
@@ -27,6 +28,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +78,7 @@ class Server:
     """A running server that completes prompts; it rests but for a `turn`."""
 
     def __init__(self, command: Sequence[str], port: int, log: Path) -> None:
-        self.url, self._log = f"http://127.0.0.1:{port}", log
+        self.url = f"http://127.0.0.1:{port}"
         with log.open("w") as output:
             self._process = subprocess.Popen(  # noqa: S603 -- our own command
                 [*command, "--port", str(port)],
@@ -177,9 +179,10 @@ def measure(given: argparse.Namespace, model: juice.SteeredModel) -> list[dict[s
     texts = Texts(plain.tokenize(given.text.read_text(encoding="utf-8"), add_special_tokens=False))
     rates: dict[tuple[str, str, int], list[float]] = {}
     with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ways: dict[tuple[str, str, int], Callable[[], float]] = {}
         for i, (name, command) in enumerate(commands_of(given).items()):
-            server = Server(command, given.port + i, given.out.with_suffix(f".{name}.log"))
+            server = Server(command, given.port + i, logs / f"{name}.log")
             stack.callback(server.stop)
             for way, fields in WAYS[name].items():
                 for n in N_CLIENTS:
