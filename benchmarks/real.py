@@ -89,6 +89,7 @@ class Server:
         deadline = time.monotonic() + READY_S
         while not is_ready(f"{self.url}/v1/models"):
             if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
                 raise SystemExit(f"the server did not become ready: {log.read_text()[-2000:]}")
             time.sleep(0.5)
         self.model = str(httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"])
