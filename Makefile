@@ -84,7 +84,8 @@ real: $(STAMP)
 	for name in $(REAL_STEERED); do \
 	  $(BIN)/python -m integration.real.measure $(REAL_CACHE)/models/$$name.gguf --head-sets head_sets \
 	    --data $(REAL_DATA) --prose $(REAL_CACHE)/text.txt --out docs/results/$$name/head_sets.json \
-	    || exit 1; \
+	  && $(BIN)/python -m integration.real.turns $(REAL_CACHE)/models/$$name.gguf --head-sets head_sets \
+	    --out docs/results/$$name/turns.json || exit 1; \
 	done
 
 # One of them from its file to HTTP: the short form that continuous integration runs.
