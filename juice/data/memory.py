@@ -289,15 +289,10 @@ def _example(
     clean, opening = _worded(model, relation, subject, i)
     others = sorted({one.answer for one in facts if one.relation.name == relation.name})
     first = model.first_token(clean, fact.answer, opening=opening)
-    told = next(
-        (
-            other
-            for other in rng.sample(others, len(others))
-            if normalise(other) != normalise(fact.answer)
-            and model.first_token(clean, other, opening=opening) not in (first, None)
-        ),
-        None,
-    )
+    rest = [o for o in rng.sample(others, len(others)) if normalise(o) != normalise(fact.answer)]
+    # Where none begins otherwise, as with years, the two are told apart by later tokens.
+    apart = (o for o in rest if model.first_token(clean, o, opening=opening) not in (first, None))
+    told = next(apart, next(iter(rest), None))
     if told is None:
         return None
     j = i if rng.random() < 0.5 else rng.randrange(len(relation.statements))

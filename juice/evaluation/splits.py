@@ -176,12 +176,13 @@ def _usable(
             left_out["context answers that are a right answer"] += 1
         else:
             try:
-                for conflict_type in example.prompts:
-                    scored_prompt(model, example, conflict_type)
+                scored = [scored_prompt(model, example, t) for t in example.prompts]
             except ExampleError:
-                left_out["answers that begin with the same token, or with none"] += 1
-            else:
+                scored = []
+            if scored and not any(prompt.n_shared for prompt in scored):
                 kept.append(example)
+            else:
+                left_out["answers that begin with the same token, or with none"] += 1
     return kept
 
 

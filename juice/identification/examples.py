@@ -62,10 +62,14 @@ def in_form_of_examples(
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """A prompt's tokens, and the first token of each target's answer."""
+    """A prompt's tokens, and the first token of each target's answer.
+
+    Where both answers begin alike, the tokens that they share, `n_shared`, are the prompt's.
+    """
 
     ids: tuple[int, ...]
     answer_tokens: dict[Target, int]
+    n_shared: int = 0
 
 
 def scored_prompt(
@@ -90,9 +94,16 @@ def scored_prompt(
             raise ExampleError(f"{where}: the {target} answer {given!r} has no tokens of its own")
         tokens[target] = token
     if tokens["parametric"] == tokens["context"]:
-        raise ExampleError(
-            f"{where}: both answers begin with the same token; p_y cannot tell them apart"
-        )
+        answers = example.answer("parametric"), example.answer("context")
+        parted = model.prompts.parted(prompt, answers, example.opening)
+        if parted is None:
+            raise ExampleError(
+                f"{where}: one answer begins with all tokens of the other; p_y cannot tell them "
+                "apart"
+            )
+        longer, (parametric, context) = parted
+        tokens = {"parametric": parametric, "context": context}
+        return ScoredPrompt(longer, tokens, len(longer) - len(ids))
     return ScoredPrompt(ids, tokens)
 
 
@@ -209,11 +220,12 @@ def usable_examples(
 ) -> tuple[list[ConflictExample], list[ConflictExample]]:
     """Draw the examples to identify on from those that can be scored.
 
-    Returns them and all that were not drawn. With a `relation`, only its examples are drawn. Warns
-    of examples that cannot be scored, with the first reason, and of few. Raises ExampleError when
+    Returns them and all that were not drawn. With a `relation`, only its examples are drawn, and
+    those whose answers begin alike only where the others are too few. Warns of examples that cannot
+    be scored, with the first reason, and of few. Raises ExampleError when
     too few are left.
     """
-    candidates, reasons = [], []
+    candidates, apart, reasons = [], [], []
     pool = [e for e in examples if options.relation in (None, e.relation)]
     wanted = {t for e in pool for t in e.prompts}
     for example in pool:
@@ -223,9 +235,10 @@ def usable_examples(
                     f"example {example.subject!r} has no {' and no '.join(sorted(lacking))} "
                     "prompt, but others have"
                 )
-            for conflict_type in example.prompts:
-                scored_prompt(model, example, conflict_type)
+            scored = [scored_prompt(model, example, t) for t in example.prompts]
             candidates.append(example)
+            if not any(prompt.n_shared for prompt in scored):
+                apart.append(example)
         except ExampleError as error:
             reasons.append(str(error))
     if reasons:
@@ -239,6 +252,8 @@ def usable_examples(
             f"no example has the relation {options.relation!r}; "
             f"the file has {', '.join(known) or 'none'}"
         )
+    if len(apart) >= options.n_wanted(len(candidates)):
+        candidates = apart
     if options.method == "probe":
         drawn, _ = draw(candidates, options.n_wanted(len(candidates)), options.seed)
     else:

@@ -30,7 +30,7 @@ from juice.data.example import (
     unknown_subjects,
 )
 from juice.engine.steer import Steering
-from juice.formula import CONFLICTS, Method, Target
+from juice.formula import CONFLICTS, OTHER, Method, Target
 from juice.identification.attribution import DualRun, micro_batches
 from juice.identification.options import Protected
 from juice.model.loaded import LoadedModel
@@ -150,18 +150,26 @@ def protected_prompts(
 def asked_of(model: SteeredModel, groups: Mapping[str, Sequence[Case]]) -> dict[str, list[Asked]]:
     """Return the tokens of each prompt and the first one of its answer, by group.
 
-    Answers without a token of their own are left out, and groups without a prompt.
+    Where the example's other answer begins alike, what they share is the prompt's. Answers without
+    a token of their own are left out, and groups without a prompt.
     """
     asked = {
-        group: [
-            (model.prompts.tokens(prompt, example.opening), token)
-            for prompt, example, answer, _ in cases
-            if (token := model.first_token(prompt, example.answer(answer), opening=example.opening))
-            is not None
-        ]
+        group: [one for case in cases if (one := _asked(model, case)) is not None]
         for group, cases in groups.items()
     }
     return {group: found for group, found in asked.items() if found}
+
+
+def _asked(model: SteeredModel, case: Case) -> Asked | None:
+    prompt, opening = case.prompt, case.example.opening
+    answers = (case.example.answer(case.answer), case.example.answer(OTHER[case.answer]))
+    first, others = (model.first_token(prompt, answer, opening=opening) for answer in answers)
+    if first is None:
+        return None
+    if first == others and (parted := model.prompts.parted(prompt, answers, opening)) is not None:
+        ids, (first, _) = parted
+        return ids, first
+    return model.prompts.tokens(prompt, opening), first
 
 
 def endangered_prompts(

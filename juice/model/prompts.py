@@ -110,6 +110,17 @@ class PromptForm:
             start = _first_difference(ids, self.tokens(prompt, opening))
         return ids[start] if start < len(ids) else None
 
+    def parted(
+        self, prompt: str, answers: tuple[str, str], opening: str = ""
+    ) -> tuple[tuple[int, ...], tuple[int, int]] | None:
+        """Return a prompt with the tokens that two answers to it share, and the next one of each.
+
+        None where all tokens of one answer begin the other.
+        """
+        one, other = (self.joined(prompt, f"{opening} {a}".lstrip())[0] for a in answers)
+        at = _first_difference(one, other)
+        return (one[:at], (one[at], other[at])) if at < min(len(one), len(other)) else None
+
     def joined(self, prompt: str, answer: str) -> tuple[tuple[int, ...], int]:
         """Return the tokens of a prompt followed by an answer, and where the answer begins.
 

@@ -16,7 +16,7 @@ from tests.support.conflicts import examples
 def test_examples_that_cannot_be_scored_are_skipped_and_counted() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
     pool = examples()
-    same_start = pool[0].model_copy(update={"context_answer": ("Prague",)})
+    same_start = pool[0].model_copy(update={"context_answer": ("Paris, as ever",)})
     with pytest.warns(UserWarning, match="1 examples cannot be scored"):
         drawn, rest = usable_examples(
             model, [same_start, *pool], IdentificationOptions(method="probe", n_examples=4)
@@ -30,6 +30,17 @@ def test_examples_that_cannot_be_scored_are_skipped_and_counted() -> None:
         usable_examples(
             model, [same_start, *pool], IdentificationOptions(method="probe", n_examples=5)
         )
+
+
+def test_answers_that_begin_alike_are_drawn_where_the_others_are_too_few() -> None:
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    pool = examples()
+    years = pool[0].model_copy(update={"parametric_answer": ("1987",), "context_answer": ("1912",)})
+    for n, expected in ((4, pool), (5, [years, *pool])):
+        drawn, _ = usable_examples(
+            model, [years, *pool], IdentificationOptions(method="probe", n_examples=n)
+        )
+        assert drawn == expected
 
 
 def test_an_answer_without_tokens_of_its_own_cannot_be_scored() -> None:

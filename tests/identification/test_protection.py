@@ -7,7 +7,12 @@ import pytest
 import juice
 from juice.data.example import ConflictExample
 from juice.errors import UsageError
-from juice.identification.first_tokens import endangered_prompts, protected_prompts
+from juice.formula import Target
+from juice.identification.first_tokens import (
+    conflict_prompts,
+    endangered_prompts,
+    protected_prompts,
+)
 from juice.identification.options import IdentificationOptions
 from tests.support import tiny
 from tests.support.conflicts import examples
@@ -57,6 +62,26 @@ def test_toward_the_context_prompts_without_one_must_still_be_answered(
         )
         for e in examples()
     ]
+
+
+@pytest.mark.parametrize("target", ["parametric", "context"])
+def test_answers_that_begin_alike_are_asked_for_where_they_part(
+    model: juice.SteeredModel, target: Target
+) -> None:
+    """Kills: a first token that both answers have, which teaches nothing."""
+    years = examples()[0].model_copy(
+        update={"parametric_answer": ("1987",), "context_answer": ("1912",)}
+    )
+    asked = {
+        **conflict_prompts(model, target, [years]),
+        **protected_prompts(model, "parametric", [years, *examples()[1:]], ("clean",)),
+    }
+    right = {"parametric": "8", "context": "1"}
+    for kind, prompts in asked.items():
+        ids, token = prompts[0]
+        assert ids == model.tokenize(f"{years.prompts[kind]} 19")
+        expected = right["parametric" if kind == "clean" else target]
+        assert model.description.tokenizer.decode([token]) == expected
 
 
 def test_what_is_not_asked_for_or_cannot_be_made_is_left_out(model: juice.SteeredModel) -> None:

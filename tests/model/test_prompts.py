@@ -43,6 +43,33 @@ def test_an_opening_is_what_the_model_has_said_and_the_answer_follows_it() -> No
         assert model.first_token("Capital of Peru:", "Lima Callao", opening=opening) == first
 
 
+def test_answers_that_begin_alike_part_where_their_texts_do() -> None:
+    """Mistakes caught: the first token of both, and a prompt that lacks what they share."""
+    known = tokenizer()
+    for opening in ("", "It was built in"):
+        for template, turn, glue in [*TURNS.values(), (PLAIN, END + "{}", " ")]:
+            model = loaded(template)
+            model = model if turn == END + "{}" else model.with_chat_template()
+            answers = ("1987", "1912 or so")
+            ids, tokens = model.prompts.parted("Built:", answers, opening)
+            begun = f"{opening} 19" if opening else "19"
+            assert known.decode(ids) == turn.format("Built:") + glue + begun
+            assert known.decode(tokens) == "81"
+            assert model.prompts.parted("Built:", ("1912", "1912 or so"), opening) is None
+
+
+def test_an_example_whose_answers_begin_alike_is_scored_where_they_part() -> None:
+    model = loaded(PLAIN)
+    years = examples()[0].model_copy(
+        update={"parametric_answer": ("1987",), "context_answer": ("1912",)}
+    )
+    scored = scored_prompt(model, years, "clean")
+    assert tokenizer().decode(scored.ids) == END + years.prompts["clean"] + " 19"
+    assert scored.n_shared == 3
+    told = {t: tokenizer().decode([token]) for t, token in scored.answer_tokens.items()}
+    assert told == {"parametric": "8", "context": "1"}
+
+
 def test_plain_prompts_keep_their_own_start_token_and_a_space_before_the_answer() -> None:
     model = loaded(PLAIN)
     scored = scored_prompt(model, examples()[0], "clean")
