@@ -78,9 +78,10 @@ run: $(STAMP)
 	$(BIN)/juice serve --model $(if $(filter $(MODEL),$(REAL)),$(REAL_CACHE)/models/$(MODEL).gguf,$(MODEL)) --port $(PORT)
 
 # Fetches the real models, and measures what the shipped head sets do to those that have some.
-real: $(STAMP)
+real: $(STAMP) $(BROWSER)
 	$(BIN)/python -m integration.real.models $(REAL_CACHE)/models $(REAL)
 	$(BIN)/python -m integration.real.text $(REAL_CACHE)
+	JUICE_TEST_MODELS=$(REAL_CACHE)/models $(BIN)/python -m pytest -m "long or not long" integration/real
 	for name in $(REAL_STEERED); do \
 	  $(BIN)/python -m integration.real.measure $(REAL_CACHE)/models/$$name.gguf --head-sets head_sets \
 	    --data $(REAL_DATA) --prose $(REAL_CACHE)/text.txt --out docs/results/$$name/head_sets.json \
@@ -89,7 +90,7 @@ real: $(STAMP)
 	done
 
 # One of them from its file to HTTP: the short form that continuous integration runs.
-real-smoke: $(STAMP)
+real-smoke: $(STAMP) $(BROWSER)
 	JUICE_TEST_MODELS=$(REAL_CACHE)/models $(BIN)/python -m pytest integration/real
 
 $(BROWSER): integration/browser/package-lock.json

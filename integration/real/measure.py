@@ -2,6 +2,7 @@
 
     python -m integration.real.measure MODEL --head-sets FOLDER --data PATH [--data PATH ...]
         [--prose text.txt] [--limit 100] [--out FILE.json] [--threads N] [--chat-template ...]
+        [--allow-unverified]
 
 prints a table and writes one JSON document. MODEL is what `juice.load` takes, and PATH what
 `juice.read_examples` takes, such as a folder with ParaConflict's files. The sets are those of
@@ -210,6 +211,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--threads", type=int, metavar="N")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--chat-template", metavar="default|none|FILE")
+    parser.add_argument(
+        "--allow-unverified",
+        action="store_true",
+        help="also measure sets that were made on another quantisation of the model",
+    )
     given = parser.parse_args(arguments)
     plan = Plan(
         data=given.data,
@@ -220,7 +226,11 @@ def main(arguments: Sequence[str]) -> None:
     )
     quiet_libraries()
     with juice.load(
-        given.model, head_sets=given.head_sets, threads=given.threads, dtype=given.dtype
+        given.model,
+        head_sets=given.head_sets,
+        threads=given.threads,
+        dtype=given.dtype,
+        allow_unverified=given.allow_unverified,
     ) as model:
         found = measure(model, plan, console.progress)
         command = shlex.join(["python", "-m", "integration.real.measure", *arguments])

