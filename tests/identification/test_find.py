@@ -35,7 +35,7 @@ PROBES = ("--target", "context", "--method", "probe", "--n-examples", "2", "--al
 # Few facts show little gain within the harm that is allowed by default.
 FREER = (*ATTRIBUTION, "--max-divergence", "1", "--protect", "unknown,clean")
 FREER_WORDS = {"method": "attribution", "max_divergence": 1.0, "protect": ("unknown", "clean")}
-FEW, ENOUGH = facts_of(16), facts_of(48)  # to tune on, after those that find heads
+FEW, ENOUGH = facts_of(10), facts_of(48)  # to tune on, after those that find heads
 
 
 def written(facts: list[ConflictExample], folder: Path) -> Path:
