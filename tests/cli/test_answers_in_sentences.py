@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,12 +98,11 @@ def test_another_form_than_that_of_the_examples_is_refused_or_warned_of(
     )
     examples = juice.read_examples(made)
     model = juice.load("mini")
+    untuned: dict[str, Any] = {"target": "context", "method": "attribution", "tune": False}
     with pytest.warns(UserWarning, match="prompts go without one"):
-        juice.identify(
-            model, examples, target="context", method="attribution", chat_template="none"
-        )
+        juice.identify(model, examples, chat_template="none", **untuned)
     with pytest.warns(UserWarning, match="but prompts go through"):
-        juice.identify(model.with_chat_template(), examples, target="context", method="attribution")
+        juice.identify(model.with_chat_template(), examples, **untuned)
     with pytest.raises(juice.JuiceError, match="made through the chat template"):
         juice.identify(model, examples, target="context")
 
