@@ -22,16 +22,16 @@ from juice.head_set.head_set import HeadSet
 from juice.head_set.library import HeadSetLibrary
 from juice.head_set.schema import FORMAT, short
 from juice.model.loaded import LoadedModel
-from juice.model.prompts import PromptForm, own_template, read_template, sha256_of, user
+from juice.model.prompts import (
+    PromptForm,
+    own_template,
+    read_template,
+    sha256_of,
+    user,
+)
 from juice.progress import Progress, silent
 
 Prompt = str | Sequence[int]
-
-
-def join_context(context: str, prompt: str) -> str:
-    """Put a context before a prompt, with a space between them unless one has white space there."""
-    glue = "" if not context or context[-1].isspace() or prompt[:1].isspace() else " "
-    return f"{context}{glue}{prompt}"
 
 
 class SteeredModel:
@@ -246,9 +246,10 @@ class SteeredModel:
                 raise RequestError(
                     "context needs a prompt that is text, without without_context", param="context"
                 )
-            alone, prompt = prompt, join_context(options.context, prompt)
+            alone = prompt
             if steer.positions == "question":
-                question_at = self.prompts.first_position(prompt, len(prompt) - len(alone))
+                question_at = self.prompts.position_behind(options.context, prompt)
+            prompt = self.prompts.encode(self.prompts.behind(options.context, prompt))
         if steer.positions == "question" and question_at is None:
             raise RequestError(
                 "positions is question, but nothing says where the question begins; give the"
@@ -259,6 +260,11 @@ class SteeredModel:
         head_set = self.head_set_of(steer)
         first = (question_at or 0) if steer.positions == "question" else 0
         steering = self._steering(steer, head_set, first_position=first)
+        ids = self._ids(prompt)
+        if len(ids) > 1 and ids[0] == ids[1] == self.description.tokenizer.bos_token_id:
+            steering = steering.warning_of(
+                "the prompt begins with two tokens that begin a text: leave out its own"
+            )
         gate = None
         if steer.gate == "auto" and head_set is not None and steering.coefficients:
             gate = gate_of(
@@ -268,7 +274,7 @@ class SteeredModel:
                 without_context=without_context,
             )
         return Request(
-            prompt_ids=self._ids(prompt),
+            prompt_ids=ids,
             options=options,
             steering=steering,
             gate=gate,
@@ -324,19 +330,10 @@ class SteeredModel:
         Raises:
             RequestError: The prompt is empty, or not valid Unicode.
         """
-        if not prompt:
-            raise RequestError("the prompt is empty; expected some text", param="prompt")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the prompt is not text: {error.reason} at character {error.start}; send valid"
-                " Unicode",
-                param="prompt",
-            ) from error
+        self.prompts.checked(prompt)
         if not add_special_tokens and self.prompts.chat_template is None:
             text = f"{prompt} {opening}" if opening else prompt
-            return self.prompts.encode(text, add_special_tokens=False)
+            return self.prompts.encode(self.prompts.raw(text), add_special_tokens=False)
         return self.prompts.tokens(prompt, opening)
 
     def first_token(self, prompt: str, answer: str, *, opening: str = "") -> int | None:
@@ -373,6 +370,16 @@ class SteeredModel:
                     "the chat template leaves out the user's message; "
                     "give one that renders its messages"
                 )
+        return other
+
+    def allowing_control_tokens(self) -> Self:
+        """Return the same model, for which messages and contexts may form control tokens.
+
+        Give it text that you trust: a retrieved document could end the user's turn and speak as the
+        assistant. Both share the engine.
+        """
+        other = copy(self)
+        other.prompts = replace(self.prompts, allows_control_tokens=True)
         return other
 
     @property

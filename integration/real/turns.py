@@ -40,7 +40,7 @@ from juice.errors import JuiceError, UsageError
 from juice.identification.outcomes import difference_interval
 from juice.model.prompts import Message
 from juice.progress import Progress, silent
-from juice.steered_model import SteeredModel, join_context
+from juice.steered_model import SteeredModel
 from juice.version import versions
 
 N_CHATS, N_TURNS = 20, 10
@@ -54,10 +54,10 @@ class Talk:
     prompts: Sequence[ChatPrompt]
     messages: list[Message] = field(default_factory=list)
 
-    def ask(self, turn: int) -> None:
+    def ask(self, model: SteeredModel, turn: int) -> None:
         """Add the user's words of a turn."""
         asked = self.prompts[turn]
-        words = join_context(asked.document, asked.question)
+        words = model.prompts.join_context(asked.document, asked.question)
         self.messages.append({"role": "user", "content": words})
 
     def told(self, model: SteeredModel) -> tuple[str, int]:
@@ -82,7 +82,7 @@ def in_turns(
     talks = talks_of(chat_prompts(), n_chats)
     for turn in range(N_TURNS):
         for talk in talks:
-            talk.ask(turn)
+            talk.ask(model, turn)
         replies = _replies(model, talks, way, progress)
         if turn in (0, N_TURNS - 1):
             where = f"turn {turn + 1}, "

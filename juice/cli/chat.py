@@ -135,9 +135,7 @@ class _Chat:
         self._strength = value
 
     def _answer(self, words: str) -> None:
-        from juice.steered_model import join_context
-
-        said = join_context(self._context, words) if self._context else words
+        said = self._model.prompts.join_context(self._context, words) if self._context else words
         turns = [*self._turns, {"role": "user", "content": said}]
         pieces = []
         steer = self._how(self._steer, self._strength)
@@ -178,5 +176,4 @@ class _Chat:
         return steer
 
     def _ids(self, turns: list[dict[str, str]]) -> tuple[int, ...]:
-        text = self._model.prompts.rendered(turns)
-        return self._model.with_chat_template(None).tokenize(text, add_special_tokens=False)
+        return self._model.prompts.encode(self._model.prompts.rendered(turns))

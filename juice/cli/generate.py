@@ -94,8 +94,6 @@ def run(
 def _compare(
     model: SteeredModel, prompt: str, steering: SteerFlags, answering: AnswerFlags, *, as_json: bool
 ) -> None:
-    from juice.steered_model import join_context
-
     steers = _compared(model, steering)
     fields: dict[str, Any] = answering.model_dump()
     completions = model.generate(
@@ -105,10 +103,10 @@ def _compare(
     if as_json:
         console.answer_json({one.steering.target: one.to_dict() for one in completions})
         return
-    whole, alone = prompt, None
+    whole, alone = model.tokenize(prompt), None
     if answering.context is not None:
-        whole, alone = join_context(answering.context, prompt), model.tokenize(prompt)
-    console.show_three(model, completions, model.tokenize(whole), alone)
+        whole, alone = model.prompts.encode(model.prompts.behind(answering.context, prompt)), whole
+    console.show_three(model, completions, whole, alone)
 
 
 def _compared(model: SteeredModel, steering: SteerFlags) -> list[SteerTarget | Steer]:

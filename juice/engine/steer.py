@@ -250,6 +250,11 @@ class Steering:
             for head in torch.nonzero(by_head).flatten().tolist()
         ]
 
+    def warning_of(self, circumstance: str) -> Steering:
+        """Return the same whose report warns of one more circumstance."""
+        warnings = (*self.report.warnings, circumstance)
+        return replace(self, report=replace(self.report, warnings=warnings))
+
     def without(self, layer: int, head: int) -> Steering:
         """Return the same without one head."""
         by_head = self.coefficients[layer].clone()

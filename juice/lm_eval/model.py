@@ -143,8 +143,7 @@ class JuiceLM(TemplateLM):
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if not special and string.startswith(self.tokenizer.decode(self.prefix_token_id)):
             special = {"add_special_tokens": False}
-        ids: list[int] = self.tokenizer.encode(string, **special)
-        return ids
+        return list(self.model.prompts.encode(string, **special))
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -154,13 +153,13 @@ class JuiceLM(TemplateLM):
             prompted = self.model.with_chat_template()
             prompted.resolve(self.steer)
             self._prompted = prompted
-        text: str = self.tokenizer.apply_chat_template(
+        return self._prompted.prompts.rendered(
             chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
+            {
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": not add_generation_prompt,
+            },
         )
-        return text
 
     def get_model_info(self) -> dict[str, Any]:
         """Return the record in the results: versions, weights, and the steering without a gate."""

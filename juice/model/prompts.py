@@ -6,6 +6,9 @@ through a chat   the prompt is one user message, rendered by a chat template up 
                  the beginning of that turn
 
 A reply may have an opening, such as "The capital of Peru is", which the answer follows.
+
+What a template is given is data: it forms no control tokens (`control_tokens`). A plain prompt is
+the caller's own, and may hold them.
 """
 
 from __future__ import annotations
@@ -21,33 +24,103 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from juice.errors import RequestError, UsageError
+from juice.model.control_tokens import GUARD, ControlTokens, place_in, shown
 
 Message = dict[str, str]
 
 
 @dataclass(frozen=True, eq=False)
 class PromptForm:
-    """One of the two forms, for one tokenizer: with the text of a chat template or without."""
+    """One of the two forms, for one tokenizer: with the text of a chat template or without.
+
+    Args:
+        tokenizer: The tokenizer.
+        chat_template: The template's text; None for plain prompts.
+        allows_control_tokens: Whether what a template is given may form control tokens.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     chat_template: str | None = None
+    allows_control_tokens: bool = False
 
     @cached_property
     def sha256(self) -> str | None:
         """The hash of the chat template; None for plain prompts."""
         return sha256_of(self.chat_template)
 
+    @staticmethod
+    def raw(text: str) -> str:
+        """Return text whose control tokens are meant, such as a raw prompt, as guarded text."""
+        return text.replace(GUARD, GUARD * 2)
+
+    @staticmethod
+    def shown(text: str) -> str:
+        """Return guarded text without its guards."""
+        return shown(text)
+
+    @staticmethod
+    def checked(text: str) -> str:
+        """Return a prompt; raises RequestError for one that is empty, or not valid Unicode."""
+        if not text:
+            raise RequestError("the prompt is empty; expected some text", param="prompt")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt is not text: {error.reason} at character {error.start}; send valid"
+                " Unicode",
+                param="prompt",
+            ) from error
+        return text
+
+    @staticmethod
+    def join_context(context: str, prompt: str) -> str:
+        """Put a context before a prompt, with a space between unless one has white space there."""
+        glue = "" if not context or context[-1].isspace() or prompt[:1].isspace() else " "
+        return f"{context}{glue}{prompt}"
+
     def tokens(self, prompt: str, opening: str = "") -> tuple[int, ...]:
         """Return the tokens of a prompt and of its reply's opening; raises RequestError."""
         if opening:
             return self.joined(prompt, opening)[0]
         is_plain = self.chat_template is None
-        return self.encode(prompt if is_plain else self.rendered([user(prompt)]))
+        return self.encode(self.raw(prompt) if is_plain else self.rendered([user(prompt)]))
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """The control tokens of the template, of the tokenizer's own for plain prompts."""
+        return ControlTokens(self.tokenizer, self.chat_template or own_template(self.tokenizer))
 
     def encode(self, text: str, *, add_special_tokens: bool | None = None) -> tuple[int, ...]:
-        """Return a whole text's tokens; special ones are added where no chat template has them."""
+        """Return a whole guarded text's tokens.
+
+        Special ones are added where no chat template has them.
+        """
         adds = self.chat_template is None if add_special_tokens is None else add_special_tokens
+        if GUARD in text:
+            return tuple(self.control.encode(text, add_special_tokens=adds))
         return tuple(self.tokenizer(text, add_special_tokens=adds)["input_ids"])
+
+    def behind(self, context: str, prompt: str) -> str:
+        """Return a prompt behind its context, which is data, as guarded text."""
+        whole = self.checked(self.join_context(context, prompt))
+        if self.chat_template is not None:
+            return self.rendered([user(whole)])
+        return str(self.data(whole[: len(whole) - len(prompt)])) + self.raw(prompt)
+
+    def data(self, value: Any, *, is_reply: bool = False) -> Any:
+        """Return what a template is given, or a reply of the model, as guarded text."""
+        return (
+            value if self.allows_control_tokens else self.control.guarded(value, is_reply=is_reply)
+        )
+
+    def position_behind(self, context: str, prompt: str) -> int:
+        """Return the position of a prompt's first token behind its context, as `first_position`."""
+        if self.chat_template is None:
+            text = self.behind(context, prompt)
+            return self.position_in(text, len(text) - len(self.raw(prompt)))
+        whole = self.join_context(context, prompt)
+        return self.first_position(whole, len(whole) - len(prompt))
 
     def first_position(self, prompt: str, start: int) -> int:
         """Return the position of the first token that holds a character from `start` on.
@@ -55,20 +128,19 @@ class PromptForm:
         A space before it does not count. `start` counts the prompt's characters. Raises
         RequestError where the template changes the prompt.
         """
-        text = prompt
-        if self.chat_template is not None:
-            text = self.rendered([user(prompt)])
-            if prompt not in text:
-                raise RequestError(
-                    "the chat template changes the prompt, so its question cannot be found;"
-                    " steer all positions",
-                    param="steer.positions",
-                )
-            start += text.rindex(prompt)
-        return self.position_in(text, start)
+        if self.chat_template is None:
+            return self.position_in(self.raw(prompt), len(self.raw(prompt[:start])))
+        text, words = self.rendered([user(prompt)]), self.data(prompt)
+        if words not in text:
+            raise RequestError(
+                "the chat template changes the prompt, so its question cannot be found;"
+                " steer all positions",
+                param="steer.positions",
+            )
+        return self.position_in(text, text.rindex(words) + place_in(words, start))
 
     def position_in(self, text: str, start: int, *, add_special_tokens: bool | None = None) -> int:
-        """Return the position of the first token of a whole text from the character `start` on.
+        """Return the position of the first token of guarded text from the character `start` on.
 
         A space before it does not count. Special tokens are added as by `encode`.
         """
@@ -78,23 +150,23 @@ class PromptForm:
             # It tells no offsets: the tokens that the text before shares with the whole are before.
             before = self.encode(text[:start].rstrip(), add_special_tokens=adds)
             return _first_difference(before, self.encode(text, add_special_tokens=adds))
-        encoded = self.tokenizer(text, add_special_tokens=adds, return_offsets_mapping=True)
-        spans = encoded["offset_mapping"]
+        spans = self.control.spans(text, add_special_tokens=adds)
         return next((i for i, (a, b) in enumerate(spans) if b > max(a, start)), len(spans))
 
     def rendered(
         self, messages: Sequence[Message], options: Mapping[str, Any] = MappingProxyType({})
     ) -> str:
-        """Return a chat as one text, up to where the assistant's turn begins.
+        """Return a chat as guarded text, up to where the assistant's turn begins.
 
         `options` are what else transformers' `apply_chat_template` and the template take, such as
         `documents` and `add_generation_prompt`, here true by default. Raises RequestError where the
         template refuses the chat.
         """
-        given = {"add_generation_prompt": True, **options}
+        given = {"add_generation_prompt": True, **self.data(dict(options))}
         given |= {"chat_template": self.chat_template, "tokenize": False}
+        turns = [self.data(turn, is_reply=turn["role"] == "assistant") for turn in messages]
         try:
-            return str(self.tokenizer.apply_chat_template(messages, **given))
+            return str(self.tokenizer.apply_chat_template(turns, **given))
         except Exception as error:  # whatever a template raises
             raise RequestError(
                 f"the chat template refuses these messages: {error}", param="messages"
@@ -129,11 +201,11 @@ class PromptForm:
         turn begins, so these stay unchanged, whatever they would merge with.
         """
         if self.chat_template is None:
-            ids = self.encode(f"{prompt} {answer}")
-            return ids, _first_difference(ids, self.encode(prompt))
+            ids = self.encode(self.raw(f"{prompt} {answer}"))
+            return ids, _first_difference(ids, self.encode(self.raw(prompt)))
         text = self.rendered([user(prompt)])
         ids = self.encode(text)
-        turn = self._glue(prompt, text, ids, answer) + answer
+        turn = self._glue(prompt, text, ids, answer) + self._reply(answer)
         return ids + self._behind(text, ids, turn), len(ids)
 
     def _glue(self, prompt: str, text: str, ids: tuple[int, ...], answer: str) -> str:
@@ -145,7 +217,7 @@ class PromptForm:
             )
         except RequestError:
             turn = ""
-        before, written, _ = turn.removeprefix(text).partition(answer)
+        before, written, _ = turn.removeprefix(text).partition(self._reply(answer))
         if turn.startswith(text) and written and not before.strip():
             return before
         # Its finished turns begin differently from an open one, for example with thoughts.
@@ -155,6 +227,9 @@ class PromptForm:
             else " "
         )
 
+    def _reply(self, answer: str) -> str:
+        return str(self.data(answer, is_reply=True))
+
     def _behind(self, text: str, ids: tuple[int, ...], turn: str) -> tuple[int, ...]:
         """Return the tokens of a turn that follows a text with tokens `ids`."""
         whole = self.encode(text + turn)
@@ -162,9 +237,10 @@ class PromptForm:
             return whole[len(ids) :]
         # The end of the text may split differently when something follows: two line ends are one
         # token, but two before a word.
-        for start in range(max(0, len(whole) - len(turn.encode())), len(whole)):
+        words = shown(turn)
+        for start in range(max(0, len(whole) - len(words.encode())), len(whole)):
             end = whole[start:]
-            if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == turn:
+            if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == words:
                 return end
         return self.encode(turn)
 

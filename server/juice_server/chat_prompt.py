@@ -13,7 +13,7 @@ from fastapi import Request as HttpRequest
 
 from juice.engine.request import Request
 from juice.errors import RequestError
-from juice.steered_model import SteeredModel, join_context
+from juice.steered_model import SteeredModel
 from juice_server.chat import ChatFields, Document
 from juice_server.requests import Prompt, Translator
 from juice_server.tool_parser import Reader, ToolUse, use_of
@@ -42,7 +42,7 @@ def prompt_of(
     documents: Sequence[Document] | None = None,
     finds_question: bool = False,
 ) -> Prompt:
-    """Return a chat as one text.
+    """Return a chat as one guarded text.
 
     A context goes before the last user's words, documents where the template puts them. `options`
     are its other arguments. The messages are not changed.
@@ -66,7 +66,7 @@ def prompt_of(
             raise RequestError(
                 "a context goes before the last user message, but there is none", param="context"
             )
-        before = join_context(context, chat.question).removesuffix(chat.question)
+        before = chat.model.prompts.join_context(context, chat.question).removesuffix(chat.question)
     if documents:
         listed = [document.model_dump() for document in documents]
         chat = chat.with_option("documents", listed, "send them as context")
@@ -128,7 +128,7 @@ class _Turns:
         *pieces, _ = self.asking(before + word).split(word)
         for words in (self.question, self.question.strip(), self.question.rstrip()):
             # A template may repeat the question; it is the last one that is answered.
-            found = words.join(pieces).rstrip()
+            found = self.model.prompts.data(words).join(pieces).rstrip()
             if pieces and text.startswith(found):
                 return len(found)
         raise RequestError(
@@ -142,6 +142,7 @@ async def chat_of(
     translator: Translator, request: HttpRequest, body: ChatFields, *, top_logprobs: int = 0
 ) -> Chat:
     """Return the requests of a chat; raises what `prompt_of` and the translator raise."""
+    translator = translator.trusting(request, body)
 
     def read() -> tuple[Prompt, ToolUse | None]:
         offer = body.offer()
@@ -166,4 +167,4 @@ async def chat_of(
     requests = await translator.requests(
         request, [prompt], body, alias=body.model, is_chat=True, **asked
     )
-    return Chat(requests, str(prompt.text), tools)
+    return Chat(requests, translator.model.prompts.shown(str(prompt.text)), tools)

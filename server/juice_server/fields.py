@@ -14,7 +14,15 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
@@ -243,6 +251,15 @@ def _parsed(value: Any) -> Any:
     return value
 
 
+class TrustFields(Documented):
+    """Whether the text that a client sends is trusted."""
+
+    allow_control_tokens: StrictBool = False
+    """Whether messages, documents and contexts may form control tokens, such as those that end a
+    turn. A raw prompt always may.
+    """
+
+
 class StructureFields(Documented):
     """Every field that can give an answer its form; at most one of them may."""
 
@@ -344,7 +361,7 @@ def as_list(value: Any) -> Any:
 SteerField = Annotated[Steer | None, BeforeValidator(_from_name), at_most(MAX_KEYS)]
 
 
-class GenerationFields(StructureFields, SamplingOptions, Body):
+class GenerationFields(TrustFields, StructureFields, SamplingOptions, Body):
     """How to steer, sample and stop; the ranges of sampling are those of `SamplingOptions`."""
 
     model_config = ConfigDict(frozen=False)

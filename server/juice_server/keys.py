@@ -37,6 +37,7 @@ class Client:
         tokens_per_minute: The most tokens that they may have, prompts and answers.
         max_running: The most of its generations that run at the same time.
         max_waiting: The most of its generations that wait.
+        control_tokens: Whether its messages and contexts may form control tokens, if they ask so.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Client:
     tokens_per_minute: int | None = None
     max_running: int | None = None
     max_waiting: int | None = None
+    control_tokens: bool = True
 
 
 MAX_PRIORITY = 100
@@ -64,6 +66,7 @@ class _Table(BaseModel):
     tokens_per_minute: AtLeastOne = None
     max_running: AtLeastOne = None
     max_waiting: AtLeastOne = None
+    control_tokens: bool = True
 
 
 class _File(BaseModel):

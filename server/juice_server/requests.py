@@ -17,10 +17,10 @@ from juice.engine.structure import Structure
 from juice.errors import ContextLengthError, RequestError
 from juice.formula import STEER_TARGETS, SteerTarget
 from juice.head_set.library import HeadSetLibrary
-from juice.steered_model import SteeredModel, join_context
+from juice.steered_model import SteeredModel
 from juice_server.dispatcher import Tokenizing
 from juice_server.errors import NotAllowedError, UnknownModelError
-from juice_server.fields import Documented, GenerationFields
+from juice_server.fields import Documented, GenerationFields, TrustFields
 from juice_server.http import while_present
 from juice_server.keys import Client
 from juice_server.settings import Settings
@@ -32,42 +32,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A prompt as text or tokens; where its context is given apart, also the prompt without it.
+    """A prompt as guarded text (`juice.model.control_tokens`) or tokens.
 
-    The question begins at the character `question_start` of the text.
+    Where its context is given apart, also the prompt without it. The question begins at the
+    character `question_start` of the text.
     """
 
     text: str | Sequence[int]
     without_context: str | None = None
     question_start: int | None = None
-
-
-def joined(prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None) -> list[Prompt]:
-    """Put each prompt's context before it: one for all, or one for each.
-
-    Raises RequestError where they do not match.
-    """
-    if contexts is None:
-        return [Prompt(text=prompt) for prompt in prompts]
-    if len(contexts) not in (1, len(prompts)):
-        raise RequestError(
-            f"there are {len(contexts)} contexts for {len(prompts)} prompts; "
-            "give one, or one for each prompt",
-            param="context",
-        )
-    each = contexts if len(contexts) == len(prompts) else [contexts[0]] * len(prompts)
-    made: list[Prompt] = []
-    for prompt, context in zip(prompts, each, strict=True):
-        if not isinstance(prompt, str):
-            raise RequestError(
-                "a context goes before a prompt of text, but this one is tokens; "
-                "put both into the prompt",
-                param="context",
-            )
-        text = join_context(context, prompt)
-        start = len(text) - len(prompt)
-        made.append(Prompt(text=text, without_context=prompt, question_start=start))
-    return made
 
 
 LOWEST_LOGPROB = -9999.0
@@ -164,10 +137,58 @@ class Translator:
         other.chat_model = self.chat_model.with_head_sets(library)
         return other
 
+    def trusting(self, request: HttpRequest, body: TrustFields) -> Translator:
+        """Return a translator for a body whose text may form control tokens, where it asks so.
+
+        Raises NotAllowedError for a client that may not ask.
+        """
+        if not body.allow_control_tokens:
+            return self
+        client = trace_of(request.scope).client
+        if not client.control_tokens:
+            raise NotAllowedError(
+                f"allow_control_tokens is not for the key {client.name}; leave it out, or take "
+                "control_tokens = false out of its table"
+            )
+        other = copy(self)
+        other.model = self.model.allowing_control_tokens()
+        other.chat_model = self.chat_model.allowing_control_tokens()
+        return other
+
     @property
     def max_model_len(self) -> int | None:
         """The most tokens of a request, prompt and new ones together."""
         return self.model.engine.limits.max_model_len
+
+    def joined(
+        self, prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None
+    ) -> list[Prompt]:
+        """Put each prompt's context before it: one for all, or one for each.
+
+        Raises RequestError where they do not match.
+        """
+        form = self.model.prompts
+        if contexts is None:
+            return [Prompt(text=form.raw(p) if isinstance(p, str) else p) for p in prompts]
+        if len(contexts) not in (1, len(prompts)):
+            raise RequestError(
+                f"there are {len(contexts)} contexts for {len(prompts)} prompts; "
+                "give one, or one for each prompt",
+                param="context",
+            )
+        each = contexts if len(contexts) == len(prompts) else [contexts[0]] * len(prompts)
+        made: list[Prompt] = []
+        for prompt, context in zip(prompts, each, strict=True):
+            if not isinstance(prompt, str):
+                raise RequestError(
+                    "a context goes before a prompt of text, but this one is tokens; "
+                    "put both into the prompt",
+                    param="context",
+                )
+            text, alone = form.behind(context, prompt), form.raw(prompt)
+            start = len(text) - len(alone)
+            made.append(Prompt(text=text, without_context=alone, question_start=start))
+        return made
 
     async def off_loop(self, request: HttpRequest, work: Callable[[], T]) -> T:
         """Do work that is slow for large bodies in a thread, when it is its client's turn.
@@ -206,7 +227,7 @@ class Translator:
         priority = _priority(fields.priority, trace.client)
         trace.steer, trace.n_choices = steer.target, fields.n
         if self.settings.log_prompts:
-            trace.prompts = [str(prompt.text) for prompt in prompts]
+            trace.prompts = [self.model.prompts.shown(str(prompt.text)) for prompt in prompts]
 
         model = self.chat_model if is_chat else self.model
         seeds = [None if fields.seed is None else fields.seed + i for i in range(fields.n)]
@@ -308,7 +329,7 @@ class Translator:
         param: str = "prompt",
         is_to_fit: bool = True,
     ) -> tuple[int, ...]:
-        """Return a prompt's tokens; raises RequestError for one that is too long.
+        """Return the tokens of guarded text; raises RequestError for too many.
 
         Unless it `is_to_fit`, it may have more tokens than the model takes.
         """
@@ -319,7 +340,8 @@ class Translator:
             try:
                 if is_to_fit:
                     self._check_beginning(prompt)
-                ids = self.model.tokenize(prompt, add_special_tokens=add_special_tokens)
+                form = self.model.prompts
+                ids = form.encode(form.checked(prompt), add_special_tokens=add_special_tokens)
             except RequestError as error:
                 error.param = param
                 raise
@@ -336,7 +358,7 @@ class Translator:
         if most is None or len(prompt) <= 2 * CHARACTERS_PER_TOKEN * most:
             return
         beginning = prompt[: CHARACTERS_PER_TOKEN * most]
-        if len(self.model.tokenize(beginning, add_special_tokens=False)) > 2 * most:
+        if len(self.model.prompts.encode(beginning, add_special_tokens=False)) > 2 * most:
             raise ContextLengthError(
                 f"the text has {len(prompt)} characters, and more than twice as many tokens as "
                 f"the {most} that fit; shorten it"

@@ -316,20 +316,21 @@ async def messages(body: MessagesRequest, request: Request, service: ServiceOf) 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, service: ServiceOf) -> CountAnswer:
     """Return how many tokens a chat has."""
+    translator = service.translator.trusting(request, body)
 
     def count() -> int:
         prompt = prompt_of(
-            service.translator,
+            translator,
             body.turns(),
             body.for_template(),
             offer=body.offer(),
             context=body.context,
             documents=body.documents,
         )
-        ids = service.translator.tokens(prompt.text, add_special_tokens=False, is_to_fit=False)
+        ids = translator.tokens(prompt.text, add_special_tokens=False, is_to_fit=False)
         return len(ids)
 
-    return CountAnswer(input_tokens=await service.translator.off_loop(request, count))
+    return CountAnswer(input_tokens=await translator.off_loop(request, count))
 
 
 class MessageRenderer(Renderer):

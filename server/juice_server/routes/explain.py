@@ -27,14 +27,22 @@ from juice.origins import origin_requests, origins_of
 from juice.steered_model import SteeredModel
 from juice_server.chat import Document, Message
 from juice_server.chat_prompt import prompt_of
-from juice_server.fields import MAX_PROMPTS, Answer, Body, GenerationFields, TokenId, at_most
+from juice_server.fields import (
+    MAX_PROMPTS,
+    Answer,
+    Body,
+    GenerationFields,
+    TokenId,
+    TrustFields,
+    at_most,
+)
 from juice_server.http import StrictRoute
-from juice_server.requests import Prompt, TokenProbability, Translator, finite, joined
+from juice_server.requests import Prompt, TokenProbability, Translator, finite
 from juice_server.service import Service, ServiceOf
 from juice_server.trace import trace_of
 
 
-class Question(Body):
+class Question(TrustFields, Body):
     """A prompt, or the messages of a chat; `context` goes before it, or before the last words."""
 
     prompt: str | None = None
@@ -79,6 +87,7 @@ class NamedHeadSets(Body):
 
 async def prompt_for(translator: Translator, request: HttpRequest, question: Question) -> Prompt:
     """Return the prompt of a question, made in its client's turn; raises as `prompt_of` does."""
+    translator = translator.trusting(request, question)
 
     def read() -> Prompt:
         if question.messages is not None:
@@ -86,7 +95,7 @@ async def prompt_for(translator: Translator, request: HttpRequest, question: Que
             context, documents = question.context, question.documents
             return prompt_of(translator, turns, context=context, documents=documents)
         contexts = None if question.context is None else [question.context]
-        return joined([question.prompt or ""], contexts)[0]
+        return translator.joined([question.prompt or ""], contexts)[0]
 
     return await translator.off_loop(request, read)
 
@@ -446,7 +455,8 @@ class _Sweep:
         translator, answers = self._translator, self._body.answers or []
 
         def work() -> list[Ids]:
-            return [translator.tokens(answer, add_special_tokens=False) for answer in answers]
+            raw = translator.model.prompts.raw
+            return [translator.tokens(raw(a), add_special_tokens=False) for a in answers]
 
         return await translator.off_loop(self._http, work)
 

@@ -23,13 +23,14 @@ from juice_server.fields import (
     Contexts,
     GenerationFields,
     TokenId,
+    TrustFields,
     Usage,
     as_list,
     at_most,
     streamed,
 )
 from juice_server.http import StrictRoute
-from juice_server.requests import TokenScore, joined
+from juice_server.requests import TokenScore
 from juice_server.routes.stream import Event, Renderer
 from juice_server.service import Service, ServiceOf
 
@@ -100,7 +101,7 @@ class GenerateResponse(Answer):
     """All choices, where there are several."""
 
 
-class TokenizeRequest(TemplateFields, Body):
+class TokenizeRequest(TemplateFields, TrustFields, Body):
     """The body of POST /tokenize: a text (vLLM calls it `prompt`), or the messages of a chat."""
 
     text: Annotated[str | None, Field(validation_alias=AliasChoices("text", "prompt"))] = None
@@ -178,9 +179,9 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf) 
 
     With `stream`: events {"text", "index"}, a last one with the rest, and [DONE].
     """
-    requests = await service.translator.requests(
-        request, joined(body.prompt, body.context), body, top_logprobs=body.logprobs or 0
-    )
+    translator = service.translator.trusting(request, body)
+    prompts = translator.joined(body.prompt, body.context)
+    requests = await translator.requests(request, prompts, body, top_logprobs=body.logprobs or 0)
     renderer = GenerateRenderer(service, request, has_logprobs=body.logprobs is not None)
     return await renderer.answered(requests, is_stream=body.stream)
 
@@ -258,10 +259,12 @@ class GenerateRenderer(NativeRenderer):
 @router.post("/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, request: Request, service: ServiceOf) -> Response:
     """Return a text's tokens, tokenized like a prompt."""
-    tokenizer, translator = service.model.description.tokenizer, service.translator
+    tokenizer = service.model.description.tokenizer
+    translator = service.translator.trusting(request, body)
 
     def work() -> Response:
-        text, adds_special = body.text or "", body.add_special_tokens is not False
+        text = translator.model.prompts.raw(body.text or "")
+        adds_special = body.add_special_tokens is not False
         if body.messages is not None:
             turns = [message.plain() for message in body.messages]
             prompt = prompt_of(translator, turns, options=body.for_template())

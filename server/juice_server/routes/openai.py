@@ -29,7 +29,7 @@ from juice_server.fields import (
     streamed,
 )
 from juice_server.http import StrictRoute
-from juice_server.requests import TokenTexts, finite, joined
+from juice_server.requests import TokenTexts, finite
 from juice_server.routes.stream import Event, Renderer
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import Arguments, Call, Part, Reader, Thought, Words, whole
@@ -350,9 +350,10 @@ router = APIRouter(route_class=StrictRoute)
 async def completions(body: CompletionRequest, request: Request, service: ServiceOf) -> Response:
     """Continue one or more prompts."""
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
-    requests = await service.translator.requests(
+    translator = service.translator.trusting(request, body)
+    requests = await translator.requests(
         request,
-        joined(body.prompt, body.context),
+        translator.joined(body.prompt, body.context),
         body,
         alias=body.model,
         add_special_tokens=body.add_special_tokens,
