@@ -28,6 +28,8 @@ from juice_server.trace import trace_of
 Event = dict[str, Any]
 TOLD = ("applied", "target", "method", "head_set", "strength")
 DONE = "data: [DONE]\n\n"
+# Line ends of Unicode, at which some clients split a stream; JSON may hold them as they are.
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"}
 
 
 class EventStream(StreamingResponse):
@@ -134,4 +136,5 @@ def _told(steering: SteeringReport) -> dict[str, str]:
 def line(event: Event) -> str:
     """Format an event for sending; one that has a type is named by it."""
     name = f"event: {event['type']}\n" if "type" in event else ""
-    return f"{name}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS)
+    return f"{name}data: {data}\n\n"
