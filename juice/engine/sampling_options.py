@@ -53,38 +53,55 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class SamplingOptions(Options):
-    """The choice of the next token; the defaults take the likeliest one."""
+    """The choice of the next token; the defaults take the likeliest one.
 
-    temperature: float = Field(default=0.0, ge=0, le=2, description="0 takes the likeliest token.")
+    Numbers are numbers: neither texts nor True.
+    """
+
+    temperature: float = Field(
+        strict=True, default=0.0, ge=0, le=2, description="0 takes the likeliest token."
+    )
     top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Sample from the smallest set with this mass."
+        strict=True,
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Sample from the smallest set with this mass.",
     )
     top_k: int = Field(
+        strict=True,
         default=0,
         ge=-1,
         le=1_000_000,
         description="Sample from the k likeliest tokens; 0 or -1 for all.",
     )
     min_p: float = Field(
+        strict=True,
         default=0.0,
         ge=0,
         le=1,
         description="Drop tokens below this share of the likeliest one's probability.",
     )
     repetition_penalty: float = Field(
+        strict=True,
         default=1.0,
         ge=0.01,
         le=100,
         description="Divides the logits of tokens that occurred before; 1 for none.",
     )
     presence_penalty: float = Field(
+        strict=True,
         default=0.0,
         ge=-2,
         le=2,
         description="Subtracted from the logits of tokens that are already in the answer.",
     )
     frequency_penalty: float = Field(
-        default=0.0, ge=-2, le=2, description="The same, once for each time that they occur."
+        strict=True,
+        default=0.0,
+        ge=-2,
+        le=2,
+        description="The same, once for each time that they occur.",
     )
     logit_bias: Annotated[
         dict[int, Bias], BeforeValidator(lambda given: {} if given is None else given)
@@ -94,7 +111,7 @@ class SamplingOptions(Options):
         description="Added to the logits of single tokens, by id.",
     )
     seed: int | None = Field(
-        default=None, ge=-(2**63), lt=2**63, description="Seed of the sampling."
+        strict=True, default=None, ge=-(2**63), lt=2**63, description="Seed of the sampling."
     )
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import ConfigDict, Field, GetPydanticSchema
+from pydantic import ConfigDict, Field, GetPydanticSchema, Strict
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core.core_schema import is_instance_schema
 
@@ -40,6 +40,9 @@ GivenHeadSet = Annotated[
 # Options of methods that scale heads, and the values that change nothing.
 HEADS_ONLY = ("head_set", "beta_plus", "beta_minus", "gate", "positions")
 UNUSED = (None, "off", "all")
+
+
+Number = Annotated[float, Strict()]  # neither a text nor True
 
 
 def _within(name: str) -> Any:
@@ -74,10 +77,10 @@ class Steer:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     target: SteerTarget
-    strength: Annotated[float, _within("strength")] = 1.0
+    strength: Annotated[Number, _within("strength")] = 1.0
     head_set: str | SkipJsonSchema[GivenHeadSet] | None = None
-    beta_plus: Annotated[float | None, _within("beta_plus")] = None
-    beta_minus: Annotated[float | None, _within("beta_minus")] = None
+    beta_plus: Annotated[Number | None, _within("beta_plus")] = None
+    beta_minus: Annotated[Number | None, _within("beta_minus")] = None
     method: SteerMethod | None = None
     gate: GateMode | None = None
     positions: Positions = "all"

@@ -34,6 +34,7 @@ N_FOLLOWED, FOLLOWING_S, TOKEN_S = 32, 0.3, 0.2
 WHAT_HELPS = "make it simpler, with fewer optional parts, repeats and alternatives"
 # In the library's words of what is too large, which name limits that nobody can set here.
 LARGE = ("limit", "fuel", "too many", "too large", "too big", "max is", "panic")
+NOTHING_FITS = "NoExtensionBias"  # likewise
 TOO_MUCH = f"takes more than {SANDBOX_S:g} s or {SANDBOX_BYTES >> 20} MB to compile; {WHAT_HELPS}"
 # In a schema: keywords whose values are no schemas or must stay, those that hold schemas by name,
 # and those beside which an object's properties are not all that it may have.
@@ -59,6 +60,8 @@ def compiled(tokenizer: LLTokenizer, form: str, text: str) -> LLMatcher | str:
 def problem_of(matcher: LLMatcher) -> str:
     """Return the problem of a matcher that failed, in one line."""
     problem = first_line(matcher.get_error())
+    if problem == NOTHING_FITS:
+        return "no text fits; if it has $ref, look for those that lead back to themselves alone"
     if any(words in problem.lower() for words in LARGE):
         return f"{problem.partition(';')[0]}; {WHAT_HELPS}"
     return problem

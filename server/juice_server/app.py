@@ -32,7 +32,7 @@ from juice_server import errors
 from juice_server.errors import ErrorAnswer, MessagesErrorAnswer, documented
 from juice_server.fields import STEERING_HEADER
 from juice_server.head_sets import check_start
-from juice_server.http import BodyIntake, KeyCheck, Observer
+from juice_server.http import BodyIntake, KeyCheck, Observer, WithoutSlash
 from juice_server.keys import Keys
 from juice_server.routes import about, anthropic, compare, explain, native, openai, responses
 from juice_server.service import Service
@@ -108,7 +108,7 @@ HEADERS = {
 pages = APIRouter(include_in_schema=False)
 
 
-@pages.get("/")
+@pages.api_route("/", methods=["GET", "HEAD"])
 async def page() -> FileResponse:
     """Return the page."""
     return await file("index.html")
@@ -214,11 +214,12 @@ def create(
 
 
 def guard(app: Starlette, settings: Settings, keys: Keys | None) -> None:
-    """Put what every request passes before an app: CORS, then keys, then the bounds of bodies."""
+    """Put what every request passes before an app: CORS, paths, keys, then the bounds of bodies."""
     # The last one added runs first.
     app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys)
+    app.add_middleware(WithoutSlash)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

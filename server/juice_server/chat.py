@@ -216,10 +216,9 @@ class Message(Documented):
     @classmethod
     def _is_there(cls, content: Any, info: ValidationInfo) -> Any:
         given = info.data
-        may_be_missing = (
-            given.get("tool_calls")
-            or given.get("role") == "tool"
-            or (given.get("refusal") is not None and given.get("role") == "assistant")
+        said = (given.get("tool_calls"), given.get("refusal"))
+        may_be_missing = given.get("role") == "tool" or (
+            given.get("role") == "assistant" and any(one is not None for one in said)
         )
         if content is None and not may_be_missing:
             raise ValueError(

@@ -320,7 +320,7 @@ TokenKey = Annotated[int, Field(ge=0, lt=2**31)]  # a key of a JSON object is te
 MAX_TOKENS = 10_000_000
 MAX_KEYS, MAX_PROMPTS, MAX_CHOICES = 100, 1024, 1024
 # Choice i of n uses seed + i.
-SEED = Field(default=None, ge=-(2**63), lt=2**63 - MAX_CHOICES)
+SEED = Field(strict=True, default=None, ge=-(2**63), lt=2**63)
 
 
 def _check_size(value: Any, n: int, what: str = "entries") -> Any:
@@ -370,9 +370,9 @@ class GenerationFields(TrustFields, StructureFields, SamplingOptions, Body):
 
     steer: SteerField = None
     """How to steer: a target (`none`, `context`, `parametric`), or an object with more."""
-    max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
+    max_tokens: int | None = Field(strict=True, default=None, ge=0, le=MAX_TOKENS)
     """The most new tokens."""
-    min_tokens: int = Field(default=0, ge=0, le=MAX_TOKENS)
+    min_tokens: int = Field(strict=True, default=0, ge=0, le=MAX_TOKENS)
     """The fewest new tokens before the answer may end."""
     logit_bias: Annotated[dict[TokenKey, Bias] | None, at_most(MAX_BIASES)] = None  # type: ignore[assignment]
     """Added to the logits of single tokens, by id, from -100 to 100."""
@@ -390,9 +390,9 @@ class GenerationFields(TrustFields, StructureFields, SamplingOptions, Body):
     """Do not end at the model's own stop tokens."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
-    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    n: int = Field(strict=True, default=1, ge=1, le=MAX_CHOICES)
     """Answers of each prompt."""
-    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    priority: int | None = Field(strict=True, default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """Lower numbers go first; at least what the key allows."""
     stream: bool = False
     """Send the answer as server-sent events while it is made."""
@@ -461,7 +461,7 @@ class OpenAIFields(GenerationFields):
 
     model: str | None = None
     """The name of the model; `NAME:context` and `NAME:parametric` steer."""
-    temperature: float = Field(default=1.0, ge=0, le=2)
+    temperature: float = Field(strict=True, default=1.0, ge=0, le=2)
     """0 takes the likeliest token."""
     stream_options: StreamOptions | None = None
     """What a stream carries besides."""

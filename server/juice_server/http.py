@@ -305,8 +305,23 @@ def _sent_key(scope: Scope) -> bytes:
     return (headers.get(b"x-api-key") or (key if kind.lower() == b"bearer" else b"")).strip()
 
 
+class WithoutSlash:
+    """The middleware that reads a path with a slash at its end as the one without.
+
+    It answers itself: a redirect would repeat whatever host the client sent.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        await self._app(scope, receive, send)
+
+
 class BodyIntake:
-    """The middleware that receives bodies: 413 if too large, 400 if too slow."""
+    """The middleware that receives bodies: 413 if too large, 400 if too slow, 415 if compressed."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
@@ -325,6 +340,9 @@ class BodyIntake:
         if "content-length" in headers and "transfer-encoding" in headers:
             reason = "the request has a content-length and is chunked, too; send one of them"
             return Failure(status=400, message=reason, code="invalid_http", headers=CLOSE)
+        if (coding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            reason = f"the body is compressed (content-encoding: {coding}); send it as it is"
+            return Failure(status=415, message=reason, code="unsupported_encoding", headers=CLOSE)
         if scope["path"] in OPEN_PATHS:
             return b""  # nothing is received for whoever needs no key
         if int(headers.get("content-length", "0")) > self._max_bytes:

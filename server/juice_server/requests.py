@@ -230,7 +230,9 @@ class Translator:
             trace.prompts = [self.model.prompts.shown(str(prompt.text)) for prompt in prompts]
 
         model = self.chat_model if is_chat else self.model
-        seeds = [None if fields.seed is None else fields.seed + i for i in range(fields.n)]
+        seeds = [
+            None if fields.seed is None else _wrapped(fields.seed + i) for i in range(fields.n)
+        ]
         special = add_special_tokens and not is_chat
 
         def work() -> list[Request]:
@@ -376,6 +378,11 @@ class Translator:
             return asked
         left = max(1, self.max_model_len - n_prompt) if self.max_model_len else default
         return min(default, left, most or left)
+
+
+def _wrapped(seed: int) -> int:
+    """Return a seed as 64 bits with a sign, beyond whose largest the smallest comes."""
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 def _check_bound(n: int, most: int | None, text: str, param: str, place: str = "") -> None:

@@ -237,7 +237,7 @@ class CountRequest(ChatFields):
 class MessagesRequest(CountRequest):
     """The body of POST /v1/messages; a last turn of the assistant's goes on."""
 
-    max_tokens: int = Field(ge=1, le=MAX_TOKENS)
+    max_tokens: int = Field(strict=True, ge=1, le=MAX_TOKENS)
     """The most new tokens."""
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], at_most(MAX_STOPS)] = (
         Field(default_factory=list)

@@ -26,11 +26,11 @@ from juice_server.trace import trace_of
 class CompareRequest(Question, NamedHeadSets, GenerationFields):
     """The body of POST /compare."""
 
-    strength: float = Field(default=1.0, ge=0, le=MAX_BETA)
+    strength: float = Field(strict=True, default=1.0, ge=0, le=MAX_BETA)
     """Multiplies the betas."""
     gate: GateMode | None = None
     """Whether to steer only where a gate finds a reason to; without it, as the server is set."""
-    top: int = Field(default=10, ge=1, le=20)
+    top: int = Field(strict=True, default=10, ge=1, le=20)
     """How many of the likeliest first tokens to report, and with `logprobs` of every token."""
     logprobs: bool = False
     """Whether to list the tokens of the answers."""

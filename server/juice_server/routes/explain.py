@@ -201,7 +201,7 @@ class SweepRequest(SteeredQuestion):
     """Two answers, as they follow the prompt; else the first tokens in which the unsteered answer,
     or that toward memory, and that toward the context differ.
     """
-    max_tokens: int = Field(default=32, ge=1, le=256)
+    max_tokens: int = Field(strict=True, default=32, ge=1, le=256)
     """How far to look for a difference."""
 
     @model_validator(mode="after")
@@ -242,13 +242,13 @@ class SweepResponse(Answer):
 class ExplainRequest(SteeredQuestion):
     """The body of POST /explain: one token of an answer."""
 
-    strength: float = Field(default=1.0, ge=0, le=MAX_BETA)
+    strength: float = Field(strict=True, default=1.0, ge=0, le=MAX_BETA)
     """Multiplies the betas."""
     answer: Tokens = Field(default_factory=list)
     """The tokens of the answer before the one that is explained."""
     tokens: Annotated[list[TokenId], Field(min_length=2, max_length=2)] | None = None
     """Two tokens that may come; else the likeliest steered one, and the likeliest unsteered one."""
-    top: int = Field(default=10, ge=2, le=MAX_TOP_LOGPROBS)
+    top: int = Field(strict=True, default=10, ge=2, le=MAX_TOP_LOGPROBS)
     """How many candidates to report for each way of steering."""
 
     @model_validator(mode="after")

@@ -111,7 +111,7 @@ class ChatRequest(TemplateFields, ChatFields):
     """Whether it may have several calls."""
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     """The turns of the chat."""
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    max_completion_tokens: int | None = Field(strict=True, default=None, ge=1, le=MAX_TOKENS)
     """The most new tokens; the same as `max_tokens`."""
     logprobs: bool = False
     """Whether to list the tokens of the answer."""

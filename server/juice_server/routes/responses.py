@@ -112,7 +112,7 @@ class ResponsesRequest(TemplateFields, ChatFields):
     """Whether it must call one, and which."""
     parallel_tool_calls: bool = True
     """Whether it may have several calls."""
-    max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    max_output_tokens: int | None = Field(strict=True, default=None, ge=1, le=MAX_TOKENS)
     """The most new tokens."""
     text: TextOptions = TextOptions()
     """The form of the text."""
