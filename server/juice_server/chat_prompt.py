@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from juice.engine.request import Request
 from juice.errors import RequestError
 from juice.steered_model import SteeredModel
 from juice_server.chat import ChatFields, Document
-from juice_server.requests import Prompt, Translator
+from juice_server.requests import Prompt, TokenTexts, Translator
 from juice_server.tool_parser import Reader, ToolUse, use_of
 from juice_server.tools import Offer
 
@@ -27,6 +27,10 @@ class Chat:
     requests: list[Request]
     prompt: str
     tools: ToolUse | None
+
+    def left_out(self, texts: TokenTexts) -> Collection[int]:
+        """Return the special tokens that the texts of its answers leave out."""
+        return texts.special if self.requests[0].options.skip_special_tokens else ()
 
     def reader(self) -> Reader:
         return Reader() if self.tools is None else self.tools.reader(self.prompt)

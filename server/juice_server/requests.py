@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from juice.engine.answer import ScoredToken
 from juice.engine.request import GenerationOptions, Request
@@ -74,6 +78,11 @@ class TokenScore(Documented):
     """
 
 
+# How tokenizers write bytes that are no text, and spaces.
+BYTES = {char: byte for byte, char in bytes_to_unicode().items()}
+A_BYTE, SPACE = re.compile("<0x([0-9A-F]{2})>"), "\N{LOWER ONE EIGHTH BLOCK}"
+
+
 class TokenTexts(dict[int, str]):
     """The text of single tokens, cached; part of a character becomes the replacement character."""
 
@@ -85,6 +94,41 @@ class TokenTexts(dict[int, str]):
         """Return and keep one token's text."""
         text = str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
         return self.setdefault(token, text)
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """The special tokens, which the text of an answer leaves out unless it is to have them."""
+        return frozenset(self._tokenizer.all_special_ids)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return what a token adds to a text, in UTF-8; it may begin or end within a character."""
+        if token in self._added:
+            return str(self._added[token].content).encode()
+        piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        if "ByteLevel" in self._decoder and all(char in BYTES for char in piece):
+            return bytes(BYTES[char] for char in piece)
+        if "ByteFallback" in self._decoder and (found := A_BYTE.fullmatch(piece)):
+            return bytes([int(found[1], 16)])
+        if SPACE in self._decoder:
+            return piece.replace(SPACE, " ").encode()
+        return self[token].encode()
+
+    def name_of(self, token: int) -> str:
+        r"""Return a token's text, or its bytes where they are no text, as `bytes:\xe2\x80`."""
+        found = self.bytes_of(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return dict(self._tokenizer.added_tokens_decoder)
+
+    @cached_property
+    def _decoder(self) -> str:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return "" if backend is None else repr(backend.decoder)
 
     def alternatives(self, token: ScoredToken) -> list[TokenProbability]:
         """Return the likeliest tokens at the place of a token."""
@@ -105,6 +149,21 @@ class TokenTexts(dict[int, str]):
             )
             for token in tokens
         ]
+
+
+class Offsets:
+    """The characters of a text at which its tokens begin, from their bytes."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._at, self._decoder = start, getincrementaldecoder("utf-8")("replace")
+
+    def of(self, pieces: Iterable[bytes]) -> list[int]:
+        """Return where the next tokens begin: within a character, where that begins."""
+        found = []
+        for piece in pieces:
+            found.append(max(0, self._at))
+            self._at += len(self._decoder.decode(piece))
+        return found
 
 
 def finite(logprob: float) -> float:

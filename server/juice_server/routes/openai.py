@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -29,7 +29,7 @@ from juice_server.fields import (
     streamed,
 )
 from juice_server.http import StrictRoute
-from juice_server.requests import TokenTexts, finite
+from juice_server.requests import Offsets, TokenTexts, finite
 from juice_server.routes.stream import Event, Renderer
 from juice_server.service import Service, ServiceOf
 from juice_server.tool_parser import Arguments, Call, Part, Reader, Thought, Words, whole
@@ -275,16 +275,22 @@ def alternatives(token: ScoredToken) -> list[tuple[int, float]]:
     return found
 
 
-def scored_places(texts: TokenTexts, tokens: Sequence[ScoredToken]) -> list[ScoredPlace]:
-    """Return the tokens of an answer with their alternatives, as chats and responses list them."""
+def scored_places(
+    texts: TokenTexts, tokens: Sequence[ScoredToken], left_out: Collection[int] = ()
+) -> list[ScoredPlace]:
+    """Return the tokens of an answer with their alternatives, as chats and responses list them.
+
+    Those that its text leaves out have no bytes.
+    """
 
     def fields(token: int, logprob: float) -> dict[str, Any]:
-        text = texts[token]
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+        found = list(texts.bytes_of(token))
+        return {"token": texts.name_of(token), "logprob": finite(logprob), "bytes": found}
 
     return [
         ScoredPlace(
-            **fields(token.id, token.logprob or 0.0),
+            **fields(token.id, token.logprob or 0.0)
+            | ({"bytes": []} if token.id in left_out else {}),
             top_logprobs=[ScoredText(**fields(*other)) for other in alternatives(token)],
         )
         for token in tokens
@@ -375,13 +381,13 @@ class CompletionRenderer(OpenAIRenderer):
         self._body = body
         self._tokenizer = self._description.tokenizer
         self._begun: set[int] = set()
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, Offsets] = {}
 
     def of(self, completions: list[Completion]) -> Answer:
         choices = []
         for i, done in enumerate(completions):
             text = {"text": self._echoed(i) + done.text}
-            logprobs = self._logprobs(i, (*done.prompt_tokens, *done.tokens))
+            logprobs = self._logprobs(i, done.tokens, done.prompt_tokens)
             choices.append(_choice(i, text, done.finish_reason, logprobs))
         return self._whole(choices, completions[0].steering)
 
@@ -401,20 +407,23 @@ class CompletionRenderer(OpenAIRenderer):
         prompt = self._body.prompt[index // self._body.n]
         return prompt if isinstance(prompt, str) else str(self._tokenizer.decode(prompt))
 
-    def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> CompletionLogprobs | None:
+    def _logprobs(
+        self, index: int, new: Sequence[ScoredToken], prompt: Sequence[ScoredToken] = ()
+    ) -> CompletionLogprobs | None:
         if self._body.logprobs is None:
             return None
-        texts = [self._texts[token.id] for token in tokens]
-        offset = self._offsets.get(index, 0)
-        if index not in self._offsets and self._body.echo:
-            offset = -self._n_unwritten(index, tokens)
-        offsets = list(itertools.accumulate(map(len, texts), initial=offset))
-        self._offsets[index] = offsets[-1]
+        tokens, texts = (*prompt, *new), self._texts
+        if index not in self._offsets:
+            unwritten = self._n_unwritten(index, tokens) if self._body.echo else 0
+            self._offsets[index] = Offsets(-unwritten)
+        left_out = texts.special if self._body.skip_special_tokens else ()
+        pieces = [texts.bytes_of(token.id) for token in prompt]
+        pieces += [b"" if token.id in left_out else texts.bytes_of(token.id) for token in new]
         return CompletionLogprobs(
-            tokens=texts,
+            tokens=[texts.name_of(token.id) for token in tokens],
             token_logprobs=[t.logprob if t.logprob is None else finite(t.logprob) for t in tokens],
             top_logprobs=[self._top(token) for token in tokens],
-            text_offset=[max(0, start) for start in offsets[:-1]],
+            text_offset=self._offsets[index].of(pieces),
         )
 
     def _n_unwritten(self, index: int, tokens: Sequence[ScoredToken]) -> int:
@@ -430,7 +439,8 @@ class CompletionRenderer(OpenAIRenderer):
             return None
         # Of two tokens with the same text, the likelier one is kept.
         return {
-            self._texts[other]: finite(logprob) for other, logprob in reversed(alternatives(token))
+            self._texts.name_of(other): finite(logprob)
+            for other, logprob in reversed(alternatives(token))
         }
 
 
@@ -489,7 +499,8 @@ class ChatRenderer(OpenAIRenderer):
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
         if not self._has_logprobs:
             return None
-        return ChatLogprobs(content=scored_places(self._texts, tokens))
+        left_out = self._chat.left_out(self._texts)
+        return ChatLogprobs(content=scored_places(self._texts, tokens, left_out))
 
 
 @dataclass

@@ -378,6 +378,7 @@ class ResponseRenderer(Renderer):
     ) -> None:
         super().__init__(service, request)
         self._body, self._reader, self._n_events = body, chat.reader(), 0
+        self._chat = chat
         self._items: list[OutputItem] = []  # the last of them is open while a stream runs
         self._open: type[Part] | None = None  # the kind of its parts
 
@@ -506,4 +507,6 @@ class ResponseRenderer(Renderer):
         }
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> list[ScoredPlace]:
-        return scored_places(self._texts, tokens) if self._body.has_logprobs else []
+        if not self._body.has_logprobs:
+            return []
+        return scored_places(self._texts, tokens, self._chat.left_out(self._texts))
