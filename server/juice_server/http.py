@@ -1,8 +1,8 @@
 """The guards between a socket and a route, in the order in which a request meets them.
 
-- Connections are bounded in number, and in the time for headers and without reading. Of too many,
-  the one that has been idle longest makes room, those that never showed a key first; where none is
-  idle, the new one gets a 503.
+- Connections are bounded in number, in all and of an address, and in the time for headers and
+  without reading. Of too many, the one that has been idle longest makes room, those that never
+  showed a key first; where none is idle, the new one gets a 503.
 - A key is needed where any are set, except for probes and pages.
 - A body is received as a whole, within a size and a time, before the app sees any of it.
 - No field of a body is given twice: programs differ in which of the two they take.
@@ -102,14 +102,16 @@ class GuardedProtocol(H11Protocol):
             for other in self.connections
             if isinstance(other, GuardedProtocol) and other is not self and other._takes_room
         ]
-        n_alike = sum(other._network == self._network for other in others)
-        if self._network and n_alike >= self.max_per_address:
-            return _refused(f"{n_alike} connections come from this address; close some")
-        if len(others) < self.max_connections:
+        alike = [other for other in others if other._network == self._network]
+        if self._network and len(alike) >= self.max_per_address:
+            crowd, reason = alike, f"{len(alike)} connections come from this address; close some"
+        elif len(others) >= self.max_connections:
+            crowd, reason = others, f"{len(others)} connections are open; try again later"
+        else:
             return None
-        idle = [other for other in others if other._is_idle]
+        idle = [other for other in crowd if other._is_idle]
         if not idle:
-            return _refused(f"{len(others)} connections are open; try again later")
+            return _refused(reason)
         oldest = min(idle, key=lambda other: (other._has_key, other._idle_since))
         oldest._is_leaving = True
         oldest.transport.close()

@@ -6,6 +6,7 @@ import socket
 import time
 
 import httpx
+import pytest
 
 from tests.support.serving import BEARER, CONFLICT, KEYS, LONG, Server, free_port, raw_post, serving
 
@@ -95,16 +96,42 @@ def test_a_crowd_of_silent_connections_without_a_key_does_not_shut_out_those_wit
 
 
 def test_one_address_cannot_have_all_connections() -> None:
+    """Its idle ones make room for its new ones, its busy ones and those of others for none."""
     with serving("--max-connections", "40", "--max-connections-per-address", "3") as server:
-        fitting = [connect_from(server, "127.0.0.1") for _ in range(3)]
-        for connection in fitting:
-            assert ask(connection).startswith(b"HTTP/1.1 200")
-        with connect_from(server, "127.0.0.1") as fourth:
-            assert ask(fourth).startswith(b"HTTP/1.1 503")
-        with connect_from(server, "127.0.0.2") as other:
-            assert ask(other).startswith(b"HTTP/1.1 200")
-        assert all(ask(connection).startswith(b"HTTP/1.1 200") for connection in fitting)
-        for connection in fitting:
+        others = [connect_from(server, "127.0.0.2") for _ in range(3)]
+        busy = [connect_from(server, "127.0.0.1") for _ in range(2)]
+        for connection in busy:
+            connection.sendall(raw_post({**LONG, "stream": True}))
+            assert connection.recv(64).startswith(b"HTTP/1.1 200")
+        idle = [connect_from(server, "127.0.0.1") for _ in range(2)]
+        assert ask(idle[1]).startswith(b"HTTP/1.1 200")
+        assert not is_open(idle[0])
+        idle[1].sendall(raw_post({**LONG, "stream": True}))
+        with connect_from(server, "127.0.0.1") as refused:
+            assert ask(refused).startswith(b"HTTP/1.1 503")
+        assert all(ask(connection).startswith(b"HTTP/1.1 200") for connection in others)
+        assert all(is_open(connection) for connection in busy)
+        for connection in (*others, *busy, *idle):
+            connection.close()
+
+
+@pytest.mark.parametrize("key", [None, pytest.param(KEYS[0], marks=pytest.mark.long)])
+def test_a_thousand_silent_connections_of_an_address_keep_none_of_its_requests_out(
+    key: str | None,
+) -> None:
+    keys = [word for one in KEYS for word in ("--api-key", one)] if key else []
+    headers = BEARER if key else {}
+    body = {"prompt": CONFLICT, "max_tokens": 2}
+    with serving(*keys, "--header-timeout", "60") as server:
+        silent = [server.connect() for _ in range(1000)]
+        with httpx.Client(base_url=server.url, headers=headers, timeout=30) as client:
+            for i in range(50):
+                if i % 10 == 0:
+                    silent += [server.connect() for _ in range(20)]
+                assert client.post("/generate", json=body).status_code == 200
+                fresh = httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=30)
+                assert fresh.status_code == 200, fresh.text
+        for connection in silent:
             connection.close()
 
 
