@@ -52,6 +52,14 @@ def test_what_is_allowed_is_strict(url: str) -> None:
     assert httpx.get(f"{url}/playground/..%2fapp.py").status_code == 404
 
 
+def test_the_page_works_under_the_prefix_of_a_proxy(opened: OpenPage) -> None:
+    with serving("--root-path", "/juice") as server, opened(f"{server.url}/juice/") as page:
+        run(page)
+        assert answer(page, "none")
+        page.locator("#code summary").click()
+        expect(page.locator("#curl")).to_contain_text(f"{server.url}/juice/compare")
+
+
 def test_three_answers_come_and_are_those_of_the_server(opened: OpenPage, url: str) -> None:
     with opened(url) as page:
         expect(page.locator("#compare_hint")).to_be_visible()

@@ -32,7 +32,7 @@ from juice_server import errors
 from juice_server.errors import ErrorAnswer, MessagesErrorAnswer, documented
 from juice_server.fields import STEERING_HEADER
 from juice_server.head_sets import check_start
-from juice_server.http import BodyIntake, KeyCheck, Observer, WithoutSlash
+from juice_server.http import BodyIntake, KeyCheck, Observer, PlainPath
 from juice_server.keys import Keys
 from juice_server.routes import about, anthropic, compare, explain, native, openai, responses
 from juice_server.service import Service
@@ -191,6 +191,7 @@ def create(
         title="JuICE",
         version=juice.__version__,
         lifespan=lifespan,
+        root_path=settings.root_path,
         redirect_slashes=False,  # a redirect would repeat whatever host the client sent
         redoc_url=None,  # its page asks another host for a picture
     )
@@ -219,7 +220,7 @@ def guard(app: Starlette, settings: Settings, keys: Keys | None) -> None:
     app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys)
-    app.add_middleware(WithoutSlash)
+    app.add_middleware(PlainPath, prefix=settings.root_path)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -307,18 +307,22 @@ def _sent_key(scope: Scope) -> bytes:
     return (headers.get(b"x-api-key") or (key if kind.lower() == b"bearer" else b"")).strip()
 
 
-class WithoutSlash:
-    """The middleware that reads a path with a slash at its end as the one without.
+class PlainPath:
+    """The middleware that reads a path without a proxy's prefix, and without a slash at its end.
 
-    It answers itself: a redirect would repeat whatever host the client sent.
+    So keys are checked for the route that answers. It does not redirect: that would repeat whatever
+    host the client sent.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, prefix: str = "") -> None:
+        self._app, self._prefix = app, prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].endswith("/"):
-            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if self._prefix and f"{path}/".startswith(f"{self._prefix}/"):
+                path = path.removeprefix(self._prefix)
+            scope = {**scope, "path": path.rstrip("/") or "/"}
         await self._app(scope, receive, send)
 
 

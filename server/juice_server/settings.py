@@ -98,6 +98,12 @@ def _usable(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     return keys
 
 
+def _prefix(path: str) -> str:
+    if path and not re.fullmatch(r"(/[\w.~-]+)+", path):
+        raise ValueError("expected a path without a slash at its end, such as /juice")
+    return path
+
+
 def _collector(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
@@ -160,6 +166,8 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     ) = None
     api_keys_file: Path | None = None
     """A file with one key per line, or a .toml file with what each may do."""
+    root_path: Annotated[str, AfterValidator(_prefix)] = ""
+    """The prefix under which a proxy offers the server, such as /juice."""
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
     """Origins of web pages that may send requests, separated by commas."""
 

@@ -43,6 +43,19 @@ def test_a_slash_at_the_end_needs_the_same_key(served: Callable[..., Server]) ->
     assert httpx.get(f"{url}/metrics/", headers=BEARER).status_code == 200
 
 
+def test_a_proxys_prefix_is_taken_with_and_without_it(served: Callable[..., Server]) -> None:
+    """Proxies send a path as it was, or without their prefix."""
+    url = served("--root-path", "/juice", "--api-key", KEYS[0], "--api-key", KEYS[1]).url
+    for prefix in ("", "/juice"):
+        assert httpx.get(f"{url}{prefix}/healthz").status_code == 200
+        assert httpx.get(f"{url}{prefix}/metrics").status_code == 401
+        answer = httpx.post(f"{url}{prefix}/v1/chat/completions", json=CHAT, headers=BEARER)
+        assert answer.status_code == 200
+        assert "playground/main.js" in httpx.get(f"{url}{prefix}/").text
+    assert "/juice/openapi.json" in httpx.get(f"{url}/docs").text
+    assert httpx.get(f"{url}/openapi.json").json()["servers"] == [{"url": "/juice"}]
+
+
 def test_the_page_answers_to_head(url: str) -> None:
     answer = httpx.head(url)
     assert answer.status_code == 200

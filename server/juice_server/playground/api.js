@@ -23,7 +23,7 @@ async function asked(path, body, signal) {
   const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
   let answer;
   try {
-    answer = await fetch(path, { headers, signal, ...options });
+    answer = await fetch(new URL(path.slice(1), document.baseURI), { headers, signal, ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("the server does not answer; is it running?");

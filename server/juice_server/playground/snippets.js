@@ -3,7 +3,8 @@
 import { hasKey } from "./api.js";
 import { at } from "./dom.js";
 
-const origin = location.origin;
+// Where the server is, with the prefix of a proxy, if there is one.
+const origin = new URL(".", document.baseURI).href.slice(0, -1);
 const WINS = { context: "toward the context", parametric: "toward memory", none: "unsteered" };
 const WHAT = {
   compare: "the three answers, as they stream",
