@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,24 @@ def test_a_gate_needs_the_form_in_which_it_was_measured(mini: juice.SteeredModel
     (way, *_) = ways_of(mini.head_sets.get("parametric"))
     assert Answers(mini).has_gate(way, [])
     assert not Answers(mini.with_chat_template()).has_gate(way, [])
+
+
+def test_parts_that_are_measured_apart_are_joined(result: dict[str, Any]) -> None:
+    """Kills: rows twice, rows of a set that has changed, rows of another model."""
+    rows = result["rows"]
+    parts = [
+        {**result, "rows": [row for row in rows if (row["part"] == "chat") == is_chat]}
+        for is_chat in (False, True)
+    ]
+    whole = measure.joined(parts[0], parts[1])
+    assert sorted(map(str, whole["rows"])) == sorted(map(str, rows))
+    assert measure.joined(whole, parts[1])["rows"] == whole["rows"]
+    changed = deepcopy(parts[1])
+    changed["head_sets"]["context"]["seal"] = "another"
+    kept = measure.joined(whole, changed)["rows"]
+    assert {row["part"] for row in kept} == {"parametric", "chat"}
+    other = {**parts[1], "model": {"id": "other"}}
+    assert measure.joined(whole, other)["rows"] == other["rows"]
 
 
 def test_the_table_has_a_line_for_each_row(result: dict[str, Any]) -> None:

@@ -2,13 +2,16 @@
 
     python -m integration.real.measure MODEL --head-sets FOLDER --data PATH [--data PATH ...]
         [--prose text.txt] [--limit 100] [--out FILE.json] [--threads N] [--chat-template ...]
-        [--allow-unverified]
+        [--allow-unverified] [--parts parametric,context,prose,chat] [--strengths 0.5,1,2]
 
-prints a table and writes one JSON document. MODEL is what `juice.load` takes, and PATH what
-`juice.read_examples` takes, such as a folder with ParaConflict's files. The sets are those of
-FOLDER that are called `parametric` and `context`, as `juice identify` makes them. Prompts take the
-form in which a set was found, plain or in a chat, unless a template is given. The rows are
-described in `facts`, `prose` and `chat`; nothing has a gate unless its way says so.
+prints a table and writes one JSON document. Of a large model the parts may be measured one by one:
+those that are in FILE.json, of the same sets, stay there.
+
+MODEL is what `juice.load` takes, and PATH what `juice.read_examples` takes, such as a folder with
+ParaConflict's files. The sets are those of FOLDER that are called `parametric` and `context`, as
+`juice identify` makes them. Prompts take the form in which a set was found, plain or in a chat,
+unless a template is given. The rows are described in `facts`, `prose` and `chat`; nothing has a
+gate unless its way says so.
 
 Facts are left out whose relation and subject are among those that the model is asked about when a
 set is found on what it remembers; these are asked for again (`facts.Pools`). A set that was
@@ -37,10 +40,12 @@ from juice.data.example import ConflictExample
 from juice.errors import HeadSetNotFoundError, JuiceError
 from juice.formula import TARGETS, Target
 from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import HARM_STRENGTHS
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 from juice.version import versions
 
+PARTS = (*TARGETS, "prose", "chat")
 DATA_HELP = "examples: a file, a folder, or another name that juice.read_examples takes; repeatable"
 
 
@@ -54,6 +59,8 @@ class Plan:
         limit: The most known facts, and the most conflict prompts of a kind.
         chat_template: `default`, `none`, a file, or None for the form of each set.
         n_prose: How many of the text's tokens are read.
+        parts: What of PARTS is measured.
+        strengths: Those at which prose is read.
         chat_prompts: The chat prompts; None: all forty.
     """
 
@@ -62,6 +69,8 @@ class Plan:
     limit: int = 100
     chat_template: str | None = None
     n_prose: int = prose.N_TOKENS
+    parts: Sequence[str] = PARTS
+    strengths: Sequence[float] = HARM_STRENGTHS
     chat_prompts: Sequence[chat.ChatPrompt] | None = None
 
 
@@ -77,14 +86,16 @@ def measure(model: SteeredModel, plan: Plan, progress: Progress = silent) -> dic
     rows: list[Row] = []
     by_form = {one.chat_template_sha256: Answers(one, progress) for one in formed.values()}
     for target, head_set in head_sets.items():
+        if target not in plan.parts:
+            continue
         form = formed[target].chat_template_sha256
         in_form = fresh if form is None else [*map(facts.in_chat, fresh)]
         rows += _on_facts(by_form[form], head_set, in_form, plan.limit)
-    if plan.text is not None:
+    if plan.text is not None and "prose" in plan.parts:
         chunks = prose.chunks_of(model, plan.text, plan.n_prose)
         for head_set in head_sets.values():
-            rows += prose.harm(model, chunks, ways_of(head_set), progress=progress)
-    if (chatting := _chatting(model, chosen)) is not None:
+            rows += prose.harm(model, chunks, ways_of(head_set), plan.strengths, progress)
+    if "chat" in plan.parts and (chatting := _chatting(model, chosen)) is not None:
         prompts = chat.chat_prompts() if plan.chat_prompts is None else plan.chat_prompts
         ways = [way for head_set in head_sets.values() for way in ways_of(head_set)]
         rows += chat.in_chat(chatting, ways, prompts, progress)
@@ -180,6 +191,44 @@ def _described(head_set: HeadSet, asked: SteeredModel, found_again: bool) -> dic
     }
 
 
+def joined(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result with the rows of an earlier one that it lacks, where both are of one model.
+
+    Rows of a set that has changed are left out.
+    """
+    if before["model"] != result["model"]:
+        return result
+    sets, old = result["head_sets"], before["head_sets"]
+    new = {key(row) for row in result["rows"]}
+    kept = [
+        row
+        for row in before["rows"]
+        if key(row) not in new
+        and all(
+            sets[t]["seal"] == old.get(t, {}).get("seal")
+            for t in sets
+            if t == row["part"] or t in row["way"] or row["part"] == "chat"
+        )
+    ]
+    return {**result, "rows": [*kept, *result["rows"]]}
+
+
+def key(row: Row) -> tuple[Any, ...]:
+    """Return what tells a row from the others."""
+    return tuple(row.get(name) for name in ("part", "measure", "way", "strength"))
+
+
+def _parts(given: str) -> tuple[str, ...]:
+    parts = tuple(given.split(","))
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part; expected {', '.join(PARTS)}")
+    return parts
+
+
+def _numbers(given: str) -> tuple[float, ...]:
+    return tuple(map(float, given.split(",")))
+
+
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as lines for people."""
     lines = []
@@ -211,6 +260,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--threads", type=int, metavar="N")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--chat-template", metavar="default|none|FILE")
+    parser.add_argument("--parts", type=_parts, default=PARTS, metavar=",".join(PARTS))
+    parser.add_argument("--strengths", type=_numbers, default=HARM_STRENGTHS, metavar="S,S")
     parser.add_argument(
         "--allow-unverified",
         action="store_true",
@@ -223,6 +274,8 @@ def main(arguments: Sequence[str]) -> None:
         limit=given.limit,
         chat_template=given.chat_template,
         n_prose=given.prose_tokens,
+        parts=given.parts,
+        strengths=given.strengths,
     )
     quiet_libraries()
     with juice.load(
@@ -238,6 +291,8 @@ def main(arguments: Sequence[str]) -> None:
         result = {"command": shown, "versions": versions(), "machine": rig.machine(), **found}
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
+        if given.out.exists():
+            result = joined(json.loads(given.out.read_text()), result)
         given.out.write_text(json.dumps(result, indent=1) + "\n")
     sys.stdout.write(f"{table(result['rows'])}\n")
 
