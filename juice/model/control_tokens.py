@@ -4,33 +4,42 @@ They are the special tokens of a tokenizer, and others that were added to it, if
 them or if they look like marks, such as <|user|> or [INST]. Runs of spaces, ordinary words and the
 tags of HTML, which some tokenizers add too, are text.
 
-A string that goes into a template is guarded: where it has the text of a control token, a mark
-stands within (GUARD, a code point that is no character), and at its end where a control token could
-go on with what follows. So templates treat it like other text. Text with guards is read by a twin
-of the tokenizer, in which all control tokens are called otherwise: those without a guard, which the
+A string that goes into a template is guarded: a mark (GUARD, a code point that is no character)
+stands behind every character with which a control token begins, such as `<`. So templates treat it
+like other text, and none forms a control token by trimming, cutting or joining such strings; one
+that writes the ends of a token around them could. Text with guards is read by a twin of the
+tokenizer, in which all control tokens are called otherwise: those without a guard, which the
 template wrote, are called so too, and all that is guarded is text. Text without is read as ever.
+Of a tokenizer that is not fast there is no twin: guarded text is then read in pieces.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-GUARD, TWIN = "\ufdd0", "\ufdd1"
+GUARD = "\ufdd0"
+TWIN = f"\ufdd1{secrets.token_hex(8)}\ufdd1"  # which nobody can write
 LIKE_MARKS = re.compile(r"<\|.+\|>|<[^<>\s]*[_|｜][^<>\s]*>|\[/?[A-Z_]+\]", re.DOTALL)
 
 
 def shown(text: str) -> str:
-    """Return guarded text as it is without guards."""
-    return re.sub(f"{GUARD}(.?)", r"\1", text, flags=re.DOTALL) if GUARD in text else text
+    """Return guarded text as it is without guards; two are one that was in the text."""
+    return GUARD.join(part.replace(GUARD, "") for part in text.split(GUARD * 2))
+
+
+def raw(text: str) -> str:
+    """Return text whose control tokens are meant, such as a raw prompt, as guarded text."""
+    return text.replace(GUARD, GUARD * 2)
 
 
 def place_in(text: str, at: int) -> int:
@@ -42,6 +51,23 @@ def place_in(text: str, at: int) -> int:
     return starts[at] if at < len(starts) else len(text)
 
 
+def mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value with its strings changed, in lists and dictionaries too.
+
+    Keys that are names stay: templates look for them.
+    """
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {
+            key if str(key).isidentifier() else mapped(key, change): mapped(one, change)
+            for key, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [mapped(one, change) for one in value]
+    return value
+
+
 @dataclass(frozen=True, eq=False)
 class ControlTokens:
     """The control tokens of a tokenizer and of a chat template, if there is one."""
@@ -49,45 +75,46 @@ class ControlTokens:
     tokenizer: PreTrainedTokenizerBase
     template: str | None = None
 
+    @staticmethod
+    @lru_cache(maxsize=8)
+    def of(tokenizer: PreTrainedTokenizerBase, template: str | None) -> ControlTokens:
+        """Return those of a tokenizer and a template, made once."""
+        return ControlTokens(tokenizer, template)
+
     @cached_property
     def names(self) -> frozenset[str]:
-        """Their texts."""
+        """Their texts; one of a single character could not be told from text."""
+        others = (token.content for token in self.tokenizer.added_tokens_decoder.values())
         return self._special | {
-            token.content
-            for token in self.tokenizer.added_tokens_decoder.values()
-            if token.content.strip()
-            and (token.content in (self.template or "") or LIKE_MARKS.fullmatch(token.content))
+            name
+            for name in others
+            if len(name.strip()) > 1
+            and not re.fullmatch(r"\w+", name)
+            and (name in (self.template or "") or LIKE_MARKS.fullmatch(name))
         }
 
-    def guarded(self, value: Any, *, is_reply: bool = False) -> Any:
-        """Return strings, in lists and dictionaries too, of which none forms a control token.
+    def prepare(self) -> None:
+        """Make what takes seconds where there are many tokens, before the first text comes."""
+        self.encode(self.guarded(min(self.names, default="")), add_special_tokens=False)
+
+    def guarded(self, text: str, *, is_reply: bool = False) -> str:
+        """Return text of which no part forms a control token.
 
         A reply of the model may hold those that are not special, such as <think>, as it wrote them.
         """
-        if isinstance(value, str):
-            return self._guarded(value, self._of_replies if is_reply else self._all)
-        if isinstance(value, dict):
-            each = value.items()
-            return {
-                self.guarded(k, is_reply=is_reply): self.guarded(v, is_reply=is_reply)
-                for k, v in each
-            }
-        if isinstance(value, list | tuple):
-            return [self.guarded(one, is_reply=is_reply) for one in value]
-        return value
+        guards = self._guards_of_replies if is_reply else self._guards
+        return guards.sub(rf"\g<0>{GUARD}", raw(text))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the tokens of guarded text."""
-        if GUARD not in text:
-            ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)[
-                "input_ids"
-            ]
-            return ids
+        if not self._needs_twin(text):
+            whole = self.tokenizer(shown(text), add_special_tokens=add_special_tokens)
+            return list(whole["input_ids"])
         if self._twin is not None:
             named = self._named(text)
             return list(self._twin.encode(named, add_special_tokens=add_special_tokens).ids)
         # Each piece lacks a part of what is guarded.
-        pieces = [shown(piece) for piece in _pieces(text)]
+        pieces = [shown(piece) for piece in re.split(LONE_GUARD, text)]
         first, *rest = (
             self.tokenizer(piece, add_special_tokens=add_special_tokens and not i)["input_ids"]
             for i, piece in enumerate(pieces)
@@ -96,37 +123,48 @@ class ControlTokens:
 
     def spans(self, text: str, *, add_special_tokens: bool) -> list[tuple[int, int]]:
         """Return where in guarded text each token begins and ends; only of fast tokenizers."""
-        if GUARD not in text:
+        if GUARD not in text and not self._needs_twin(text):
             encoded = self.tokenizer(
                 text, add_special_tokens=add_special_tokens, return_offsets_mapping=True
             )
             return list(encoded["offset_mapping"])
-        assert self._twin is not None
+        assert self._twin is not None, "the tokenizer is fast"
         found = self._twin.encode(self._named(text), add_special_tokens=add_special_tokens).offsets
-        places = _places(text, self._all.pattern)
+        places = _places(text, self._unguarded)
         return [(places[a], places[b]) for a, b in found]
+
+    def _needs_twin(self, text: str) -> bool:
+        return self._may_be_spelled_otherwise or re.search(LONE_GUARD, text) is not None
+
+    @cached_property
+    def _may_be_spelled_otherwise(self) -> bool:
+        """Whether a normalizer could make a control token of text that has no guard."""
+        if not self.tokenizer.is_fast or self.tokenizer.backend_tokenizer.normalizer is None:
+            return False
+        added = self.tokenizer.added_tokens_decoder.values()
+        return any(token.normalized for token in added if token.content in self.names)
 
     @cached_property
     def _special(self) -> frozenset[str]:
         added = self.tokenizer.added_tokens_decoder.values()
-        return frozenset(token.content for token in added if token.special)
+        names = {token.content for token in added if token.special}
+        return frozenset(name for name in names | {*self.tokenizer.all_special_tokens} if name[1:])
 
     @cached_property
-    def _all(self) -> _Pattern:
-        return _Pattern(self.names)
+    def _unguarded(self) -> re.Pattern[str]:
+        return re.compile(_any_of(sorted(self.names)) if self.names else "(?!)")
 
     @cached_property
-    def _of_replies(self) -> _Pattern:
-        return _Pattern(self._special)
+    def _guards(self) -> re.Pattern[str]:
+        return _begins(self.names)
 
-    def _guarded(self, text: str, pattern: _Pattern) -> str:
-        text = text.replace(GUARD, GUARD * 2)
-        text = pattern.pattern.sub(lambda found: f"{found[0][:1]}{GUARD}{found[0][1:]}", text)
-        return f"{text}{GUARD}" if pattern.may_go_on(text) else text
+    @cached_property
+    def _guards_of_replies(self) -> re.Pattern[str]:
+        return _begins(self._special, but_not=self.names - self._special)
 
     def _named(self, text: str) -> str:
         """Return guarded text as the twin reads it."""
-        return shown(self._all.pattern.sub(lambda found: f"{TWIN}{found[0]}", text))
+        return shown(self._unguarded.sub(rf"{TWIN}\g<0>", text))
 
     @cached_property
     def _twin(self) -> Tokenizer | None:
@@ -136,18 +174,26 @@ class ControlTokens:
         return Tokenizer.from_str(json.dumps(_renamed(parts, self.names)))
 
 
-class _Pattern:
-    """Any of some texts, the longest first, and whether a text could go on as one of them."""
+# The first of an odd number of guards: the others are pairs.
+LONE_GUARD = re.compile(f"(?<!{GUARD}){GUARD}(?=(?:{GUARD}{GUARD})*(?!{GUARD}))")
 
-    def __init__(self, names: Iterable[str]) -> None:
-        # One character cannot be parted.
-        kept = sorted(name for name in names if len(name) > 1)
-        self.pattern = re.compile(_any_of(kept) if kept else "(?!)")
-        self._begun = {name[:n] for name in kept for n in range(1, len(name))}
-        self._longest = max(map(len, kept), default=0)
 
-    def may_go_on(self, text: str) -> bool:
-        return any(text[-n:] in self._begun for n in range(1, min(self._longest, len(text)) + 1))
+def _begins(names: frozenset[str], but_not: frozenset[str] = frozenset()) -> re.Pattern[str]:
+    """Return what finds the characters with which a control token could begin.
+
+    Of a name that begins like a word those alone that go on as the name does.
+    """
+    marks = {name[0] for name in names if not (name[0].isalnum() or name[0].isspace())}
+    words = sorted(name for name in names if name[0] not in marks)
+    either = [f"[{''.join(map(re.escape, sorted(marks)))}]"] if marks else []
+    either += [f"(?:{first})(?={rest})" for first, rest in _parted(words)]
+    left = f"(?!{_any_of(sorted(but_not))})" if but_not else ""
+    return re.compile(f"{left}(?:{'|'.join(either)})" if either else "(?!)")
+
+
+def _parted(names: Sequence[str]) -> Iterable[tuple[str, str]]:
+    for first, group in groupby(names, key=lambda name: name[0]):
+        yield re.escape(first), _any_of([name[1:] for name in group])
 
 
 def _any_of(names: Sequence[str]) -> str:
@@ -160,16 +206,12 @@ def _any_of(names: Sequence[str]) -> str:
     return f"{one}?" if "" in names else one
 
 
-def _pieces(text: str) -> list[str]:
-    return re.split(f"(?<!{GUARD}){GUARD}(?!{GUARD})", text)
-
-
 def _places(text: str, control: re.Pattern[str]) -> list[int]:
     """Return where in guarded text each character stands that the twin reads, and the end."""
     places, names = list[int](), control.pattern
     for found in re.finditer(f"({names})|{GUARD}(?:(?={names})|(.?))|.", text, re.DOTALL):
         if found[1]:
-            places += [found.start(), *range(*found.span())]
+            places += [found.start()] * len(TWIN) + [*range(*found.span())]
         elif found[2] or found[0] != GUARD:
             places.append(found.start())
     return [*places, len(text)]
@@ -182,8 +224,10 @@ def _renamed(parts: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
         return f"{TWIN}{name}" if name in names else name
 
     model = parts["model"]
+    parts["truncation"] = parts["padding"] = None
     for token in parts["added_tokens"]:
-        token["content"] = new(token["content"])
+        if token["content"] in names:
+            token |= {"content": new(token["content"]), "normalized": False}
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         model["vocab"] = {new(name): number for name, number in vocabulary.items()}

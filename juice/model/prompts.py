@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,9 +24,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from juice.errors import RequestError, UsageError
-from juice.model.control_tokens import GUARD, ControlTokens, place_in, shown
+from juice.model.control_tokens import ControlTokens, mapped, place_in, raw, shown
 
 Message = dict[str, str]
+SAID = ("content", "reasoning_content")  # of a message, by whoever speaks
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class PromptForm:
     @staticmethod
     def raw(text: str) -> str:
         """Return text whose control tokens are meant, such as a raw prompt, as guarded text."""
-        return text.replace(GUARD, GUARD * 2)
+        return raw(text)
 
     @staticmethod
     def shown(text: str) -> str:
@@ -86,10 +87,11 @@ class PromptForm:
         is_plain = self.chat_template is None
         return self.encode(self.raw(prompt) if is_plain else self.rendered([user(prompt)]))
 
-    @cached_property
+    @property
     def control(self) -> ControlTokens:
         """The control tokens of the template, of the tokenizer's own for plain prompts."""
-        return ControlTokens(self.tokenizer, self.chat_template or own_template(self.tokenizer))
+        template = self.chat_template or own_template(self.tokenizer)
+        return ControlTokens.of(self.tokenizer, template)
 
     def encode(self, text: str, *, add_special_tokens: bool | None = None) -> tuple[int, ...]:
         """Return a whole guarded text's tokens.
@@ -97,9 +99,7 @@ class PromptForm:
         Special ones are added where no chat template has them.
         """
         adds = self.chat_template is None if add_special_tokens is None else add_special_tokens
-        if GUARD in text:
-            return tuple(self.control.encode(text, add_special_tokens=adds))
-        return tuple(self.tokenizer(text, add_special_tokens=adds)["input_ids"])
+        return tuple(self.control.encode(text, add_special_tokens=adds))
 
     def behind(self, context: str, prompt: str) -> str:
         """Return a prompt behind its context, which is data, as guarded text."""
@@ -110,9 +110,17 @@ class PromptForm:
 
     def data(self, value: Any, *, is_reply: bool = False) -> Any:
         """Return what a template is given, or a reply of the model, as guarded text."""
-        return (
-            value if self.allows_control_tokens else self.control.guarded(value, is_reply=is_reply)
-        )
+        if self.allows_control_tokens:
+            return mapped(value, raw)
+        return mapped(value, partial(self.control.guarded, is_reply=is_reply))
+
+    def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message of which all but the role is data; what a reply says is the model's."""
+        is_reply = turn.get("role") == "assistant"
+        return {
+            key: value if key == "role" else self.data(value, is_reply=is_reply and key in SAID)
+            for key, value in turn.items()
+        }
 
     def position_behind(self, context: str, prompt: str) -> int:
         """Return the position of a prompt's first token behind its context, as `first_position`."""
@@ -164,12 +172,12 @@ class PromptForm:
         """
         given = {"add_generation_prompt": True, **self.data(dict(options))}
         given |= {"chat_template": self.chat_template, "tokenize": False}
-        turns = [self.data(turn, is_reply=turn["role"] == "assistant") for turn in messages]
+        turns = [self._turn(turn) for turn in messages]
         try:
             return str(self.tokenizer.apply_chat_template(turns, **given))
         except Exception as error:  # whatever a template raises
             raise RequestError(
-                f"the chat template refuses these messages: {error}", param="messages"
+                f"the chat template refuses these messages: {shown(str(error))}", param="messages"
             ) from error
 
     def first_token(self, prompt: str, answer: str, opening: str = "") -> int | None:

@@ -182,6 +182,8 @@ class Translator:
         self.model = model
         # For prompts that went through the tokenizer's chat template, if it has one.
         self.chat_model = model.with_chat_template(model.own_chat_template)
+        if self.chat_model.prompts.chat_template is not None:
+            self.chat_model.prompts.control.prepare()
         self.settings = settings
         self.model_name = settings.served_model_name or model.id
         self.texts = TokenTexts(model.description.tokenizer)
@@ -218,6 +220,17 @@ class Translator:
     def max_model_len(self) -> int | None:
         """The most tokens of a request, prompt and new ones together."""
         return self.model.engine.limits.max_model_len
+
+    async def joined_off_loop(
+        self,
+        request: HttpRequest,
+        prompts: Sequence[str | Sequence[int]],
+        contexts: Sequence[str] | None,
+    ) -> list[Prompt]:
+        """As `joined`, in its client's turn where there is something to join."""
+        if contexts is None:
+            return self.joined(prompts, contexts)
+        return await self.off_loop(request, lambda: self.joined(prompts, contexts))
 
     def joined(
         self, prompts: Sequence[str | Sequence[int]], contexts: Sequence[str] | None
@@ -396,8 +409,9 @@ class Translator:
         """
         settings = self.settings
         if isinstance(prompt, str):
-            text = f"the {param} has {len(prompt)} characters"
-            _check_bound(len(prompt), settings.max_prompt_characters, text, param)
+            n_shown = len(self.model.prompts.shown(prompt))
+            text = f"the {param} has {n_shown} characters"
+            _check_bound(n_shown, settings.max_prompt_characters, text, param)
             try:
                 if is_to_fit:
                     self._check_beginning(prompt)

@@ -180,7 +180,7 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf) 
     With `stream`: events {"text", "index"}, a last one with the rest, and [DONE].
     """
     translator = service.translator.trusting(request, body)
-    prompts = translator.joined(body.prompt, body.context)
+    prompts = await translator.joined_off_loop(request, body.prompt, body.context)
     requests = await translator.requests(request, prompts, body, top_logprobs=body.logprobs or 0)
     renderer = GenerateRenderer(service, request, has_logprobs=body.logprobs is not None)
     return await renderer.answered(requests, is_stream=body.stream)

@@ -357,9 +357,10 @@ async def completions(body: CompletionRequest, request: Request, service: Servic
     """Continue one or more prompts."""
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
     translator = service.translator.trusting(request, body)
+    prompts = await translator.joined_off_loop(request, body.prompt, body.context)
     requests = await translator.requests(
         request,
-        translator.joined(body.prompt, body.context),
+        prompts,
         body,
         alias=body.model,
         add_special_tokens=body.add_special_tokens,
