@@ -45,7 +45,7 @@ MODEL := mini
 # The real models (integration/real), where their files are kept, and ParaConflict's: those of the
 # folder that JUICE_TEST_DATA names, else from the hub. Head sets are shipped for the second list.
 REAL := smollm2 gemma-3 qwen2.5-coder-1.5b
-REAL_STEERED := smollm2 qwen2.5-coder-1.5b
+REAL_STEERED := smollm2 gemma-3 qwen2.5-coder-1.5b
 REAL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/juice
 REAL_DATA ?= $(if $(JUICE_TEST_DATA),$(JUICE_TEST_DATA)/)paraconflict
 # Of the tests: one more than processors, since some of them wait.

@@ -30,9 +30,9 @@ from tests.support.serving import KEYS, serving
 
 
 def test_the_first_load_is_small(url: str) -> None:
-    names = re.findall(r'(?:src|href)="(/playground/[^"]+)"', httpx.get(url).text)
-    modules = {"/", *names}
-    todo = [name for name in names if name.endswith(".js")]
+    names = re.findall(r'(?:src|href)="(playground/[^"]+)"', httpx.get(url).text)
+    modules = {"/", *(f"/{name}" for name in names)}
+    todo = [f"/{name}" for name in names if name.endswith(".js")]
     while todo:
         text = httpx.get(url + todo.pop()).text
         found = {f"/playground/{each}" for each in re.findall(r'from "\./([^"]+)"', text)}

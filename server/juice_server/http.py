@@ -322,7 +322,7 @@ class PlainPath:
             path: str = scope["path"]
             if self._prefix and f"{path}/".startswith(f"{self._prefix}/"):
                 path = path.removeprefix(self._prefix)
-            scope = {**scope, "path": path.rstrip("/") or "/"}
+            scope["path"] = path.rstrip("/") or "/"
         await self._app(scope, receive, send)
 
 
