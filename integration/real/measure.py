@@ -25,7 +25,7 @@ import json
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,10 +297,15 @@ def main(arguments: Sequence[str]) -> None:
     sys.stdout.write(f"{table(result['rows'])}\n")
 
 
-if __name__ == "__main__":
+def as_command(run: Callable[[Sequence[str]], None]) -> None:
+    """Run with the words of the command line; what goes wrong is said in one line."""
     warnings.showwarning = console.show_warning
     try:
-        main(sys.argv[1:])
+        run(sys.argv[1:])
     except JuiceError as error:
         console.error(str(error))
         sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    as_command(main)

@@ -21,7 +21,6 @@ import argparse
 import json
 import shlex
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,11 +31,11 @@ import juice
 from benchmarks import rig
 from integration.real.answers import UNSTEERED, Row, Way, share_row, ways_of
 from integration.real.chat import N_TOKENS, ChatPrompt, chat_prompts, holds
-from integration.real.measure import sets_of
+from integration.real.measure import as_command, sets_of
 from juice.cli import console
 from juice.cli.options import quiet_libraries
 from juice.engine.steer import Steer
-from juice.errors import JuiceError, UsageError
+from juice.errors import UsageError
 from juice.identification.outcomes import difference_interval
 from juice.model.prompts import Message
 from juice.progress import Progress, silent
@@ -194,9 +193,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    warnings.showwarning = console.show_warning
-    try:
-        main(sys.argv[1:])
-    except JuiceError as error:
-        console.error(str(error))
-        sys.exit(error.exit_code)
+    as_command(main)
