@@ -46,6 +46,8 @@ MODEL := mini
 # folder that JUICE_TEST_DATA names, else from the hub. Head sets are shipped for the second list.
 REAL := smollm2 gemma-3 qwen2.5-coder-1.5b
 REAL_STEERED := smollm2 gemma-3 qwen2.5-coder-1.5b
+# Those with a chat template.
+REAL_CHATTING := smollm2 qwen2.5-coder-1.5b
 REAL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/juice
 REAL_DATA ?= $(if $(JUICE_TEST_DATA),$(JUICE_TEST_DATA)/)paraconflict
 # Of the tests: one more than processors, since some of them wait.
@@ -85,7 +87,10 @@ real: $(STAMP) $(BROWSER)
 	for name in $(REAL_STEERED); do \
 	  $(BIN)/python -m integration.real.measure $(REAL_CACHE)/models/$$name.gguf --head-sets head_sets \
 	    --data $(REAL_DATA) --prose $(REAL_CACHE)/text.txt --out docs/results/$$name/head_sets.json \
-	  && $(BIN)/python -m integration.real.turns $(REAL_CACHE)/models/$$name.gguf --head-sets head_sets \
+	    || exit 1; \
+	done
+	for name in $(REAL_CHATTING); do \
+	  $(BIN)/python -m integration.real.turns $(REAL_CACHE)/models/$$name.gguf --head-sets head_sets \
 	    --out docs/results/$$name/turns.json || exit 1; \
 	done
 

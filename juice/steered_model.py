@@ -22,13 +22,7 @@ from juice.head_set.head_set import HeadSet
 from juice.head_set.library import HeadSetLibrary
 from juice.head_set.schema import FORMAT, short
 from juice.model.loaded import LoadedModel
-from juice.model.prompts import (
-    PromptForm,
-    own_template,
-    read_template,
-    sha256_of,
-    user,
-)
+from juice.model.prompts import PromptForm, own_template, read_template, sha256_of, user
 from juice.progress import Progress, silent
 
 Prompt = str | Sequence[int]

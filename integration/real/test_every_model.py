@@ -175,7 +175,7 @@ def test_the_page_shows_what_the_server_answers(server: Server) -> None:
 
 @pytest.mark.long
 def test_heads_are_found_and_judged(real: Real, tmp_path: Path) -> None:
-    """Within a minute of learning: what is shown is the way, not how good it gets."""
+    """Within two minutes: what is shown is the way, not how good it gets."""
     sets = tmp_path / "sets"
     found = json.loads(
         real.juice(
