@@ -18,8 +18,11 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import torch
@@ -41,19 +44,55 @@ DIAGNOSIS_LIMIT_S = 240.0
 LEAST_AT_ONCE = 2
 
 
-def exactness(device: str, dtypes: Iterable[str], names: Iterable[str]) -> Iterator[dict[str, Any]]:
+def exactness(
+    device: str, dtypes: Iterable[str], names: Iterable[str], n_at_once: int = 1
+) -> Iterator[dict[str, Any]]:
     """Yield whether each model is steered exactly in each dtype, and its largest differences.
 
     Whatever a device does is a result here: it may end the process of the model, not this one.
+    With n_at_once processes they come in the order in which they are done.
+    Raises RuntimeError where a process does not start.
+    """
+    pairs = [(name, dtype) for name in names for dtype in dtypes]
+    shares = [share for i in range(n_at_once) if (share := pairs[i::n_at_once])]
+    threads = {"OMP_NUM_THREADS": str(max(1, int(rig.cores()) // n_at_once))}
+    done: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+    stopped = Event()
+
+    def check(share: Sequence[tuple[str, str]]) -> None:
+        try:
+            for found in diagnoses(device, share, threads if len(shares) > 1 else {}):
+                done.put(found)
+                if stopped.is_set():
+                    break
+        finally:
+            done.put(None)
+
+    with ThreadPoolExecutor(n_at_once) as pool:
+        checks = [pool.submit(check, share) for share in shares]
+        try:
+            for _ in checks:
+                yield from iter(done.get, None)
+        finally:
+            stopped.set()
+    for each in checks:
+        each.result()
+
+
+def diagnoses(
+    device: str, pairs: Iterable[tuple[str, str]], environment: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the diagnoses of models in dtypes, made by one process as long as that lives.
+
     Raises RuntimeError where that process does not start.
     """
     process = None
     try:
-        for name, dtype in ((name, dtype) for name in names for dtype in dtypes):
+        for name, dtype in pairs:
             process = process or Worker(
                 "benchmarks.gpu",
                 *("--worker", "--device", device),
-                environment={"HF_HUB_OFFLINE": "1"},
+                environment={"HF_HUB_OFFLINE": "1", **environment},
                 limit_s=DIAGNOSIS_LIMIT_S,
             )
             try:
@@ -134,6 +173,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
     parser.add_argument("--at-once", type=int, help="how many ways; else those with room")
     parser.add_argument("--out", type=Path, help="else a file of docs/results/gpu")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="that check exactness at once"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = options.device
@@ -160,7 +202,8 @@ def main() -> None:
 
     failed = []
     try:
-        for one in exactness(device, options.dtypes, ("mini", *options.architectures)):
+        names = ("mini", *options.architectures)
+        for one in exactness(device, options.dtypes, names, options.processes):
             how = "exact" if one["exact"] else one["reason"]
             print(f"{one['model']}, {one['dtype']}: {how}", flush=True)
             result["exactness"].append(one)
