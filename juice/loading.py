@@ -402,20 +402,25 @@ def _checked(loaded: LoadedModel, limits: Limits | None, *, deterministic: bool)
 def _from_storage(
     model: str | Path, options: LoadOptions, limits: Limits | None, *, deterministic: bool
 ) -> BatchingEngine:
-    """Return the checked engine of a stored model; in float32 where `auto` is bfloat16 in vain."""
+    """Return the checked engine of a stored model; in float32 where `auto` is refused in half."""
     read = _read(model, options, deterministic=deterministic)
+    half = str(read["model"].dtype).removeprefix("torch.")
+    is_packed = options.quantization or getattr(read["model"].config, "quantization_config", None)
     try:
         return _checked(prepare(**read), limits, deterministic=deterministic)
     except UnsupportedModelError as error:
-        if read["dtype_reason"] is None:
+        if options.dtype != "auto" or half == "float32" or is_packed:
             raise
         refusal = str(error)
     read.clear()
     gc.collect()  # the weights, which the error's frames held: there may be no memory for two
-    read = _read(model, LoadOptions.of(options, dtype="float32"), deterministic=deterministic)
-    loaded = prepare(**{**read, "dtype_reason": "the check at load refused bfloat16"})
-    running = _checked(loaded, limits, deterministic=deterministic)
-    warnings.warn(f"{model} is in float32, since bfloat16 was refused: {refusal}", stacklevel=3)
+    try:
+        read = _read(model, LoadOptions.of(options, dtype="float32"), deterministic=deterministic)
+        loaded = prepare(**{**read, "dtype_reason": f"the check at load refused {half}"})
+        running = _checked(loaded, limits, deterministic=deterministic)
+    except JuiceError as error:
+        raise UnsupportedModelError(f"{refusal}; and in float32: {error}") from error
+    warnings.warn(f"{model} is in float32, since {half} was refused: {refusal}", stacklevel=3)
     return running
 
 

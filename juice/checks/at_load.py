@@ -16,7 +16,7 @@ sliding windows of three tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -64,7 +64,7 @@ UNSTEERED = frozenset({1, 6, 9})
 # of all of a large one would take most of the check's time.
 N_WATCHED = 4096
 # A forward of other shapes rounds differently: more rows, and tokens after those that count.
-N_ROUNDED, N_ROWS, N_PADDING = 4, 5, 3
+N_ROUNDED, OTHER_SHAPES = 4, ((5, 3), (2, 1), (11, 9))  # rows, and tokens of padding
 
 
 @contextmanager
@@ -138,7 +138,11 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
                 OWN,
                 partial(requests_at, loaded),
                 defined_by(loaded, SLIDING_WINDOW),
-                rounding=_rounding(loaded),
+                rounded=_rounding(loaded),
+                others=[
+                    defined_by(loaded, SLIDING_WINDOW, n_rows=n, n_padding=n_padding)
+                    for n, n_padding in _other_shapes(loaded)
+                ],
             )
         except JuiceError as error:
             raise UnsupportedModelError(
@@ -158,17 +162,24 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
 def _rounding(loaded: LoadedModel) -> float:
     """Return the change of the model's log-probabilities by a forward's shape alone, in nats."""
     differences = [0.0]
-    # Tokens after those that count would take a model across its switch of positions.
-    n_padding = N_PADDING if loaded.rope_switch is None else 0
+    n_rows, n_padding = _other_shapes(loaded)[0]
     with loaded.turn, narrow_sliding_windows(loaded.model, SLIDING_WINDOW):
         for request in requests_at(loaded, LEAST_SCALE)[:N_ROUNDED]:
             n, ids = len(request.prompt_ids), [*request.prompt_ids]
             alone = torch.tensor([ids], device=loaded.device)
-            among = torch.tensor([ids + ids[:1] * n_padding] * N_ROWS, device=loaded.device)
+            among = torch.tensor([ids + ids[:1] * n_padding] * n_rows, device=loaded.device)
             outputs = (loaded.run(input_ids=rows, use_cache=False) for rows in (alone, among))
             one, other = (output.logits[-1, n - 1].float().log_softmax(-1) for output in outputs)
             differences.append(distance(one, other))
     return largest(differences)
+
+
+def _other_shapes(loaded: LoadedModel) -> Sequence[tuple[int, int]]:
+    """Return the numbers of rows and of tokens after those that count, by which rounding differs.
+
+    Such tokens would take a model across its switch of positions.
+    """
+    return [(n, 0 if loaded.rope_switch is not None else padding) for n, padding in OTHER_SHAPES]
 
 
 def requests_at(loaded: LoadedModel, scale: float) -> list[Request]:

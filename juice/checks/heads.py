@@ -100,6 +100,12 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
                 f"{name}: the attention of layer {layer.index} does not use a softmax with a "
                 "dimension for heads"
             )
+        if not by_attention.isfinite().all():
+            raise UnsupportedModelError(
+                f"{name}: the attention of layer {layer.index} is not finite in "
+                f"{str(loaded.dtype).removeprefix('torch.')}; load it with --dtype bfloat16 or "
+                "--dtype float32"
+            )
         difference = _relative_difference(by_hook, by_attention)
         if difference is None:
             continue

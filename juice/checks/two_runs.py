@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # differently for every shape of a batch.
 TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 LEAST_SCALE = 2.0
+# Of the requests: so many may be rounded far by what is steered far.
+FEW = 0.25
 
 
 def bound_of(model: ModelDescription) -> float:
@@ -86,12 +88,16 @@ Definition = Callable[
 ]
 
 
-def defined_by(loaded: LoadedModel, sliding_window: int | None = None) -> Definition:
+def defined_by(
+    loaded: LoadedModel, sliding_window: int | None = None, *, n_rows: int = 1, n_padding: int = 0
+) -> Definition:
     """Return the definition by our own model.
 
     Args:
         loaded: The model.
         sliding_window: The width of its sliding windows; None for its own.
+        n_rows: The number of equal rows that run together. It changes nothing but rounding.
+        n_padding: The number of tokens after those that count; likewise.
     """
 
     def define(
@@ -101,16 +107,23 @@ def defined_by(loaded: LoadedModel, sliding_window: int | None = None) -> Defini
         first, end, switch = len(request.prompt_ids) - 1, len(tokens) - 1, loaded.rope_switch
         # Tokens up to a switch of positions were chosen from a shorter text, with other keys.
         ends = [switch, end] if switch is not None and first < switch < end else [end]
+        padding = tokens[:1].repeat(n_padding)
         with loaded.turn, narrow_sliding_windows(loaded.model, sliding_window):
             parts = [
-                two_runs(
-                    loaded,
-                    tokens[:stop].to(loaded.device),
-                    steering.coefficients,
-                    stop - start,
-                    steering.factors(torch.arange(stop), len(request.prompt_ids)).to(loaded.device),
-                    "june" if steering.report.method == "june" else "juice",
-                )
+                [
+                    run[: stop - start]
+                    for run in two_runs(
+                        loaded,
+                        torch.cat([tokens[:stop], padding]).to(loaded.device),
+                        steering.coefficients,
+                        stop - start + n_padding,
+                        steering.factors(
+                            torch.arange(stop + n_padding), len(request.prompt_ids)
+                        ).to(loaded.device),
+                        "june" if steering.report.method == "june" else "juice",
+                        n_rows=n_rows,
+                    )
+                ]
                 for start, stop in pairwise([first, *ends])
             ]
         # [new tokens, vocabulary]
@@ -128,20 +141,28 @@ class Comparison(NamedTuple):
         error: The difference of the log-probabilities at one token, as the root of the mean square
             over the tokens that were reported; the largest over the new tokens.
         effect: The same of the two runs from each other: what steering changes.
+        rounding: Computes the same of the steered run from itself, rounded otherwise.
     """
 
     difference: float
     error: float
     effect: float
+    rounding: Callable[[], float]
 
 
-def compared(define: Definition, request: Request, completion: Completion) -> Comparison:
+def compared(
+    define: Definition,
+    request: Request,
+    completion: Completion,
+    others: Sequence[Definition] = (),
+) -> Comparison:
     """Return the distance of a completion from the two runs.
 
     Args:
         define: Computes the two runs.
         request: The request; the log-probabilities that it watches are compared too.
         completion: Its completion by an engine, with any alternatives to its tokens.
+        others: Compute the two runs, too, and round otherwise.
     """
     scored = [((token.id, token.logprob), *token.top) for token in completion.tokens]
     reads: list[Read] = [(i, [id_ for id_, _ in pairs]) for i, pairs in enumerate(scored)]
@@ -151,11 +172,18 @@ def compared(define: Definition, request: Request, completion: Completion) -> Co
         reads.append((0, request.options.watch))
         given.append(torch.tensor(completion.watched))
     clean, steered = define(request, completion.token_ids, reads)
+
+    def rounding() -> float:
+        runs = [other(request, completion.token_ids, reads)[1] for other in others]
+        apart = (distance(*pair) for run in runs for pair in zip(steered, run, strict=True))
+        return largest([0.0, *apart])
+
     pairs = list(zip(given, steered, strict=True))
     return Comparison(
         largest(abs(float(one[0] - other[0])) for one, other in pairs[:n_chosen]),
         largest(distance(one, other) for one, other in pairs),
         largest(distance(one, other) for one, other in zip(clean, steered, strict=True)),
+        rounding,
     )
 
 
@@ -165,7 +193,8 @@ class Strictness:
 
     Args:
         share: The error that a steered request may have, as a share of what steering changes.
-        times_rounding: Or this many times the rounding, whichever is more.
+        times_rounding: Or this many times the rounding, whichever is more. Where few requests
+            exceed that, theirs is the rounding of their steered runs.
         far: Heads are scaled by more until steering changes this many times the rounding.
         most_scale: But by no more than this: then a layer sees little else, and a wrong scale or a
             missing token changes nothing.
@@ -177,6 +206,10 @@ class Strictness:
     far: float
     most_scale: float
     in_nats: bool = False
+
+    def bound(self, rounding: float) -> float:
+        """Return the error that is allowed beside a rounding, both as shares of the effect."""
+        return max(self.share, self.times_rounding * rounding)
 
 
 OWN = Strictness(share=0.05, times_rounding=4, far=40, most_scale=32)
@@ -221,7 +254,8 @@ def agreement(
     define: Definition,
     *,
     run: Callable[[list[Request]], list[Completion]] | None = None,
-    rounding: float | None = None,
+    rounded: float | None = None,
+    others: Sequence[Definition] = (),
 ) -> Agreement:
     """Return the agreement of an engine with the two runs, by steering far from rounding.
 
@@ -231,8 +265,9 @@ def agreement(
         requests_at: Gives the requests whose largest coefficient is a scale.
         define: Computes the two runs.
         run: Runs the requests; None: the engine does, all together.
-        rounding: The difference of log-probabilities by rounding alone, in nats; None: that of the
+        rounded: The difference of log-probabilities by rounding alone, in nats; None: that of the
             requests that are not steered from the definition.
+        others: Compute the two runs, too, and round otherwise.
 
     Raises:
         UnsupportedModelError: Steering changes nothing.
@@ -241,12 +276,12 @@ def agreement(
     while True:
         requests = requests_at(scale)
         comparisons = [
-            compared(define, request, completion)
+            compared(define, request, completion, others)
             for request, completion in zip(requests, run(requests), strict=True)
         ]
         moved = [c for c in comparisons if c.effect]
         still = [c for c in comparisons if not c.effect]
-        noise = largest(c.error for c in still) if rounding is None else rounding
+        noise = largest(c.error for c in still) if rounded is None else rounded
         least = min((c.effect for c in moved), default=0.0)
         if not any(request.steering.coefficients for request in requests):
             least = float("inf")  # an engine that steers no layer
@@ -261,7 +296,7 @@ def agreement(
             "scaled changes a log-probability"
         )
     # Where rounding was measured apart, requests that are not steered must be within it, too.
-    judged = moved if rounding is None else comparisons
+    judged = moved if rounded is None else comparisons
     share, bound = _worst_share(judged, demands, noise, least)
     return Agreement(
         unsteered=largest(largest(c[:2]) for c in still),
@@ -280,13 +315,15 @@ def _worst_share(
 
     Where steering changes nothing, they are shares of the least effect.
     """
-    shares = [
-        (c.error / effect, max(demands.share, demands.times_rounding * noise / effect))
-        for c in judged
-        for effect in [c.effect or least]
-    ]
+    effects = [c.effect or least for c in judged]
+    shares = [c.error / effect for c, effect in zip(judged, effects, strict=True)]
+    bounds = [demands.bound(noise / effect) for effect in effects]
+    over = [i for i, share in enumerate(shares) if share > bounds[i]]
+    if len(over) <= FEW * len(judged):
+        for i in over:
+            bounds[i] = demands.bound(max(noise, judged[i].rounding()) / effects[i])
     return max(
-        shares,
+        zip(shares, bounds, strict=True),
         key=lambda pair: (pair[0] != pair[0], pair[0] / pair[1]),
         default=(0.0, demands.share),
     )

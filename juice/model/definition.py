@@ -29,6 +29,8 @@ def two_runs(
     n_kept: int,
     factors: torch.Tensor,
     method: Method,
+    *,
+    n_rows: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of the last tokens in the clean run and in the steered run.
 
@@ -41,11 +43,12 @@ def two_runs(
         n_kept: The number of last tokens.
         factors: The factor of the coefficients at each token, float32 [tokens].
         method: The run whose z is added: the clean one (`juice`) or the steered itself (`june`).
+        n_rows: The number of equal rows that run together, which changes how products are rounded.
     """
     clean: dict[int, torch.Tensor] = {}
 
     def keep(layer: AttentionLayer, z: torch.Tensor) -> None:
-        clean[layer.index] = z  # [1, tokens, n_heads * d_head]
+        clean[layer.index] = z  # [n_rows, tokens, n_heads * d_head]
 
     def add(layer: AttentionLayer, z: torch.Tensor) -> torch.Tensor:
         source = clean[layer.index] if method == "juice" else z
@@ -63,7 +66,7 @@ def two_runs(
     with loaded.turn:
         for act in (keep, add) if layers else (keep,):
             with at_z(layers, act):
-                run = loaded.run(input_ids=ids[None], use_cache=False, **kept)
+                run = loaded.run(input_ids=ids.expand(n_rows, -1), use_cache=False, **kept)
             runs.append(run.logits[0, -n_kept:].float())
     return runs[0], runs[-1]
 

@@ -105,6 +105,17 @@ def test_a_projection_that_runs_twice_is_detected() -> None:
         load(network)
 
 
+def test_a_model_that_float16_cannot_hold_says_what_can() -> None:
+    network = build("Qwen2").to(torch.float16)
+    for projection in (
+        network.model.layers[1].self_attn.q_proj,
+        network.model.layers[1].self_attn.k_proj,
+    ):
+        projection.bias.data.fill_(300)
+    with pytest.raises(UnsupportedModelError, match=r"layer 1 is not finite in float16.*bfloat16"):
+        load(network)
+
+
 class Mixing(torch.nn.Module):
     """A layer's MLP that lets the rows of a batch see each other."""
 
