@@ -57,7 +57,7 @@ from benchmarks.rig import (
     step_s,
 )
 from juice.engine.load_options import Limits
-from juice.engine.own.scheduler import TOKENS_PER_FORWARD, Costs
+from juice.engine.own.scheduler import Costs
 from juice.engine.request import Request
 from juice.engine.steer import unsteered
 from tests.support import oracle
@@ -550,7 +550,7 @@ def predicted(shape: Shape, costs: Costs, n_rows: int, n_tokens: int) -> tuple[f
     def rate(fixed: float, varying: float) -> float:
         return (fixed + varying) / (fixed + varying * (1 + share))
 
-    return rate(TOKENS_PER_FORWARD, of_prompts), rate(costs.keys_per_forward, n_keys)
+    return rate(costs.tokens_per_forward, of_prompts), rate(costs.keys_per_forward, n_keys)
 
 
 def costs(found: dict[str, Any]) -> str:
@@ -563,7 +563,7 @@ def costs(found: dict[str, Any]) -> str:
         return ""
     plain, steered = (found["ways"][name]["seconds"] for name in names)
     shape = SHAPES[found["shape"]]
-    network = shape.network(dtype=getattr(torch, found["dtype"]))
+    network = shape.network(found["device"], getattr(torch, found["dtype"]))
     with juice.load(network, tokenizer=tiny_tokenizer()) as model:
         expected_by = Costs.of(model.loaded, model.engine.n_kv_bytes_per_token)
     lines = [

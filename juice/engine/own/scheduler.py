@@ -45,6 +45,9 @@ from juice.model.loaded import LoadedModel
 Share = tuple[Sequence, int]
 # Below so many tokens, reading the weights takes longer than computing with them.
 TOKENS_PER_FORWARD = 64
+# Beside a GPU, Python launches its kernels for so long a layer (measured on an H100), in which even
+# an older one computes and reads this much.
+LAUNCH_S, FLOPS, BYTES_PER_S = 1.2e-3, 1e14, 1e12
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,16 @@ class Costs:
 
     Args:
         keys_per_token: The keys to which attending costs as much as a token's other products.
-        keys_per_forward: The keys and values that are read in the time of reading all weights.
+        keys_per_forward: The keys and values that are read in the time of reading all weights, and
+            of launching a forward on a GPU.
         n_layers: The number of layers.
+        tokens_per_forward: The tokens that go through the weights in that time.
     """
 
     keys_per_token: float
     keys_per_forward: float
     n_layers: int
+    tokens_per_forward: float
 
     @classmethod
     def of(cls, loaded: LoadedModel, n_kv_bytes_per_token: int) -> Costs:
@@ -69,7 +75,13 @@ class Costs:
         n_weights = sum(weight.numel() for weight in weights)
         n_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
         width = sum(layer.n_heads * layer.d_head for layer in layers)
-        return cls(max(1.0, n_weights / (2 * width)), n_bytes / n_kv_bytes_per_token, len(layers))
+        launch_s = 0.0 if loaded.device.type == "cpu" else LAUNCH_S * len(layers)
+        return cls(
+            keys_per_token=max(1.0, n_weights / (2 * width)),
+            keys_per_forward=(n_bytes + launch_s * BYTES_PER_S) / n_kv_bytes_per_token,
+            n_layers=len(layers),
+            tokens_per_forward=TOKENS_PER_FORWARD + launch_s * FLOPS / (2 * n_weights),
+        )
 
     def of_tokens(self, n_tokens: float, n_cached: int) -> float:
         """Return the cost of the next tokens of one row."""
@@ -88,7 +100,7 @@ class Costs:
         """Return the forwards in which chunks of prompts cost least, padding included."""
 
         def cost(n_rows: float, n_tokens: int, n_keys: int) -> float:
-            return TOKENS_PER_FORWARD + n_rows * n_tokens * (1 + n_keys / self.keys_per_token)
+            return self.tokens_per_forward + n_rows * n_tokens * (1 + n_keys / self.keys_per_token)
 
         return self._cheapest(chosen, cost)[1]
 

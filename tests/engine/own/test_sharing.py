@@ -126,6 +126,25 @@ def test_the_prompts_of_a_step_cost_no_more_than_its_budget(engine: Watched) -> 
     assert prefills > 60
 
 
+def test_prompts_share_a_forward_where_each_is_launched_for_long(
+    model: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: a GPU that waits for Python, since prompts of other lengths go apart."""
+    monkeypatch.setattr(costs.LoadedModel, "device", torch.device("cuda"))
+    of_gpu = costs.Costs.of(model.loaded, 64)
+    monkeypatch.undo()
+
+    def n_prefills() -> int:
+        watched = Watched(model, Limits(max_batch=64, max_prefill_tokens=1 << 20))
+        watched.submit("all", [request(n, 1) for n in range(190, 320, 8)]).wait(17)
+        watched.engine.stop()
+        return sum(batch.input_ids.shape[1] > 1 for step in watched.steps for batch in step)
+
+    on_cpu = n_prefills()
+    monkeypatch.setattr(costs.Costs, "of", classmethod(lambda *_: of_gpu))
+    assert on_cpu > n_prefills() == 1
+
+
 def bytes_for(engine: Watched, long: int) -> int:
     """Run 31 short requests, and again beside one of `long` tokens; return what that one adds."""
     short = [request(20, 30)] * 31
