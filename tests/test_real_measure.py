@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,7 +20,7 @@ from juice.errors import HeadSetNotFoundError, UsageError
 from juice.head_set.schema import HARM_STRENGTHS, Gate, GateRule
 from juice.identification import ordinary
 from juice.identification.examples import usable_examples
-from juice.identification.first_tokens import endangered_prompts
+from juice.identification.first_tokens import Case, endangered_prompts
 from juice.identification.options import IdentificationOptions
 from juice.progress import silent
 
@@ -231,6 +231,28 @@ def test_a_gate_by_memory_asks_the_prompt_without_its_context(
     assert not asked.has_gate(way, [cases[0]._replace(alone=None)])
     assert asked.texts(cases, way.gated) == asked.texts(cases, way if steers else UNSTEERED)
     assert asked.texts(cases, way) != asked.texts(cases, UNSTEERED)
+
+
+def test_answers_that_are_kept_are_not_asked_for_again(
+    mini: juice.SteeredModel, known: list[ConflictExample], tmp_path: Path
+) -> None:
+    """Kills: a run of hours that is lost when it is cut off, and an answer of another way."""
+    kept_in = tmp_path / "results.answers"
+    (way, *_) = ways_of(mini.head_sets.get("parametric"))
+    cases = [Case(e.prompts["substitution"], e, "parametric") for e in known]
+    steered, plain = (Answers(mini, kept_in=kept_in).texts(cases, w) for w in (way, UNSTEERED))
+    assert steered != plain
+
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("asked again")
+
+    again = Answers(mini, refuse, kept_in)
+    assert (again.texts(cases, way), again.texts(cases, UNSTEERED)) == (steered, plain)
+    kept_in.write_text(kept_in.read_text()[:-9])
+    with pytest.raises(AssertionError, match="asked again"):
+        Answers(mini, refuse, kept_in).texts(cases, UNSTEERED)
+    assert Answers(mini, kept_in=kept_in).texts(cases, UNSTEERED) == plain
+    assert Answers(mini, refuse, kept_in).texts(cases, UNSTEERED) == plain
 
 
 def test_harm_is_that_of_all_chunks_together(mini: juice.SteeredModel) -> None:

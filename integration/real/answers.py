@@ -11,8 +11,11 @@ Two prompts of one row may be about one fact; intervals take them as independent
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -26,6 +29,7 @@ from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
 N_TOKENS = 8
+N_KEPT_AT_ONCE = 64
 Row = dict[str, Any]
 
 
@@ -70,25 +74,51 @@ class Answers:
     Args:
         model: The model, which takes prompts plainly or in a chat.
         progress: Reports how many prompts are answered.
+        kept_in: A file that keeps the answers, for a later run that asks the same; None: memory.
     """
 
     model: SteeredModel
     progress: Progress = silent
-    _texts: dict[Hashable, str] = field(default_factory=dict)
+    kept_in: Path | None = None
+    _texts: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kept_in is not None and self.kept_in.exists():
+            lines = self.kept_in.read_text(encoding="utf-8").splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith("\n")]  # the last may be cut off
+            self.kept_in.write_text("".join(whole), encoding="utf-8")
+            self._texts.update(json.loads(line) for line in whole)
 
     def texts(self, cases: Sequence[Case], way: Way) -> list[str]:
         """Return the answer to each case."""
         requests = [self._request(case, way) for case in cases]
-        keys = [
-            (id(way.steer.head_set), way.name, r.prompt_ids, r.options.without_context)
-            for r in requests
-        ]
+        keys = self._keys(requests, way)
         new = {key: r for key, r in zip(keys, requests, strict=True) if key not in self._texts}
-        done = self.model.engine.generate(
-            list(new.values()), progress=self.progress, description=f"asking, {way.name}"
-        )
-        self._texts.update((key, c.text) for key, c in zip(new, done, strict=True))
+        keys_of_new, description = list(new), f"asking, {way.name}"
+        size = len(new) if self.kept_in is None else N_KEPT_AT_ONCE
+        for at in range(0, len(new), size or 1):
+            some = keys_of_new[at : at + size]
+            done = self.model.engine.generate(
+                [new[key] for key in some], progress=self.progress, description=description
+            )
+            self._keep({key: one.text for key, one in zip(some, done, strict=True)})
         return [self._texts[key] for key in keys]
+
+    def _keep(self, texts: dict[str, str]) -> None:
+        self._texts.update(texts)
+        if self.kept_in is not None:
+            with self.kept_in.open("a", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(pair)}\n" for pair in texts.items())
+
+    def _keys(self, requests: Sequence[Request], way: Way) -> list[str]:
+        """Return the hashes of all that each answer depends on."""
+        description, head_set = self.model.description, way.steer.head_set
+        seal = head_set.seal if isinstance(head_set, HeadSet) else None
+        model = description.identity.fingerprint or description.identity.id, description.dtype
+        asked = ((r.prompt_ids, r.options.without_context) for r in requests)
+        return [
+            sha256(json.dumps([model, seal, way.name, one]).encode()).hexdigest() for one in asked
+        ]
 
     def right(self, cases: Sequence[Case], way: Way) -> list[bool]:
         """Return whether each case is answered right."""

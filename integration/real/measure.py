@@ -5,7 +5,8 @@
         [--allow-unverified] [--parts parametric,context,prose,chat] [--strengths 0.5,1,2]
 
 prints a table and writes one JSON document. Of a large model the parts may be measured one by one:
-those that are in FILE.json, of the same sets, stay there.
+those that are in FILE.json, of the same sets, stay there. Answers about facts are kept in
+FILE.answers until it is done: the same command goes on where it was cut off.
 
 MODEL is what `juice.load` takes, and PATH what `juice.read_examples` takes, such as a folder with
 ParaConflict's files. The sets are those of FOLDER that are called `parametric` and `context`, as
@@ -62,6 +63,7 @@ class Plan:
         parts: What of PARTS is measured.
         strengths: Those at which prose is read.
         chat_prompts: The chat prompts; None: all forty.
+        kept_in: A file that keeps the answers about facts, so that a run that is cut off goes on.
     """
 
     data: Sequence[str]
@@ -72,6 +74,7 @@ class Plan:
     parts: Sequence[str] = PARTS
     strengths: Sequence[float] = HARM_STRENGTHS
     chat_prompts: Sequence[chat.ChatPrompt] | None = None
+    kept_in: Path | None = None
 
 
 def measure(model: SteeredModel, plan: Plan, progress: Progress = silent) -> dict[str, Any]:
@@ -84,7 +87,9 @@ def measure(model: SteeredModel, plan: Plan, progress: Progress = silent) -> dic
     fresh = [e for e in read if facts.key_of(e) not in used]
     result: dict[str, Any] = {"facts": {"n": len(read), "n_excluded": len(read) - len(fresh)}}
     rows: list[Row] = []
-    by_form = {one.chat_template_sha256: Answers(one, progress) for one in formed.values()}
+    by_form = {
+        one.chat_template_sha256: Answers(one, progress, plan.kept_in) for one in formed.values()
+    }
     for target, head_set in head_sets.items():
         if target not in plan.parts:
             continue
@@ -276,7 +281,10 @@ def main(arguments: Sequence[str]) -> None:
         n_prose=given.prose_tokens,
         parts=given.parts,
         strengths=given.strengths,
+        kept_in=None if given.out is None else given.out.with_suffix(".answers"),
     )
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
     quiet_libraries()
     with juice.load(
         given.model,
@@ -290,10 +298,10 @@ def main(arguments: Sequence[str]) -> None:
         shown = command.replace(str(Path.home()), "~")
         result = {"command": shown, "versions": versions(), "machine": rig.machine(), **found}
     if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
         if given.out.exists():
             result = joined(json.loads(given.out.read_text()), result)
         given.out.write_text(json.dumps(result, indent=1) + "\n")
+        given.out.with_suffix(".answers").unlink(missing_ok=True)
     sys.stdout.write(f"{table(result['rows'])}\n")
 
 
