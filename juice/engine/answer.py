@@ -57,6 +57,8 @@ class Completion:
         timing: When things happened.
         prompt_tokens: The scored tokens of the prompt; empty without `prompt_logprobs`.
         watched: The log-probabilities of the request's `watch` tokens.
+        n_cached_tokens: The tokens of the prompt that were not computed, since an earlier request's
+            keys and values serve them.
     """
 
     text: str
@@ -67,6 +69,7 @@ class Completion:
     timing: Timing
     prompt_tokens: tuple[ScoredToken, ...] = ()
     watched: tuple[float, ...] = ()
+    n_cached_tokens: int = 0
 
     def __repr__(self) -> str:
         report = self.steering

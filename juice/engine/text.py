@@ -133,6 +133,7 @@ class Transcript:
             [ScoredToken(request.prompt_ids[0], None)] if options.prompt_logprobs else []
         )
         self.watched: tuple[float, ...] = ()
+        self.n_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._request, self._text, self._sink = request, text, sink
         self._news, self._n_sent = "", 0
@@ -169,6 +170,7 @@ class Transcript:
             timing=Timing(queued_s=self._queued_s, tokens_s=tuple(self._tokens_s)),
             prompt_tokens=tuple(self.prompt_tokens),
             watched=self.watched,
+            n_cached_tokens=self.n_cached_tokens,
         )
         self._sink(self._update(completion))
 

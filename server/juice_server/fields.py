@@ -490,6 +490,13 @@ class OpenAIFields(GenerationFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+class PromptDetails(Answer):
+    """More about the prompts' tokens."""
+
+    cached_tokens: int = 0
+    """Those that vLLM's prefix cache had."""
+
+
 class Usage(Answer):
     """Prompt and generated tokens; a prompt with several choices counts once."""
 
@@ -499,12 +506,19 @@ class Usage(Answer):
     """Tokens of the answers, stop tokens included."""
     total_tokens: int
     """Both."""
+    prompt_tokens_details: PromptDetails
+    """More about the tokens of the prompts."""
 
     @classmethod
     def of(cls, trace: Trace) -> Usage:
         """Return the usage of one HTTP request."""
         n, n_new = trace.n_prompt_tokens, trace.n_generated_tokens
-        return cls(prompt_tokens=n, completion_tokens=n_new, total_tokens=n + n_new)
+        return cls(
+            prompt_tokens=n,
+            completion_tokens=n_new,
+            total_tokens=n + n_new,
+            prompt_tokens_details=PromptDetails(cached_tokens=trace.n_cached_tokens),
+        )
 
 
 Contexts = Annotated[list[str] | None, BeforeValidator(as_list), at_most(MAX_PROMPTS)]

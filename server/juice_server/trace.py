@@ -41,6 +41,12 @@ class Submission:
         """The tokens of the prompts, each once."""
         return sum(len(one.prompt_ids) for one in self.requests[:: self.n_choices])
 
+    @property
+    def n_cached_tokens(self) -> int:
+        """Those of them that were not computed, of the prompts whose first choice has ended."""
+        firsts = range(0, len(self.requests), self.n_choices)
+        return sum(self.ended[i].n_cached_tokens for i in firsts if i in self.ended)
+
 
 @dataclass
 class Trace:
@@ -82,6 +88,11 @@ class Trace:
     def n_prompt_tokens(self) -> int:
         """The tokens of all prompts."""
         return sum(submission.n_prompt_tokens for submission in self.submissions)
+
+    @property
+    def n_cached_tokens(self) -> int:
+        """Those of them that were not computed, of the prompts whose first choice has ended."""
+        return sum(submission.n_cached_tokens for submission in self.submissions)
 
     @property
     def n_generated_tokens(self) -> int:

@@ -199,6 +199,7 @@ class VllmSequence:
         if not self._has_started:
             self._has_started = True
             self.transcript.start()
+            self.transcript.n_cached_tokens = output.num_cached_tokens or 0
         if output.prompt_logprobs and len(self.transcript.prompt_tokens) == 1:
             scored = zip(self.request.prompt_ids[1:], output.prompt_logprobs[1:], strict=True)
             self.transcript.prompt_tokens += [self._scored(*pair) for pair in scored]

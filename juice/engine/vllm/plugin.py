@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import cached_property
+from functools import cache, cached_property
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,6 +111,7 @@ def register() -> None:
     """
     from vllm import ModelRegistry
 
+    end_with_parent()
     for name, target in CLASSES.items():
         ModelRegistry.register_model(name, target)
     if os.environ.get("JUICE_HEAD_SETS"):
@@ -116,6 +120,23 @@ def register() -> None:
     # them: unless something else has, its process ends with an illegal instruction.
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
+
+
+@cache
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, however that was.
+
+    vLLM's processes wait for a word to end, which one that is killed does not say; they would hold
+    their memory for minutes.
+    """
+    if (parent := parent_process()) is None:
+        return
+
+    def follow() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=follow, name="juice-parent", daemon=True).start()
 
 
 def _window(config: VllmConfig) -> range:

@@ -265,13 +265,13 @@ class MessageUsage(Answer):
     """Prompt and generated tokens."""
 
     input_tokens: int
-    """Tokens of the prompt."""
+    """Tokens of the prompt, without those of `cache_read_input_tokens`."""
     output_tokens: int
     """Tokens of the answer, stop tokens included."""
     cache_creation_input_tokens: int = 0
     """Always 0."""
     cache_read_input_tokens: int = 0
-    """Always 0."""
+    """Tokens of the prompt that vLLM's prefix cache had; known at the end."""
 
 
 class MessageAnswer(Answer):
@@ -424,7 +424,12 @@ class MessageRenderer(Renderer):
         return {"stop_reason": reason, "stop_sequence": first}
 
     def _usage(self, n_out: int) -> MessageUsage:
-        return MessageUsage(input_tokens=self._trace.n_prompt_tokens, output_tokens=n_out)
+        n_cached = self._trace.n_cached_tokens
+        return MessageUsage(
+            input_tokens=self._trace.n_prompt_tokens - n_cached,
+            output_tokens=n_out,
+            cache_read_input_tokens=n_cached,
+        )
 
 
 def block_of(part: WholePart) -> TextPart | ThinkingBlock | ToolUseBlock:

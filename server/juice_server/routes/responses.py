@@ -282,7 +282,7 @@ class InputDetails(Answer):
     """More about the prompt's tokens."""
 
     cached_tokens: int = 0
-    """Always 0."""
+    """Those that vLLM's prefix cache had."""
     cache_write_tokens: int = 0
     """Always 0."""
 
@@ -483,7 +483,12 @@ class ResponseRenderer(Renderer):
             status=status,
             incomplete_details=WhyIncomplete() if is_cut else None,
             output=self._items,
-            usage=ResponseUsage(input_tokens=n_in, output_tokens=n_out, total_tokens=n_in + n_out),
+            usage=ResponseUsage(
+                input_tokens=n_in,
+                input_tokens_details=InputDetails(cached_tokens=self._trace.n_cached_tokens),
+                output_tokens=n_out,
+                total_tokens=n_in + n_out,
+            ),
             steering=completion.steering,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +87,43 @@ def test_a_killed_rank_ends_the_server_with_an_error_in_the_log(folder: Path) ->
     told = {line["logger"]: line for line in server.log() if line["level"] == "error"}
     assert "vLLM lost a process" in told["juice_server"]["message"]
     assert any(name.startswith("vllm.") for name in told), "vLLM's processes write JSON, too"
+
+
+@pytest.mark.long
+def test_a_killed_server_leaves_nothing_behind_and_starts_again(folder: Path) -> None:
+    """The kernel kills like that where memory is short: the next start needs all of it."""
+    for _ in range(2):
+        with sharded(folder) as server:
+            processes = running(server)
+            assert len(processes) >= 3  # the engine's and two ranks
+            server.process.kill()
+            _, left = psutil.wait_procs(processes, timeout=10)
+            assert not left
+
+
+def test_a_script_that_ends_at_once_leaves_nothing_behind(folder: Path) -> None:
+    code = (
+        "import juice, os, sys\n"
+        "model = juice.load(sys.argv[1], engine='vllm', window='0-1', head_sets=sys.argv[2], "
+        "vllm_args={'enforce_eager': True, 'block_size': 32})\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "os._exit(0)\n"
+    )
+    script = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder / "model"), str(folder / "head_sets")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with script:
+        assert script.stdout is not None
+        assert any(line == "ready\n" for line in script.stdout)
+        processes = psutil.Process(script.pid).children(recursive=True)
+        assert any("EngineCore" in each.name() for each in processes)
+        script.communicate("now\n", timeout=10)
+    _, left = psutil.wait_procs(processes, timeout=10)
+    assert not left
 
 
 def running(server: Server) -> list[psutil.Process]:
