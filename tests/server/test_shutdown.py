@@ -22,9 +22,10 @@ def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object
     return thread, results
 
 
-def how_it_was_cut(url: str, body: dict) -> object:
-    """Stream an answer; return the code of the error that ends it."""
+def how_it_was_cut(url: str, body: dict, begun: threading.Event) -> object:
+    """Stream an answer; set `begun` when it has, and return the code of the error that ends it."""
     with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
+        begun.set()
         return events(response)[-1]["error"]["code"]
 
 
@@ -59,9 +60,11 @@ def test_sigterm_cuts_requests_at_the_drain_limit_with_an_error() -> None:
     server.wait_until_ready()
     url, body = f"{server.url}/generate", {**LONG, "n": 8, "prompt": [CONFLICT] * 2}
 
-    streaming, codes = in_thread(lambda: how_it_was_cut(url, body))
+    begun = threading.Event()
+    streaming, codes = in_thread(lambda: how_it_was_cut(url, body, begun))
     waiting, answers = in_thread(lambda: httpx.post(url, json=body, timeout=60))
     within(20, lambda: gauge(server.url, "requests_running") == 32, "they run")
+    assert begun.wait(20)
     server.process.send_signal(signal.SIGTERM)
     streaming.join(60)
     waiting.join(60)
@@ -75,7 +78,9 @@ def test_a_second_sigterm_cuts_requests_immediately_with_an_error() -> None:
     server.wait_until_ready()
     url = f"{server.url}/generate"
 
-    streaming, codes = in_thread(lambda: how_it_was_cut(url, LONG))
+    begun = threading.Event()
+    streaming, codes = in_thread(lambda: how_it_was_cut(url, LONG, begun))
+    assert begun.wait(20)
     within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
     waiting, answers = in_thread(lambda: httpx.post(url, json={**LONG, "n": 8}, timeout=60))
     within(20, lambda: gauge(server.url, "requests_waiting") == 8, "they wait")
