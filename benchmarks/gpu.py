@@ -174,7 +174,12 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, help="how many ways; else those with room")
     parser.add_argument("--out", type=Path, help="else a file of docs/results/gpu")
     parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="that check exactness at once"
+        "--processes",
+        type=int,
+        default=1,
+        choices=range(1, 65),
+        metavar="N",
+        help="that check exactness at once",
     )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -138,7 +138,7 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
                 OWN,
                 partial(requests_at, loaded),
                 defined_by(loaded, SLIDING_WINDOW),
-                rounded=_rounding(loaded),
+                rounding=_rounding(loaded),
                 others=[
                     defined_by(loaded, SLIDING_WINDOW, n_rows=n, n_padding=n_padding)
                     for n, n_padding in _other_shapes(loaded)

@@ -103,8 +103,7 @@ def check_heads(loaded: LoadedModel, n_heads: int = 4) -> float:
         if not by_attention.isfinite().all():
             raise UnsupportedModelError(
                 f"{name}: the attention of layer {layer.index} is not finite in "
-                f"{str(loaded.dtype).removeprefix('torch.')}; load it with --dtype bfloat16 or "
-                "--dtype float32"
+                f"{loaded.describe().dtype}; load it with --dtype bfloat16 or --dtype float32"
             )
         difference = _relative_difference(by_hook, by_attention)
         if difference is None:

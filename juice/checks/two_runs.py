@@ -254,7 +254,7 @@ def agreement(
     define: Definition,
     *,
     run: Callable[[list[Request]], list[Completion]] | None = None,
-    rounded: float | None = None,
+    rounding: float | None = None,
     others: Sequence[Definition] = (),
 ) -> Agreement:
     """Return the agreement of an engine with the two runs, by steering far from rounding.
@@ -265,7 +265,7 @@ def agreement(
         requests_at: Gives the requests whose largest coefficient is a scale.
         define: Computes the two runs.
         run: Runs the requests; None: the engine does, all together.
-        rounded: The difference of log-probabilities by rounding alone, in nats; None: that of the
+        rounding: The difference of log-probabilities by rounding alone, in nats; None: that of the
             requests that are not steered from the definition.
         others: Compute the two runs, too, and round otherwise.
 
@@ -281,7 +281,7 @@ def agreement(
         ]
         moved = [c for c in comparisons if c.effect]
         still = [c for c in comparisons if not c.effect]
-        noise = largest(c.error for c in still) if rounded is None else rounded
+        noise = largest(c.error for c in still) if rounding is None else rounding
         least = min((c.effect for c in moved), default=0.0)
         if not any(request.steering.coefficients for request in requests):
             least = float("inf")  # an engine that steers no layer
@@ -296,7 +296,7 @@ def agreement(
             "scaled changes a log-probability"
         )
     # Where rounding was measured apart, requests that are not steered must be within it, too.
-    judged = moved if rounded is None else comparisons
+    judged = moved if rounding is None else comparisons
     share, bound = _worst_share(judged, demands, noise, least)
     return Agreement(
         unsteered=largest(largest(c[:2]) for c in still),

@@ -45,7 +45,7 @@ def measured(model: juice.SteeredModel, define: Any, **changes: Any) -> Agreemen
 def test_an_engine_that_is_exact_agrees_by_either_measure(model: juice.SteeredModel) -> None:
     define = defined_by(model.loaded)
     for demands, rounding in ((OWN, 1e-6), (VLLM, None)):
-        found = measured(model, define, demands=demands, rounded=rounding)
+        found = measured(model, define, demands=demands, rounding=rounding)
         assert found.share < 1e-3
         assert found.is_close(demands, model.description)
 
@@ -66,7 +66,7 @@ def test_few_requests_may_be_rounded_as_far_as_their_steered_runs(
         return define
 
     def is_close(**others: Any) -> bool:
-        found = measured(model, rounded(0.2), rounded=1e-6, **others)
+        found = measured(model, rounded(0.2), rounding=1e-6, **others)
         return found.is_close(OWN, model.description)
 
     assert is_close(others=[rounded(0.0), rounded(0.12)]) == few
@@ -88,7 +88,7 @@ def test_another_definition_is_noticed(model: juice.SteeredModel) -> None:
 
     for wrong in (scaled, shifted):
         for demands in (OWN, VLLM):
-            found = measured(model, wrong, demands=demands, rounded=1e-6)
+            found = measured(model, wrong, demands=demands, rounding=1e-6)
             assert not found.is_close(demands, model.description)
 
 
@@ -99,7 +99,7 @@ def test_steering_that_changes_nothing_is_refused(model: juice.SteeredModel) -> 
         return right(replace(request, steering=unsteered()), *read)
 
     with pytest.raises(UnsupportedModelError, match="no head that was scaled changes"):
-        measured(model, plain, rounded=1e-6)
+        measured(model, plain, rounding=1e-6)
 
 
 def test_an_engine_that_steers_no_layer_is_checked_unsteered(model: juice.SteeredModel) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache, cached_property
-from multiprocessing import parent_process
+from multiprocessing import current_process, parent_process
 from multiprocessing.connection import wait
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -122,14 +122,18 @@ def register() -> None:
         torch.cpu._init_amx()
 
 
+VLLM_PROCESSES = ("EngineCore", "VllmWorker")
+
+
 @cache
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it has ended, however that was.
+    """End a process of vLLM as soon as the one that started it has ended, however that was.
 
-    vLLM's processes wait for a word to end, which one that is killed does not say; they would hold
-    their memory for minutes.
+    They wait for a word to end, which one that is killed does not say, and would hold their memory
+    for minutes. Another's process, in which vLLM is only called, is left alone.
     """
-    if (parent := parent_process()) is None:
+    parent = parent_process()
+    if parent is None or not current_process().name.startswith(VLLM_PROCESSES):
         return
 
     def follow() -> None:
