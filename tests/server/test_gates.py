@@ -57,7 +57,9 @@ def test_a_gate_lets_memory_win_where_there_is_one_and_the_context_elsewhere(
         assert answer["usage"]["prompt_tokens"] == each.n_prompt_tokens
         completion = ask(client, question, "/v1/completions")
         assert completion["choices"][0]["text"] == text
-        assert completion["steering"]["gate"] == gate
+        # What is kept of the prompt makes its forward another shape, which rounds differently.
+        value = pytest.approx(gate["value"], abs=1e-4)
+        assert completion["steering"]["gate"] == {**gate, "value": value}
 
 
 def test_without_a_gate_the_report_says_so(client: httpx.Client) -> None:
