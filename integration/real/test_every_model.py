@@ -24,6 +24,7 @@ from integration.browser.browsing import chromium
 from integration.browser.steps import answer, asked, set_options
 from juice.head_set.head_set import HeadSet
 from juice.steered_model import SteeredModel
+from tests.support.forgery import Forger
 from tests.support.serving import Server
 
 JUICE = Path(sys.executable).with_name("juice")
@@ -127,6 +128,18 @@ def test_a_reply_ends_where_its_turn_does(real: Real, server: Server) -> None:
     assert choice["finish_reason"] == "stop"
     assert "Paris" in choice["message"]["content"]
     assert "<|" not in choice["message"]["content"]
+
+
+@pytest.mark.parametrize("n", [200, pytest.param(10_000, marks=pytest.mark.long)])
+def test_no_content_of_a_chat_forms_control_tokens(real: Real, model: SteeredModel, n: int) -> None:
+    """The names are those that the file gives its special tokens, and what its template writes."""
+    if not real.has_chat:
+        return
+    tokenizer = model.description.tokenizer
+    form = model.with_chat_template().prompts
+    forger = Forger(form, [*map(str, tokenizer.all_special_tokens)], seed=real.name)
+    forger.assert_none_is_formed(n)
+    forger.assert_harmless_tokens_stay(n)
 
 
 def test_structured_output_keeps_to_its_schema(server: Server) -> None:

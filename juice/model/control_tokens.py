@@ -100,7 +100,8 @@ class ControlTokens:
     def guarded(self, text: str, *, is_reply: bool = False) -> str:
         """Return text of which no part forms a control token.
 
-        A reply of the model may hold those that are not special, such as <think>, as it wrote them.
+        A reply of the model may hold some as it wrote them, such as <think>: those that are not
+        special, and that the template does not write for a user's turn.
         """
         guards = self._guards_of_replies if is_reply else self._guards
         return guards.sub(rf"\g<0>{GUARD}", raw(text))
@@ -160,7 +161,19 @@ class ControlTokens:
 
     @cached_property
     def _guards_of_replies(self) -> re.Pattern[str]:
-        return _begins(self._special, but_not=self.names - self._special)
+        return _begins(self.names - self._of_replies, but_not=self._of_replies)
+
+    @cached_property
+    def _of_replies(self) -> frozenset[str]:
+        """Those that a reply may hold; none where the template refuses the chat that tells."""
+        chat = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        how: dict[str, Any] = {"chat_template": self.template, "tokenize": False}
+        try:
+            whole, before = (self.tokenizer.apply_chat_template(c, **how) for c in (chat, chat[:2]))
+        except Exception:  # whatever a template raises
+            return frozenset()
+        others = self.names - self._special
+        return frozenset(name for name in others if whole.count(name) <= before.count(name))
 
     def _named(self, text: str) -> str:
         """Return guarded text as the twin reads it."""

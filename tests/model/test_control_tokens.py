@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
@@ -12,10 +11,12 @@ from tokenizers import normalizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 import juice
-from juice.model.control_tokens import GUARD, TWIN, ControlTokens, place_in, raw, shown
+from juice.model.control_tokens import GUARD, ControlTokens, place_in, raw, shown
 from juice.model.prompts import PromptForm
 from tests.support import tiny
 from tests.support.chat_templates import TURNS, tokenizer
+from tests.support.families import FAMILIES
+from tests.support.forgery import Forger
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -33,6 +34,7 @@ THINKS = (
     "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
     "{% endfor %}<|im_start|>assistant\n<think>\n"
 )
+ONE_TURN = "{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}"
 # What published templates do to what users say, and worse.
 WORKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}"
@@ -60,36 +62,30 @@ def marked_tokenizer() -> PreTrainedTokenizerFast:
 
 
 FORMS = {name: PromptForm(marked_tokenizer(), t) for name, t in TEMPLATES.items()}
+OF_FAMILIES = {
+    name: PromptForm(family.tokenizer(), family.template) for name, family in FAMILIES.items()
+}
 THOUGHTS = ("<think>", "</think>")  # which only some templates write
 WIDE = "\N{FULLWIDTH LESS-THAN SIGN}|sep|\N{FULLWIDTH GREATER-THAN SIGN}"
 NAMES = [*ADDED, tiny.END, *THOUGHTS]
+# Chats for each template; a chat has three contents.
+N_CHATS = [300, pytest.param(10_000, marks=pytest.mark.long)]
+
+
+def names_of(form: PromptForm) -> list[str]:
+    template = form.chat_template or ""
+    return [name for name in NAMES if name not in THOUGHTS or name in template]
 
 
 def controls(form: PromptForm, ids: tuple[int, ...]) -> list[int]:
-    template = form.chat_template or ""
-    names = [name for name in NAMES if name not in THOUGHTS or name in template]
-    known = {form.tokenizer.convert_tokens_to_ids(name) for name in names}
-    return [token for token in ids if token in known]
+    return Forger(form, names_of(form), seed=0).controls(ids)
 
 
-def forged(rng: Random) -> str:
-    parts = [
-        *NAMES,
-        "<|im_",
-        "end|>",
-        "<",
-        "<|",
-        "|>",
-        " ",
-        "\n",
-        "Lima",
-        "    ",
-        "ordinary",
-        GUARD,
-        TWIN[:1],
-        "/think",
-    ]
-    return "".join(rng.choice(parts) for _ in range(rng.randrange(1, 12)))
+def forger_of(name: str) -> Forger:
+    if name in FAMILIES:
+        family = FAMILIES[name]
+        return Forger(OF_FAMILIES[name], family.names, sayable=family.sayable, seed=name)
+    return Forger(FORMS[name], names_of(FORMS[name]), sayable=THOUGHTS, seed=name)
 
 
 def tokens(form: PromptForm, contents: list[str], **options: Any) -> tuple[int, ...]:
@@ -98,22 +94,25 @@ def tokens(form: PromptForm, contents: list[str], **options: Any) -> tuple[int, 
     return form.encode(form.rendered(turns, options))
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_no_content_forms_control_tokens(name: str) -> None:
+@pytest.mark.parametrize("n", N_CHATS)
+@pytest.mark.parametrize("name", [*FORMS, *FAMILIES])
+def test_no_content_forms_control_tokens(name: str, n: int) -> None:
     """The oracle is the same chat with harmless words; a reply may think, as it wrote it."""
-    form, rng = FORMS[name], Random(name)
-    harmless = controls(form, tokens(form, ["x", "y", "z"]))
-    for _ in range(300):
-        user, reply, last = forged(rng), forged(rng).replace("think>", ""), forged(rng)
-        ids = tokens(form, [user, reply, last])
-        assert controls(form, ids) == harmless, (user, reply, last)
+    forger_of(name).assert_none_is_formed(n)
+
+
+@pytest.mark.parametrize("n", N_CHATS)
+@pytest.mark.parametrize("name", [*FORMS, *FAMILIES])
+def test_content_without_control_strings_has_the_tokens_that_it_had(name: str, n: int) -> None:
+    """The oracle is transformers' own way: the template, and the tokens of what it gives."""
+    forger_of(name).assert_harmless_tokens_stay(n)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_text_stays_what_it_was(name: str) -> None:
-    form, rng = FORMS[name], Random(name)
+    form, forger = FORMS[name], forger_of(name)
     for _ in range(100):
-        contents = [forged(rng) for _ in range(3)]
+        contents = [forger.content() for _ in range(3)]
         turns = [
             {"role": r, "content": c}
             for r, c in zip(("user", "tool", "user"), contents, strict=True)
@@ -156,6 +155,22 @@ def test_a_reply_keeps_the_thoughts_that_it_wrote() -> None:
     assert "<think>kept</think>Lima" in shown(text)
     user = form.rendered([{"role": "user", "content": reply}])
     assert thought not in form.encode(user)
+
+
+def test_a_reply_cannot_hold_what_begins_a_users_turn_though_it_is_not_special() -> None:
+    """A reply may repeat it from a document, and the next prompt would have it as the user's.
+
+    Where the template takes no chat that tells which these are, no reply holds any.
+    """
+    family, said = FAMILIES["DeepSeek"], ("<｜User｜>", "<think>")
+    for template, n_thoughts in ((family.template, 1), (ONE_TURN + family.template, 0)):
+        form = PromptForm(family.tokenizer(), template)
+        told, harmless = (
+            form.encode(form.rendered([{"role": "assistant", "content": content}]))
+            for content in (f"I read: {said[0]}Who? {said[1]}x", "I read.")
+        )
+        known = form.tokenizer.convert_tokens_to_ids(said)
+        assert [told.count(i) - harmless.count(i) for i in known] == [0, n_thoughts]
 
 
 def test_a_raw_prompt_is_the_callers_own() -> None:

@@ -41,17 +41,18 @@ def with_bytes_as_last_resort() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
 
 
+@pytest.mark.parametrize("n", [5_000, pytest.param(100_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("made", "is_exact"), [(tiny.tiny_tokenizer(), True), (with_bytes_as_last_resort(), False)]
 )
 def test_bytes_are_the_answers_and_offsets_stay_within_it(
-    made: PreTrainedTokenizerFast, is_exact: bool
+    made: PreTrainedTokenizerFast, is_exact: bool, n: int
 ) -> None:
     """Kills: the bytes of a replacement character, offsets that fall or run past the text."""
     texts, rng = TokenTexts(made), Random(0)
     n_whole = 0
     known = [token for token in range(len(made)) if token not in made.all_special_ids]
-    for _ in range(20_000):
+    for _ in range(n):
         ids = [rng.choice(known) for _ in range(rng.randrange(1, 8))]
         pieces = [texts.bytes_of(token) for token in ids]
         stream = TextStream(made, made("a")["input_ids"])
