@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
@@ -11,6 +14,7 @@ from juice.engine.answer import Completion, ScoredToken
 from juice.engine.request import Request
 from juice.engine.text import TextStream, Transcript
 from tests.support import tiny
+from tests.support.spellings import SPELLINGS
 
 TOKENIZER = tiny.tiny_tokenizer()
 
@@ -91,25 +95,47 @@ def test_text_ends_before_the_first_stop_string_and_no_piece_shows_its_beginning
     assert stream.stopped == (complete is not None)
 
 
+def read(tokenizer: PreTrainedTokenizerFast, ids: list[int], **options: Any) -> tuple[str, int]:
+    """Stream tokens; return their text, and how many were decoded, those that were so again too."""
+    n_decoded, decode = 0, tokenizer.decode
+
+    def counting(tokens: list[int], **how: Any) -> str:
+        nonlocal n_decoded
+        n_decoded += len(tokens)
+        return decode(tokens, **how)
+
+    tokenizer.decode = counting
+    try:
+        stream = TextStream(tokenizer, tokenizer("Hi")["input_ids"], **options)
+        text = "".join([*map(stream.push, ids), stream.finish()])
+    finally:
+        del tokenizer.decode
+    assert text == stream.text
+    return text, n_decoded
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("stop", [(), ("Lima Lima Lima", "\n\n\n")])
+def test_a_token_costs_the_same_at_the_end_of_a_long_answer(
+    spelling: str, stop: tuple[str, ...]
+) -> None:
+    """Kills: decoding the whole answer again for each token, or what a stop string may need."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=SPELLINGS[spelling]())
+    words = tokenizer("é Lima  a. Lima\n" * 200, add_special_tokens=False)["input_ids"]
+    costs = {n: read(tokenizer, words[:n], stop=stop)[1] for n in (300, 900)}
+    assert len(words) >= 900
+    assert costs[300] < 8 * 300
+    assert costs[900] < 3.1 * costs[300]
+
+
 def test_text_that_never_becomes_whole_costs_no_more_the_longer_it_is() -> None:
     """A client can bias toward half a character.
 
     Each token is decoded a bounded number of times, and nothing is lost or invented.
     """
     tokenizer = tiny.tiny_tokenizer()
-    half = tokenizer("é")["input_ids"][0]
-    decoded = 0
-    decode = tokenizer.decode
-
-    def counting(ids, **options):
-        nonlocal decoded
-        decoded += len(ids)
-        return decode(ids, **options)
-
-    tokenizer.decode = counting
+    half, special = tokenizer("é")["input_ids"][0], frozenset(tokenizer.all_special_ids)
     for ids in ([half] * 500, [half, half, 5] * 200, [0] * 500, [0, 65, half] * 100):
-        stream = TextStream(tokenizer, [70, 71], special_ids=frozenset(tokenizer.all_special_ids))
-        decoded = 0
-        text = "".join(stream.push(token) for token in ids) + stream.finish()
-        assert decoded < 150 * len(ids)
-        assert text == stream.text == decode(ids, skip_special_tokens=True)
+        text, n_decoded = read(tokenizer, ids, special_ids=special)
+        assert n_decoded < 150 * len(ids)
+        assert text == tokenizer.decode(ids, skip_special_tokens=True)
