@@ -211,16 +211,21 @@ def create(
     guard(app, settings, keys)
     describe_fields(app)
     app.add_middleware(Observer, metrics=metrics, spans=spans)
+    allow_origins(app, settings)
     return app
 
 
 def guard(app: Starlette, settings: Settings, keys: Keys | None) -> None:
-    """Put what every request passes before an app: CORS, paths, keys, then the bounds of bodies."""
+    """Put what every request passes before an app: paths, keys, then the bounds of bodies."""
     # The last one added runs first.
     app.add_middleware(BodyIntake, max_bytes=settings.max_body, timeout_s=settings.body_timeout)
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys)
     app.add_middleware(PlainPath, prefix=settings.root_path)
+
+
+def allow_origins(app: Starlette, settings: Settings) -> None:
+    """Let pages of other origins read answers: last, so that they read every refusal, too."""
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ from juice_server.app import create
 from juice_server.keys import Keys
 from juice_server.settings import Settings
 from tests.support.every_route import path_of, routes_of
-from tests.support.serving import KEYS, Server, serving
+from tests.support.serving import KEYS, LONG, Server, serving
 
 # What needs no key: the probes, which tell nothing else, and pages, which ask for one.
 PROBES = {"/healthz", "/readyz", "/health", "/ping"}
@@ -138,6 +139,55 @@ def test_pages_of_other_origins_are_allowed_only_when_named(server: Server) -> N
         f"{server.url}/generate", headers={"origin": "https://b.example", **preflight}
     )
     assert "access-control-allow-origin" not in other.headers
+
+
+def refusals(url: str, key: str, limited: str) -> dict[int, httpx.Response]:
+    """Return the answers to a page that sends what is refused, by the status that is expected."""
+
+    def post(body: object, key: str = key) -> httpx.Response:
+        headers = {"origin": "https://a.example", "authorization": f"Bearer {key}"}
+        return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+
+    short = {"model": "mini", "prompt": "x", "max_tokens": 1}
+    post(short, limited)
+    return {
+        400: post({**short, "max_tokens": 0}),
+        401: post(short, "wrong"),
+        404: post({**short, "model": "gpt-9"}),
+        413: post({**short, "prompt": "x" * 30_000}),
+        429: post(short, limited),
+        503: post({"model": "mini", **LONG, "n": 8}),
+    }
+
+
+@pytest.mark.parametrize("origins", ["https://a.example,https://c.example", "*", ""])
+def test_a_page_reads_every_refusal_where_its_origin_is_allowed_and_none_elsewhere(
+    origins: str, tmp_path: Path
+) -> None:
+    """Kills: errors that a browser hides from its page, which sees nothing but a failed fetch."""
+    keys = tmp_path / "keys.toml"
+    digests = {name: sha256(name.encode()).hexdigest() for name in ("free", "limited")}
+    keys.write_text(
+        f'[[keys]]\nname = "free"\nsha256 = "{digests["free"]}"\n'
+        f'[[keys]]\nname = "limited"\nsha256 = "{digests["limited"]}"\nrequests_per_minute = 1\n'
+    )
+    options = ("--api-keys-file", str(keys), "--max-body", "20KB", "--request-timeout", "0.5")
+    allowed = {"": None, "*": "*"}.get(origins, "https://a.example")
+    with serving(*options, *(("--cors-origins", origins) if origins else ())) as running:
+        for status, answer in refusals(running.url, "free", "limited").items():
+            assert answer.status_code == status, answer.text
+            assert answer.headers.get("access-control-allow-origin") == allowed
+            exposed = answer.headers.get("access-control-expose-headers", "")
+            assert ("retry-after" in exposed) == (allowed is not None)
+        preflight = {
+            "origin": "https://a.example",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        for path in ("/v1/chat/completions", "/generate", "/metrics", "/nothing"):
+            answer = httpx.options(f"{running.url}{path}", headers=preflight)
+            assert answer.headers.get("access-control-allow-origin") == allowed
+            assert answer.status_code == (200 if allowed else 401)
 
 
 def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:

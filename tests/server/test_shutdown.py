@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -96,10 +98,13 @@ def test_a_second_sigterm_cuts_requests_immediately_with_an_error() -> None:
 
 
 def test_a_body_that_is_still_arriving_at_the_end_gets_a_503() -> None:
-    server = Server("--drain", "0", "--body-timeout", "60")
+    """Pages of other origins may read it, too: their browser would hide it otherwise."""
+    origin = b"https://a.example"
+    server = Server("--drain", "0", "--body-timeout", "60", "--cors-origins", origin.decode())
     server.wait_until_ready()
     with server.connect() as connection:
-        connection.sendall(raw_post(LONG)[:-5])
+        from_a_page = b"host: x\r\norigin: " + origin
+        connection.sendall(raw_post(LONG).replace(b"host: x", from_a_page)[:-5])
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)
         answer = b""
@@ -107,6 +112,7 @@ def test_a_body_that_is_still_arriving_at_the_end_gets_a_503() -> None:
             answer += part
     assert answer.startswith(b"HTTP/1.1 503")
     assert b'"code":"not_ready"' in answer
+    assert b"access-control-allow-origin: " + origin in answer
     assert server.process.wait(60) == 0
     assert "Exception in ASGI" not in server.errors()
 
@@ -166,24 +172,61 @@ def test_an_engine_that_dies_ends_its_requests_and_the_process(tmp_path: Path) -
     assert "juice: error: engine failed" in server.errors()
 
 
-def test_an_engine_that_hangs_is_seen_and_ends_the_process(tmp_path: Path) -> None:
-    """Nothing that the engine has will ever be answered by it; the probes say so at once."""
+def last_event(url: str, body: dict, begun: threading.Event) -> dict:
+    """Stream an answer; set `begun` when it has, and return the event that ends it."""
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
+        lines = response.iter_lines()
+        first = next(lines)
+        begun.set()
+        said = [line for line in (first, *lines) if line.startswith("data: {")]
+    return json.loads(said[-1].removeprefix("data: "))
+
+
+USER = {"messages": [{"role": "user", "content": CONFLICT}], "max_tokens": 400}
+STREAMS: dict[str, dict] = {
+    "/generate": LONG,
+    "/compare": LONG,
+    "/v1/completions": {"model": "mini", **LONG},
+    "/v1/chat/completions": {"model": "mini", **USER, "ignore_eos": True},
+    "/v1/responses": {
+        "model": "mini", "input": CONFLICT, "max_output_tokens": 400, "ignore_eos": True,
+    },
+    "/v1/messages": {"model": "mini", **USER, "ignore_eos": True},
+}  # fmt: skip
+
+
+def test_an_engine_that_hangs_is_seen_and_ends_what_runs_and_the_process(tmp_path: Path) -> None:
+    """Nothing that the engine has will ever be answered by it; the probes say so at once.
+
+    Kills: streams that just stop, so that their clients wait for a token for ever.
+    """
     flag = tmp_path / "hang"
     server = Server("--engine-timeout", "3", program=breaking(flag, "time.sleep(600)"))
     server.wait_until_ready()
     thread, answers = in_thread(lambda: httpx.post(f"{server.url}/generate", json=LONG, timeout=60))
-    within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
-    states = set()
+    begun = [threading.Event() for _ in STREAMS]
+    streams = [
+        in_thread(partial(last_event, server.url + door, body, event))
+        for (door, body), event in zip(STREAMS.items(), begun, strict=True)
+    ]
+    assert all(event.wait(20) for event in begun)
+    states: dict[str, set[int]] = {"/healthz": set(), "/readyz": set()}
 
     def is_lost() -> bool:
-        with suppress(httpx.TransportError):
-            states.add(httpx.get(f"{server.url}/healthz").status_code)
-        return server.process.poll() is not None or 503 in states
+        for probe, seen in states.items():
+            with suppress(httpx.TransportError):
+                seen.add(httpx.get(server.url + probe).status_code)
+        return all(503 in seen for seen in states.values())
 
     flag.touch()
-    within(20, is_lost, "it is not healthy")
+    within(20, is_lost, "it is neither healthy nor ready")
     thread.join(20)
     assert answers[0].status_code == 503
+    for (stream, ends), door in zip(streams, STREAMS, strict=True):
+        stream.join(20)
+        assert ends, f"{door} just stopped"
+        error = ends[0].get("error", ends[0])
+        assert error.get("code") == "not_ready" or error["type"] == "overloaded_error", (door, ends)
     assert server.process.wait(30) == 1
 
 

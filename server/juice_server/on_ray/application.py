@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from juice.engine.queue import with_room
 from juice.errors import EngineStoppedError
 from juice_server import errors
-from juice_server.app import guard
+from juice_server.app import allow_origins, guard
 from juice_server.errors import BusyError, ClientGoneError, NotReadyError, failure_of
 from juice_server.http import while_present
 from juice_server.on_ray import config
@@ -106,6 +106,7 @@ class Ingress:
         )
         errors.install(app)
         guard(app, self._settings, self._settings.read_keys())
+        allow_origins(app, self._settings)
         return app
 
     async def _healthz(self, _request: Request) -> Response:
