@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import juice
 from juice.engine.load_options import LoadOptions
+from juice.errors import HeadSetMismatchError
 from juice.loading import load_model, prepare
 from tests.support import tiny
 from tests.support.architectures import build
@@ -70,3 +72,26 @@ def test_a_checkpoint_without_the_base_prefix_has_the_same_fingerprint(tmp_path:
     (tmp_path / "b" / "config.json").write_text(json.dumps(config))
     tiny.tiny_tokenizer().save_pretrained(tmp_path / "b")
     assert load_model(tmp_path / "b").identity.fingerprint == with_prefix
+
+
+@pytest.mark.parametrize("name", ["q_proj", "v_proj", "o_proj"])
+def test_a_merged_adapter_makes_another_model_to_which_the_bases_heads_do_not_fit(
+    name: str, tmp_path: Path
+) -> None:
+    """Kills: heads that are taken on trust since names, sizes and most weights are the same."""
+    with juice.load(saved(tmp_path / "base")) as base:
+        heads = {"plus": [(0, 1)], "minus": [(1, 3)]}
+        made = base.make_head_set(
+            name="context", target="context", **heads, beta_plus=2, beta_minus=-1
+        )
+        made.save(tmp_path / "head_sets" / "tiny" / "context")
+    network = tiny.tiny_model("llama")
+    with torch.no_grad():  # of rank 1, in one layer, and a thousandth of the weights' size
+        weight = network.model.layers[2].self_attn.get_submodule(name).weight
+        weight += 1e-4 * torch.outer(torch.randn(len(weight)), torch.randn(weight.shape[1]))
+    merged = tiny.save(tmp_path / "merged", network)
+    with (
+        juice.load(merged, head_sets=tmp_path / "head_sets") as model,
+        pytest.raises(HeadSetMismatchError, match="its fingerprint is"),
+    ):
+        model.generate("x", steer="context", max_tokens=1)
