@@ -370,6 +370,11 @@ def load(
         vllm_args=dict(vllm_args or {}),
     )
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if isinstance(model, torch.nn.Module) and not isinstance(model, PreTrainedModel):
+        raise UsageError(
+            f"a {type(model).__name__} is not a transformers model; give the one within, such as "
+            "`get_base_model()` of a PEFT model, or what its `merge_and_unload()` returns"
+        )
     if chosen.engine == "vllm":
         if isinstance(model, PreTrainedModel):
             raise UsageError("vLLM loads models itself; give juice.load a folder or a hub id")

@@ -18,6 +18,7 @@ from juice.engine.own.batch import Mode
 from juice.engine.own.thread import BatchingEngine
 from juice.errors import UnsupportedModelError
 from juice.identification.probes import CleanRun, Prober
+from juice.model.layout import text_config
 from juice.model.steering_hooks import knocked_out
 from tests.support import oracle, tiny
 from tests.support.architectures import ARCHITECTURES, REFUSED, SWITCH, WINDOW, Architecture
@@ -169,6 +170,8 @@ def _row(architecture: Architecture, model: juice.SteeredModel) -> str:
     group = loaded.layout.n_heads // model.engine.n_kv_heads
     notes = [f"{group} query heads a KV head"] if group > 1 else []
     notes = ["one latent for all heads"] if "deepseek" in architecture.model_type else notes
+    first, width = loaded.layout.layers[0], text_config(loaded.model).hidden_size
+    notes += ["heads of another width"] if first.n_heads * first.d_head != width else []
     windows = [
         window
         for window in (loaded.mask_pattern.sliding_windows.values() if loaded.mask_pattern else ())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -14,12 +16,15 @@ import juice
 from juice.checks.at_load import exact_mode, verify
 from juice.checks.heads import heads_to_check
 from juice.engine.own.batch import Mode
-from juice.errors import UnsupportedModelError
+from juice.engine.request import Request
+from juice.errors import JuiceError, UnsupportedModelError, UsageError
 from juice.loading import prepare
 from juice.model import layout, masks
 from juice.model import steering_hooks as hooks
 from tests.support import oracle, tiny
 from tests.support.architectures import build
+from tests.support.mixed import TOLERANCE, steering
+from tests.support.running import assert_completes
 
 GROUPED = ("Llama", "Gemma 2", "Falcon (40B style)", "GPT-OSS")
 
@@ -72,6 +77,129 @@ def test_kv_heads_counted_as_heads_are_detected(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(layout, "count_heads", lambda *_: 2)
     with pytest.raises(UnsupportedModelError, match=r"has the shape .* expected \[rows, 2 heads"):
         load(build(name))
+
+
+HEADS = {(0, 1): 2.0, (2, 3): -1.0}
+IDS = (5, 6, 7, 8)
+
+
+def assert_is_steered(model: juice.SteeredModel, network: PreTrainedModel) -> None:
+    """Assert that an answer is that of the two runs, which differs from the unsteered one."""
+    n, watch = 6, tuple(range(tiny.VOCAB_SIZE))
+    request = Request.of(prompt_ids=IDS, max_tokens=n, ignore_eos=True, watch=watch)
+    steered = replace(request, steering=steering(HEADS))
+    expected = oracle.generate(network, list(IDS), HEADS, n)
+    plain = oracle.forward(network, list(IDS))[0][-1]
+    assert (expected[1][0] - plain).abs().max() > 100 * TOLERANCE
+    assert_completes(model.engine.generate([steered])[0], expected, TOLERANCE)
+
+
+Project = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
+PAST_ITS_HOOKS: dict[str, Project] = {
+    "its forward": lambda projection, z: projection.forward(z),
+    "its weights": lambda projection, z: nn.functional.linear(z, projection.weight),
+}
+
+
+def fuse(network: PreTrainedModel, project: Project) -> None:
+    """Give the attention of layer 2 a forward that projects so, as `use_kernels=True` gives one."""
+    attention = network.model.layers[2].self_attn
+    projection, without = attention.o_proj, attention.forward
+
+    def forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
+        attention.o_proj = nn.Identity()
+        z, weights = without(*args, **kwargs)
+        attention.o_proj = projection
+        return project(projection, z), weights
+
+    attention.forward = forward
+
+
+@pytest.mark.parametrize("how", PAST_ITS_HOOKS)
+def test_an_attention_that_projects_past_its_projections_hooks_is_refused(how: str) -> None:
+    network = build("Llama")
+    fuse(network, PAST_ITS_HOOKS[how])
+    with pytest.raises(UnsupportedModelError, match=r"steering did not reach layers \[2\]"):
+        load(network)
+
+
+@pytest.mark.parametrize("how", PAST_ITS_HOOKS)
+def test_a_model_that_is_fused_after_it_was_loaded_fails_and_is_not_unsteered(how: str) -> None:
+    network = build("Llama")
+    model = load(network)
+    fuse(network, PAST_ITS_HOOKS[how])
+    request = Request.of(prompt_ids=IDS, max_tokens=2, steering=steering(HEADS))
+    with pytest.raises(JuiceError, match=r"steering did not reach layers \[2\]"):
+        model.engine.generate([request])
+
+
+def test_an_attention_with_another_forward_that_calls_its_projection_is_steered() -> None:
+    """The other two fail for what they leave out, and not for being another's."""
+    network = build("Llama")
+    fuse(network, lambda projection, z: projection(z))
+    assert_is_steered(load(network), network)
+
+
+def test_a_kernel_in_place_of_a_projections_own_forward_is_steered() -> None:
+    network = build("Llama")
+    for projection in oracle.projections(network):
+        projection.forward = MethodType(
+            lambda self, z: nn.functional.linear(z, self.weight), projection
+        )
+    assert_is_steered(load(network), network)
+
+
+class Lora(nn.Module):
+    """An adapter around a projection, as PEFT's `lora.Linear` is one."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+class PeftsLora(Lora):
+    """One that has the width of what it wraps, as PEFT's has."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__(base, rank)
+        self.in_features, self.out_features = base.in_features, base.out_features
+
+
+def adapted(kind: type[Lora]) -> PreTrainedModel:
+    """Return a model with adapters around its output projections, that make a difference."""
+    network = build("Llama")
+    torch.manual_seed(1)
+    for layer in network.model.layers:
+        # A rank that splits into heads, so that nothing is refused for its shape.
+        layer.self_attn.o_proj = kind(layer.self_attn.o_proj, rank=tiny.N_HEADS)
+    return network
+
+
+def test_a_projection_within_an_adapter_is_steered_and_has_no_fingerprint() -> None:
+    """Its base's head sets were made for other weights, and are not taken for its own."""
+    network = adapted(PeftsLora)
+    model = load(network)
+    assert_is_steered(model, network)
+    assert model.loaded.identity.fingerprint is None
+
+
+def test_an_adapter_of_unknown_width_is_refused() -> None:
+    """Kills: steering the low-rank part, which has as many columns as heads."""
+    with pytest.raises(UnsupportedModelError, match="does not equal doubling it"):
+        load(adapted(Lora))
+
+
+def test_a_module_around_a_model_is_refused_with_what_to_give_instead() -> None:
+    """Kills: a model that is taken for the name of one, which no file system takes."""
+    with pytest.raises(
+        UsageError, match=r"a Sequential is not a transformers model.*get_base_model"
+    ):
+        juice.load(nn.Sequential(build("Llama")), tokenizer=tiny.tiny_tokenizer())
 
 
 class Unhooked(nn.Linear):

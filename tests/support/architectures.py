@@ -182,7 +182,7 @@ ARCHITECTURES = (
         **IMAGE_TOKENS,
     ),
     row("Phi", "phi", SIZES),
-    row("Phi-3", "phi3", sliding_window=WINDOW),
+    row("Phi-3", "phi3", head_dim=12, sliding_window=WINDOW),
     row(
         "Phi-3 (longrope)",
         "phi3",
