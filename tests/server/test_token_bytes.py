@@ -41,7 +41,7 @@ def with_bytes_as_last_resort() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
 
 
-@pytest.mark.parametrize("n", [5_000, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("n", [20_000, pytest.param(100_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("made", "is_exact"), [(tiny.tiny_tokenizer(), True), (with_bytes_as_last_resort(), False)]
 )

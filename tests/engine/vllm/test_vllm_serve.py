@@ -130,9 +130,10 @@ def test_each_request_is_steered_as_it_asks_though_all_share_a_prefix(
 
 
 def test_xargs_steer_too(client: openai.OpenAI) -> None:
-    by_body = complete(client, steer={"target": "context", "strength": 0.5})
-    as_text = '{"target": "context", "strength": 0.5}'
-    assert complete(client, vllm_xargs={"steer": as_text}) == by_body
+    half = {"target": "context", "strength": 0.5}
+    by_body = complete(client, steer=half)
+    for written in (half, json.dumps(half)):
+        assert complete(client, vllm_xargs={"steer": written}) == by_body
     assert complete(client, vllm_xargs={"steer": "context"}) == complete(client, steer="context")
 
 
