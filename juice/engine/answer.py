@@ -59,6 +59,7 @@ class Completion:
         watched: The log-probabilities of the request's `watch` tokens.
         n_cached_tokens: The tokens of the prompt that were not computed, since an earlier request's
             keys and values serve them.
+        stop_string: The stop string that ended it; empty where none did.
     """
 
     text: str
@@ -70,6 +71,7 @@ class Completion:
     prompt_tokens: tuple[ScoredToken, ...] = ()
     watched: tuple[float, ...] = ()
     n_cached_tokens: int = 0
+    stop_string: str = ""
 
     def __repr__(self) -> str:
         report = self.steering

@@ -28,6 +28,8 @@ MAX_UNDECIDED, MAX_BYTES = 16, 4
 class TextStream:
     """The text of one sequence; `push` returns what becomes final, `text` is all that is final.
 
+    `stopped_by` is the stop string that has ended it, empty while none has.
+
     The last few tokens of the prompt decide how the first one is spelled. Special tokens have no
     text if these are skipped; else they are spelled out.
     """
@@ -47,8 +49,7 @@ class TextStream:
         self._ids = list(prompt_ids[-N_PROMPT_TOKENS:])
         self._start, self._end = 0, len(self._ids)
         self._held = ""
-        self.text = ""
-        self.stopped = False
+        self.text = self.stopped_by = ""
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
         """Return the text that one more token makes final; stop strings end it if it `may_stop`."""
@@ -58,13 +59,12 @@ class TextStream:
         new, end = self._undecided(), len(self._ids)
         if new.endswith(INCOMPLETE):
             new, end = self._cut(new) if end - self._end > MAX_UNDECIDED else ("", end)
+        elif not new and end - self._end > MAX_UNDECIDED:
+            del self._ids[-1]  # so many have no text, as those that a tokenizer does not know
         if not new:
             return ""
         self._start, self._end = self._end, end
-        if not may_stop:
-            self.text += new
-            return new
-        return self._release(new, is_last=False)
+        return self._release(new, may_stop=may_stop)
 
     def finish(self) -> str:
         """End the text; return what was held back."""
@@ -94,12 +94,14 @@ class TextStream:
         )
         return str(text)
 
-    def _release(self, new: str, *, is_last: bool) -> str:
-        held = self._held + new
-        ends = [at for stop in self._stop if (at := held.find(stop)) >= 0]
-        if ends:
-            self.stopped = True
-            piece, self._held = held[: min(ends)], ""
+    def _release(self, new: str, *, may_stop: bool = True, is_last: bool = False) -> str:
+        held, n_old = self._held + new, len(self._held)
+        # One that is whole in what was held came too early to stop anything.
+        froms = ((stop, max(0, n_old + 1 - len(stop))) for stop in self._stop if may_stop)
+        found = [(at, stop) for stop, start in froms if (at := held.find(stop, start)) >= 0]
+        if found:
+            end, self.stopped_by = min(found)
+            piece, self._held = held[:end], ""
         else:
             n_kept = 0 if is_last else self._n_ambiguous(held)
             piece, self._held = held[: len(held) - n_kept], held[len(held) - n_kept :]
@@ -171,6 +173,7 @@ class Transcript:
             prompt_tokens=tuple(self.prompt_tokens),
             watched=self.watched,
             n_cached_tokens=self.n_cached_tokens,
+            stop_string=self._text.stopped_by,
         )
         self._sink(self._update(completion))
 
@@ -185,7 +188,7 @@ class Transcript:
             self.finish_reason = "stop"
             return self._text.finish()
         piece = self._text.push(token, may_stop=len(self.tokens) >= options.min_tokens)
-        if self._text.stopped:
+        if self._text.stopped_by:
             self.finish_reason = "stop"
         elif len(self.tokens) + 1 == options.max_tokens:
             self.finish_reason = "length"

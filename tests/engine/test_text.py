@@ -72,27 +72,32 @@ def test_any_tokens_stream_to_their_decoded_text(ids: list[int]) -> None:
 @given(
     st.text(alphabet="abc", max_size=20),
     st.lists(st.text(alphabet="abc", min_size=1, max_size=3), min_size=1, max_size=3),
+    st.sampled_from([0, 1, 3, 7]),
 )
 def test_text_ends_before_the_first_stop_string_and_no_piece_shows_its_beginning(
-    text: str, stops: list[str]
+    text: str, stops: list[str], n_early: int
 ) -> None:
-    """The oracle searches the whole text for the first character that completes a stop string."""
+    """The oracle searches the whole text for the first character that completes a stop string,
+    where no more than the first ones may not stop.
+    """
     stream = TextStream(TOKENIZER, (), stops)
     pieces = []
-    for token in TOKENIZER(text)["input_ids"]:
-        pieces.append(stream.push(token))
-        if stream.stopped:
+    for i, token in enumerate(TOKENIZER(text)["input_ids"]):
+        pieces.append(stream.push(token, may_stop=i >= n_early))
+        if stream.stopped_by:
             break
     else:
         pieces.append(stream.finish())
-    complete = next((n for n in range(len(text) + 1) if any(s in text[:n] for s in stops)), None)
+    ends = range(n_early + 1, len(text) + 1)
+    complete = next((n for n in ends if text[:n].endswith(tuple(stops))), None)
     expected = (
         text
         if complete is None
-        else text[: min(text[:complete].find(s) for s in stops if s in text[:complete])]
+        else text[: min(complete - len(s) for s in stops if text[:complete].endswith(s))]
     )
     assert "".join(pieces) == expected
-    assert stream.stopped == (complete is not None)
+    assert bool(stream.stopped_by) == (complete is not None)
+    assert complete is None or text[:complete].endswith(stream.stopped_by)
 
 
 def read(tokenizer: PreTrainedTokenizerFast, ids: list[int], **options: Any) -> tuple[str, int]:
@@ -135,7 +140,11 @@ def test_text_that_never_becomes_whole_costs_no_more_the_longer_it_is() -> None:
     """
     tokenizer = tiny.tiny_tokenizer()
     half, special = tokenizer("é")["input_ids"][0], frozenset(tokenizer.all_special_ids)
-    for ids in ([half] * 500, [half, half, 5] * 200, [0] * 500, [0, 65, half] * 100):
+    unknown = len(tokenizer)  # some models have more tokens than their tokenizers
+    for ids in (
+        *([half] * 500, [half, half, 5] * 200, [0] * 500, [0, 65, half] * 100),
+        *([unknown] * 500, [unknown, half] * 200, [half, *[unknown] * 50, 65] * 10),
+    ):
         text, n_decoded = read(tokenizer, ids, special_ids=special)
         assert n_decoded < 150 * len(ids)
         assert text == tokenizer.decode(ids, skip_special_tokens=True)

@@ -410,17 +410,13 @@ class MessageRenderer(Renderer):
 
     def _stopped(self, done: Completion) -> Event:
         """Return why the answer ends: at its own end, at a stop sequence, or at the bound."""
-        reason, first, ids = "end_turn", None, done.token_ids
+        reason, first = "end_turn", None
         if done.finish_reason == "length":
             reason = "max_tokens"
         elif Call in self._kinds:
             reason = "tool_use"
-        elif not ids or ids[-1] not in self._description.stop_token_ids:
-            # The text ends before the sequence, its tokens do not.
-            text = str(self._description.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-            found = [sequence for sequence in self._body.stop_sequences if sequence in text]
-            if found:
-                reason, first = "stop_sequence", min(found, key=text.index)
+        elif done.stop_string in self._body.stop_sequences:
+            reason, first = "stop_sequence", done.stop_string
         return {"stop_reason": reason, "stop_sequence": first}
 
     def _usage(self, n_out: int) -> MessageUsage:
