@@ -170,9 +170,11 @@ class Constraint:
         self.failure = ""  # why no token could follow, though the answer was not whole
 
     def accept(self, token_id: int) -> None:
-        """Take the next token of the answer."""
-        if self._matcher is not None and not self._matcher.is_stopped():
-            self._matcher.consume_token(token_id)
+        """Take the next token of the answer; it has failed if that one may not come."""
+        if self._matcher is None or self._matcher.is_error() or self._matcher.is_stopped():
+            return
+        if not self._matcher.consume_token(token_id):
+            self.failure = f"{CANNOT_FOLLOW}: {problem_of(self._matcher)}"
 
     def write(self, masks: np.ndarray, row: int) -> None:
         """Write a bit for each token that may come next into a row of int32 [rows, words].

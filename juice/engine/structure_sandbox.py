@@ -34,7 +34,7 @@ N_FOLLOWED, FOLLOWING_S, TOKEN_S = 32, 0.3, 0.2
 WHAT_HELPS = "make it simpler, with fewer optional parts, repeats and alternatives"
 # In the library's words of what is too large, which name limits that nobody can set here.
 LARGE = ("limit", "fuel", "too many", "too large", "too big", "max is", "panic")
-NOTHING_FITS = "NoExtensionBias"  # likewise
+NOTHING_FITS, NOT_ALLOWED = "NoExtensionBias", "doesn't satisfy the grammar"  # likewise
 TOO_MUCH = f"takes more than {SANDBOX_S:g} s or {SANDBOX_BYTES >> 20} MB to compile; {WHAT_HELPS}"
 # In a schema: keywords whose values are no schemas or must stay, those that hold schemas by name,
 # and those beside which an object's properties are not all that it may have.
@@ -62,6 +62,8 @@ def problem_of(matcher: LLMatcher) -> str:
     problem = first_line(matcher.get_error())
     if problem == NOTHING_FITS:
         return "no text fits; if it has $ref, look for those that lead back to themselves alone"
+    if NOT_ALLOWED in problem:
+        return "the model rules out every token that may come"
     if any(words in problem.lower() for words in LARGE):
         return f"{problem.partition(';')[0]}; {WHAT_HELPS}"
     return problem

@@ -143,9 +143,9 @@ class Sequence:
         """
         self._uniform = None
         if self._constraint is not None:
+            self._constraint.accept(token.id)
             if self._constraint.failure:
                 raise RequestError(self._constraint.failure, param="structure")
-            self._constraint.accept(token.id)
         if not self.tokens:
             self.transcript.watched = watched
         if self.request.options.max_tokens == 0:
