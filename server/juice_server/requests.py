@@ -104,6 +104,8 @@ class TokenTexts(dict[int, str]):
         """Return what a token adds to a text, in UTF-8; it may begin or end within a character."""
         if token in self._added:
             return str(self._added[token].content).encode()
+        if not self._knows(token):
+            return b""
         piece = str(self._tokenizer.convert_ids_to_tokens(token))
         if "ByteLevel" in self._decoder and all(char in BYTES for char in piece):
             return bytes(BYTES[char] for char in piece)
@@ -114,12 +116,21 @@ class TokenTexts(dict[int, str]):
         return self[token].encode()
 
     def name_of(self, token: int) -> str:
-        r"""Return a token's text, or its bytes where they are no text, as `bytes:\xe2\x80`."""
+        r"""Return a token's text, or its bytes where they are no text, as `bytes:\xe2\x80`.
+
+        One that the tokenizer does not know has its number, as `token_id:300`.
+        """
+        if not self._knows(token):
+            return f"token_id:{token}"
         found = self.bytes_of(token)
         try:
             return found.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
+    def _knows(self, token: int) -> bool:
+        """Return whether the tokenizer knows a token; models may have more, to fill a matrix."""
+        return self._tokenizer.convert_ids_to_tokens(token) is not None
 
     @cached_property
     def _added(self) -> dict[int, Any]:

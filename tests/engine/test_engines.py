@@ -75,6 +75,40 @@ def test_a_seed_gives_the_same_tokens_and_another_one_others(engine: Engine) -> 
     assert sampled(engine, seed=-1) == sampled(engine, seed=-1)
 
 
+@pytest.mark.parametrize("n", [20, pytest.param(200, marks=pytest.mark.long)])
+def test_a_seed_gives_the_same_tokens_beside_requests_without_one(engine: Engine, n: int) -> None:
+    """Their prompts are prefilled in chunks that depend on who else runs."""
+    drawn = {"max_tokens": 8, "ignore_eos": True, "temperature": 1.3, "top_p": 0.9}
+    seeded = Request.of(prompt_ids=PROMPT * 2, seed=11, **drawn)
+    others = [Request.of(prompt_ids=PROMPT[: 1 + i % 17], **drawn) for i in range(2 * n)]
+    alone = engine.generate([seeded])[0].token_ids
+    mixed = [one for i in range(n) for one in (*others[2 * i : 2 * i + 2], seeded)]
+    done = engine.generate(mixed)
+    assert {each.token_ids for each in done[2::3]} == {alone}
+    # Three of the others have the first prompt: two of these alike are one in 10^10.
+    assert len({each.token_ids for each in done if each.n_prompt_tokens == 1}) > 1
+
+
+def test_tokens_that_the_tokenizer_does_not_know_are_tokens_as_others_are(
+    engine: Engine, network: PreTrainedModel
+) -> None:
+    """Kills: a bound by the tokenizer, where an output layer is padded to a round number."""
+    first, last = len(tiny.tiny_tokenizer()), tiny.VOCAB_SIZE - 1
+    assert first < last
+    ids = [*PROMPT, first, last]
+    scores = oracle.steered_logits(network, ids, {}).log_softmax(-1)
+    done = run(
+        engine, prompt_ids=tuple(ids), prompt_logprobs=True, watch=(first, last), max_tokens=3,
+        logit_bias={last: 100.0}, top_logprobs=2,
+    )  # fmt: skip
+    assert done.prompt_tokens[-1].logprob == pytest.approx(float(scores[-2, last]), abs=TOLERANCE)
+    expected = [float(scores[-1, first]), float(scores[-1, last])]
+    assert list(done.watched) == pytest.approx(expected, abs=TOLERANCE)
+    assert (done.token_ids, done.text) == ((last,) * 3, "")
+    stopped = run(engine, stop_token_ids=(last,), logit_bias={last: 100.0})
+    assert (stopped.token_ids, stopped.finish_reason) == ((last,), "stop")
+
+
 def test_the_cuts_leave_the_likeliest(engine: Engine, network: PreTrainedModel) -> None:
     for cut in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
         assert list(sampled(engine, **cut)) == greedy(network), cut

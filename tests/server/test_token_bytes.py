@@ -75,6 +75,17 @@ def test_a_part_of_a_character_is_named_by_its_bytes() -> None:
     assert names[0][6:8] == "\\x"
 
 
+@pytest.mark.parametrize("made", [tiny.tiny_tokenizer(), with_bytes_as_last_resort()])
+def test_a_token_that_the_tokenizer_does_not_know_has_no_text_and_a_name_of_its_own(
+    made: PreTrainedTokenizerFast,
+) -> None:
+    """Kills: the word None, for each of those that only fill the output layer."""
+    texts, unknown = TokenTexts(made), range(len(made), len(made) + 5)
+    assert {texts.bytes_of(token) for token in unknown} == {b""}
+    assert {texts[token] for token in unknown} == {""}
+    assert [texts.name_of(token) for token in unknown] == [f"token_id:{i}" for i in unknown]
+
+
 def ask(url: str, route: str, **body: Any) -> Any:
     answer = httpx.post(
         f"{url}{route}", json={"model": "mini", "guided_choice": [ODD], "temperature": 0, **body}
