@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,22 @@ def test_tools_are_called_or_refused_in_words(real: Real, server: Server) -> Non
     (call,) = got.json()["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "travel_to"
     assert json.loads(call["function"]["arguments"])["city"] == "Paris"
+
+
+@pytest.mark.parametrize("character", ["a", "\u0301", "\n"], ids=ascii)
+def test_a_long_run_of_a_character_is_tokenized_while_others_are_answered(
+    server: Server, character: str
+) -> None:
+    body = {"text": f"e{character * 200_000}e", "add_special_tokens": False}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.post, f"{server.url}/tokenize", json=body, timeout=60)
+        answer = httpx.post(f"{server.url}/generate", json={"prompt": CLEAN, "max_tokens": 4})
+        assert answer.status_code == 200
+        got = waiting.result()
+    assert got.status_code == 200, got.text
+    tokens = {"tokens": got.json()["tokens"]}
+    back = httpx.post(f"{server.url}/detokenize", json=tokens, timeout=60).json()["text"]
+    assert back.strip() == body["text"]
 
 
 def test_the_page_shows_what_the_server_answers(server: Server) -> None:

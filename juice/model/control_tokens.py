@@ -24,7 +24,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 GUARD = "\ufdd0"
@@ -112,8 +112,7 @@ class ControlTokens:
             whole = self.tokenizer(shown(text), add_special_tokens=add_special_tokens)
             return list(whole["input_ids"])
         if self._twin is not None:
-            named = self._named(text)
-            return list(self._twin.encode(named, add_special_tokens=add_special_tokens).ids)
+            return list(self._read(self._twin, text, add_special_tokens=add_special_tokens).ids)
         # Each piece lacks a part of what is guarded.
         pieces = [shown(piece) for piece in re.split(LONE_GUARD, text)]
         first, *rest = (
@@ -130,7 +129,7 @@ class ControlTokens:
             )
             return list(encoded["offset_mapping"])
         assert self._twin is not None, "the tokenizer is fast"
-        found = self._twin.encode(self._named(text), add_special_tokens=add_special_tokens).offsets
+        found = self._read(self._twin, text, add_special_tokens=add_special_tokens).offsets
         places = _places(text, self._unguarded)
         return [(places[a], places[b]) for a, b in found]
 
@@ -178,6 +177,11 @@ class ControlTokens:
     def _named(self, text: str) -> str:
         """Return guarded text as the twin reads it."""
         return shown(self._unguarded.sub(rf"{TWIN}\g<0>", text))
+
+    def _read(self, twin: Tokenizer, text: str, *, add_special_tokens: bool) -> Encoding:
+        # As a batch: while it reads a text by itself, no other thread of Python runs.
+        named = [self._named(text)]
+        return twin.encode_batch(named, add_special_tokens=add_special_tokens)[0]
 
     @cached_property
     def _twin(self) -> Tokenizer | None:
