@@ -71,7 +71,12 @@ class Tokenizing:
             del self._turns[one]
         # A thread that has begun cannot be stopped; until it ends it has its turn.
         thread = asyncio.ensure_future(asyncio.to_thread(work))
-        thread.add_done_callback(lambda _: self._end(queue, one))
+
+        def ended(done: asyncio.Future[T]) -> None:
+            _ = done.cancelled() or done.exception()  # else asyncio logs it where the client left
+            self._end(queue, one)
+
+        thread.add_done_callback(ended)
         return await asyncio.shield(thread)
 
     def _call_up(self, queue: FairQueue[Work]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.support.serving import CONFLICT, events
+from tests.support.serving import CONFLICT, Server, events, gauge, raw_post, within
 
 
 class Answer(BaseModel):
@@ -155,3 +156,49 @@ def test_a_form_that_takes_too_much_is_refused_and_holds_nobody_up(url: str) -> 
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == "guided_regex"
     assert httpx.post(f"{url}/generate", json=body).status_code == 200
+
+
+def chain(number: int, leaf: dict[str, Any], n: int = 30) -> dict[str, Any]:
+    """Return a schema of definitions each of which has the next one twice; another each time."""
+    links = {
+        str(i): {
+            "type": "object",
+            "properties": {name: {"$ref": f"#/$defs/{i + 1}"} for name in "ab"},
+            "required": ["a", "b"],
+        }
+        for i in range(n)
+    }
+    return {"title": f"{number}", "$ref": "#/$defs/0", "$defs": {**links, str(n): leaf}}
+
+
+def test_chains_of_definitions_at_once_hold_nobody_up_and_end_with_their_clients(
+    served: Callable[..., Server],
+) -> None:
+    """The last definition of each takes all the time that a form may take.
+
+    That those end which have begun shows where the next form is compiled: it takes its turn.
+    """
+    server = served()
+    plain, hard = {"type": "integer"}, {"type": "integer", "multipleOf": 99_999_989}
+    followed = {"prompt": "a", "max_tokens": 5, "guided_json": chain(0, plain)}
+    assert httpx.post(f"{server.url}/generate", json=followed, timeout=60).status_code == 200
+    crowd = [server.connect() for _ in range(8)]
+    for i, connection in enumerate(crowd):
+        connection.sendall(raw_post({"prompt": "a", "guided_json": chain(i, hard)}))
+    within(
+        20,
+        lambda: gauge(server.url, "requests_waiting_to_be_tokenized") > 0,
+        "they wait for each other",
+    )
+    assert httpx.get(f"{server.url}/healthz", timeout=5).status_code == 200
+    assert b"HTTP/1.1 400" in crowd[0].recv(4096)
+    for connection in crowd:
+        connection.close()
+    within(
+        20,
+        lambda: gauge(server.url, "requests_waiting_to_be_tokenized") == 0,
+        "nobody waits any more",
+    )
+    form = {"prompt": "a", "max_tokens": 5, "guided_regex": "[ab]{3}"}
+    answer = httpx.post(f"{server.url}/generate", json=form, timeout=60)
+    assert answer.status_code == 200, answer.text

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
+import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from juice.files import MINI
 from juice_server.dispatcher import SMALL_BYTES, Tokenizing
 from juice_server.errors import BusyError
-from tests.support.serving import CONFLICT, gauge, raw_post, serving, within
+from tests.support.serving import CONFLICT, Server, gauge, raw_post, serving, within
 
 LARGE = 2 * SMALL_BYTES
 
@@ -73,6 +81,30 @@ def test_what_waits_for_a_client_that_left_is_not_begun() -> None:
         assert gate.begun == ["a", "b"]
 
     asyncio.run(run())
+
+
+def test_what_fails_for_a_client_that_left_is_no_error_of_the_server() -> None:
+    """Kills: a traceback in the log for each form that is refused after its client has left."""
+    gate, logged = Gate(), list[dict[str, Any]]()
+
+    def fail() -> None:
+        gate.work("a")
+        raise ValueError("nobody reads this")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: logged.append(about))
+        tokenizing = Tokenizing(1_000_000)
+        task = asyncio.create_task(tokenizing.run("a", 100, fail))
+        while not gate.begun:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        gate.open()
+        # Small texts have two threads, which another one waits for twice.
+        await asyncio.gather(*(tokenizing.run("a", 100, gc.collect) for _ in range(9)))
+
+    asyncio.run(run())
+    assert logged == []
 
 
 def test_the_bytes_that_wait_are_bounded_and_one_client_cannot_have_them_all() -> None:
@@ -150,3 +182,67 @@ def test_the_time_that_tokenizing_takes_is_part_of_the_requests_time() -> None:
         assert time.monotonic() - begun < 10
         for connection in crowd:
             connection.close()
+
+
+TURNS = [{"role": "user", "content": "What is the capital of <|user|> Peru?"}]
+TOOL = {"type": "function", "function": {"name": "now"}}
+MIXED: list[tuple[str, dict[str, Any]]] = [
+    ("/tokenize", {"text": "The capital of Peru is Lima. " * 9}),
+    ("/tokenize", {"messages": TURNS, "tools": [TOOL]}),
+    ("/generate", {"prompt": CONFLICT, "max_tokens": 2, "steer": "context"}),
+    ("/generate", {"prompt": "a", "max_tokens": 3, "guided_choice": ["red", "green"]}),
+    ("/v1/chat/completions", {"messages": TURNS, "tools": [TOOL], "max_tokens": 2}),
+    ("/v1/chat/completions",
+     {"messages": TURNS, "tools": [TOOL], "max_tokens": 9, "tool_choice": "required"}),
+    ("/detokenize", {"tokens": [300, 301]}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def padding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serve mini with a tokenizer that was saved with padding and truncation, as some are."""
+    folder = Path(shutil.copytree(MINI, tmp_path_factory.mktemp("padding") / "mini"))
+    parts = json.loads((folder / "tokenizer.json").read_text())
+    parts["truncation"] = {
+        "direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0
+    }  # fmt: skip
+    parts["padding"] = {
+        "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1,
+        "pad_type_id": 0, "pad_token": "<|end|>",
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(parts))
+    with serving("--model", str(folder)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.long)])
+def test_64_clients_share_a_tokenizer_and_each_gets_what_it_gets_alone(
+    padding: Server, url: str, seconds: int
+) -> None:
+    """Its first reading changes it while others read: "Already borrowed", in some versions."""
+    together, over = threading.Barrier(64), threading.Event()
+
+    def ask(i: int) -> Counter[str]:
+        seen: Counter[str] = Counter()
+        with httpx.Client(base_url=padding.url, timeout=60) as client:
+            together.wait(60)
+            while not over.is_set():
+                path, body = MIXED[(i + seen.total()) % len(MIXED)]
+                answer = client.post(path, json=body)
+                assert answer.status_code == 200, answer.text
+                if path == "/tokenize":
+                    assert answer.json()["tokens"] == alone[json.dumps(body)]
+                seen[path] += 1
+        return seen
+
+    alone = {
+        json.dumps(body): httpx.post(f"{url}/tokenize", json=body).json()["tokens"]
+        for path, body in MIXED
+        if path == "/tokenize"
+    }
+    with ThreadPoolExecutor(64) as pool:
+        running = [pool.submit(ask, i) for i in range(64)]
+        over.wait(seconds)
+        over.set()
+    seen = sum((each.result() for each in running), Counter[str]())
+    assert {*seen} == {path for path, _ in MIXED}
