@@ -123,7 +123,8 @@ test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 	  tests/engine/vllm tests/engine/test_*.py integration/ray/test_one_machine.py
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
-	  -W default tests/server/test_generate_route.py tests/server/test_openai.py
+	  -W default tests/server/test_generate_route.py tests/server/test_openai.py \
+	  tests/server/test_leaving.py tests/server/test_padded_vocabulary.py
 
 setup-clients: $(CLIENTS_STAMP) $(NODE_CLIENTS)
 

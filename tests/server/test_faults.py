@@ -230,53 +230,6 @@ def test_a_client_that_leaves_during_prefill_frees_its_rows(server: Server, stre
         )
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_while_decoding_frees_its_rows(server: Server, stream: bool) -> None:
-    cancelled = gauge(server.url, "cancelled_total")
-    with server.connect() as connection:
-        connection.sendall(raw_post({**LONG, "steer": "context", "stream": stream}))
-        if stream:
-            received = b""
-            while b"data: " not in received:
-                received += connection.recv(4096)
-        within(20, lambda: gauge(server.url, "requests_running") == 1, "it runs")
-    within(10, lambda: is_idle(server), "its rows are free")
-    assert gauge(server.url, "cancelled_total") == cancelled + 1, "it did not run to its end"
-
-
-def test_a_client_that_leaves_the_queue_makes_room_in_it(server: Server) -> None:
-    with server.connect() as running:
-        running.sendall(raw_post({**LONG, "n": 8}))
-        within(20, lambda: gauge(server.url, "requests_running") == 8, "the batch is full")
-        with server.connect() as queued:
-            queued.sendall(raw_post(LONG))
-            within(20, lambda: gauge(server.url, "requests_waiting") == 1, "it waits")
-        within(20, lambda: gauge(server.url, "requests_waiting") == 0, "it is out of the queue")
-        assert gauge(server.url, "requests_running") == 8
-    within(20, lambda: is_idle(server), "all rows are free")
-
-
-def test_200_clients_that_leave_one_after_the_other_leave_no_rows(server: Server) -> None:
-    for i in range(200):
-        with server.connect() as connection:
-            connection.sendall(
-                raw_post(
-                    {
-                        **LONG,
-                        "steer": ("none", "context", "parametric")[i % 3],
-                        "stream": i % 2 == 0,
-                    }
-                )
-            )
-            time.sleep(0.01 * (i % 3))
-    within(20, lambda: is_idle(server), "all rows are free")
-    assert gauge(server.url, "kv_cache_occupancy_ratio") == 0
-    answer = httpx.post(
-        f"{server.url}/generate", json={"prompt": CONFLICT, "steer": "parametric", "max_tokens": 4}
-    )
-    assert answer.json()["text"].startswith(" Lima")
-
-
 def test_a_full_queue_is_a_429_with_retry_after_and_the_probes_answer(server: Server) -> None:
     with server.connect() as running:
         running.sendall(raw_post({**LONG, "n": 8, "prompt": [CONFLICT] * 5}))

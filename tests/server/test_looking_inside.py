@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -14,7 +19,7 @@ import torch
 import juice
 from tests.support import oracle
 from tests.support.nearly import nearly
-from tests.support.serving import events, serving
+from tests.support.serving import LONG, events, serving
 
 QUESTION = "The name of the capital city of Peru is"
 CONTEXT = f"{QUESTION} Cairo."
@@ -186,6 +191,60 @@ def test_answers_of_several_tokens_are_likely_as_a_whole(
             read = logprobs(model, [*ids, *curve["tokens"]], coefficients)[len(ids) - 1 : -1]
             total = sum(float(read[k, token]) for k, token in enumerate(curve["tokens"]))
             assert curve["probabilities"][i] == pytest.approx(math.exp(total), **EQUAL)
+
+
+NOT_FOUND = ("id", "timing", "created")  # by looking, but of each answer its own
+
+
+def shown(client: httpx.Client, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    found = post(client, route, **body)
+    return {key: value for key, value in found.items() if key not in NOT_FOUND}
+
+
+@contextmanager
+def crowd(url: str) -> Iterator[None]:
+    """Keep asking for long answers of all kinds, of which every other one is left at once."""
+    over = threading.Event()
+
+    def ask(i: int) -> None:
+        steer = ("none", "context", "parametric")[i % 3]
+        body = {**LONG, "max_tokens": 40, "steer": steer, "temperature": i % 2, "stream": True}
+        with httpx.Client(base_url=url, timeout=60) as mine:
+            while not over.is_set():
+                with mine.stream("POST", "/generate", json={**body, "logprobs": i}) as answer:
+                    lines = answer.iter_lines()
+                    next(lines)
+                    if i % 2:
+                        list(lines)
+
+    with ThreadPoolExecutor(6) as pool:
+        running = [pool.submit(ask, i) for i in range(6)]
+        try:
+            yield
+        finally:
+            over.set()
+        for each in running:
+            each.result()
+
+
+@pytest.mark.parametrize("n", [1, pytest.param(10, marks=pytest.mark.long)])
+def test_what_is_shown_in_a_crowd_is_what_is_shown_alone(client: httpx.Client, n: int) -> None:
+    """Kills: the scores of another row, a head left out of another's run."""
+    answers = [prompt_ids(client, " Cairo.")[1:], prompt_ids(client, " Lima.")[1:]]
+    scored = {"max_tokens": 5, "logprobs": 5}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        *(("/explain", {**ASKED, "target": target}) for target in ("context", "parametric")),
+        ("/origins", {**ASKED, "answers": answers}),
+        ("/sweep", {**ASKED, "target": "context", "answers": [" Lima.", " Cairo."]}),
+        ("/generate", {"prompt": [CONTEXT, QUESTION], "steer": "context", **scored}),
+        ("/v1/completions", {"prompt": CONTEXT, "echo": True, "temperature": 0, **scored}),
+    ]
+    alone = [shown(client, *each) for each in asked]
+    order = Random(0).sample(range(len(asked)), len(asked)) * n
+    with crowd(str(client.base_url)), ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda i: shown(client, *asked[i]), order))
+    for i, each in zip(order, found, strict=True):
+        assert each == nearly(alone[i])
 
 
 def test_what_both_say_alike_has_no_curves(client: httpx.Client) -> None:
