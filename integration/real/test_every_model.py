@@ -180,13 +180,15 @@ def test_a_long_run_of_a_character_is_tokenized_while_others_are_answered(
 ) -> None:
     body = {"text": f"e{character * 200_000}e", "add_special_tokens": False}
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(httpx.post, f"{server.url}/tokenize", json=body, timeout=60)
-        answer = httpx.post(f"{server.url}/generate", json={"prompt": CLEAN, "max_tokens": 4})
+        waiting = pool.submit(httpx.post, f"{server.url}/tokenize", json=body, timeout=300)
+        answer = httpx.post(
+            f"{server.url}/generate", json={"prompt": CLEAN, "max_tokens": 4}, timeout=300
+        )
         assert answer.status_code == 200
         got = waiting.result()
     assert got.status_code == 200, got.text
     tokens = {"tokens": got.json()["tokens"]}
-    back = httpx.post(f"{server.url}/detokenize", json=tokens, timeout=60).json()["text"]
+    back = httpx.post(f"{server.url}/detokenize", json=tokens, timeout=300).json()["text"]
     assert back.strip() == body["text"]
 
 
