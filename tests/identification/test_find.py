@@ -96,6 +96,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         pytest.param(
             PROBES,
             {"target": "context", "method": "probe", "n_examples": 2, "alphas_plus": (3.0,)},
+            marks=pytest.mark.long,
         ),
         pytest.param(
             (*ATTRIBUTION, "--target", "context", "--protect", "none", "--top-k", "3", "--june"),
@@ -196,6 +197,7 @@ def test_a_set_that_breaks_clean_prompts_is_not_saved_unless_it_is_forced(
     assert float(after) < float(before)
 
 
+@pytest.mark.long
 def test_python_and_the_command_tune_alike(
     mini: juice.SteeredModel, file: Path, tmp_path: Path
 ) -> None:
