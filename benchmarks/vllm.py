@@ -1,11 +1,13 @@
 """The dual run inside vLLM: `.venv-vllm/bin/python -m benchmarks.vllm [--rounds N]`.
 
 First the engines: plain vLLM without our plugin, with its own class of the model and with its
-transformers backend; vLLM through us, unsteered and steered, compiled (its default) and not; and
-our own engine. The model and its prompts are those of `benchmarks.rig`; heads are steered in a
-third of the layers. Then JuICE's server against `vllm serve` with the same model and head set: 16
-steered streams at once of `/v1/completions`. All take turns; a number is the median of the rounds,
-after one to warm up.
+transformers backend; vLLM through us, unsteered and steered, in two runs and in one, compiled (its
+default) and not, with a window and, for one run, without; and our own engine. The model and its
+prompts are those of `benchmarks.rig`; heads are steered in a third of the layers. Then JuICE's
+server against `vllm serve` with the same model and head set: 16 steered streams at once of
+`/v1/completions`. All take turns; seconds are the median of the rounds, after one to warm up. Rates
+are paired: each round's against that round's of plain vLLM's transformers backend, their median and
+what 95 of 100 draws of rounds give.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import httpx
 
@@ -31,7 +35,7 @@ from benchmarks import rig
 from benchmarks.rig import SMALL, VLLM_RESTS_WITHIN_S, Worker, answer_questions, prompts, show
 from juice.engine.load_options import Limits
 from juice.engine.request import Request
-from juice.engine.steer import unsteered
+from juice.engine.steer import Steering, unsteered
 from tests.support import tiny
 from tests.support.serving import free_port
 
@@ -43,13 +47,20 @@ MIDDLEWARE = ("--middleware", "juice_server.vllm.Steering")
 LIMITS = Limits(max_batch=64, max_model_len=512, kv_memory_bytes=1 << 30)
 WINDOW = f"{SMALL.steered_layers[0]}-{SMALL.steered_layers[-1]}"
 # By process: what it is asked to run, each timed.
+MIXED = ("unsteered", "prompts", "one run", "half steered", "steered", "steered prompts")
 WAYS = {
     "native": ("unsteered", "prompts"),
     "transformers": ("unsteered", "prompts"),
-    "vllm": ("unsteered", "prompts", "steered", "steered prompts", "1", "16", "64"),
-    "vllm eager": ("unsteered", "prompts", "steered", "steered prompts"),
+    "vllm": (*MIXED, "1", "16", "64"),
+    "vllm no window": ("unsteered", "prompts", "one run"),
+    "vllm eager": MIXED,
     "transformers eager": ("unsteered", "prompts"),
     "own": ("unsteered", "prompts", "steered", "steered prompts"),
+}
+BASES = {
+    "vllm": "transformers",
+    "vllm no window": "transformers",
+    "vllm eager": "transformers eager",
 }
 
 
@@ -60,14 +71,21 @@ def requests(way: str) -> list[Request]:
         asked, chosen = prompts(N_MANY), [SMALL.steering(i % int(way)) for i in range(N_MANY)]
     else:
         asked = prompts(N_REQUESTS)
-        chosen = [
-            SMALL.steering(i) if way.startswith("steered") else unsteered()
-            for i in range(N_REQUESTS)
-        ]
+        chosen = [steering(way, i) for i in range(N_REQUESTS)]
     return [
         Request.of(prompt_ids=p, max_tokens=n_tokens, ignore_eos=True, steering=s)
         for p, s in zip(asked, chosen, strict=True)
     ]
+
+
+def steering(way: str, i: int) -> Steering:
+    """Return the steering of a way's request."""
+    if way in ("unsteered", "prompts") or (way == "half steered" and i % 2):
+        return unsteered()
+    in_two = SMALL.steering(i)
+    if way != "one run":
+        return in_two
+    return replace(in_two, report=replace(in_two.report, method="june"))
 
 
 def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], None]:
@@ -99,11 +117,12 @@ def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], None]
     return run
 
 
-def ours(folder: str, engine: str, *, eager: bool) -> Callable[[str], None]:
+def ours(folder: str, engine: str, *, eager: bool, window: str) -> Callable[[str], None]:
     """Return what runs requests through JuICE."""
     given = {
         "engine": "vllm",
-        "window": WINDOW,
+        "window": window,
+        "head_sets": Path(folder).with_name("head_sets"),
         "vllm_args": {"enable_prefix_caching": False, "enforce_eager": eager},
     }
     model = juice.load(
@@ -119,9 +138,14 @@ def ours(folder: str, engine: str, *, eager: bool) -> Callable[[str], None]:
 def work(name: str, folder: str) -> None:
     """Run the ways that come on standard input, and answer with their seconds."""
     impl = {"native": "auto", "transformers": "transformers"}
-    engine, _, eager = name.partition(" ")
-    make = partial(plain, folder, impl[engine]) if engine in impl else partial(ours, folder, engine)
-    answer_questions(lambda: make(eager=bool(eager)))
+    engine, _, how = name.partition(" ")
+    window = "none" if how == "no window" else WINDOW
+    make = (
+        partial(plain, folder, impl[engine])
+        if engine in impl
+        else partial(ours, folder, engine, window=window)
+    )
+    answer_questions(lambda: make(eager=how == "eager"))
 
 
 def worker(name: str, folder: str) -> Worker:
@@ -136,8 +160,8 @@ def worker(name: str, folder: str) -> Worker:
     )
 
 
-def engines(folder: Path, names: list[str], n_rounds: int) -> dict[str, float]:
-    """Return the median seconds of each way of the engines."""
+def engines(folder: Path, names: list[str], n_rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each way of the engines, round by round."""
     workers = {name: worker(name, str(folder)) for name in names}
     seconds: dict[str, list[float]] = {}
     for round_number in range(n_rounds + 1):
@@ -149,7 +173,21 @@ def engines(folder: Path, names: list[str], n_rounds: int) -> dict[str, float]:
             engine.rest()
     for engine in workers.values():
         engine.close()
-    return {way: statistics.median(times) for way, times in seconds.items()}
+    return seconds
+
+
+def paired(seconds: dict[str, list[float]]) -> dict[str, tuple[float, float, float]]:
+    """Return each way's rate against its base's, and the bounds of its interval."""
+    rates, draw = dict[str, tuple[float, float, float]](), Random(0)
+    for way, times in seconds.items():
+        name, _, asked = way.partition(", ")
+        base = f"{BASES.get(name)}, {'prompts' if asked.endswith('prompts') else 'unsteered'}"
+        if base not in seconds or asked.isdigit():
+            continue
+        each = [one / other for one, other in zip(seconds[base], times, strict=True)]
+        medians = sorted(statistics.median(draw.choices(each, k=len(each))) for _ in range(1000))
+        rates[way] = (statistics.median(each), medians[25], medians[-26])
+    return rates
 
 
 def prepare(root: Path) -> None:
@@ -270,11 +308,15 @@ def main() -> None:
     chosen = options.only or [*WAYS, "servers"]
     root = Path(tempfile.mkdtemp())
     prepare(root)
-    medians = engines(root / "model", [name for name in WAYS if name in chosen], options.rounds)
+    seconds = engines(root / "model", [name for name in WAYS if name in chosen], options.rounds)
+    medians = {way: statistics.median(times) for way, times in seconds.items()}
+    rates = paired(seconds)
     if "servers" in chosen:
         medians |= servers(root, options.rounds)
     show("seconds (median)", medians)
-    print(json.dumps({"seconds": medians, "machine": rig.machine()}))
+    for way, (middle, low, high) in rates.items():
+        print(f"{way}: {middle:.2f} [{low:.2f}, {high:.2f}] of the rate of plain vLLM")
+    print(json.dumps({"seconds": medians, "rates": rates, "machine": rig.machine()}))
 
 
 if __name__ == "__main__":

@@ -305,6 +305,7 @@ def load(
     tp: int = 1,
     pp: int = 1,
     window: str = "auto",
+    twin: bool = True,
     deterministic: bool = False,
     vllm_args: Mapping[str, Any] | None = None,
 ) -> SteeredModel:
@@ -335,8 +336,10 @@ def load(
         engine: `own`, or `vllm` where it is installed: faster on GPUs, on many devices.
         tp: Devices to shard each layer over (vllm only).
         pp: Stages to spread the layers over (vllm only).
-        window: Layers that can be steered (vllm only): `auto` for those of the head sets, `all`, or
-            the first and the last, such as `3-9`.
+        window: Layers that can be steered in two runs (vllm only): `auto` for those of the head
+            sets for two runs, `none`, `all`, or the first and the last, such as `3-9`.
+        twin: Whether the model is compiled without a second run, too, so that steps that need none
+            cost no more (vllm only).
         deterministic: Give each request the same bits whatever else runs, at a price in throughput;
             checked at load.
         vllm_args: More of vLLM's own options, by name.
@@ -366,6 +369,7 @@ def load(
         tp=tp,
         pp=pp,
         window=window,
+        twin=twin,
         deterministic=deterministic,
         vllm_args=dict(vllm_args or {}),
     )

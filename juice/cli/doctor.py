@@ -109,7 +109,10 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _served(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a model that another engine runs."""
-    window = facts["window"]
+    window, steered = (
+        f"layers {given[0]}-{given[1]}" if given else "no layer"
+        for given in (facts["window"], facts["steered_layers"])
+    )
     return [
         ("model", f"{facts['architecture']}, {facts['dtype']}"),
         ("fingerprint", facts["fingerprint"] or "none"),
@@ -117,7 +120,7 @@ def _served(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *_sizes(facts, ", companions' included"),
         ("engine", f"{facts['engine']} {facts['version']}, {facts['runner']} runner"),
         ("attention", ", ".join(facts["attention"])),
-        ("window", f"layers {window[0]}-{window[1]}" if window else "no layer"),
+        ("steered", f"{steered}, in two runs {window}"),
     ]
 
 

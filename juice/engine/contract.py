@@ -39,6 +39,7 @@ from juice.errors import (
     MissingCapabilityError,
     RequestError,
 )
+from juice.formula import METHODS, Method
 from juice.head_set.schema import ModelIdentity
 from juice.progress import Progress, silent
 from juice.version import versions
@@ -168,9 +169,9 @@ class Engine(ABC):
         return {}
 
     @property
-    def steerable_layers(self) -> range:
-        """The layers in which requests can be steered."""
-        return range(self.description.n_layers)
+    def steerable_layers(self) -> dict[Method, range]:
+        """The layers in which each method can scale heads."""
+        return dict.fromkeys(METHODS, range(self.description.n_layers))
 
     @property
     def numerics(self) -> dict[str, Any]:

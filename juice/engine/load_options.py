@@ -83,8 +83,15 @@ class EngineOptions(Options):
     window: str = Field(
         default="auto",
         description=(
-            "With vllm: the layers that can be steered: auto (those of the head sets), all, or the "
-            "first and the last, such as 3-9."
+            "With vllm: the layers that can be steered in two runs: auto (those of the head sets "
+            "for two runs), none, all, or the first and the last, such as 3-9."
+        ),
+    )
+    twin: bool = Field(
+        default=True,
+        description=(
+            "With vllm: compile the model without a second run, too, so that steps that need none "
+            "cost no more; takes twice the time and disk to compile."
         ),
     )
     deterministic: bool = Field(
@@ -95,7 +102,7 @@ class EngineOptions(Options):
         default_factory=dict, description="More of vLLM's own options, as name=value; repeatable."
     )
 
-    @field_validator("tp", "pp", "window", "vllm_args")
+    @field_validator("tp", "pp", "window", "twin", "vllm_args")
     @classmethod
     def _check_engine(cls, value: Any, info: ValidationInfo) -> Any:
         default = cls.model_fields[info.field_name or ""].get_default(call_default_factory=True)

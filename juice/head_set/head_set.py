@@ -236,11 +236,10 @@ class HeadSet(Content):
 
     @property
     def layers(self) -> list[int]:
-        """The layers that are steered: by the tuned betas, or with all heads where none are."""
-        tuned = [m for m in self.methods.given if self.betas(m) is not None]
-        if not tuned:
-            return sorted({head.layer for head in self.all_heads})
-        return sorted({layer for method in tuned for layer in self.coefficients(method)})
+        """The layers that the default method steers: by its betas, or with all heads without."""
+        if self.betas() is None:
+            return sorted({head.layer for head in self.heads.all})
+        return sorted(self.coefficients())
 
     def intervention(self, method: Method | None = None) -> Intervention:
         """Return the heads, betas and gate of a method or the default one; raises RequestError."""

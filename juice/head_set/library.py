@@ -8,7 +8,7 @@ once, and again when it has changed: a set that cannot be read then is served as
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -178,7 +178,7 @@ class HeadSetLibrary:
         foreign: Those of `unfit` whose sets were made for a model of another name.
         gone: Names that were served before.
         allow_unverified: Whether sets are served that fit by architecture and shape alone.
-        layers: The layers in which the engine can steer; None: all of them.
+        layers: The layers in which the engine can steer by each method; None: all of them.
     """
 
     folder: Path
@@ -189,7 +189,7 @@ class HeadSetLibrary:
     foreign: set[str] = field(default_factory=set)
     gone: frozenset[str] = frozenset()
     allow_unverified: bool = False
-    layers: range | None = None
+    layers: Mapping[Method, range] | None = None
 
     @classmethod
     def scan(
@@ -198,7 +198,7 @@ class HeadSetLibrary:
         model: ModelIdentity,
         *,
         allow_unverified: bool = False,
-        layers: range | None = None,
+        layers: Mapping[Method, range] | None = None,
     ) -> HeadSetLibrary:
         """Read every set of a folder; None is the one that is searched.
 
@@ -265,15 +265,20 @@ class HeadSetLibrary:
     def check_fits(self, head_set: HeadSet) -> None:
         """Raise HeadSetMismatchError for a set of another model, WindowError for other layers."""
         head_set.check_fits(self.model, allow_unverified=self.allow_unverified)
-        needed, here = head_set.layers, self.layers
-        if here is not None and not {*needed} <= {*here}:
-            all_of_them = (*needed, *here)
+        if self.layers is None:
+            return
+        # In one layer the clean run and the steered one read the same.
+        needed = head_set.layers
+        in_two = head_set.method == "juice" and len(needed) > 1
+        here = self.layers["juice" if in_two else "june"]
+        if not {*needed} <= {*here}:
             steers = f"layers {here.start} to {here.stop - 1}" if here else "no layer"
+            window = [*needed, *self.layers["juice"]]
             raise WindowError(
                 f"the heads of {head_set.name!r} are in layers {min(needed)} to {max(needed)}, and "
-                f"this engine steers {steers}: start it with --window "
-                f"{min(all_of_them)}-{max(all_of_them)} or --window all, or anew with the set in "
-                "its folder"
+                f"in {'two runs' if in_two else 'one run'} this engine steers {steers}: start it "
+                f"with --window {min(window)}-{max(window)} or --window all, or anew with the set "
+                "in its folder"
             )
 
     def targets(self, method: Method | None = None) -> list[Target]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from juice.errors import HeadSetError, HeadSetNotFoundError, WindowError
+from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 from juice.head_set.library import HeadSetLibrary, stamp_of
 from tests.support.head_sets import MODEL, content, methods, scored, scores_in
@@ -82,21 +83,35 @@ def test_a_set_that_no_longer_fits_is_refused_with_the_reason(tmp_path: Path) ->
 
 
 def test_an_engine_with_a_window_serves_the_sets_within_it(tmp_path: Path) -> None:
+    def steering(window: range, others: range = range(3)) -> dict[Method, range]:
+        return {"juice": window, "june": others}
+
     one().save(tmp_path / "m" / "context")  # layers 0 to 2
-    library = HeadSetLibrary.scan(tmp_path, MODEL, layers=range(1, 3))
+    library = HeadSetLibrary.scan(tmp_path, MODEL, layers=steering(range(1, 3)))
     assert not library.by_name
     assert "start it with --window 0-2 or --window all" in library.unfit["m/context"]
-    with pytest.raises(WindowError, match="in layers 0 to 2, and this engine steers layers 1 to 2"):
+    with pytest.raises(WindowError, match="to 2, and in two runs this engine steers layers 1 to 2"):
         library.check_fits(one())
-    with pytest.raises(WindowError, match="this engine steers no layer"):
-        HeadSetLibrary.scan(tmp_path, MODEL, layers=range(0)).check_fits(one())
-    assert HeadSetLibrary.scan(tmp_path, MODEL, layers=range(3)).by_name
+    none = HeadSetLibrary.scan(tmp_path, MODEL, layers=steering(range(0)))
+    with pytest.raises(WindowError, match="in two runs this engine steers no layer"):
+        none.check_fits(one())
+    assert HeadSetLibrary.scan(tmp_path, MODEL, layers=steering(range(3))).by_name
+
+
+def test_a_set_for_one_run_or_one_layer_needs_no_window(tmp_path: Path) -> None:
+    plus = {"plus": 2.0, "minus": 0.0}
+    library = HeadSetLibrary.scan(tmp_path, MODEL, layers={"juice": range(0), "june": range(1, 3)})
+    library.check_fits(one(methods=methods(juice=plus)))  # its plus head is in layer 1
+    library.check_fits(one(method="june", methods=methods(june=plus)))
+    with pytest.raises(WindowError, match="in one run this engine steers layers 1 to 2"):
+        library.check_fits(one(method="june", methods=methods()))
 
 
 def test_the_layers_of_a_set_are_those_that_its_betas_change() -> None:
     plus, minus = {"plus": 2.0, "minus": 0.0}, {"plus": 0.0, "minus": -1.0}
     assert one(methods=methods(juice=plus)).layers == [1]
-    assert one(methods=methods(juice=plus, june=minus)).layers == [0, 1, 2]
+    assert one(methods=methods(juice=plus, june=minus)).layers == [1]
+    assert one(methods=methods(juice=plus, june=minus), method="june").layers == [0, 2]
     assert one(methods=methods()).layers == [0, 1, 2]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import juice
 from juice.engine.contract import Engine
 from juice.engine.load_options import EngineOptions, Limits, LoadOptions
-from juice.formula import Target
+from juice.formula import Method, Target
 from juice.loading import checked_vllm
 from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, Architecture
@@ -33,12 +33,13 @@ def wide(name: str) -> Architecture:
     return replace(found, config=config)
 
 
-def save_with_set(root: Path, target: Target) -> None:
+def save_with_set(root: Path, target: Target, method: Method = "juice") -> None:
     """Save a model, `root/model`, and in `root/head_sets` a set that was made for it."""
     tiny.save(root / "model", wide("Llama").build())
     heads = {"plus": [(0, 1), (3, 0)], "minus": [(1, 3)]}
     with juice.load(root / "model") as model:
-        made = model.make_head_set(name=target, target=target, **heads, beta_plus=2, beta_minus=-1)
+        betas = {"beta_plus": 2, "beta_minus": -1}
+        made = model.make_head_set(name=target, target=target, method=method, **heads, **betas)
         made.save(root / "head_sets" / "tiny" / target)
 
 
@@ -48,6 +49,7 @@ def started(
     *,
     dtype: str = "float32",
     window: str = "all",
+    head_sets: Path | None = None,
     limits: Limits = SMALL,
     tp: int = 1,
     pp: int = 1,
@@ -61,6 +63,7 @@ def started(
         str(folder),
         LoadOptions(dtype=dtype),
         EngineOptions(engine="vllm", window=window, tp=tp, pp=pp, vllm_args=options),
+        head_sets=head_sets,
         limits=limits,
     )
     try:

@@ -3,8 +3,8 @@
 vLLM passes on whatever `extra_args` its clients send, and its workers trust them. So a process that
 takes requests accepts coefficients only once JuICE itself writes them there.
 
-The window, the layers in which requests have companions, is fixed when vLLM starts: here it is
-chosen, and requests are held against it.
+Which layers are prepared for steering is fixed when vLLM starts: here they are chosen, and requests
+are held against them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from juice.engine.steer import Steering
 from juice.errors import HeadSetMismatchError, MissingCapabilityError, RequestError
+from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Coefficients:
 
     Args:
         heads: (layer, head, coefficient), without zeros.
-        is_single: Whether each head scales its own z (JuNe) instead of the clean run's (JuICE).
+        is_single: Whether each head scales its own z instead of the clean run's: in one run, and
+            where both are the same.
         first_position: The first token that is steered.
     """
 
@@ -52,8 +54,7 @@ class Coefficients:
             for head, value in enumerate(values.tolist())
             if value
         )
-        is_single = steering.report.method == "june"
-        return cls(heads, is_single, steering.first_position) if heads else None
+        return cls(heads, not steering.window, steering.first_position) if heads else None
 
     @classmethod
     def read(cls, extra_args: Mapping[str, Any] | None) -> Coefficients | None:
@@ -92,66 +93,114 @@ def check_origin(extra_args: Mapping[str, Any] | None) -> None:
         )
 
 
-WINDOW_KEY = "juice_window"
-_chosen_by: list[Callable[[VllmConfig], range]] = []
+LAYERS_KEY = "juice_layers"
+_chosen_by: list[Callable[[VllmConfig], Layers]] = []
 
 
-def choose_window(asked: str, head_sets: Iterable[HeadSet], n_layers: int) -> range:
-    """Return the layers that get companions.
+@dataclass(frozen=True)
+class Layers:
+    """The layers that a start of vLLM prepares for steering.
 
     Args:
-        asked: `auto` for the layers of the head sets, `all`, or the first and last, such as `3-9`.
+        window: Those in which requests have companions, which two runs need.
+        steered: All whose heads can be scaled; one run needs no more.
+        twin: Whether what is compiled is compiled without companions, too.
+    """
+
+    window: range = range(0)
+    steered: range = range(0)
+    twin: bool = True
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig) -> Layers:
+        """Return the layers that vLLM was started with; none where it was started without any."""
+        given = vllm_config.additional_config.get(LAYERS_KEY)
+        if given is not None:
+            return cls(range(*given["window"]), range(*given["steered"]), given["twin"])
+        return _chosen_by[-1](vllm_config) if _chosen_by else cls()
+
+    def to_config(self) -> dict[str, Any]:
+        """Return them as `additional_config`, which is part of the keys of vLLM's caches."""
+        window, steered = ([part.start, part.stop] for part in (self.window, self.steered))
+        return {LAYERS_KEY: {"window": window, "steered": steered, "twin": self.twin}}
+
+    def for_method(self, method: Method) -> range:
+        """Return the layers in which a method can scale heads."""
+        return self.window if method == "juice" else self.steered
+
+    def check(self, steering: Steering) -> None:
+        """Raise an error for a steering that this engine cannot apply.
+
+        Raises:
+            HeadSetMismatchError: A head is outside the layers.
+            MissingCapabilityError: It ends at a position, or changes from token to token.
+        """
+        if steering.last_position is not None or steering.schedule:
+            raise MissingCapabilityError(
+                "the engine 'vllm' steers from a position on, by one strength; leave out the end "
+                "or the schedule, or load the model with juice's own engine"
+            )
+        needed = steering.window or span(steering.coefficients)
+        here, runs = (self.window, "two runs") if steering.window else (self.steered, "one run")
+        if needed and not {needed[0], needed[-1]} <= {*here}:
+            whole = span([*needed, *self.window])
+            raise HeadSetMismatchError(
+                f"steering layers {needed[0]} to {needed[-1]} in {runs}; this engine steers "
+                f"{described(here)} so: start it with --window {whole[0]}-{whole[-1]} or --window "
+                "all" + (", or choose the method june" if steering.window else "")
+            )
+
+
+def span(layers: Iterable[int]) -> range:
+    """Return the range from the first of some layers to the last."""
+    given = [*layers]
+    return range(min(given), max(given) + 1) if given else range(0)
+
+
+def described(layers: range) -> str:
+    """Return layers in words."""
+    return f"layers {layers[0]} to {layers[-1]}" if layers else "no layer"
+
+
+def choose_layers(
+    window: str, head_sets: Iterable[HeadSet], n_layers: int, *, twin: bool = True
+) -> Layers:
+    """Return the layers to prepare: the window, and those of all sets.
+
+    Args:
+        window: `auto` for the layers of the head sets whose method is two runs, `none`, `all`, or
+            the first and last, such as `3-9`.
         head_sets: The head sets that may be asked for.
         n_layers: The layers of the model.
+        twin: See `Layers`.
 
     Raises:
-        RequestError: `asked` is none of these, or names a layer that the model does not have.
+        RequestError: `window` is none of these, or names a layer that the model does not have.
     """
-    if asked == "all":
-        return range(n_layers)
-    if asked == "auto":
-        layers = [head.layer for head_set in head_sets for head in head_set.all_heads]
-        return range(min(layers), max(layers) + 1) if layers else range(0)
-    bounds = re.fullmatch(r"(\d+)-(\d+)", asked)
-    if bounds is None or not int(bounds[1]) <= int(bounds[2]) < n_layers:
-        raise RequestError(
-            f"window is {asked!r}; expected auto, all, or the first and the last layer that can be "
-            f"steered, such as 0-{n_layers - 1}",
-            param="window",
-        )
-    return range(int(bounds[1]), int(bounds[2]) + 1)
-
-
-def window_of(vllm_config: VllmConfig) -> range:
-    """Return the window that vLLM was started with; empty where it was started without one."""
-    given = vllm_config.additional_config.get(WINDOW_KEY)
-    if given is None:
-        return _chosen_by[-1](vllm_config) if _chosen_by else range(0)
-    first, last = given
-    return range(first, last + 1)
-
-
-def set_default(window: Callable[[VllmConfig], range]) -> None:
-    """Set what chooses the window where vLLM was started by its own command."""
-    _chosen_by.append(window)
-
-
-def check_layers(steering: Steering, window: range) -> None:
-    """Raise an error for a steering that this engine cannot apply.
-
-    Raises:
-        HeadSetMismatchError: A head is outside the window.
-        MissingCapabilityError: It ends at a position, or changes from token to token.
-    """
-    if steering.last_position is not None or steering.schedule:
-        raise MissingCapabilityError(
-            "the engine 'vllm' steers from a position on, by one strength; leave out the end or the"
-            " schedule, or load the model with juice's own engine"
-        )
-    for layer in steering.coefficients:
-        if layer not in window:
-            steered = f"layers {window.start} to {window.stop - 1}" if window else "no layer"
-            raise HeadSetMismatchError(
-                f"a head of layer {layer} is to be steered; this engine steers {steered}: start it "
-                "with a head set of that layer in its folder, or with --window all"
+    sets = [*head_sets]
+    if window == "auto":
+        inside = _companions_of(sets)
+    elif window in ("all", "none"):
+        inside = range(n_layers if window == "all" else 0)
+    else:
+        bounds = re.fullmatch(r"(\d+)-(\d+)", window)
+        if bounds is None or not int(bounds[1]) <= int(bounds[2]) < n_layers:
+            raise RequestError(
+                f"window is {window!r}; expected auto, none, all, or the first and the last layer "
+                f"that can be steered in two runs, such as 0-{n_layers - 1}",
+                param="window",
             )
+        inside = range(int(bounds[1]), int(bounds[2]) + 1)
+    heads = (head.layer for head_set in sets for head in head_set.all_heads)
+    return Layers(inside, span([*inside, *heads]), twin)
+
+
+def _companions_of(sets: Iterable[HeadSet]) -> range:
+    """Return the layers of the sets that steer in two runs; one layer needs no companions."""
+    layers = [{head.layer for head in one.heads.all} for one in sets if one.method == "juice"]
+    return span(layer for of_one in layers if len(of_one) > 1 for layer in of_one)
+
+
+def set_default(layers: Callable[[VllmConfig], Layers]) -> None:
+    """Set what chooses the layers where vLLM was started by its own command."""
+    _chosen_by.append(layers)

@@ -1,8 +1,11 @@
 """The check of vLLM at every start: the requests that it runs, and the two runs of its workers.
 
-Prompts of different lengths run together: unsteered, one head in each layer of the window, all
-these at once, by either method. They begin alike, so that what is cached under a wrong key would be
-shared; some are longer than a step, others end early so that rows move, and all are preempted once.
+Prompts of different lengths run together: unsteered, with one head of each layer that can be
+steered and with all these at once, in one run, and in two where there are companions. They begin
+alike, so that what is cached under a wrong key would be shared; some are longer than a step, others
+end early so that rows move, and all are preempted once. Before, the first two run without the
+others, and so without companions: an unsteered one, and one run of all layers.
+
 Then every rank runs each whole sequence by the definition, in two runs of the same modules without
 a cache (`juice.engine.vllm.worker`).
 """
@@ -24,19 +27,24 @@ if TYPE_CHECKING:
     from juice.engine.vllm.engine import VllmEngine
 
 
+N_APART = 2  # requests that run without the others
+
+
 def requests_at(engine: VllmEngine, scale: float) -> list[Request]:
     """Return the requests of the check, whose heads are scaled by `scale`."""
-    model, limits, window = engine.description, engine.limits, engine.window
+    model, limits, layers = engine.description, engine.limits, engine.layers
     n_heads, n_shared = min(model.heads_per_layer), engine.facts["block_size"]
     assert limits.max_model_len is not None, "vLLM settles it at its start"
     # The longest takes more than a step, and more than the tokens that all begin with.
     n_most = max(limits.max_prefill_tokens + 5, n_shared + 40)
     n_most = max(8, min(n_most, limits.max_model_len - 16))
-    heads = {layer: (7 * layer + 3) % n_heads for layer in window}
+    heads = {layer: (7 * layer + 3) % n_heads for layer in layers.steered}
+    in_two = {layer: heads[layer] for layer in layers.window}
     steered: list[tuple[dict[int, list[int]], SteerMethod]] = [
         ({layer: [head] for layer, head in heads.items()}, "june"),
-        *(({layer: [head]}, "juice") for layer, head in heads.items()),
-        ({layer: [head, 0] for layer, head in heads.items()}, "juice"),
+        *(({layer: [head]}, "june") for layer, head in heads.items() if layer not in in_two),
+        *(({min(in_two): [0], layer: [head]}, "juice") for layer, head in in_two.items()),
+        ({layer: [head, 0] for layer, head in in_two.items()}, "juice"),
     ]
     steerings = [
         unsteered(),
@@ -58,7 +66,7 @@ def requests_at(engine: VllmEngine, scale: float) -> list[Request]:
                 top_logprobs=min(MAX_TOP_LOGPROBS, model.vocabulary_size),
             )
         )
-    return requests
+    return [*requests[:N_APART], *requests]
 
 
 def one_steering(
@@ -75,10 +83,13 @@ def one_steering(
 
 
 def run_preempted(engine: VllmEngine, requests: Sequence[Request]) -> list[Completion]:
-    """Run requests together and preempt all of them once; return their completions.
+    """Run the first of them, and then the others together; return their completions.
 
-    Between pipeline stages steps are in flight, of which vLLM can preempt nothing.
+    These are all preempted once. Between pipeline stages steps are in flight, of which vLLM can
+    preempt nothing.
     """
+    apart, requests = engine.generate(requests[:N_APART]), requests[N_APART:]
+    engine.preempt().result()  # and forget what is cached
     done: dict[int, Completion] = {}
     was_preempted = engine.facts["n_stages"] > 1
     for update in engine.stream(requests):
@@ -87,7 +98,7 @@ def run_preempted(engine: VllmEngine, requests: Sequence[Request]) -> list[Compl
         elif not was_preempted:
             was_preempted = True
             engine.preempt().result()
-    return [done[i] for i in range(len(requests))]
+    return [*apart, *(done[i] for i in range(len(requests)))]
 
 
 def two_runs(

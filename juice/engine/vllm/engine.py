@@ -45,8 +45,8 @@ from juice.engine.vllm.arguments import (
     KEY,
     STRUCTURE,
     Coefficients,
+    Layers,
     accept_from,
-    check_layers,
 )
 from juice.engine.vllm.processes import numeric
 from juice.engine.vllm.state import to_text
@@ -58,6 +58,7 @@ from juice.errors import (
     NonFiniteError,
     RequestError,
 )
+from juice.formula import METHODS, Method
 
 
 class Statistics(StatLoggerBase):
@@ -89,6 +90,10 @@ class Statistics(StatLoggerBase):
 
 
 MAX_SEED = 2**63 - 1
+
+
+def _first_and_last(layers: range) -> list[int] | None:
+    return [layers[0], layers[-1]] if layers else None
 
 
 def sampling_params(
@@ -276,7 +281,7 @@ CLOSED = "the engine was closed"
 
 
 class VllmEngine(Engine):
-    """Runs a model in vLLM; the window is the layers in which requests can be steered.
+    """Runs a model in vLLM, which steers in the layers that its start prepared.
 
     vLLM settles the limits that are left open.
     """
@@ -288,10 +293,10 @@ class VllmEngine(Engine):
         self,
         description: ModelDescription,
         arguments: AsyncEngineArgs,
-        window: range,
+        layers: Layers,
         limits: Limits,
     ) -> None:
-        self._description, self.window, self._arguments = description, window, arguments
+        self._description, self.layers, self._arguments = description, layers, arguments
         self._numbers = count()
         self._open = OpenRequests()
         self._listeners: list[Callable[[EngineStoppedError], object]] = []
@@ -353,35 +358,35 @@ class VllmEngine(Engine):
 
     @property
     def details(self) -> dict[str, Any]:
-        first_and_last = [self.window[0], self.window[-1]] if self.window else None
         return {
             "version": vllm.__version__,
-            "window": first_and_last,
+            "window": _first_and_last(self.layers.window),
+            "steered_layers": _first_and_last(self.layers.steered),
             "deterministic": bool(envs.VLLM_BATCH_INVARIANT),
             **self.facts,
             "check": self.checked,
         }
 
     @property
-    def steerable_layers(self) -> range:
-        return self.window
+    def steerable_layers(self) -> dict[Method, range]:
+        return {method: self.layers.for_method(method) for method in METHODS}
 
     @property
     def numerics(self) -> dict[str, Any]:
         return {
             "version": vllm.__version__,
-            "window": list(self.window),
+            "window": list(self.layers.window),
             "batch_invariant": envs.VLLM_BATCH_INVARIANT,
             "attention": self.facts["attention"],
             "arguments": numeric(self._arguments),
         }
 
     def companion_layers(self, steering: Steering) -> range:
-        return self.window if steering.window else range(0)
+        return self.layers.window if steering.window else range(0)
 
     def check(self, request: Request) -> None:
         super().check(request)
-        check_layers(request.steering, self.window)
+        self.layers.check(request.steering)
 
     @property
     def why_stopped(self) -> str:

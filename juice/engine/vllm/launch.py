@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from juice.engine.load_options import EngineOptions, Limits, LoadOptions
-from juice.engine.vllm.arguments import choose_window
+from juice.engine.vllm.arguments import choose_layers
 from juice.errors import UsageError
 from juice.head_set.library import HeadSetLibrary
 from juice.model.identity import describe_stored, source_of
@@ -17,12 +17,10 @@ from juice.model.identity import describe_stored, source_of
 if TYPE_CHECKING:
     from juice.engine.vllm.engine import VllmEngine
 
-# Unless the environment says otherwise, vLLM reports nothing to its makers, its log is short, and
-# the runner is the one that JuICE was run on.
+# Unless the environment says otherwise, vLLM reports nothing to its makers, and its log is short.
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
     "PYTHONWARNINGS": "ignore::FutureWarning",  # of its processes
 }
 INVARIANT = "VLLM_BATCH_INVARIANT"
@@ -51,7 +49,7 @@ def vllm_engine(
         model: A hub id, a local folder, or `mini`.
         options: Its revision, dtype and quantisation.
         engine: The devices that vLLM spreads it over, and the layers that can be steered.
-        head_sets: Folder of head sets; a window of `auto` is their layers.
+        head_sets: Folder of head sets; `window` says what is prepared for them.
         limits: Bounds of batches and memory.
 
     Raises:
@@ -87,11 +85,13 @@ def vllm_engine(
     library = HeadSetLibrary.scan(
         head_sets, description.identity, allow_unverified=options.allow_unverified
     )
-    window = choose_window(engine.window, library.by_name.values(), description.n_layers)
+    layers = choose_layers(
+        engine.window, library.by_name.values(), description.n_layers, twin=engine.twin
+    )
     running: VllmEngine = start.started(
         source_of(model),
         description,
-        window,
+        layers,
         limits or Limits(),
         engine.vllm_args,
         dtype=options.dtype,

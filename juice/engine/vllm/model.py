@@ -12,7 +12,8 @@ and sampler know nothing either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,10 +29,11 @@ from vllm.model_executor.models.transformers.base import VLLM_ATTN_ATTR, Base
 from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from juice.engine.vllm.arguments import window_of
+from juice.engine.vllm.arguments import Layers
 from juice.engine.vllm.patches import score_both, take_back_by_state
 from juice.engine.vllm.processes import check_config, told
 from juice.engine.vllm.state import CLEAN, OWN, RowWriter, Table
+from juice.engine.vllm.twin import has_twin, twin_of
 from juice.errors import UnsupportedModelError
 
 
@@ -44,60 +46,57 @@ class Shadow(nn.Module):
 
 
 class Companions:
-    """The hooks of one rank's layers of the window.
+    """The hooks of one rank's layers.
 
-    `running` is false in a step that steers nothing: nothing is then doubled. `dense`, where it is
-    set, attends in place of vLLM's layers.
+    A step scales heads where it is `steering`, and runs companions where it is `doubled`. `dense`,
+    where it is set, attends in place of vLLM's layers.
 
     Args:
         table: The coefficients of the batch's rows.
+        window: The layers that have companions.
         rank: This rank, among those that share the heads.
-        may_rest: Whether steps may differ: not where a graph of one is compiled for all.
     """
 
-    def __init__(self, table: Table, rank: int, *, may_rest: bool) -> None:
+    def __init__(self, table: Table, window: range, rank: int) -> None:
         self.table = table
+        self._window = window
         self._rank = rank
-        self.running = True
-        self._may_rest = may_rest
+        self.steering, self.doubled = True, bool(window)
         self.dense: Any = None
         self.projections: dict[int, Any] = {}
         self._head_widths: dict[int, int] = {}
 
     def install(self, layers: dict[int, nn.Module], projections: dict[int, Any]) -> None:
-        """Hook the decoder layers of the window that this rank holds, and their projections."""
+        """Hook the decoder layers of the window that this rank holds, and all projections."""
         self.projections = projections
         n_heads = self.table.n_heads
         self._head_widths = {
             i: projection.input_size // n_heads for i, projection in projections.items()
         }
-        first, last = min(layers), max(layers)
+        for index, projection in projections.items():
+            projection.register_forward_pre_hook(self._steer(index))
         for index, layer in layers.items():
             layer.register_forward_pre_hook(
-                self._enter if index == first else self._follow, with_kwargs=True
+                self._enter if index == min(layers) else self._follow, with_kwargs=True
             )
-            projections[index].register_forward_pre_hook(self._steer(index))
-        layers[last].register_forward_hook(self._leave)
-
-    def run_for(self, steered: Iterable[bool]) -> None:
-        """Run in this step if one of its requests is steered; companions of others are not read."""
-        self.running = not self._may_rest or any(steered)
+        if layers:
+            layers[max(layers)].register_forward_hook(self._leave)
 
     def _enter(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not self.running:
+        if not self.doubled:
             return None
         n = (args[0] if args else kwargs["hidden_states"]).shape[1]
         return twice(args, n), twice(kwargs, n)
 
     def _follow(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Double what goes with the hidden states, which are doubled already."""
-        if not self.running:
+        if not self.doubled:
             return None
         n = (args[0] if args else kwargs["hidden_states"]).shape[1] // 2
         return twice(args, n), twice(kwargs, n)
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
-        if not self.running:
+        if not self.doubled:
             return None
         hidden = output[0] if isinstance(output, tuple) else output
         hidden = hidden[:, : hidden.shape[1] // 2]
@@ -114,33 +113,34 @@ class Companions:
         return parts, slice(first, first + n_here)
 
     def _steer(self, index: int) -> Any:
-        table, at = self.table, self.table.window.index(index)
+        table, at = self.table, self.table.layers.index(index)
 
         def steer(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            if not self.running:
+            if not self.steering:
                 return None
-            z = args[0]
-            n = z.shape[-2] // 2
+            z, has_companions = args[0], self.doubled and index in self._window
             parts, heads = self.by_head(index, z)
-            main, clean = parts[..., :n, :, :], parts[..., n:, :, :]
+            n = z.shape[-2] // 2 if has_companions else z.shape[-2]
             here = table.coefficients[at][:, table.row_of_token[:n], heads]  # [2, token, head]
-            steered = add_scaled(main, clean, here[OWN, ..., None], here[CLEAN, ..., None])
-            return (torch.cat([steered.flatten(-2), z[..., n:, :]], dim=-2), *args[1:])
+            main, clean = parts[..., :n, :, :], parts[..., n:, :, :]
+            added = scaled(main, here[OWN, ..., None])
+            if has_companions:
+                added = added + scaled(clean, here[CLEAN, ..., None])
+            steered = (main + added).to(z.dtype).flatten(-2)
+            return (
+                torch.cat([steered, z[..., n:, :]], -2) if has_companions else steered,
+                *args[1:],
+            )
 
         return steer
 
 
-def add_scaled(
-    z: torch.Tensor, clean: torch.Tensor, of_z: torch.Tensor, of_clean: torch.Tensor
-) -> torch.Tensor:
-    """Return z + of_z * z + of_clean * clean, summed in float32 and rounded once.
+def scaled(z: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Return z, [..., tokens, heads, d_head], times its coefficients, float32 [tokens, heads, 1].
 
-    z and its companion's, clean, are [..., tokens, heads, d_head]; their coefficients are float32
-    [tokens, heads, 1]. Where one is zero, its factor is not read: the companion of an unsteered
-    token may hold anything.
+    Where one is zero, z is not read: the companion of an unsteered token may hold anything.
     """
-    added = torch.where(of_z == 0, 0, of_z * z) + torch.where(of_clean == 0, 0, of_clean * clean)
-    return (z + added).to(z.dtype)
+    return torch.where(by == 0, 0, by * z)
 
 
 def twice(value: Any, n: int) -> Any:
@@ -170,7 +170,7 @@ def attention(
     companions, shadow, n_heads, n_tokens = module.companions, module.shadow, *query.shape[1:3]
     if companions.dense is not None:
         z = companions.dense(module, query, key, value)
-    elif shadow is None or not companions.running:
+    elif shadow is None or not companions.doubled:
         z, _ = vllm_attention_forward(module, query, key, value, attention_mask, **kwargs)
     else:
         n = n_tokens // 2
@@ -192,13 +192,19 @@ class Steered(Base):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         with told():
-            self.window = window_of(vllm_config)
-            if self.window:
+            self.layers = Layers.of(vllm_config)
+            if self.layers.steered:
                 check_config(vllm_config)
+                # Here before anything is compiled, it is part of the key of what is kept of that.
+                vllm_config.additional_config |= self.layers.to_config()
             if vllm_config.device_config.device_type == "cpu":
                 take_back_by_state()
             score_both()
+            self.n_runs = 2
             super().__init__(vllm_config=vllm_config, prefix=prefix)
+            self.is_compiled = not getattr(self.model, "do_not_compile", True)
+            self.has_twin = self.is_compiled and has_twin(vllm_config, self.layers)
+            self._twin: tuple[nn.Module, ...] = ()  # no module of this one: it shares all of them
 
     def recursive_replace(self) -> None:
         """Let vLLM put its layers in place of transformers'; those of GPT-2 it does not know."""
@@ -247,14 +253,14 @@ class Steered(Base):
         self.table = Table(
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
-            self.window,
+            self.layers.steered,
             self.text_config.num_attention_heads,
             torch.device(self.device_config.device),
         )
         self.companions = Companions(
             self.table,
+            self.layers.window,
             self.tp_group.rank_in_group,
-            may_rest=self.vllm_config.model_config.enforce_eager,
         )
         RowWriter.table = self.table
         layers, projections = {}, {}
@@ -263,14 +269,14 @@ class Steered(Base):
             module = self.get_submodule(name.removesuffix(f".{VLLM_ATTN_ATTR}"))
             module.companions, module.shadow = self.companions, None
             module.attention_arguments = arguments
-            if module.layer_idx not in self.window:
+            if module.layer_idx in self.layers.steered:
+                projections[module.layer_idx] = _output_projection(module)
+            if module.layer_idx not in self.layers.window:
                 continue
             shadowed = maybe_prefix(prefix, name.removesuffix(VLLM_ATTN_ATTR)) + "shadow.attn"
             module.shadow = Shadow(Attention(**{**arguments, "prefix": shadowed}))
             layers[module.layer_idx] = self._layer_of(module)
-            projections[module.layer_idx] = _output_projection(module)
-        if layers:
-            self.companions.install(layers, projections)
+        self.companions.install(layers, projections)
 
     def _layer_of(self, attention_module: nn.Module) -> nn.Module:
         """Return the decoder layer that holds an attention module."""
@@ -282,6 +288,13 @@ class Steered(Base):
                     if any(part is attention_module for part in layer.modules()):
                         return layer
         raise UnsupportedModelError(f"{type(self.model).__name__} has no list of its layers")
+
+    def get_model_state_cls(self) -> type[Any]:
+        """Return the state that the V2 model runner keeps of the model."""
+        from juice.engine.vllm.slots import SteeredState, capture_both  # needs Triton
+
+        capture_both()
+        return SteeredState
 
     def forward(
         self,
@@ -295,13 +308,38 @@ class Steered(Base):
 
         `input_ids` and `positions` are int64 [tokens]; the hidden states are [tokens, width].
         """
+        arguments = (input_ids, positions, intermediate_tensors, inputs_embeds)
+        if self.companions.dense is not None:
+            return super().forward(*arguments, **kwargs)
         starts = _starts() if is_forward_context_available() else None
         if starts is None:
             self.table.clear()
-        else:
+        elif not self.vllm_config.use_v2_model_runner:
             self.table.place(starts, positions)
-            self.companions.run_for(self.table.steered)
-        return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+            self.n_runs = max(self.table.n_runs)
+        # A step of nothing is there to warm up all that may run.
+        for n_runs in (self.n_runs,) if starts is not None else (0, 2) if self.has_twin else (2,):
+            with self._running(n_runs):
+                output = super().forward(*arguments, **kwargs)
+        return output
+
+    @contextmanager
+    def _running(self, n_runs: int) -> Iterator[None]:
+        """Do within what a step's requests take: none is steered (0), in one run, or in two.
+
+        What is compiled is the same in all steps, so the twin is for those without companions.
+        """
+        companions, decoder = self.companions, self.model
+        companions.steering = self.is_compiled or n_runs > 0
+        rests = n_runs < 2 and (self.has_twin or not self.is_compiled)
+        companions.doubled = bool(self.layers.window) and not rests
+        if self.has_twin and rests:
+            self._twin = self._twin or (twin_of(decoder, self.vllm_config),)
+            self._modules["model"] = self._twin[0]
+        try:
+            yield
+        finally:
+            self._modules["model"] = decoder
 
 
 class SteeredCausalLM(Steered, backend.TransformersForCausalLM):
@@ -317,7 +355,7 @@ class NotSteered:
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         with told():
-            if window_of(vllm_config):
+            if Layers.of(vllm_config).steered:
                 raise UnsupportedModelError(
                     "the model takes images or sound, with which steering in vLLM was not checked: "
                     "serve its text model, or use juice's own engine"

@@ -26,9 +26,10 @@ from juice.engine.vllm.arguments import (
     KEY,
     STRUCTURE,
     Coefficients,
+    Layers,
     accept_from,
-    check_layers,
-    choose_window,
+    choose_layers,
+    described,
     set_default,
 )
 from juice.head_set.library import HeadSetLibrary
@@ -73,9 +74,9 @@ class PlainVllm:
         return cls(str(config.model), config.revision)
 
     @cached_property
-    def window(self) -> range:
+    def layers(self) -> Layers:
         """The layers of the head sets."""
-        return choose_window("auto", self.head_sets.by_name.values(), self.description.n_layers)
+        return choose_layers("auto", self.head_sets.by_name.values(), self.description.n_layers)
 
     def extra_args(self, steer: Steer) -> dict[str, Any]:
         """Return the `extra_args` of a request in vLLM, none for an unsteered one.
@@ -90,7 +91,7 @@ class PlainVllm:
                 steer.target if steer.head_set is None else str(steer.head_set)
             )
         steering = resolve(steer, chosen)
-        check_layers(steering, self.window)
+        self.layers.check(steering)
         coefficients = Coefficients.of(steering)
         return {} if coefficients is None else {KEY: coefficients.to_json()}
 
@@ -115,7 +116,7 @@ def register() -> None:
     for name, target in CLASSES.items():
         ModelRegistry.register_model(name, target)
     if os.environ.get("JUICE_HEAD_SETS"):
-        set_default(_window)
+        set_default(_layers)
     # vLLM's attention in bfloat16 on CPUs uses tile registers (AMX) without asking the system for
     # them: unless something else has, its process ends with an illegal instruction.
     if torch.cpu._is_amx_tile_supported():
@@ -143,17 +144,17 @@ def end_with_parent() -> None:
     Thread(target=follow, name="juice-parent", daemon=True).start()
 
 
-def _window(config: VllmConfig) -> range:
-    """Return the window of a model that vLLM's own command serves, and say what is missing there.
+def _layers(config: VllmConfig) -> Layers:
+    """Return the layers of a model that vLLM's own command serves, and say what is missing there.
 
     JuICE's own starts give vLLM theirs, and are checked.
     """
-    window = PlainVllm.of(config).window
-    if window:
+    layers = PlainVllm.of(config).layers
+    if layers.steered:
         logging.getLogger("vllm.juice").warning(
-            "layers %d to %d can be steered; this is not checked here: `juice doctor --engine "
+            "%s can be steered, %s in two runs; this is not checked here: `juice doctor --engine "
             "vllm` checks it",
-            window.start,
-            window.stop - 1,
+            described(layers.steered),
+            described(layers.window),
         )
-    return window
+    return layers

@@ -131,13 +131,14 @@ def check_config(config: VllmConfig) -> None:
             "--no-enable-prefix-caching"
         )
     processors = config.model_config.logits_processors or []
-    if config.use_v2_model_runner:
-        raise UnsupportedModelError(
-            "nobody has run JuICE on vLLM's V2 model runner: set VLLM_USE_V2_MODEL_RUNNER=0"
-        )
     if not {PROCESSOR, PUBLIC_PROCESSOR} & set(map(str, processors)):
         raise UnsupportedModelError(
             f"no request would be steered: start vLLM with --logits-processors {PUBLIC_PROCESSOR}"
+        )
+    if config.parallel_config.data_parallel_size > 1 and config.model_config.is_moe:
+        raise UnsupportedModelError(
+            "replicas that share experts agree on the tokens of a step, and companions are more: "
+            "leave out data parallelism, or start servers apart"
         )
     if config.speculative_config is not None:
         raise UnsupportedModelError(

@@ -14,7 +14,7 @@ from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memo
 from juice.engine.contract import ModelDescription, free_bytes
 from juice.engine.load_options import Limits
 from juice.engine.request import MAX_TOP_LOGPROBS
-from juice.engine.vllm.arguments import WINDOW_KEY
+from juice.engine.vllm.arguments import Layers
 from juice.engine.vllm.engine import VllmEngine
 from juice.engine.vllm.processes import PROCESSOR, SCHEDULER, STRUCTURES
 from juice.errors import UnsupportedModelError, UsageError
@@ -36,7 +36,7 @@ OURS = {
     "scheduler_cls": "it keeps apart what is steered differently in the prefix cache",
     "worker_extension_cls": "it is asked by the check at the start",
     "logits_processors": "it writes the coefficients of the batch",
-    "additional_config": "it holds the window",
+    "additional_config": "it holds the layers to steer",
     "skip_tokenizer_init": "JuICE makes the text itself",
 }
 
@@ -44,7 +44,7 @@ OURS = {
 def started(
     model: str,
     description: ModelDescription,
-    window: range,
+    layers: Layers,
     limits: Limits,
     given: dict[str, Any],
     **others: Any,
@@ -59,13 +59,13 @@ def started(
         JuiceError: vLLM does not start.
     """
     check_options(given)
-    check_stages(window, description.n_layers, others["pipeline_parallel_size"])
+    check_stages(layers.window, description.n_layers, others["pipeline_parallel_size"])
     if current_platform.is_cpu() and others["dtype"] == "auto":
         others["dtype"] = "float32"
-    arguments = engine_arguments(model, window, limits, {**others, **given})
+    arguments = engine_arguments(model, layers, limits, {**others, **given})
     if current_platform.is_cpu() and limits.kv_memory_bytes is None:
-        arguments["kv_cache_memory_bytes"] = _memory_on_cpu(arguments, limits, len(window))
-    return VllmEngine(description, AsyncEngineArgs(**arguments), window, limits)
+        arguments["kv_cache_memory_bytes"] = _memory_on_cpu(arguments, limits, len(layers.window))
+    return VllmEngine(description, AsyncEngineArgs(**arguments), layers, limits)
 
 
 def _memory_on_cpu(arguments: dict[str, Any], limits: Limits, n_shadows: int) -> int:
@@ -86,7 +86,7 @@ def _memory_on_cpu(arguments: dict[str, Any], limits: Limits, n_shadows: int) ->
 
 
 def engine_arguments(
-    model: str, window: range, limits: Limits, others: dict[str, Any]
+    model: str, layers: Layers, limits: Limits, others: dict[str, Any]
 ) -> dict[str, Any]:
     """Return vLLM's arguments for a steered model."""
     return {
@@ -104,7 +104,7 @@ def engine_arguments(
         "scheduler_cls": SCHEDULER,
         "worker_extension_cls": "juice.engine.vllm.worker.WorkerExtension",
         "logits_processors": [PROCESSOR, STRUCTURES],
-        "additional_config": {WINDOW_KEY: [window.start, window.stop - 1]},
+        "additional_config": layers.to_config(),
         **others,
     }
 

@@ -7,7 +7,7 @@ At layer l and head h, a token of row r gets
 with z as it was before. The tensors of the table stay where they are from the start on, and are
 written in the order of the stream before a step runs, so graphs that replay whole steps read them.
 vLLM's V1 model runner tells logits processors what happens to its rows: `RowWriter` fills the table
-and changes no logits.
+and changes no logits. V2 tells the model's state (`juice.engine.vllm.slots`).
 
 Answers of a given form follow the rules of our own engine: vLLM's own structured output masks the
 logits before it scores them, so its log-probabilities are not those of the model. Logits processors
@@ -21,11 +21,14 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2LogitsProcessor
 
 from juice.engine.structure import Constraint, Structure, Structures, rule_out
 from juice.engine.vllm.arguments import STRUCTURE, Coefficients, check_origin
@@ -43,40 +46,42 @@ class Table:
     Args:
         n_rows: The largest number of requests in a batch.
         n_tokens: The largest number of tokens in a step.
-        window: The layers that have companions.
+        layers: The layers whose heads can be scaled.
         n_heads: The query heads of a layer, over all ranks.
         device: The device that the model runs on.
     """
 
     def __init__(
-        self, n_rows: int, n_tokens: int, window: range, n_heads: int, device: torch.device
+        self, n_rows: int, n_tokens: int, layers: range, n_heads: int, device: torch.device
     ) -> None:
-        self.window, self.n_heads, self.n_rows = window, n_heads, n_rows
+        self.layers, self.n_heads, self.n_rows = layers, n_heads, n_rows
         # By layer, kind (own or clean), row and head.
         self.coefficients = torch.zeros(
-            len(window), 2, n_rows + 1, n_heads, dtype=torch.float32, device=device
+            len(layers), 2, n_rows + 1, n_heads, dtype=torch.float32, device=device
         )
         self.row_of_token = torch.full((n_tokens,), n_rows, dtype=torch.int64, device=device)
         self._first = torch.zeros(n_rows + 1, dtype=torch.int64, device=device)
         self._tokens = torch.arange(n_tokens, device=device)
-        self.steered = [False] * n_rows
+        # What steering each row takes: no run, its own, or a companion's as well.
+        self.n_runs = [0] * n_rows
 
     def write(self, row: int, coefficients: Coefficients | None) -> None:
-        """Set the coefficients of a row."""
-        self.steered[row] = coefficients is not None
-        values = torch.zeros(len(self.window), 2, self.n_heads)
+        """Set the coefficients of a row, in the order of the stream, without waiting for it."""
+        self.n_runs[row] = 0 if coefficients is None else 1 if coefficients.is_single else 2
+        pinned = self.coefficients.is_cuda
+        values = torch.zeros(len(self.layers), 2, self.n_heads, pin_memory=pinned)
         if coefficients is not None:
             kind = OWN if coefficients.is_single else CLEAN
             for layer, head, value in coefficients.heads:
-                values[self.window.index(layer), kind, head] += value
-        self.coefficients[:, :, row] = values.to(self.coefficients.device)
+                values[self.layers.index(layer), kind, head] += value
+        self.coefficients[:, :, row].copy_(values, non_blocking=True)
         self._first[row] = 0 if coefficients is None else coefficients.first_position
 
     def move(self, source: int, destination: int) -> None:
         """Move a row to the number of another; its own is then empty."""
         self.coefficients[:, :, destination] = self.coefficients[:, :, source]
         self._first[destination] = self._first[source]
-        self.steered[destination] = self.steered[source]
+        self.n_runs[destination] = self.n_runs[source]
         self.write(source, None)
 
     def swap(self, one: int, other: int) -> None:
@@ -84,34 +89,42 @@ class Table:
         pair, exchanged = [one, other], [other, one]
         self.coefficients[:, :, pair] = self.coefficients[:, :, exchanged]
         self._first[pair] = self._first[exchanged]
-        self.steered[one], self.steered[other] = self.steered[other], self.steered[one]
+        self.n_runs[one], self.n_runs[other] = self.n_runs[other], self.n_runs[one]
 
     def clear(self) -> None:
         """Say that the tokens of the step belong to no row."""
         self.row_of_token.fill_(self.n_rows)
 
-    def place(self, starts: torch.Tensor, positions: torch.Tensor) -> None:
-        """Say which row every token of the step belongs to; requests are in the order of rows.
+    def place(
+        self, starts: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> None:
+        """Say which row every token of the step belongs to.
 
         Args:
             starts: The start of each request's tokens, and the end of the last one's, int
                 [requests + 1].
             positions: The position of each token in its request, int [tokens].
+            rows: The row of each request, int [requests]; None: they are in the order of rows.
         """
         n = len(positions)
-        row = torch.searchsorted(starts[1:], self._tokens[:n].to(starts.dtype), right=True)
-        # Graphs may pad the requests too: what is beyond the last one's end belongs to nobody.
-        row = torch.where(self._tokens[:n] < starts[-1], row, self.n_rows).clamp(max=self.n_rows)
+        if rows is None:
+            rows = self._tokens[: len(starts) - 1]
+        request = torch.searchsorted(starts[1:], self._tokens[:n].to(starts.dtype), right=True)
+        # What is beyond the last one's end is padding, and belongs to nobody.
+        row = pad(rows.long(), (0, 1), value=self.n_rows)[request]
         steered = positions >= self._first[row]
         self.row_of_token[:n] = torch.where(steered, row, self.n_rows)
 
 
-class RowWriter(LogitsProcessor):
-    """Writes the table of this process' model before each step."""
+class RowWriter(LogitsProcessor, V2LogitsProcessor):
+    """Writes the table of this process' model before each step of vLLM's V1 model runner.
+
+    Under V2, `juice.engine.vllm.slots` does, on every rank.
+    """
 
     table: Table
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, vllm_config: VllmConfig, *_of_runner: Any) -> None:
         if not vllm_config.model_config.architecture.startswith("Transformers"):
             raise UnsupportedModelError(
                 "vLLM's own class of the model is not steered: start vLLM with --model-impl "
@@ -127,7 +140,11 @@ class RowWriter(LogitsProcessor):
         """Whether greedy tokens stay the same: the logits do."""
         return True
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Return whether logits change."""
+        return False
+
+    def apply(self, logits: torch.Tensor, ctx: LogitsContext | None = None) -> torch.Tensor:
         """Return the logits, [rows, vocabulary], unchanged."""
         return logits
 
@@ -153,27 +170,29 @@ def to_text(structure: Structure, stop_token_ids: frozenset[int]) -> str:
 
 
 class _Answer:
-    """The constraint of one row, and the list of its tokens, which vLLM goes on to fill."""
+    """The constraint of one row, and the list of its tokens, which goes on to be filled."""
 
     def __init__(self, constraint: Constraint, token_ids: list[int]) -> None:
-        self._constraint, self._token_ids = constraint, token_ids
+        self._constraint, self.token_ids = constraint, token_ids
         self._n_accepted = 0
 
     def constraint(self) -> Constraint:
         """Return the constraint after all tokens so far."""
-        for token_id in self._token_ids[self._n_accepted :]:
+        for token_id in self.token_ids[self._n_accepted :]:
             self._constraint.accept(token_id)
-        self._n_accepted = len(self._token_ids)
+        self._n_accepted = len(self.token_ids)
         return self._constraint
 
 
-class StructureProcessor(LogitsProcessor):
-    """Rules out the tokens that may not come next."""
+class StructureProcessor(LogitsProcessor, V2LogitsProcessor):
+    """Rules out the tokens that may not come next, under either model runner."""
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, vllm_config: VllmConfig, *of_runner: Any) -> None:
         self._config = vllm_config.model_config
         self._structures: dict[tuple[int, ...], Structures] = {}
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, _Answer] = {}  # by row, or by slot
+        # V2's, whose tokens have to be read.
+        self._requests = next((o for o in of_runner if isinstance(o, LogitsProcRequestState)), None)
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -187,11 +206,34 @@ class StructureProcessor(LogitsProcessor):
         """Note what was removed, added and moved since the last step."""
         process_dict_updates(self._answers, batch_update, self._new)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Note a request of a slot, and return whether it is given a form."""
+        self._answers.pop(req_idx, None)
+        answer = self._new(sampling_params, None, [])
+        if answer is not None:
+            self._answers[req_idx] = answer
+        return answer is not None
+
+    def apply(self, logits: torch.Tensor, ctx: LogitsContext | None = None) -> torch.Tensor:
         """Return the logits, [rows, vocabulary], minus infinity where a token may not come next."""
-        if self._answers:
-            rule_out(logits, {row: answer.constraint() for row, answer in self._answers.items()})
+        answers = self._answers
+        if ctx is not None and answers:
+            answers = {
+                row: self._read(answer, slot, int(ctx.seq_lens_upper_bound_np[row]))
+                for row, slot in enumerate(ctx.idx_mapping_np.tolist())
+                if (answer := self._answers.get(slot)) is not None
+            }
+        if answers:
+            rule_out(logits, {row: answer.constraint() for row, answer in answers.items()})
         return logits
+
+    def _read(self, answer: _Answer, slot: int, n_tokens: int) -> _Answer:
+        """Give an answer the tokens that it has got since, of its request's first so many."""
+        assert self._requests is not None
+        first = int(self._requests.prompt_len.np[slot]) + len(answer.token_ids)
+        new = self._requests.all_token_ids.gpu[slot, first : max(first, n_tokens)]
+        answer.token_ids.extend(new.tolist())
+        return answer
 
     def _new(
         self, params: SamplingParams, _prompt: list[int] | None, token_ids: list[int]

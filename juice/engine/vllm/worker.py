@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,11 +87,12 @@ def _dense(model: Any) -> Iterator[None]:
     ]
     for module in compiled:
         module.do_not_compile = True
-    was_running, companions.running, companions.dense = companions.running, False, dense_attention
+    companions.steering = companions.doubled = False
+    companions.dense = dense_attention
     try:
         yield
     finally:
-        companions.running, companions.dense = was_running, None
+        companions.dense = None
         for module in compiled:
             module.do_not_compile = False
 
@@ -160,9 +162,13 @@ class WorkerExtension:
             "device": config.device_config.device_type,
             "block_size": max(spec.block_size for spec in by_layer.values()),
             "n_stages": config.parallel_config.pipeline_parallel_size,
-            "runner": "V1",
+            "runner": "V2" if config.use_v2_model_runner else "V1",
             "attention": sorted({layers[name].attn_backend.get_name() for name in specs}),
             "compiled": not config.model_config.enforce_eager,
+            "twin": runner.get_model().has_twin,
+            "compile_s": round(config.compilation_config.compilation_time, 1),
+            "n_compiled_bytes": _size_of(config.compilation_config.local_cache_dir),
+            "n_graph_bytes": getattr(self, "cudagraph_memory_estimate", 0),
             "n_kv_bytes": n_ranks * sum(tensor.size for tensor in caches.kv_cache_tensors),
             "n_kv_bytes_per_token": round(n_ranks * sum(per_token.values())),
             "n_companion_kv_bytes_per_token": round(
@@ -184,6 +190,12 @@ class WorkerExtension:
             return None
         scores = logits[-len(read) - 1 : -1].log_softmax(-1)
         return scores.gather(1, torch.tensor(read, device=scores.device)).tolist()
+
+
+def _size_of(folder: str | None) -> int:
+    """Return the bytes of the files in a folder; 0 where there is none."""
+    files = Path(folder).rglob("*") if folder else ()
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _spec_of(spec: Any, name: str) -> Any:

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from vllm import envs
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from juice.checks.two_runs import VLLM, check_vllm
 from juice.engine.vllm import model as companion
 from juice.engine.vllm.arguments import Coefficients
 from juice.engine.vllm.model import Shadow
 from juice.engine.vllm.patches import SaltingScheduler
 from juice.engine.vllm.state import CLEAN, OWN, Table
+from juice.errors import UnsupportedModelError
 
 Patch, Head = pytest.MonkeyPatch, tuple[int, int, float]
 Mistake = Callable[[Patch, Any], None]
@@ -49,8 +52,28 @@ class Workers:
         """Undo it."""
         self._call(_undo)
 
-    def _call(self, function: Callable[..., None], *args: Any) -> None:
-        self._engine._call(self._engine._llm.collective_rpc(function, args=args))
+    def count(self) -> None:
+        """Count the tokens that come to each output projection from here on."""
+        self._call(_count)
+
+    def most_tokens(self) -> dict[int, int]:
+        """Return the most tokens of a step by layer, since this was last asked for."""
+        counted: dict[int, int] = self._call(_most_tokens)[0]
+        return counted
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self._engine._call(self._engine._llm.collective_rpc(function, args=args))
+
+
+def assert_refused(engine: Any, mistake: Mistake) -> None:
+    """Assert that the check refuses a mistake, and nothing once it is undone."""
+    workers = Workers(engine)
+    workers.make(mistake)
+    with pytest.raises(UnsupportedModelError, match="not steered exactly"):
+        check_vllm(engine)
+    workers.undo()
+    engine.preempt().result()  # and forget what was cached by mistake
+    assert check_vllm(engine).share < VLLM.share
 
 
 _made = pytest.MonkeyPatch()
@@ -62,6 +85,24 @@ def _make(worker: Any, name: str) -> None:
 
 def _undo(_worker: Any) -> None:
     _made.undo()
+
+
+_n_tokens: dict[int, int] = {}
+
+
+def _count(worker: Any) -> None:
+    for layer, projection in worker.model_runner.get_model().companions.projections.items():
+
+        def note(_module: Any, args: tuple[torch.Tensor, ...], layer: int = layer) -> None:
+            _n_tokens[layer] = max(_n_tokens.get(layer, 0), args[0].shape[-2])
+
+        projection.register_forward_pre_hook(note)
+
+
+def _most_tokens(_worker: Any) -> dict[int, int]:
+    counted = dict(_n_tokens)
+    _n_tokens.clear()
+    return counted
 
 
 def another_head(patch: Patch, _model: Any) -> None:
@@ -118,6 +159,23 @@ def rows_that_do_not_move(patch: Patch, _model: Any) -> None:
     patch.setattr(Table, "move", lambda *_: None)
 
 
+def slots_in_the_order_of_the_batch(patch: Patch, _model: Any) -> None:
+    patch.setattr(Table, "place", lambda self, starts, at, _slots: PLACE(self, starts, at))
+
+
+def slots_that_are_written_a_step_late(patch: Patch, _model: Any) -> None:
+    from juice.engine.vllm.slots import SteeredState
+
+    late, write = list[SteeredState](), SteeredState.apply_staged_writes
+
+    def apply(self: SteeredState) -> None:
+        staged, self._staged = self._staged, late.pop() if late else {}
+        write(self)
+        late.append(staged)
+
+    patch.setattr(SteeredState, "apply_staged_writes", apply)
+
+
 def rows_that_stay_steered(patch: Patch, _model: Any) -> None:
     patch.setattr(Table, "write", lambda self, row, given: given is None or WRITE(self, row, given))
 
@@ -151,8 +209,8 @@ def companions_that_are_steered_too(patch: Patch, model: Any) -> None:
     def steering_both(steer: Any) -> Any:
         def both(module: Any, args: Any) -> Any:
             changed = steer(module, args)
-            if changed is None:
-                return None
+            if changed is None or not model.companions.doubled:
+                return changed
             z = changed[0]
             n = z.shape[-2] // 2
             return (torch.cat([z[..., :n, :], z[..., :n, :]], -2), *changed[1:])
@@ -175,6 +233,7 @@ def the_heads_of_the_first_rank(patch: Patch, model: Any) -> None:
     patch.setattr(model.companions, "_rank", 0)
 
 
+ON_V2 = (slots_in_the_order_of_the_batch, slots_that_are_written_a_step_late)
 ON_ONE_DEVICE = (
     another_head,
     another_layer,
@@ -187,7 +246,7 @@ ON_ONE_DEVICE = (
     the_prompt_alone,
     new_tokens_alone,
     tokens_after_the_first_alone,
-    rows_that_do_not_move,
+    *(ON_V2 if envs.VLLM_USE_V2_MODEL_RUNNER else (rows_that_do_not_move,)),
     rows_that_stay_steered,
     hooks_that_do_not_fire,
     one_hook_that_does_not_fire,
@@ -212,8 +271,8 @@ def _change_heads(patch: Patch, change: Callable[[int, int, float], Head]) -> No
 def _change_rows(patch: Patch, change: Callable[[Table, torch.Tensor, torch.Tensor], Any]) -> None:
     """Let every token be given another row."""
 
-    def place(self: Table, starts: Any, positions: torch.Tensor) -> None:
-        PLACE(self, starts, positions)
+    def place(self: Table, starts: Any, positions: torch.Tensor, *given: Any) -> None:
+        PLACE(self, starts, positions, *given)
         rows = self.row_of_token[: len(positions)]
         rows.copy_(change(self, rows.clone(), positions))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from juice.checks.two_runs import VLLM, check_vllm
 from juice.engine.contract import Engine
 from juice.errors import UnsupportedModelError
 from tests.engine.vllm import mistakes
@@ -28,7 +27,7 @@ def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("mistake", mistakes.ON_ONE_DEVICE, ids=lambda one: one.__name__)
 def test_a_mistake_is_refused(mistake: mistakes.Mistake, engine: Engine) -> None:
-    assert_refused(engine, mistake)
+    mistakes.assert_refused(engine, mistake)
 
 
 def test_the_heads_of_another_rank_are_refused(
@@ -36,7 +35,7 @@ def test_the_heads_of_another_rank_are_refused(
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with mistakes.possible(), started(folder, tp=2) as engine:
-        assert_refused(engine, mistakes.the_heads_of_the_first_rank)
+        mistakes.assert_refused(engine, mistakes.the_heads_of_the_first_rank)
 
 
 def test_a_start_with_a_mistake_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,13 +50,3 @@ def test_a_start_with_a_mistake_fails(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(folder.parent)
     with pytest.raises(UnsupportedModelError, match="not steered exactly"), started(folder):
         pass
-
-
-def assert_refused(engine: Engine, mistake: mistakes.Mistake) -> None:
-    workers = mistakes.Workers(engine)
-    workers.make(mistake)
-    with pytest.raises(UnsupportedModelError, match="not steered exactly"):
-        check_vllm(engine)
-    workers.undo()
-    engine.preempt().result()  # and forget what was cached by mistake
-    assert check_vllm(engine).share < VLLM.share

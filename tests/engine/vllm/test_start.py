@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 
 import juice
 from juice.engine.request import Request
-from juice.engine.vllm.arguments import WINDOW_KEY
+from juice.engine.vllm.arguments import Layers
 from juice.engine.vllm.model import MultiModalCausalLM, MultiModalMoECausalLM
 from juice.engine.vllm.processes import numeric
 from juice.engine.vllm.start import check_stages
@@ -111,7 +111,7 @@ def test_an_option_that_vllm_or_steering_cannot_bear_is_refused(
 def test_a_model_of_more_than_text_is_refused_where_it_would_be_steered(
     refusing: type[MultiModalCausalLM],
 ) -> None:
-    config = VllmConfig(additional_config={WINDOW_KEY: [0, 3]})
+    config = VllmConfig(additional_config=Layers(range(4), range(4)).to_config())
     with pytest.raises(UnsupportedModelError, match="images or sound"):
         refusing(vllm_config=config)
 

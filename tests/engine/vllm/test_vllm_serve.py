@@ -215,3 +215,69 @@ def test_a_start_that_could_steer_wrongly_fails_with_what_is_missing(folder: Pat
     said = [line for line in done.stdout.splitlines() if line.startswith("said: ")]
     for reason, item in zip(reasons.values(), said, strict=True):
         assert reason in item
+
+
+# Starts vLLM with its options, and writes the tokens of a steered prompt.
+COMPLETES = """
+import json, sys
+from juice.engine.steer import Steer
+from juice.engine.vllm.plugin import PlainVllm, take_requests
+from vllm import LLM, SamplingParams
+
+options, ids = map(json.loads, sys.argv[1:])
+take_requests()
+steered = PlainVllm(options["model"]).extra_args(Steer(target="context"))
+params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, extra_args=steered)
+(output,) = LLM(**options).generate({"prompt_token_ids": ids}, params)
+print("said:", json.dumps(list(output.outputs[0].token_ids)))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ahead", ["0", "1"], ids=["compiled", "ahead of time"])
+def test_windows_of_equal_shape_share_nothing_that_is_compiled(
+    folder: Path, tmp_path: Path, ahead: str
+) -> None:
+    options = {
+        **OPTIONS,
+        "model": str(folder / "model"),
+        "dtype": "float32",
+        "max_model_len": 128,
+        "block_size": 32,
+        "max_num_seqs": 4,
+        "kv_cache_memory_bytes": 33554432,
+    }
+    expected, said = [], []
+    for layers in ((0, 1), (2, 3)):
+        sets = tmp_path / str(layers[0])
+        with juice.load(folder / "model") as model:
+            made = model.make_head_set(
+                name="context", target="context", plus=[(at, 1) for at in layers], beta_plus=6
+            )
+            made.save(sets / "model" / "context")
+            ids = model.prompts.tokenizer(PROMPT)["input_ids"]
+            expected += model.generate(
+                [PROMPT], steer=juice.Steer(target="context", head_set=made), max_tokens=12,
+                ignore_eos=True,
+            )  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", COMPLETES, json.dumps(options), json.dumps(ids)],
+            env={
+                **os.environ,
+                "JUICE_HEAD_SETS": str(sets),
+                "VLLM_CACHE_ROOT": str(tmp_path / "cache"),
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_USE_AOT_COMPILE": ahead,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        said += [
+            tuple(json.loads(line.removeprefix("said:")))
+            for line in done.stdout.splitlines()
+            if line.startswith("said:")
+        ]
+    assert said == [completion.token_ids for completion in expected]
+    assert said[0] != said[1]

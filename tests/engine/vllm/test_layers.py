@@ -1,0 +1,133 @@
+"""The layers that a start prepares: two runs need companions in a window, one run needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import juice
+from juice.engine.contract import Engine
+from juice.engine.request import Request
+from juice.engine.vllm.arguments import Layers, choose_layers
+from juice.errors import HeadSetMismatchError, RequestError
+from juice.formula import Method
+from juice.head_set.head_set import HeadSet
+from tests.engine.vllm import mistakes
+from tests.support import oracle, tiny
+from tests.support.mixed import mixed_requests, steering
+from tests.support.on_vllm import save_with_set, started, wide
+from tests.support.running import assert_completes
+
+NONE = range(0)
+
+
+def a_set(method: Method, *layers: int) -> HeadSet:
+    with juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer()) as model:
+        return model.make_head_set(
+            name="context",
+            target="context",
+            plus=[(layer, 1) for layer in layers],
+            beta_plus=1,
+            method=method,
+        )
+
+
+IN_ONE, IN_TWO, IN_A_LAYER = a_set("june", 0, 1), a_set("juice", 1, 3), a_set("juice", 2)
+
+
+@pytest.mark.parametrize(
+    ("window", "sets", "expected"),
+    [
+        ("auto", [], Layers(NONE, NONE)),
+        ("auto", [IN_ONE], Layers(NONE, range(2))),
+        ("auto", [IN_ONE, IN_TWO], Layers(range(1, 4), range(4))),
+        ("auto", [IN_A_LAYER], Layers(NONE, range(2, 3))),
+        ("none", [IN_TWO], Layers(NONE, range(1, 4))),
+        ("all", [IN_ONE], Layers(range(4), range(4))),
+        ("2-3", [IN_ONE], Layers(range(2, 4), range(4))),
+    ],
+    ids=str,
+)
+def test_a_window_holds_the_sets_for_two_runs(
+    window: str, sets: Sequence[HeadSet], expected: Layers
+) -> None:
+    assert choose_layers(window, sets, n_layers=4) == expected
+
+
+@pytest.mark.parametrize("window", ["2-4", "3-2", "some", "1"])
+def test_another_window_is_refused(window: str) -> None:
+    with pytest.raises(RequestError, match="expected auto, none, all, or the first and the last"):
+        choose_layers(window, [], n_layers=4)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("one-run")
+    save_with_set(root, "context", "june")
+    return root
+
+
+@pytest.fixture(scope="module")
+def without(root: Path) -> Iterator[Engine]:
+    """An engine whose only set is for one run."""
+    with (
+        mistakes.possible(),
+        started(root / "model", window="auto", head_sets=root / "head_sets") as engine,
+    ):
+        yield engine
+
+
+def test_sets_for_one_run_take_no_memory_for_companions(without: Engine) -> None:
+    details = without.details
+    assert (details["window"], details["steered_layers"]) == (None, [0, 3])
+    assert details["n_companion_kv_bytes_per_token"] == 0
+    assert details["check"]["least_effect"] > 0.1
+
+
+def test_one_run_without_a_window_is_what_its_definition_gives(without: Engine) -> None:
+    network = wide("Llama").build()
+    mixed = [
+        (each.with_options(watch=()), heads)
+        for each, heads, method in mixed_requests(3, 32)
+        if method == "june"
+    ]
+    completions = without.generate([request for request, _ in mixed])
+    for completion, (request, heads) in zip(completions, mixed, strict=True):
+        expected = oracle.generate(
+            network, list(request.prompt_ids), heads, request.options.max_tokens, method="june"
+        )
+        assert_completes(completion, expected, 1e-4, is_watched=False)
+
+
+def test_two_runs_without_a_window_are_refused_with_what_to_change(without: Engine) -> None:
+    request = Request.of(prompt_ids=(1, 2), steering=steering({(0, 1): 1.0, (3, 0): 1.0}))
+    with pytest.raises(HeadSetMismatchError, match="--window 0-3 or --window all, or"):
+        without.generate([request])
+    # In one layer both runs are the same.
+    without.generate([Request.of(prompt_ids=(1, 2), steering=steering({(3, 0): 1.0}))])
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [mistakes.hooks_that_do_not_fire, mistakes.one_hook_that_does_not_fire, mistakes.another_head],
+    ids=lambda one: one.__name__,
+)
+def test_a_mistake_without_a_window_is_refused(mistake: mistakes.Mistake, without: Engine) -> None:
+    mistakes.assert_refused(without, mistake)
+
+
+def test_only_steps_with_two_runs_have_companions(root: Path) -> None:
+    ids, heads = tuple(range(1, 11)), {(1, 1): 1.0, (2, 0): 1.0}
+    with (
+        mistakes.possible(),
+        started(root / "model", window="1-2", head_sets=root / "head_sets") as engine,
+    ):
+        workers = mistakes.Workers(engine)
+        workers.count()
+        for method, n in (("none", 10), ("june", 10), ("juice", 20), ("june", 10)):
+            given = {} if method == "none" else {"steering": steering(heads, method)}
+            engine.generate([Request.of(prompt_ids=ids, max_tokens=1, **given)])
+            engine.preempt().result()  # so that none of it is cached
+            assert workers.most_tokens() == {0: 10, 1: n, 2: n, 3: 10}
