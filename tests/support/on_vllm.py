@@ -49,6 +49,7 @@ def started(
     *,
     dtype: str = "float32",
     window: str = "all",
+    twin: bool = True,
     head_sets: Path | None = None,
     limits: Limits = SMALL,
     tp: int = 1,
@@ -62,7 +63,7 @@ def started(
     engine = checked_vllm(
         str(folder),
         LoadOptions(dtype=dtype),
-        EngineOptions(engine="vllm", window=window, tp=tp, pp=pp, vllm_args=options),
+        EngineOptions(engine="vllm", window=window, twin=twin, tp=tp, pp=pp, vllm_args=options),
         head_sets=head_sets,
         limits=limits,
     )

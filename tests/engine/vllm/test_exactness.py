@@ -8,7 +8,9 @@ with prefix caching, four at a time, prefilled in chunks.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,8 @@ def assert_served(name: str, folder: Path, mixed: Mixed, **options: object) -> N
     network.set_attn_implementation("eager")  # others leave out Gemma 2's soft caps
     tiny.save(folder, network)
     with started(folder, **options) as engine:
+        assert engine.details["compiled"] is not options.get("enforce_eager", True)
+        assert engine.details["twin"] is (options.get("twin") is True)
         twice = [engine.generate([request for request, _, _ in mixed]) for _ in range(2)]
     for i, (request, heads, method) in enumerate(mixed):
         expected = oracle.generate(
@@ -72,8 +76,23 @@ def test_served_requests_equal_the_two_runs(
 
 
 @pytest.mark.long
-def test_compiled_requests_equal_the_two_runs(tmp_path: Path) -> None:
-    assert_served("Llama", tmp_path, with_shared_prefixes(seed=2, n=16), enforce_eager=False)
+@pytest.mark.parametrize("twin", [True, False], ids=["twin", "no twin"])
+@pytest.mark.parametrize("mode", [2, 3], ids=["by PyTorch", "by vLLM"])
+def test_compiled_requests_equal_the_two_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, twin: bool
+) -> None:
+    compiled = str(Path(__file__).parents[2] / "support" / "compiled")
+    monkeypatch.syspath_prepend(compiled)  # of this process and, by the variable, of vLLM's
+    monkeypatch.setenv("PYTHONPATH", compiled, prepend=os.pathsep)
+    import_module("compiled_on_cpu").install()
+    assert_served(
+        "Llama",
+        tmp_path,
+        with_shared_prefixes(seed=2, n=16),
+        enforce_eager=False,
+        twin=twin,
+        compilation_config={"mode": mode},
+    )
 
 
 @pytest.fixture
