@@ -3,16 +3,16 @@
 They replace vLLM's own classes of the same names once a window is configured
 (`juice.engine.vllm.plugin`). In the layers of the window every token runs twice, steered and clean.
 
-Before the window's first layer the tokens [1, n, width] become [1, 2n, width]: the tokens of the
-batch, then their companions. Behind its last layer the first n go on. Projections, norms and MLPs
-see 2n tokens and know nothing. Attention sends the companions through a layer of their own, a
-shadow: vLLM allocates a cache for it under the same block tables, so that scheduler, block manager
-and sampler know nothing either.
+Before the window's first layer the tokens [1, n, width] become [1, n + k, width]: the tokens of the
+batch, then companions, of all of them or of some (`juice.engine.vllm.gather`). Behind its last
+layer the first n go on. Projections, norms and MLPs see n + k tokens and know nothing. Attention
+sends the companions through a layer of their own, a shadow: vLLM allocates a cache for it under the
+same block tables, so that scheduler, block manager and sampler know nothing either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from juice.engine.vllm.arguments import Layers
+from juice.engine.vllm.gather import Gathering, choose, may_gather, sources
 from juice.engine.vllm.patches import score_both, take_back_by_state
 from juice.engine.vllm.processes import check_config, told
 from juice.engine.vllm.state import CLEAN, OWN, RowWriter, Table
@@ -55,12 +56,15 @@ class Companions:
         table: The coefficients of the batch's rows.
         window: The layers that have companions.
         rank: This rank, among those that share the heads.
+        of_some: Whether some tokens of a step may have companions, and others none.
     """
 
-    def __init__(self, table: Table, window: range, rank: int) -> None:
+    def __init__(self, table: Table, window: range, rank: int, *, of_some: bool) -> None:
         self.table = table
         self._window = window
         self._rank = rank
+        self.of_some = of_some
+        self._sources: torch.Tensor | None = None  # the tokens that have some; None: all
         self.steering, self.doubled = True, bool(window)
         self.dense: Any = None
         self.projections: dict[int, Any] = {}
@@ -85,22 +89,47 @@ class Companions:
     def _enter(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not self.doubled:
             return None
-        n = (args[0] if args else kwargs["hidden_states"]).shape[1]
-        return twice(args, n), twice(kwargs, n)
+        hidden = args[0] if args else kwargs["hidden_states"]
+        n = hidden.shape[1]
+        self._sources = sources(hidden) if self.of_some else None
+        return self._with_companions(args, n), self._with_companions(kwargs, n)
 
     def _follow(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Double what goes with the hidden states, which are doubled already."""
+        """Give companions to what goes with the hidden states, which have theirs already."""
         if not self.doubled:
             return None
-        n = (args[0] if args else kwargs["hidden_states"]).shape[1] // 2
-        return twice(args, n), twice(kwargs, n)
+        hidden = args[0] if args else kwargs["hidden_states"]
+        n = self.n_of(hidden.shape[1])
+        named = {} if args else {"hidden_states": hidden}
+        others = {key: value for key, value in kwargs.items() if key not in named}
+        return (
+            (*args[:1], *self._with_companions(args[1:], n)),
+            {**self._with_companions(others, n), **named},
+        )
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
         if not self.doubled:
             return None
         hidden = output[0] if isinstance(output, tuple) else output
-        hidden = hidden[:, : hidden.shape[1] // 2]
+        hidden = hidden[:, : self.n_of(hidden.shape[1])]
         return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    def n_of(self, n_all: int) -> int:
+        """Return the number of the step's tokens from that of all with companions."""
+        return n_all // 2 if self._sources is None else n_all - self._sources.shape[0]
+
+    def _with_companions(self, value: Any, n: int) -> Any:
+        """Add companions to every tensor [.., n, ..] whose second dimension is n, the tokens."""
+        if isinstance(value, torch.Tensor):
+            if value.dim() < 2 or value.shape[1] != n:
+                return value
+            at = self._sources
+            return torch.cat([value, value if at is None else value.index_select(1, at)], 1)
+        if isinstance(value, tuple | list):
+            return type(value)(self._with_companions(item, n) for item in value)
+        if isinstance(value, dict):
+            return {key: self._with_companions(item, n) for key, item in value.items()}
+        return value
 
     def by_head(self, index: int, z: torch.Tensor) -> tuple[torch.Tensor, slice]:
         """Return a layer's z, [..., heads * width], as [..., heads, width], and which heads it has.
@@ -120,17 +149,19 @@ class Companions:
                 return None
             z, has_companions = args[0], self.doubled and index in self._window
             parts, heads = self.by_head(index, z)
-            n = z.shape[-2] // 2 if has_companions else z.shape[-2]
+            n = self.n_of(z.shape[-2]) if has_companions else z.shape[-2]
             here = table.coefficients[at][:, table.row_of_token[:n], heads]  # [2, token, head]
             main, clean = parts[..., :n, :, :], parts[..., n:, :, :]
-            added = scaled(main, here[OWN, ..., None])
-            if has_companions:
-                added = added + scaled(clean, here[CLEAN, ..., None])
-            steered = (main + added).to(z.dtype).flatten(-2)
-            return (
-                torch.cat([steered, z[..., n:, :]], -2) if has_companions else steered,
-                *args[1:],
-            )
+            steered = main + scaled(main, here[OWN, ..., None])
+            if not has_companions:
+                return (steered.to(z.dtype).flatten(-2), *args[1:])
+            if self._sources is None:
+                steered = steered + scaled(clean, here[CLEAN, ..., None])
+            else:
+                by = here[CLEAN].index_select(0, self._sources)
+                steered = steered.index_add(-3, self._sources, scaled(clean, by[..., None]))
+            new = steered.to(z.dtype).flatten(-2)
+            return (torch.cat([new, z[..., n:, :]], -2), *args[1:])
 
         return steer
 
@@ -141,17 +172,6 @@ def scaled(z: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     Where one is zero, z is not read: the companion of an unsteered token may hold anything.
     """
     return torch.where(by == 0, 0, by * z)
-
-
-def twice(value: Any, n: int) -> Any:
-    """Repeat every tensor [.., n, ..] whose second dimension is the step's tokens."""
-    if isinstance(value, torch.Tensor):
-        return torch.cat([value, value], 1) if value.dim() > 1 and value.shape[1] == n else value
-    if isinstance(value, tuple | list):
-        return type(value)(twice(item, n) for item in value)
-    if isinstance(value, dict):
-        return {key: twice(item, n) for key, item in value.items()}
-    return value
 
 
 def attention(
@@ -173,15 +193,13 @@ def attention(
     elif shadow is None or not companions.doubled:
         z, _ = vllm_attention_forward(module, query, key, value, attention_mask, **kwargs)
     else:
-        n = n_tokens // 2
-        z = torch.cat(
-            [
-                vllm_attention_forward(
-                    holder, query[:, :, part], key[:, :, part], value[:, :, part], None, **kwargs
-                )[0]
-                for holder, part in ((module, slice(0, n)), (shadow, slice(n, None)))
-            ]
+        n = companions.n_of(n_tokens)
+        own, _ = vllm_attention_forward(
+            module, query[:, :, :n], key[:, :, :n], value[:, :, :n], None, **kwargs
         )
+        # [companions, heads * d_head], whose number is not known where it is compiled
+        theirs = (x[0, :, n:].transpose(0, 1).flatten(1) for x in (query, key, value))
+        z = torch.cat([own, shadow.attn(*theirs)])
     return z.view(1, n_tokens, n_heads, -1), None  # some models want the heads apart
 
 
@@ -189,6 +207,7 @@ class Steered(Base):
     """Steering, as a mixin of the classes of vLLM's transformers backend."""
 
     companions: Companions
+    rows: Sequence[int]  # of the table, for each request of the step
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         with told():
@@ -201,6 +220,7 @@ class Steered(Base):
                 take_back_by_state()
             score_both()
             self.n_runs = 2
+            self._gathering = Gathering(vllm_config)
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             self.is_compiled = not getattr(self.model, "do_not_compile", True)
             self.has_twin = self.is_compiled and has_twin(vllm_config, self.layers)
@@ -261,6 +281,7 @@ class Steered(Base):
             self.table,
             self.layers.window,
             self.tp_group.rank_in_group,
+            of_some=may_gather(self.vllm_config, self.layers),
         )
         RowWriter.table = self.table
         layers, projections = {}, {}
@@ -314,9 +335,14 @@ class Steered(Base):
         starts = _starts() if is_forward_context_available() else None
         if starts is None:
             self.table.clear()
+            choose(torch.arange(max(1, len(positions) // 2)))  # some of them, and not all
         elif not self.vllm_config.use_v2_model_runner:
             self.table.place(starts, positions)
-            self.n_runs = max(self.table.n_runs)
+            self.rows = range(len(starts) - 1)
+            self.n_runs = max((self.table.n_runs[row] for row in self.rows), default=0)
+        if starts is not None and self.n_runs > 1 and self.companions.of_some:
+            in_two = [i for i, row in enumerate(self.rows) if self.table.n_runs[row] > 1]
+            self._gathering.narrow(get_forward_context(), in_two)
         # A step of nothing is there to warm up all that may run.
         for n_runs in (self.n_runs,) if starts is not None else (0, 2) if self.has_twin else (2,):
             with self._running(n_runs):

@@ -44,13 +44,14 @@ class SteeredState(DefaultModelState):
         self, input_batch: InputBatch, req_states: RequestState
     ) -> dict[str, torch.Tensor | None]:
         """Say whose each token of the step is, and what steering them takes."""
-        table, slots = self.model.table, input_batch.idx_mapping_np.tolist()
         n_tokens, n_requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+        table, slots = self.model.table, input_batch.idx_mapping_np[:n_requests].tolist()
         table.place(
             input_batch.query_start_loc[: n_requests + 1],
             input_batch.positions[:n_tokens],
             input_batch.idx_mapping[:n_requests],
         )
+        self.model.rows = slots
         self.model.n_runs = max((table.n_runs[slot] for slot in slots), default=0)
         return super().prepare_inputs(input_batch, req_states)
 
