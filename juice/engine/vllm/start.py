@@ -20,7 +20,13 @@ from juice.engine.vllm.processes import PROCESSOR, SCHEDULER, STRUCTURES
 from juice.errors import UnsupportedModelError, UsageError
 
 # What these do cannot be checked against two runs of plain tokens.
-REFUSED = ("speculative_config", "enable_lora", "cpu_offload_gb", "decode_context_parallel_size")
+REFUSED = (
+    "speculative_config",
+    "enable_lora",
+    "cpu_offload_gb",
+    "decode_context_parallel_size",
+    "data_parallel_size",
+)
 OURS = {
     "model": "give it to juice",
     "tokenizer": "it is the model's",

@@ -14,6 +14,7 @@ from vllm import envs
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from juice.checks.two_runs import VLLM, check_vllm
+from juice.engine.vllm import gather
 from juice.engine.vllm import model as companion
 from juice.engine.vllm.arguments import Coefficients
 from juice.engine.vllm.model import Shadow
@@ -212,8 +213,9 @@ def companions_that_are_steered_too(patch: Patch, model: Any) -> None:
             if changed is None or not model.companions.doubled:
                 return changed
             z = changed[0]
-            n = z.shape[-2] // 2
-            return (torch.cat([z[..., :n, :], z[..., :n, :]], -2), *changed[1:])
+            n = model.companions.n_of(z.shape[-2])
+            twice = torch.cat([z[..., :n, :], z[..., :n, :]], -2)
+            return (twice[..., : z.shape[-2], :], *changed[1:])
 
         return both
 
@@ -221,6 +223,22 @@ def companions_that_are_steered_too(patch: Patch, model: Any) -> None:
         hooks = projection._forward_pre_hooks
         changed = type(hooks)((key, steering_both(hook)) for key, hook in hooks.items())
         patch.setattr(projection, "_forward_pre_hooks", changed)
+
+
+def companions_of_other_tokens(patch: Patch, _model: Any) -> None:
+    choose = gather.choose
+    patch.setattr(gather, "choose", lambda at: choose(at.roll(1)))
+
+
+def companions_beside_other_requests(patch: Patch, _model: Any) -> None:
+    part = gather.Gathering._part
+    patch.setattr(
+        gather.Gathering,
+        "_part",
+        lambda self, name, whole, requests, *others: part(
+            self, name, whole, [(i + 1) % len(whole.seq_lens) for i in requests], *others
+        ),
+    )
 
 
 def a_cache_that_knows_tokens_alone() -> None:
@@ -253,6 +271,8 @@ ON_ONE_DEVICE = (
     its_own_run_as_source,
     companions_in_the_caches_of_their_tokens,
     companions_that_are_steered_too,
+    companions_of_other_tokens,
+    companions_beside_other_requests,
 )
 
 

@@ -131,3 +131,9 @@ def test_only_steps_with_two_runs_have_companions(root: Path) -> None:
             engine.generate([Request.of(prompt_ids=ids, max_tokens=1, **given)])
             engine.preempt().result()  # so that none of it is cached
             assert workers.most_tokens() == {0: 10, 1: n, 2: n, 3: 10}
+        of_both = [{}, {"steering": steering(heads)}]
+        requests = [Request.of(prompt_ids=(1,), max_tokens=40, **given) for given in of_both]
+        engine.generate([request.with_options(ignore_eos=True) for request in requests])
+        # On a CPU those that are not steered have none; elsewhere all of a step have.
+        n = 3 if engine.description.device == "cpu" else 4
+        assert workers.most_tokens() == {0: 2, 1: n, 2: n, 3: 2}

@@ -18,7 +18,7 @@ import juice
 from juice.engine.request import Request
 from juice.engine.vllm.arguments import Layers
 from juice.engine.vllm.model import MultiModalCausalLM, MultiModalMoECausalLM
-from juice.engine.vllm.processes import numeric
+from juice.engine.vllm.processes import PROCESSOR, SCHEDULER, check_config, numeric
 from juice.engine.vllm.start import check_stages
 from juice.errors import UnsupportedModelError, UsageError
 from tests.support import tiny
@@ -96,6 +96,7 @@ def test_stages_on_a_cpu_are_refused(folder: Path) -> None:
         ({"max_num_seqs": 3}, "--max-batch"),
         ({"speculative_config": {"method": "ngram"}}, "steering is not exact"),
         ({"enable_lora": True}, "steering is not exact"),
+        ({"data_parallel_size": 2}, "steering is not exact"),
         ({"block_size": "many"}, "vLLM"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -105,6 +106,18 @@ def test_an_option_that_vllm_or_steering_cannot_bear_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=reason), started(folder, **given):
         pass
+
+
+def test_replicas_that_share_experts_are_refused(tmp_path: Path) -> None:
+    """Under a plain `vllm serve`, which has them; what JuICE starts itself has none."""
+    tiny.save(tmp_path, wide("Mixtral").build())
+    given = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64}
+    ours = {"scheduler_cls": SCHEDULER, "logits_processors": [PROCESSOR]}
+    config = AsyncEngineArgs(model=str(tmp_path), **given, **ours).create_engine_config()
+    check_config(config)
+    config.parallel_config.data_parallel_size = 2
+    with pytest.raises(UnsupportedModelError, match="leave out data parallelism"):
+        check_config(config)
 
 
 @pytest.mark.parametrize("refusing", [MultiModalCausalLM, MultiModalMoECausalLM])
