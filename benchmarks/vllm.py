@@ -108,9 +108,12 @@ def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], None]
     def run(way: str) -> None:
         asked = requests(way)
         params = SamplingParams(
-            temperature=0, max_tokens=asked[0].options.max_tokens, ignore_eos=True, detokenize=False,
+            temperature=0,
+            max_tokens=asked[0].options.max_tokens,
+            ignore_eos=True,
+            detokenize=False,
             logprobs=0,
-        )  # fmt: skip
+        )
         tokens = [{"prompt_token_ids": list(one.prompt_ids)} for one in asked]
         engine.generate(tokens, params, use_tqdm=False)
 

@@ -33,6 +33,7 @@ from juice.engine.vllm.arguments import Layers
 from juice.engine.vllm.gather import Gathering, choose, may_gather, sources
 from juice.engine.vllm.patches import score_both, take_back_by_state
 from juice.engine.vllm.processes import check_config, told
+from juice.engine.vllm.slots import SteeredState, capture_both
 from juice.engine.vllm.state import CLEAN, OWN, RowWriter, Table
 from juice.engine.vllm.twin import has_twin, twin_of
 from juice.errors import UnsupportedModelError
@@ -312,8 +313,6 @@ class Steered(Base):
 
     def get_model_state_cls(self) -> type[Any]:
         """Return the state that the V2 model runner keeps of the model."""
-        from juice.engine.vllm.slots import SteeredState, capture_both  # needs Triton
-
         capture_both()
         return SteeredState
 

@@ -19,6 +19,7 @@ from juice.engine.vllm import model as companion
 from juice.engine.vllm.arguments import Coefficients
 from juice.engine.vllm.model import Shadow
 from juice.engine.vllm.patches import SaltingScheduler
+from juice.engine.vllm.slots import SteeredState
 from juice.engine.vllm.state import CLEAN, OWN, Table
 from juice.errors import UnsupportedModelError
 
@@ -165,8 +166,6 @@ def slots_in_the_order_of_the_batch(patch: Patch, _model: Any) -> None:
 
 
 def slots_that_are_written_a_step_late(patch: Patch, _model: Any) -> None:
-    from juice.engine.vllm.slots import SteeredState
-
     late, write = list[SteeredState](), SteeredState.apply_staged_writes
 
     def apply(self: SteeredState) -> None:
