@@ -17,7 +17,6 @@ from juice.checks.two_runs import VLLM, check_vllm
 from juice.engine.vllm import gather
 from juice.engine.vllm import model as companion
 from juice.engine.vllm.arguments import Coefficients
-from juice.engine.vllm.model import Shadow
 from juice.engine.vllm.patches import SaltingScheduler
 from juice.engine.vllm.slots import SteeredState
 from juice.engine.vllm.state import CLEAN, OWN, Table
@@ -25,7 +24,7 @@ from juice.errors import UnsupportedModelError
 
 Patch, Head = pytest.MonkeyPatch, tuple[int, int, float]
 Mistake = Callable[[Patch, Any], None]
-WRITE, PLACE, ATTEND = Table.write, Table.place, companion.vllm_attention_forward
+WRITE, PLACE = Table.write, Table.place
 
 
 @contextmanager
@@ -194,15 +193,10 @@ def its_own_run_as_source(patch: Patch, _model: Any) -> None:
     patch.setattr(companion, "CLEAN", OWN)
 
 
-def companions_in_the_caches_of_their_tokens(patch: Patch, _model: Any) -> None:
-    last: list[Any] = []
-
-    def attend(module: Any, *arguments: Any, **options: Any) -> Any:
-        if not isinstance(module, Shadow):
-            last[:] = [module]
-        return ATTEND(last[0], *arguments, **options)
-
-    patch.setattr(companion, "vllm_attention_forward", attend)
+def companions_in_the_caches_of_their_tokens(patch: Patch, model: Any) -> None:
+    for module in model.modules():
+        if (shadow := getattr(module, "shadow", None)) is not None:
+            patch.setattr(shadow.attn, "kv_cache", module.attn.kv_cache)
 
 
 def companions_that_are_steered_too(patch: Patch, model: Any) -> None:
