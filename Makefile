@@ -115,7 +115,8 @@ test: $(STAMP) $(BROWSER) $(HELM)
 # What takes a quarter of a minute or more each, most of it with a shorter sibling in `make test`.
 test-long: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/python -m pytest -m long --numprocesses $(WORKERS)
-	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/engine/vllm
+	$(VLLM_BIN)/python -m pytest -W default -m long --numprocesses 2 --dist loadfile tests/engine/vllm \
+	  integration/ray/test_one_machine.py
 	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile \
 	  tests/engine/test_*.py tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
 	  tests/engine/vllm/test_layers.py tests/engine/vllm/test_mixed_load.py

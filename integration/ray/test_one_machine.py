@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -130,3 +131,24 @@ def test_what_cannot_be_served_is_refused_as_by_one_server(client: httpx.Client)
     without_key = client.post("/generate", json={"prompt": PROMPT}, headers={"authorization": ""})
     assert without_key.status_code == 401
     assert {"own", "on-vllm"} < {each["id"] for each in client.get("/v1/models").json()["data"]}
+
+
+@pytest.mark.long
+def test_a_killed_replica_leaves_nothing_of_vllm_behind_and_starts_again(
+    client: httpx.Client,
+) -> None:
+    (core,) = (
+        each
+        for each in psutil.process_iter(["name"])
+        if "EngineCore" in each.info["name"] and each.parent().name().startswith("ray::")
+    )
+    processes = [core, *core.children(recursive=True)]
+    core.parent().kill()
+    _, left = psutil.wait_procs(processes, timeout=10)
+    assert not left
+
+    def answers() -> bool:
+        body = {"model": "on-vllm", "prompt": PROMPT, "max_tokens": 1}
+        return client.post("/v1/completions", json=body).status_code == 200
+
+    within(180, answers, "another replica has taken its place", every_s=1)

@@ -16,6 +16,7 @@ from juice.engine.structure import MAX_CHARACTERS, Structure, Structures
 from juice.engine.structure_sandbox import SANDBOX_S
 from juice.errors import GenerationError, RequestError
 from juice.files import MINI
+from tests.support.schemas import chained
 
 # What compiling takes in this process, once a trial took less than its bound in its own.
 OWN_S = SANDBOX_S + 0.2
@@ -35,19 +36,6 @@ def doubled(name: str, rule: str, last: str, n: int = 30) -> Structure:
     return Structure("grammar", "\n".join([f"start: {name}0", *rules, f"{name}{n}: {last}"]))
 
 
-def chain(leaf: dict[str, Any], n: int = 30) -> Structure:
-    """Return a schema of definitions each of which has the next one twice."""
-    links = {
-        str(i): {
-            "type": "object",
-            "properties": {name: {"$ref": f"#/$defs/{i + 1}"} for name in "ab"},
-            "required": ["a", "b"],
-        }
-        for i in range(n)
-    }
-    return schema({"$ref": "#/$defs/0", "$defs": {**links, str(n): leaf}})
-
-
 INTEGER = {"type": "integer"}
 # Those that are refused, the worst of each kind; without the bounds they take up to minutes.
 REFUSED = {
@@ -56,7 +44,7 @@ REFUSED = {
     "nested repeats": Structure("regex", "(a{1000}){1000}"),
     "too many items": schema(array(10**6, INTEGER)),
     "a large multiple": schema({**INTEGER, "multipleOf": 99_999_989}),
-    "a large multiple at the end of a chain": chain({**INTEGER, "multipleOf": 99_999_989}),
+    "a large multiple after a chain": schema(chained({**INTEGER, "multipleOf": 99_999_989})),
 }
 MORE_REFUSED = {
     "optional texts": Structure("regex", "(ab|cd)?" * 4000),
@@ -111,7 +99,7 @@ FOLLOWED = {
     "a long string": schema({"type": "string", "minLength": 10**6}),
     "many choices": Structure.choice([f"option number {i}" for i in range(10_000)]),
     "a large enum": schema({"enum": [f"option number {i}" for i in range(10_000)]}),
-    "a chain of definitions": chain(INTEGER),
+    "a chain of definitions": schema(chained(INTEGER)),
     "long repeats": Structure("regex", r"(\w+ ){1,1000}"),
     "repeated rules": Structure("grammar", 'start: ("a" | "b"){1,1000000000}'),
 }

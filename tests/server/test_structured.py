@@ -12,6 +12,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.support.schemas import chained
 from tests.support.serving import CONFLICT, Server, events, gauge, raw_post, within
 
 
@@ -158,17 +159,9 @@ def test_a_form_that_takes_too_much_is_refused_and_holds_nobody_up(url: str) -> 
     assert httpx.post(f"{url}/generate", json=body).status_code == 200
 
 
-def chain(number: int, leaf: dict[str, Any], n: int = 30) -> dict[str, Any]:
-    """Return a schema of definitions each of which has the next one twice; another each time."""
-    links = {
-        str(i): {
-            "type": "object",
-            "properties": {name: {"$ref": f"#/$defs/{i + 1}"} for name in "ab"},
-            "required": ["a", "b"],
-        }
-        for i in range(n)
-    }
-    return {"title": f"{number}", "$ref": "#/$defs/0", "$defs": {**links, str(n): leaf}}
+def chain(number: int, leaf: dict[str, Any]) -> dict[str, Any]:
+    """Return a chain of definitions; another for each number."""
+    return {"title": f"{number}", **chained(leaf)}
 
 
 def test_chains_of_definitions_at_once_hold_nobody_up_and_end_with_their_clients(

@@ -18,6 +18,19 @@ def judge(schema: dict[str, Any]) -> Draft202012Validator:
     return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
 
+def chained(leaf: dict[str, Any], n: int = 30) -> dict[str, Any]:
+    """Return a schema of n definitions each of which has the next one twice, and a leaf last."""
+    links = {
+        str(i): {
+            "type": "object",
+            "properties": {name: {"$ref": f"#/$defs/{i + 1}"} for name in "ab"},
+            "required": ["a", "b"],
+        }
+        for i in range(n)
+    }
+    return {"$ref": "#/$defs/0", "$defs": {**links, str(n): leaf}}
+
+
 def random_schema(rng: Random, depth: int = WHOLE) -> dict[str, Any]:
     """Return a schema of bounded depth; every string, list and number in it is bounded."""
     kinds = [_enum, _integer, _string, _boolean, _constant, _pattern, _nullable, _format]
