@@ -1,7 +1,8 @@
 """What a GPU host has to show: `make gpu`.
 
 First exactness: every architecture of the tests, tiny and random, and the bundled model are loaded
-in float32, bfloat16 and float16 on the device, and diagnosed as `juice doctor` does it. Then speed:
+in float32, bfloat16 and float16 on the device, and diagnosed as `juice doctor` does it. Where vLLM
+is installed, some are started inside it in every way (`benchmarks.gpu_vllm`). Then speed:
 `benchmarks.peers` with the shapes of a Llama of 1B and, where the memory is enough, of 8B. Both go
 into a file of `docs/results/gpu` with the name of the machine, which is written anew with each
 result: what ends the command early loses what it was at, and nothing else.
@@ -20,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -28,7 +30,7 @@ from typing import Any
 import torch
 
 import juice
-from benchmarks import peers, rig
+from benchmarks import gpu_vllm, peers, rig
 from benchmarks.peers import WAYS
 from benchmarks.rig import ROWS, SHAPES, Setting, Worker, answer_questions
 from juice.checks.doctor import diagnose
@@ -194,6 +196,7 @@ def main() -> None:
         "machine": rig.machine(),
         "device": device,
         "exactness": [],
+        "inside_vllm": [],
         "speed": [],
         "not_measured": {},
     }
@@ -216,6 +219,13 @@ def main() -> None:
     except RuntimeError as error:
         result["not_measured"]["exactness"] = str(error)
         failed.append(f"exactness was not checked: {error}")
+    if find_spec("vllm") is None:
+        result["not_measured"]["inside vLLM"] = "vLLM is not installed"
+    elif options.dtypes:
+        for one in gpu_vllm.exactness(gpu_vllm.starts(), options.processes):
+            print(f"inside vLLM, {one['start']}: {one['reason'] or 'exact'}", flush=True)
+            result["inside_vllm"].append(one)
+            write()
     shapes = ("small",) if device == "cpu" else ("1b", "8b")
     for shape in shapes if options.shapes is None else options.shapes:
         if why := too_small(shape, device, dtype):
@@ -247,9 +257,13 @@ def main() -> None:
         keep(found)
         print(f"\nA Llama of the shape {shape}, {dtype}:\n\n{peers.tables(found)}", flush=True)
     write()
-    inexact = [one for one in result["exactness"] if not one["exact"]]
-    print(f"\n{len(result['exactness']) - len(inexact)} of {len(result['exactness'])} exact; {out}")
-    failed += [f"{one['model']} in {one['dtype']} is not exact" for one in inexact]
+    checked = [*result["exactness"], *result["inside_vllm"]]
+    inexact = [one for one in checked if not one["exact"]]
+    print(f"\n{len(checked) - len(inexact)} of {len(checked)} exact; {out}")
+    failed += [
+        f"{one.get('start') or one['model'] + ' in ' + one['dtype']} is not exact"
+        for one in inexact
+    ]
     if failed:
         sys.exit("; ".join(failed))
 

@@ -60,6 +60,7 @@ from juice.engine.load_options import Limits
 from juice.engine.own.scheduler import Costs
 from juice.engine.request import Request
 from juice.engine.steer import unsteered
+from juice.formula import Method
 from tests.support import oracle
 from tests.support.tiny import tiny_tokenizer
 
@@ -108,24 +109,19 @@ def memory(device: str) -> tuple[int, int]:
 Generate = Callable[[list[Prompt], int], Arrivals]
 
 
-def own_engine(setting: Setting, *, steered: bool) -> Generate:
-    """Our own engine."""
-    return _juice(setting, steered, engine="own", device=setting.device)
+def own_engine(setting: Setting, method: Method | None) -> Generate:
+    """Our own engine; method None: unsteered."""
+    return _juice(setting, method, engine="own", device=setting.device)
 
 
-def on_vllm(setting: Setting, *, steered: bool) -> Generate:
-    """The dual run inside vLLM."""
+def on_vllm(setting: Setting, method: Method | None) -> Generate:
+    """Steering inside vLLM, with a window for two runs."""
     layers = setting.shape.steered_layers
-    return _juice(
-        setting,
-        steered,
-        engine="vllm",
-        window=f"{layers[0]}-{layers[-1]}",
-        vllm_args=setting.of_vllm,
-    )
+    window = f"{layers[0]}-{layers[-1]}"
+    return _juice(setting, method, engine="vllm", window=window, vllm_args=setting.of_vllm)
 
 
-def _juice(setting: Setting, steered: bool, **options: Any) -> Generate:
+def _juice(setting: Setting, method: Method | None, **options: Any) -> Generate:
     limits = Limits(max_batch=ROWS[-1], max_model_len=MAX_LEN, kv_memory_bytes=setting.n_kv_bytes)
     model = juice.load(setting.folder, dtype=setting.dtype, limits=limits, **options)
 
@@ -135,7 +131,7 @@ def _juice(setting: Setting, steered: bool, **options: Any) -> Generate:
                 prompt_ids=prompt,
                 max_tokens=n,
                 ignore_eos=True,
-                steering=setting.shape.steering(i) if steered else unsteered(),
+                steering=setting.shape.steering(i, method) if method else unsteered(),
             )
             for i, prompt in enumerate(asked)
         ]
@@ -144,13 +140,14 @@ def _juice(setting: Setting, steered: bool, **options: Any) -> Generate:
     return generate
 
 
-def plain_vllm(setting: Setting) -> Generate:
-    """VLLM without us, with its own class of the model."""
+def plain_vllm(setting: Setting, model_impl: str = "auto") -> Generate:
+    """VLLM without us, with its own class of the model or transformers'."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(
         setting.folder,
         skip_tokenizer_init=True,
+        model_impl=model_impl,
         dtype=setting.dtype,
         max_model_len=MAX_LEN,
         max_num_seqs=ROWS[-1],
@@ -339,11 +336,13 @@ class Way:
 
 
 WAYS = {
-    "own engine, unsteered": Way(lambda s: own_engine(s, steered=False)),
-    "own engine, steered": Way(lambda s: own_engine(s, steered=True)),
+    "own engine, unsteered": Way(lambda s: own_engine(s, None)),
+    "own engine, steered": Way(lambda s: own_engine(s, "juice")),
     "vLLM, plain": Way(plain_vllm, on_vllm=True),
-    "vLLM through JuICE, unsteered": Way(lambda s: on_vllm(s, steered=False), on_vllm=True),
-    "vLLM through JuICE, steered": Way(lambda s: on_vllm(s, steered=True), on_vllm=True),
+    "vLLM, plain, transformers": Way(lambda s: plain_vllm(s, "transformers"), on_vllm=True),
+    "vLLM through JuICE, unsteered": Way(lambda s: on_vllm(s, None), on_vllm=True),
+    "vLLM through JuICE, one run": Way(lambda s: on_vllm(s, "june"), on_vllm=True),
+    "vLLM through JuICE, steered": Way(lambda s: on_vllm(s, "juice"), on_vllm=True),
     "generate, static batch": Way(static_batch),
     # On a CPU a step of 64 rows takes seconds.
     "transformers' continuous batching": Way(paged, rows_on_cpu=ROWS[:3]),
@@ -389,7 +388,7 @@ def _peak_bytes() -> int:
 def worker(name: str, setting: Setting, shape: str) -> Worker:
     """Return a way in a process of its own."""
     variables = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    if name == "vLLM, plain":
+    if name.startswith("vLLM, plain"):
         variables["VLLM_PLUGINS"] = "none"
     if setting.device == "cpu":
         # What vLLM takes of two cores by itself: it leaves one to its other process.
@@ -467,7 +466,9 @@ def measure(
             n_at_once = n_at_once or n_that_fit(free, setting)
             setting = replace(setting, share=round(n_needed_bytes(setting) / total, 3))
         groups = in_groups(present, BASE, n_at_once)
-        turns = Turns(lambda name: worker(name, setting, shape), n_rounds)
+        # A GPU is lent by the minute; on a CPU those that start would share its memory bandwidth.
+        n_starting = 1 if device == "cpu" else len(present)
+        turns = Turns(lambda name: worker(name, setting, shape), n_rounds, n_starting)
 
         def found() -> dict[str, Any]:
             return {
@@ -483,6 +484,10 @@ def measure(
                 "machine": described,
             }
 
+        def report(line: str) -> None:
+            print(line, file=sys.stderr, flush=True)
+            keep(found())
+
         try:
             for group in groups:
                 turns.admit(group)
@@ -490,9 +495,8 @@ def measure(
                     turns.measure(
                         n_rows,
                         takes=lambda name, n=n_rows: WAYS[name].takes(n, device),
-                        report=lambda line: print(line, file=sys.stderr, flush=True),
+                        report=report,
                     )
-                    keep(found())
         finally:
             turns.close()
         return found()

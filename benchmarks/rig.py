@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from juice.engine.steer import Steering, SteeringReport
+from juice.formula import Method
 
 CPUINFO, MEMINFO, CGROUP = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -174,7 +176,7 @@ class Shape:
             for layer in self.steered_layers
         }
 
-    def steering(self, seed: int) -> Steering:
+    def steering(self, seed: int, method: Method = "juice") -> Steering:
         """Return the steering by those heads."""
         heads = self.heads(seed)
         coefficients = {layer: torch.zeros(self.n_heads) for layer, _ in heads}
@@ -187,7 +189,7 @@ class Shape:
             beta_plus=1,
             beta_minus=0,
             strength=1,
-            method="juice",
+            method=method,
             n_heads=len(heads),
         )
         return Steering(coefficients=coefficients, report=report)
@@ -447,12 +449,13 @@ class Turns:
     Args:
         start: Starts a way.
         n_rounds: Over how many rounds a median is taken; one to warm up goes before them.
+        n_starting: How many ways start at once.
     """
 
-    def __init__(self, start: Callable[[str], Worker], n_rounds: int) -> None:
+    def __init__(self, start: Callable[[str], Worker], n_rounds: int, n_starting: int = 1) -> None:
         self.ways: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, str] = {}
-        self._start, self._n_rounds = start, n_rounds
+        self._start, self._n_rounds, self._n_starting = start, n_rounds, n_starting
         self._workers: dict[str, Worker] = {}
         self._times: dict[str, dict[str, list[float]]] = {}
 
@@ -461,11 +464,13 @@ class Turns:
         names = [name for name in group if name not in self.failed]
         for name in [running for running in self._workers if running not in names]:
             self._workers.pop(name).close()
-        for name in names:
-            if name in self._workers:
-                continue
+        with ThreadPoolExecutor(self._n_starting) as pool:
+            starts = {
+                name: pool.submit(self._start, name) for name in names if name not in self._workers
+            }
+        for name, start in starts.items():
             try:
-                self._workers[name] = self._start(name)
+                self._workers[name] = start.result()
             except RuntimeError as error:
                 self.failed[name] = f"it did not start: {error}"
                 continue
@@ -492,10 +497,10 @@ class Turns:
                 if round_number:
                     for part, (seconds, _) in zip(parts, answers, strict=True):
                         self._times[name].setdefault(part, []).append(seconds)
-        for name, times in self._times.items():
-            self.ways[name]["seconds"] = {
-                part: round(statistics.median(taken), 5) for part, taken in times.items()
-            }
+            for name, times in self._times.items():
+                self.ways[name]["seconds"] = {
+                    part: round(statistics.median(taken), 5) for part, taken in times.items()
+                }
 
     def close(self) -> None:
         """End all ways."""

@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -82,10 +81,7 @@ def steering(way: str, i: int) -> Steering:
     """Return the steering of a way's request."""
     if way in ("unsteered", "prompts") or (way == "half steered" and i % 2):
         return unsteered()
-    in_two = SMALL.steering(i)
-    if way != "one run":
-        return in_two
-    return replace(in_two, report=replace(in_two.report, method="june"))
+    return SMALL.steering(i, "june" if way == "one run" else "juice")
 
 
 def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], None]:
