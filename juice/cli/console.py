@@ -48,6 +48,15 @@ def answer_fact(label: str, value: str) -> None:
         answer(f"{'' if i else label:{LABEL}}{line}")
 
 
+def working_twice(layers: Sequence[int], n_layers: int) -> str:
+    """Return what two runs in a window of layers cost, in words."""
+    rate = n_layers / (n_layers + len(layers))
+    return (
+        f"layers {layers[0]} to {layers[-1]}: {len(layers)} of {n_layers} layers work twice, "
+        f"at best {rate:.2f} of the rate of one run"
+    )
+
+
 def answer_json(document: Any) -> None:
     """Print one JSON document to standard output."""
     answer(json.dumps(document, ensure_ascii=False))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from juice.cli import console, options
-from juice.cli.inspect import check_page, write_page
+from juice.cli.inspect import check_page, window, write_page
 from juice.cli.tune import answer_effect
 from juice.engine.load_options import LoadOptions
 from juice.errors import JuiceError
@@ -84,12 +84,12 @@ def run(
     sets = list(found.head_sets.values())
     refused = {one.name: _why_not(one, how) for one in sets if not force}
     saved = [one for one in sets if not refused.get(one.name)]
+    _report(sets, folders, as_json=json)
     for head_set in saved:
         head_set.save(folders[head_set.name], overwrite=force)
     if html is not None:
         write_page(html, sets, overwrite=force)
     found.unfinished.remove()
-    _report(sets, folders, as_json=json)
     if saved:
         _say_what_serves(out, loaded.description.identity, {one.name for one in saved})
     if reasons := [f"{name}: not saved, because {why}" for name, why in refused.items() if why]:
@@ -126,7 +126,9 @@ def _report(sets: list[HeadSet], folders: dict[str, Path], *, as_json: bool) -> 
             shown = " ".join(map(str, heads[:N_SHOWN])) or "none"
             console.answer(f"  {sign} heads  {shown}{more}")
         console.answer(f"  betas    {head_set.betas() or 'untuned'}")
-        console.answer(f"  default  {DEFAULTS[head_set.method]}")
+        layers = window(head_set)
+        cost = f" in {console.working_twice(layers, head_set.model.n_layers)}" if layers else ""
+        console.answer(f"  default  {DEFAULTS[head_set.method]}{cost}")
         answer_effect(head_set, head_set.method)
 
 

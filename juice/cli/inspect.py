@@ -253,10 +253,7 @@ def run(
     for label, value in facts(chosen):
         console.answer_fact(label, value)
     if layers := window(chosen):
-        console.answer_fact(
-            "clean run",
-            f"beside the steered one in layers {layers[0]} to {layers[-1]}: "
-            f"{len(layers)} of {chosen.model.n_layers} layers work twice",
-        )
+        beside = console.working_twice(layers, chosen.model.n_layers)
+        console.answer_fact("clean run", f"beside the steered one in {beside}")
     if chosen.scores is not None:
         show(chosen.scores, chosen)

@@ -94,6 +94,8 @@ def _ready(served: Any, settings: Any) -> str:
     n_tokens = limits.kv_memory_bytes // per_token
     model = engine.description
     why = f"juice: in {model.dtype}: {model.dtype_reason}\n" if model.dtype_reason else ""
+    if engine.name == "vllm" and (window := engine.steerable_layers["juice"]):
+        why += f"juice: requests in two runs: {console.working_twice(window, model.n_layers)}\n"
     return why + (
         f"juice: {settings.max_batch} at a time, up to {limits.max_model_len or 'any number of'} "
         f"tokens each; keys and values may take {limits.kv_memory_bytes / 2**30:.2f} GiB, "

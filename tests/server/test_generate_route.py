@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -248,3 +249,5 @@ def test_a_head_set_of_another_model_is_listed_with_its_reason_and_never_steers(
         assert list(compared["answers"]) == ["none", "parametric"]
         assert compared["disagree"] is None
         assert "parametric (parametric)" in running.errors(), "startup reports what steers"
+        cost = "requests in two runs: layers 3 to 5: 3 of 6 layers work twice, at best 0.67 of"
+        assert (cost in running.errors()) is (os.environ.get("JUICE_ENGINE") == "vllm")
