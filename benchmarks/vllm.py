@@ -2,7 +2,8 @@
 
 First the engines: plain vLLM without our plugin, with its own class of the model and with its
 transformers backend; vLLM through us, unsteered and steered, in two runs and in one, compiled (its
-default) and not, with a window and, for one run, without; and our own engine. The model and its
+default) and not, with a window of a third of the layers, of all of them as sets have that are
+learned for two runs, and, for one run, without; and our own engine. The model and its
 prompts are those of `benchmarks.rig`; heads are steered in a third of the layers. Then JuICE's
 server against `vllm serve` with the same model and head set: 16 steered streams at once of
 `/v1/completions`. All take turns; seconds are the median of the rounds, after one to warm up. Rates
@@ -52,6 +53,7 @@ WAYS = {
     "transformers": ("unsteered", "prompts"),
     "vllm": (*MIXED, "1", "16", "64"),
     "vllm no window": ("unsteered", "prompts", "one run"),
+    "vllm all layers": ("unsteered", "half steered", "steered", "steered prompts"),
     "vllm eager": MIXED,
     "transformers eager": ("unsteered", "prompts"),
     "own": ("unsteered", "prompts", "steered", "steered prompts"),
@@ -59,6 +61,7 @@ WAYS = {
 BASES = {
     "vllm": "transformers",
     "vllm no window": "transformers",
+    "vllm all layers": "transformers",
     "vllm eager": "transformers eager",
 }
 
@@ -138,7 +141,7 @@ def work(name: str, folder: str) -> None:
     """Run the ways that come on standard input, and answer with their seconds."""
     impl = {"native": "auto", "transformers": "transformers"}
     engine, _, how = name.partition(" ")
-    window = "none" if how == "no window" else WINDOW
+    window = {"no window": "none", "all layers": "all"}.get(how, WINDOW)
     make = (
         partial(plain, folder, impl[engine])
         if engine in impl
