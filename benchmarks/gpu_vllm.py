@@ -46,7 +46,15 @@ LIMITS = Limits(max_batch=8, max_model_len=128, max_prefill_tokens=48, kv_memory
 N_REQUESTS = 24
 SHARE = 0.03  # of a GPU's memory, for each start: many run at once
 START_LIMIT_S = 240.0
-FACTS = ("attention", "compiled", "twin", "compile_s", "n_compiled_bytes", "n_graph_bytes")
+FACTS = (
+    "runner",
+    "attention",
+    "compiled",
+    "twin",
+    "compile_s",
+    "n_compiled_bytes",
+    "n_graph_bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,8 @@ def differences(
         facts = {name: model.engine.details.get(name) for name in FACTS}
         for completions in [model.engine.generate(requests) for _ in range(2)]:
             for completion, (request, heads, method) in zip(completions, mixed, strict=True):
-                kind = {"june": "one run"}.get(method, "two runs") if heads else "unsteered"
+                steered = "one run" if method == "june" else "two runs"
+                kind = steered if heads else "unsteered"
                 apart = furthest(network, list(request.prompt_ids), completion, heads, method)
                 largest[kind] = max(largest[kind], apart)
     return {"exact": True, "reason": None, "facts": facts, "largest_differences": largest}

@@ -25,6 +25,6 @@ def test_a_start_is_reported_with_how_far_it_is_from_the_two_runs(tmp_path: Path
     )
     (start,) = json.loads((tmp_path / "found.json").read_text())["starts"]
     assert (start["exact"], start["reason"]) == (True, None)
-    assert start["facts"]["twin"] is False
+    assert (start["facts"]["runner"], start["facts"]["twin"]) == ("V1", False)
     assert start["largest_differences"].keys() == {"unsteered", "one run", "two runs"}
     assert 0 < max(start["largest_differences"].values()) < 1e-4
