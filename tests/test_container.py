@@ -64,6 +64,7 @@ def test_the_classic_builder_can_build_it() -> None:
     assert "--mount" not in (ROOT / "Dockerfile").read_text()
 
 
+@pytest.mark.long
 def test_its_install_and_start_commands_serve(tmp_path: Path) -> None:
     source, installed = tmp_path / "src", tmp_path / "opt"
     source.mkdir()

@@ -19,7 +19,7 @@ from tests.support.page_blocks import PAGES, ROOT
 from tests.support.serving import serving
 
 REFERENCE = ROOT / "docs" / "reference"
-# Made when the site is built; tests/test_docs_site.py reads it there.
+# Made when the site is built; integration/browser/test_docs_site.py reads it there.
 BUILT = {REFERENCE / "http-api.md"}
 
 

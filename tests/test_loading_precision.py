@@ -25,6 +25,7 @@ from juice.model.layout import resolve
 from juice.model.steering_hooks import ModelHooks, SteeringPlan
 from tests.support import oracle, precise, tiny
 from tests.support.architectures import build
+from tests.support.marks import ONE_SHAPE
 from tests.support.serving import serving
 
 CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", tiny.SHAPES)
+@pytest.mark.parametrize("shape", ONE_SHAPE)
 def test_an_engine_that_steers_wrongly_in_half_precision_is_refused_at_load(
     shape: str, dtype: torch.dtype, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_the_installed_wheel_generates_on_the_bundled_model(program: Path, tmp_p
     assert json.loads(done.stdout)["text"].startswith(" Lima")
 
 
+@pytest.mark.long
 def test_the_installed_wheel_serves_the_bundled_model(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

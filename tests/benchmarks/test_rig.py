@@ -79,6 +79,7 @@ def turns(start: Start) -> Iterator[Turns]:
     taking.close()
 
 
+@pytest.mark.long
 def test_a_way_that_fails_keeps_what_it_had_and_the_others_go_on(turns: Turns) -> None:
     turns.admit(["good", "fail 4", "end 4", "fail start", "hang 4", "late 4"])
     seen = list[str]()

@@ -79,6 +79,7 @@ def test_an_interrupted_run_explains_how_to_resume_and_does(tmp_path: Path) -> N
     assert (out / "report.html").exists()
 
 
+@pytest.mark.long
 def test_several_seeds_are_summed_up_on_the_terminal_in_the_report_and_as_csv(
     tmp_path: Path,
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_domain_without_validation_examples_uses_those_of_all_domains(
     assert (untuned["beta_plus"], untuned["beta_minus"]) == (betas.plus, betas.minus)
 
 
+@pytest.mark.long
 def test_a_model_without_consistent_heads_is_reported_with_the_reason(
     tmp_path: Path, pool: list[ConflictExample]
 ) -> None:

@@ -260,6 +260,7 @@ def test_a_folder_of_another_evaluation_is_refused_and_left_unchanged(
     assert (store.folder / "results.json").read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_target_that_is_added_later_tests_on_the_same_facts(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path
 ) -> None:
@@ -282,7 +283,11 @@ def test_a_target_that_is_added_later_tests_on_the_same_facts(
 
 
 @pytest.mark.parametrize(
-    "kind", ["substitution only", "mixed", pytest.param("no clean", marks=pytest.mark.long)]
+    "kind",
+    [
+        "mixed",
+        *(pytest.param(k, marks=pytest.mark.long) for k in ("substitution only", "no clean")),
+    ],
 )
 def test_data_of_every_shape_is_evaluated(
     model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path, kind: str

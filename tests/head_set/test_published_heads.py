@@ -126,6 +126,7 @@ def test_the_library_asks_for_betas_and_steers_by_these_heads_when_it_has_them()
     assert completion.steering.n_heads == 10
 
 
+@pytest.mark.long
 def test_the_commands_ask_for_betas_and_tune_sets_them(folder: Path, tmp_path: Path) -> None:
     copied = tmp_path / "sets" / "gemma" / "parametric"
     shutil.copytree(FOLDER, copied)

@@ -31,7 +31,8 @@ def facts_of(n: int) -> list[ConflictExample]:
 
 
 ATTRIBUTION = ("--method", "attribution")
-PROBES = ("--target", "context", "--method", "probe", "--n-examples", "2", "--alphas-plus", "3")
+CONTEXT = ("--target", "context", "--n-examples", "2")
+PROBES = (*CONTEXT, "--method", "probe", "--alphas-plus", "3")
 # Few facts show little gain within the harm that is allowed by default.
 FREER = (*ATTRIBUTION, "--max-divergence", "1", "--protect", "unknown,clean")
 FREER_WORDS = {"method": "attribution", "max_divergence": 1.0, "protect": ("unknown", "clean")}
@@ -92,22 +93,27 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ((), {"target": "parametric", **FREER_WORDS}),
+        pytest.param((), {"target": "parametric", **FREER_WORDS}, marks=pytest.mark.long),
         pytest.param(
-            PROBES,
-            {"target": "context", "method": "probe", "n_examples": 2, "alphas_plus": (3.0,)},
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            (*ATTRIBUTION, "--target", "context", "--protect", "none", "--top-k", "3", "--june"),
+            (*PROBES, "--june"),
             {
-                "method": "attribution",
                 "target": "context",
-                "protect": (),
-                "top_k": 3,
+                "method": "probe",
+                "n_examples": 2,
+                "alphas_plus": (3.0,),
                 "june": True,
             },
             marks=pytest.mark.long,
+        ),
+        (
+            (*ATTRIBUTION, *CONTEXT, "--protect", "none", "--top-k", "3"),
+            {
+                "method": "attribution",
+                "n_examples": 2,
+                "target": "context",
+                "protect": (),
+                "top_k": 3,
+            },
         ),
         pytest.param(
             ("--target", "context", "--method", "learned", "--name", "mine", "--penalty", "0.05"),
@@ -186,7 +192,7 @@ def test_a_set_that_breaks_clean_prompts_is_not_saved_unless_it_is_forced(
     With `--force`, the same words save a set above.
     """
     place = ("--examples", str(file), "--out", str(tmp_path / "sets"))
-    refused = command("identify", *place, *PROBES, "--accepted-loss", "0")
+    refused = command("identify", *place, *PROBES, "--top-k", "5", "--accepted-loss", "0")
     assert refused.returncode == 1
     assert "context: not saved, because it breaks clean prompts, which need no steering" in (
         " ".join(refused.stderr.split())

@@ -67,7 +67,7 @@ def value(mini: juice.SteeredModel, signal: str, head_set: HeadSet, prompt: str,
     return 0.0 if signal == "copied" and token not in mini.tokenize(prompt) else probability
 
 
-@pytest.mark.parametrize("target", ["parametric", "context"])
+@pytest.mark.parametrize("target", ["parametric", pytest.param("context", marks=pytest.mark.long)])
 def test_rules_are_those_of_their_definition(
     mini: juice.SteeredModel,
     facts: list[ConflictExample],
@@ -177,6 +177,7 @@ def test_there_is_no_gate_where_nothing_shows_what_it_is_good_for(
         assert gate_of(mini, made(mini, target), bare) is None
 
 
+@pytest.mark.long
 def test_a_gate_in_a_chat_is_measured_there(
     mini: juice.SteeredModel, facts: list[ConflictExample]
 ) -> None:

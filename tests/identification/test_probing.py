@@ -10,9 +10,10 @@ from juice.identification.probes import CleanRun, Prober, score_heads
 from juice.loading import prepare
 from tests.support import naive_scores, tiny
 from tests.support.conflicts import ALPHAS_MINUS, ALPHAS_PLUS, TOLERANCE, TYPES, examples
+from tests.support.marks import ONE_SHAPE
 
 
-@pytest.mark.parametrize("shape", tiny.SHAPES)
+@pytest.mark.parametrize("shape", ONE_SHAPE)
 def test_scores_equal_a_forward_for_every_head_and_alpha(shape: str) -> None:
     """Kills: a head off by one, alpha without the one, another prompt's position, mixed probes."""
     network, tokenizer = tiny.tiny_model(shape), tiny.tiny_tokenizer()

@@ -127,7 +127,8 @@ def test_the_candidate_that_validates_best_is_chosen_and_its_gain_is_counted() -
 
 
 @FEW_EXAMPLES
-@pytest.mark.parametrize("target", ["context", pytest.param("parametric", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("target", ["context", "parametric"])
 def test_protection_keeps_steering_from_breaking_what_needs_none(target: str) -> None:
     pool = juice.read_examples("mini")
     with juice.load("mini") as model:

@@ -76,7 +76,7 @@ def test_learning_goes_on_as_if_it_had_never_stopped(
 
 
 def test_scores_and_tuned_sets_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = Random(0).sample(juice.read_examples("mini"), 18)
+    facts = Random(0).sample(juice.read_examples("mini"), 10)
     with juice.load("mini") as model:
         asked, ask = list[object](), model.engine.generate
 
@@ -91,7 +91,7 @@ def test_scores_and_tuned_sets_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
                 target="context",
                 name="mine",
                 method="attribution",
-                n_examples=6,
+                n_examples=4,
                 top_k=3,
                 **changes,
             )
@@ -100,7 +100,7 @@ def test_scores_and_tuned_sets_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
         whole = found().head_sets["context"]
         n_whole = len(asked)
         asked.clear()
-        how = IdentificationOptions(method="attribution", n_examples=6)
+        how = IdentificationOptions(method="attribution", n_examples=4)
         known_share(model, usable_examples(model, facts, how)[1], seed=0)
         n_drawing = len(asked)
         asked.clear()

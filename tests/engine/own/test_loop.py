@@ -31,7 +31,8 @@ from tests.support.running import (
 
 
 @pytest.mark.parametrize(
-    ("shape", "is_parted"), [("gpt2", True), ("llama", False), ("gemma2", True)]
+    ("shape", "is_parted"),
+    [("gpt2", True), ("llama", False), pytest.param("gemma2", True, marks=pytest.mark.long)],
 )
 def test_200_mixed_requests_that_join_and_are_cancelled_each_equal_their_run_alone(
     shape: str, is_parted: bool, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,12 @@ ARCHITECTURES = {"Llama": 1e-4, "Gemma 2": 5e-4, "GPT-OSS": 1e-4, "GPT-2": 1e-4}
 SEEDS = {"Llama": 5, "Gemma 2": 7, "GPT-OSS": 8, "GPT-2": 5}
 METHODS = ("juice", "june", "none", "juice", "none")
 N_BLOCKS = 8  # of 32 tokens; a batch is four requests of up to 120
+COMPILED = {"enforce_eager": False, "compilation_config": {"mode": 2}}
+WAYS: dict[str, dict[str, object]] = {
+    "eager": {},
+    "compiled with a twin": {**COMPILED, "twin": True},
+    "two workers": {"tp": 2},
+}
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,13 @@ def cases(seed: int) -> list[Case]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "way", [way if way == "eager" else pytest.param(way, marks=pytest.mark.long) for way in WAYS]
+)
 def test_whatever_is_served_is_what_two_runs_give(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # several on one memory node
     network = wide(name).build()
     network.set_attn_implementation("eager")  # others leave out Gemma 2's soft caps
     tiny.save(tmp_path, network)
@@ -83,7 +93,8 @@ def test_whatever_is_served_is_what_two_runs_give(
 
     monkeypatch.setattr(Statistics, "record", counting)
     mixed, sinks = cases(SEEDS[name]), [Collector() for _ in range(N)]
-    with started(tmp_path, num_gpu_blocks_override=N_BLOCKS) as engine:
+    with started(tmp_path, num_gpu_blocks_override=N_BLOCKS, **WAYS[way]) as engine:
+        assert engine.details["compiled"] is (way == "compiled with a twin")
         running = []
         for i, (case, sink) in enumerate(zip(mixed, sinks, strict=True)):
             running += engine.submit([case.request], sink)

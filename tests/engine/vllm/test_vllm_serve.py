@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -68,11 +68,10 @@ def vllm_serve(folder: Path, *arguments: str) -> Iterator[tuple[str, subprocess.
 def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 180
     while process.poll() is None and time.monotonic() < deadline:
-        try:
+        with suppress(httpx.TransportError):
             if httpx.get(f"{url}/health").status_code == 200:
                 return
-        except httpx.TransportError:
-            time.sleep(0.2)
+        time.sleep(0.5)
     raise AssertionError("vllm serve did not become ready")
 
 
