@@ -16,6 +16,7 @@ import json
 import os
 import re
 import stat
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping
@@ -153,7 +154,7 @@ def check_writable(folder: Path, *, overwrite: bool) -> None:
         parent = folder.parent
         while not parent.exists():
             parent = parent.parent
-        may_write = os.access(parent, os.W_OK | os.X_OK)
+        may_write = _takes_folders(parent)
     except NotADirectoryError:
         raise OutputError(
             f"cannot write a head set to {folder}: it is a file, or would be in one; "
@@ -172,6 +173,15 @@ def check_writable(folder: Path, *, overwrite: bool) -> None:
         )
     if not may_write:
         raise OutputError(f"cannot write to {parent}: permission denied; choose another --out")
+
+
+def _takes_folders(parent: Path) -> bool:
+    """Return whether a folder can be made in another; permissions do not say, as in /proc."""
+    try:
+        Path(tempfile.mkdtemp(dir=parent)).rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def _exists(folder: Path) -> OutputError:
