@@ -120,6 +120,7 @@ test-long: $(STAMP) $(VLLM_STAMP)
 	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile \
 	  tests/engine/test_*.py tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
 	  tests/engine/vllm/test_layers.py tests/engine/vllm/test_mixed_load.py
+	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default -m long tests/engine/vllm/test_mixed_load.py
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
 	  tests/server/test_looking_inside.py tests/server/test_structured.py tests/server/tools \

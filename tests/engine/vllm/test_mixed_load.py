@@ -74,9 +74,15 @@ def cases(seed: int) -> list[Case]:
     return made
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize(
-    "way", [way if way == "eager" else pytest.param(way, marks=pytest.mark.long) for way in WAYS]
+    ("way", "name"),
+    [
+        pytest.param(way, name, marks=() if way == "eager" else pytest.mark.long)
+        for way in WAYS
+        for name in ARCHITECTURES
+        # GPT-2's queries, keys and values come from one product, which vLLM does not divide.
+        if (way, name) != ("two workers", "GPT-2")
+    ],
 )
 def test_whatever_is_served_is_what_two_runs_give(
     way: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
