@@ -13,15 +13,17 @@ import pytest
 
 import juice
 from integration.real import chat, facts, measure, prose
-from integration.real.answers import UNSTEERED, Answers, ways_of
+from integration.real.answers import UNSTEERED, Answers, Row, ways_of
 from juice.data.example import ConflictExample, context_end, to_json_line, unknown_subjects
 from juice.engine.steer import Steer
 from juice.errors import HeadSetNotFoundError, UsageError
+from juice.formula import Target
 from juice.head_set.schema import HARM_STRENGTHS, Gate, GateRule
 from juice.identification import ordinary
 from juice.identification.examples import usable_examples
 from juice.identification.first_tokens import Case, endangered_prompts
 from juice.identification.options import IdentificationOptions
+from juice.identification.task import UnfinishedFile
 from juice.progress import silent
 
 LIMIT = 6
@@ -266,6 +268,20 @@ def test_harm_is_that_of_all_chunks_together(mini: juice.SteeredModel) -> None:
     assert row["divergence"] == pytest.approx(together[0].divergence, rel=1e-4)
     assert row["perplexity"] == pytest.approx(together[0].perplexity, rel=1e-4)
     assert row["interval"][0] < row["divergence"] < row["interval"][1]
+
+
+def test_prose_that_was_read_is_not_read_again(mini: juice.SteeredModel, tmp_path: Path) -> None:
+    """Kills: hours that are lost when a run is cut off, and what another set or strength did."""
+    chunks = [chunk[:40] for chunk in prose.chunks_of(mini, TEXT, 1500)]
+
+    def read(target: Target, strength: float) -> tuple[list[Row], int]:
+        kept = UnfinishedFile(tmp_path / "results.prose", {})
+        (way, *_) = ways_of(mini.head_sets.get(target))
+        return list(prose.harm(mini, chunks, [way], [strength], kept=kept)), kept.n_found
+
+    first, again = read("context", 2.0), read("context", 2.0)
+    assert (first[1], again) == (0, (first[0], len(chunks)))
+    assert read("context", 1.0)[1] == read("parametric", 2.0)[1] == 0
 
 
 def test_chunks_are_the_text_and_each_begins_as_a_text_does(mini: juice.SteeredModel) -> None:

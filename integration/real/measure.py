@@ -6,7 +6,8 @@
 
 prints a table and writes one JSON document. Of a large model the parts may be measured one by one:
 those that are in FILE.json, of the same sets, stay there. Answers about facts are kept in
-FILE.answers until it is done: the same command goes on where it was cut off.
+FILE.answers, and what was read of prose in FILE.prose, until it is done: the same command goes on
+where it was cut off.
 
 MODEL is what `juice.load` takes, and PATH what `juice.read_examples` takes, such as a folder with
 ParaConflict's files. The sets are those of FOLDER that are called `parametric` and `context`, as
@@ -42,6 +43,7 @@ from juice.errors import HeadSetNotFoundError, JuiceError
 from juice.formula import TARGETS, Target
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import HARM_STRENGTHS
+from juice.identification.task import Unfinished, UnfinishedFile
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 from juice.version import versions
@@ -63,7 +65,8 @@ class Plan:
         parts: What of PARTS is measured.
         strengths: Those at which prose is read.
         chat_prompts: The chat prompts; None: all forty.
-        kept_in: A file that keeps the answers about facts, so that a run that is cut off goes on.
+        kept_in: A file that keeps the answers about facts, beside one (.prose) for what was read,
+            so that a run that is cut off goes on.
     """
 
     data: Sequence[str]
@@ -98,8 +101,11 @@ def measure(model: SteeredModel, plan: Plan, progress: Progress = silent) -> dic
         rows += _on_facts(by_form[form], head_set, in_form, plan.limit)
     if plan.text is not None and "prose" in plan.parts:
         chunks = prose.chunks_of(model, plan.text, plan.n_prose)
+        kept = Unfinished()
+        if plan.kept_in is not None:
+            kept = UnfinishedFile(plan.kept_in.with_suffix(".prose"), _identity(model))
         for head_set in head_sets.values():
-            rows += prose.harm(model, chunks, ways_of(head_set), plan.strengths, progress)
+            rows += prose.harm(model, chunks, ways_of(head_set), plan.strengths, progress, kept)
     if "chat" in plan.parts and (chatting := _chatting(model, chosen)) is not None:
         prompts = chat.chat_prompts() if plan.chat_prompts is None else plan.chat_prompts
         ways = [way for head_set in head_sets.values() for way in ways_of(head_set)]
@@ -301,7 +307,8 @@ def main(arguments: Sequence[str]) -> None:
         if given.out.exists():
             result = joined(json.loads(given.out.read_text()), result)
         given.out.write_text(json.dumps(result, indent=1) + "\n")
-        given.out.with_suffix(".answers").unlink(missing_ok=True)
+        for kept in (".answers", ".prose"):
+            given.out.with_suffix(kept).unlink(missing_ok=True)
     sys.stdout.write(f"{table(result['rows'])}\n")
 
 

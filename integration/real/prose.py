@@ -16,9 +16,11 @@ from statistics import fmean, stdev
 from integration.real.answers import Row, Way
 from juice.engine.steer import Steer
 from juice.errors import UsageError
+from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import HARM_STRENGTHS, Harm
 from juice.identification.ordinary import OrdinaryText
 from juice.identification.outcomes import Z
+from juice.identification.task import Unfinished
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
@@ -48,18 +50,24 @@ def harm(
     ways: Sequence[Way],
     strengths: Sequence[float] = HARM_STRENGTHS,
     progress: Progress = silent,
+    kept: Unfinished | None = None,
 ) -> Iterator[Row]:
-    """Yield a row for each way and strength."""
+    """Yield a row for each way and strength; what is kept of a chunk is not read again."""
+    kept = kept or Unfinished()
     for way in ways:
         steerings = [model.resolve(Steer.of(way.steer, strength=s)) for s in strengths]
-        method = steerings[0].report.method
+        method, head_set = steerings[0].report.method, way.steer.head_set
         assert method in ("juice", "june")
+        assert isinstance(head_set, HeadSet), "ways_of gives each way its head set"
         by_chunk: list[list[Harm]] = []
         with progress(f"reading prose, {way.name}", len(chunks)) as advance:
             for chunk in chunks:
-                by_chunk.append(
-                    OrdinaryText(model.loaded, [chunk], method).harm(steerings, silent, "")
-                )
+                key = str((head_set.seal, method, tuple(strengths), chunk))
+                if (found := kept.get(key)) is None:
+                    text = OrdinaryText(model.loaded, [chunk], method)
+                    found = [one.model_dump() for one in text.harm(steerings, silent, "")]
+                    kept.put(key, found)
+                by_chunk.append([Harm.model_validate(one) for one in found])
                 advance(1)
         for strength, found in zip(strengths, zip(*by_chunk, strict=True), strict=True):
             yield _row(way, strength, found, sum(map(len, chunks)))
