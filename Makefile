@@ -133,7 +133,8 @@ test-vllm: $(VLLM_STAMP)
 	  tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
 	  -k "Qwen2 or (float32 and slots)"
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
-	  -W default --numprocesses 2 --dist loadfile tests/server/test_generate_route.py tests/server/test_openai.py \
+	  -W default --numprocesses 2 --dist loadfile \
+	  tests/server/test_generate_route.py tests/server/test_openai.py \
 	  tests/server/test_leaving.py tests/server/test_padded_vocabulary.py
 
 setup-clients: $(CLIENTS_STAMP) $(NODE_CLIENTS)

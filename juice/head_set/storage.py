@@ -143,7 +143,7 @@ def files_of(content: Mapping[str, Any], scores: bytes | None) -> dict[str, byte
 def check_writable(folder: Path, *, overwrite: bool) -> None:
     """Raise OutputError, before any work is done, if no head set can be saved to the folder."""
     names: set[str] = set()
-    parent, descriptor = folder, None
+    may_write, descriptor = True, None
     try:
         # Opened once: another process may remove it meanwhile.
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -154,7 +154,7 @@ def check_writable(folder: Path, *, overwrite: bool) -> None:
         parent = folder.parent
         while not parent.exists():
             parent = parent.parent
-        may_write = _takes_folders(parent)
+        _check_takes_folders(parent)
     except NotADirectoryError:
         raise OutputError(
             f"cannot write a head set to {folder}: it is a file, or would be in one; "
@@ -172,16 +172,17 @@ def check_writable(folder: Path, *, overwrite: bool) -> None:
             f"{folder} is not a head set's folder; it is never overwritten: choose another name"
         )
     if not may_write:
-        raise OutputError(f"cannot write to {parent}: permission denied; choose another --out")
+        raise OutputError(f"cannot write to {folder}: permission denied; choose another --out")
 
 
-def _takes_folders(parent: Path) -> bool:
-    """Return whether a folder can be made in another; permissions do not say, as in /proc."""
+def _check_takes_folders(parent: Path) -> None:
+    """Raise OutputError if no folder can be made here; permissions do not say it, as in /proc."""
     try:
         Path(tempfile.mkdtemp(dir=parent)).rmdir()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to {parent}: {error.strerror}; choose another --out"
+        ) from error
 
 
 def _exists(folder: Path) -> OutputError:

@@ -66,16 +66,8 @@ def test_heads_are_found_through_the_template_that_the_examples_record(
     done = run(
         "identify",
         *("--model", str(wordy), "--target", "context", "--examples", str(made)),
-        *(
-            "--method",
-            "attribution",
-            "--n-examples",
-            "8",
-            "--top-k",
-            "5",
-            "--out",
-            str(tmp_path / "sets"),
-        ),
+        *("--method", "attribution", "--n-examples", "8", "--top-k", "5"),
+        *("--out", str(tmp_path / "sets")),
         *("--max-divergence", "1", "--protect", "none"),
     )
     assert done.returncode == 0, done.stderr

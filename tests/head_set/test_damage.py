@@ -271,3 +271,9 @@ def test_a_folder_that_another_process_removes_meanwhile_may_be_written(tmp_path
     finally:
         ended.set()
         thread.join()
+
+
+def test_a_place_that_takes_no_folder_is_refused_before_any_work() -> None:
+    """Kills: permissions alone, by which root may write anywhere; heads were looked for first."""
+    with pytest.raises(OutputError, match=r"cannot write to /proc: .+; choose another --out"):
+        check_writable(Path("/proc/sets/mini/context"), overwrite=False)

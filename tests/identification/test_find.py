@@ -189,7 +189,7 @@ def test_a_set_that_breaks_clean_prompts_is_not_saved_unless_it_is_forced(
 ) -> None:
     """The paper's tuning looks at conflicts alone, and toward the context clean prompts break.
 
-    With `--force`, the same words save a set above.
+    With `--force`, such words save a set above.
     """
     place = ("--examples", str(file), "--out", str(tmp_path / "sets"))
     refused = command("identify", *place, *PROBES, "--top-k", "5", "--accepted-loss", "0")

@@ -32,6 +32,7 @@ def without_kernel() -> None:
     def update_all_but_the_scheduler(cls: type[CpuPlatform], config: Any) -> None:
         is_ahead = config.scheduler_config.async_scheduling
         update(cls, config)
+        assert is_ahead, "V2 schedules ahead unless it is told not to"
         config.scheduler_config.async_scheduling = is_ahead
 
     CpuPlatform.check_and_update_config = classmethod(update_all_but_the_scheduler)
