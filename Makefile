@@ -135,7 +135,7 @@ test-vllm: $(VLLM_STAMP)
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
 	  tests/server/test_generate_route.py tests/server/test_openai.py \
-	  tests/server/test_leaving.py tests/server/test_padded_vocabulary.py
+	  tests/server/test_leaving.py tests/server/test_padded_vocabulary.py tests/server/test_inline.py
 
 setup-clients: $(CLIENTS_STAMP) $(NODE_CLIENTS)
 

@@ -33,8 +33,8 @@ CONFLICTS: tuple[ConflictType, ...] = ("substitution", "coherent")
 GateMode = Literal["auto", "off"]
 GATE_MODES: tuple[GateMode, ...] = ("auto", "off")
 
-Positions = Literal["all", "question"]
-POSITIONS: tuple[Positions, ...] = ("all", "question")
+NamedPositions = Literal["all", "question", "generated", "last"]
+NAMED_POSITIONS: tuple[NamedPositions, ...] = ("all", "question", "generated", "last")
 
 
 def scales_heads(method: SteerMethod) -> TypeGuard[Method]:

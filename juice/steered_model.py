@@ -20,7 +20,7 @@ from juice.errors import HeadSetError, HeadSetMismatchError, JuiceError, Request
 from juice.formula import METHODS, Method, Target
 from juice.head_set.head_set import HeadSet
 from juice.head_set.library import HeadSetLibrary
-from juice.head_set.schema import FORMAT, short
+from juice.head_set.schema import FORMAT, check_within, short
 from juice.model.loaded import LoadedModel
 from juice.model.prompts import PromptForm, own_template, read_template, sha256_of, user
 from juice.progress import Progress, silent
@@ -252,9 +252,8 @@ class SteeredModel:
             )
         without_context = None if alone is None else self._ids(alone)
         head_set = self.head_set_of(steer)
-        first = (question_at or 0) if steer.positions == "question" else 0
-        steering = self._steering(steer, head_set, first_position=first)
         ids = self._ids(prompt)
+        steering = self._steering(steer, head_set).placed(len(ids), question_at or 0)
         if len(ids) > 1 and ids[0] == ids[1] == self.description.tokenizer.bos_token_id:
             steering = steering.warning_of(
                 "the prompt begins with two tokens that begin a text: leave out its own"
@@ -430,41 +429,39 @@ class SteeredModel:
         return other
 
     def resolve(self, steer: Steer) -> Steering:
-        """Return the steering of a request: its head set, and the betas of each head.
+        """Return the steering of a request, at all positions: the coefficients of each head.
 
         Raises:
             HeadSetError: No head set serves the request, or the given one does not fit the model.
-            RequestError: The head set has another target, or neither it nor the request has betas.
+            RequestError: The head set has another target, neither it nor the request has betas, or
+                the model lacks a head that the request gives.
         """
         return self._steering(steer, self.head_set_of(steer))
 
-    def _steering(
-        self, steer: Steer, head_set: HeadSet | None, *, first_position: int = 0
-    ) -> Steering:
+    def _steering(self, steer: Steer, head_set: HeadSet | None) -> Steering:
         return resolve(
             steer,
             head_set,
+            model_id=self.id,
+            heads_per_layer=self.description.heads_per_layer,
             chat_template_sha256=self.prompts.sha256,
-            first_position=first_position,
             exact=self.description.exact,
         )
 
     def head_set_of(self, steer: Steer) -> HeadSet | None:
-        """Return the head set of a request, None where it uses no heads; raises HeadSetError."""
-        if not steer.uses_heads:
+        """Return the head set that a request names, or None; raises HeadSetError."""
+        if not steer.uses_heads or steer.inline is not None:
             return None
         if isinstance(steer.head_set, HeadSet):
             chosen = steer.head_set
             self.check_fits(chosen)
         else:
-            chosen = self.head_sets.get(steer.target if steer.head_set is None else steer.head_set)
-        for head in chosen.all_heads:
-            n_heads = self.description.heads_per_layer[head.layer]
-            if head.index >= n_heads:
-                raise HeadSetMismatchError(
-                    f"head {head} is out of range: layer {head.layer} of {self.id} has {n_heads}"
-                    f" heads (0-{n_heads - 1})"
-                )
+            name = steer.target if steer.head_set is None else steer.head_set
+            chosen = self.head_sets.get(str(name))
+        try:
+            check_within(chosen.all_heads, self.description.heads_per_layer, self.id)
+        except ValueError as error:
+            raise HeadSetMismatchError(str(error)) from error
         return chosen
 
     def check_fits(self, head_set: HeadSet) -> None:

@@ -185,7 +185,7 @@ def show_three(
         for one in completions:
             answer(f"{one.steering.target:11}{one.text.strip()}")
         return
-    found = {one.steering.target: one for one in completions}
+    found = {target: one for one in completions if (target := one.steering.target)}
     origins: dict[SteerTarget, list[Origin]] = {}
     if alone is not None:
         origins = dict(zip(found, _origins(model, completions, whole, alone), strict=True))
@@ -242,7 +242,7 @@ def _candidates(completion: Completion, tokenizer: Any) -> Text:
         share = math.exp(logprob)
         name = tokenizer.decode([token]).strip() or "␣"
         blocks = "█" * round(share * BAR) or "▏"
-        text.append(f"\n{blocks:{BAR}}", COLOURS[completion.steering.target])
+        text.append(f"\n{blocks:{BAR}}", COLOURS[completion.steering.target or "none"])
         text.append(f"{share:4.0%} {name}" if share >= 0.005 else f" <1% {name}")
     return text
 

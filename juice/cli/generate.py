@@ -11,7 +11,7 @@ from juice.cli import console, options
 from juice.engine.load_options import EngineOptions, LoadOptions
 from juice.engine.sampling_options import Options, SamplingOptions
 from juice.errors import HeadSetNotFoundError, UsageError
-from juice.formula import TARGETS, GateMode, Positions, SteerMethod, SteerTarget, scales_heads
+from juice.formula import TARGETS, GateMode, NamedPositions, SteerMethod, SteerTarget, scales_heads
 
 if TYPE_CHECKING:
     from juice.engine.answer import Completion
@@ -44,9 +44,10 @@ class SteerFlags(Options):
         default="off",
         description="Steer always (off), or where the set's gate finds a reason to (auto).",
     )
-    positions: Positions = Field(
+    positions: NamedPositions = Field(
         default="all",
-        description="Steer all positions, or those after the --context (question).",
+        description="Steer all positions, those after the --context (question), the prompt's last "
+        "token and the new ones (last), or these alone (generated).",
     )
 
 

@@ -75,16 +75,17 @@ class Completion:
 
     def __repr__(self) -> str:
         report = self.steering
-        strength = f", strength {report.strength:g}" if report.strength != 1 else ""
+        strengths = report.strength if isinstance(report.strength, tuple) else (report.strength,)
+        spelled_out = ", ".join(f"{one:g}" for one in strengths)
+        strength = f", strength {spelled_out}" if report.strength != 1 else ""
         with_heads = (
             f" with {report.head_set} "
             f"({spelled(report.beta_plus)} {spelled(report.beta_minus)}{strength})"
             if report.head_set
             else strength
         )
-        how = (
-            f"{report.method} toward {report.target}{with_heads}" if report.applied else "unsteered"
-        )
+        toward = f" toward {report.target}" if report.target else ""
+        how = f"{report.method}{toward}{with_heads}" if report.applied else "unsteered"
         return f"<Completion {self.text!r}: {how}; {len(self.tokens)} tokens, {self.finish_reason}>"
 
     @property

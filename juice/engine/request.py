@@ -49,8 +49,9 @@ class GenerationOptions(SamplingOptions):
     steer: SteerTarget | Steer = Field(
         default="none", description="A target, or a `Steer` with more options."
     )
-    strength: float | None = Field(
-        default=None, description="Multiplies both betas, 0 to 100; None: as `steer` says."
+    strength: float | tuple[float, ...] | None = Field(
+        default=None,
+        description="Multiplies both betas, 0 to 100, or a schedule of it; None: as `steer` says.",
     )
     head_set: str | GivenHeadSet | None = Field(
         default=None, description="A head set or its name; None: as `steer` says."
@@ -108,7 +109,7 @@ class OptionFields(TypedDict, total=False):
     """The fields of `GenerationOptions` as keywords; `generate` also takes one value a prompt."""
 
     steer: OneOrEach[SteerTarget | Steer]
-    strength: OneOrEach[float | None]
+    strength: OneOrEach[float | tuple[float, ...] | None]
     head_set: OneOrEach[str | HeadSet | None]
     gate: OneOrEach[GateMode | None]
     context: OneOrEach[str | None]
@@ -179,8 +180,6 @@ def gate_of(
     gate = head_set.gate(method)
     if gate is None:
         reason = f"has no gate for method {method!r}; `juice tune` measures one"
-    elif steer.positions != "all":
-        reason = "has a gate that was measured with all positions steered; steer all positions"
     elif (steer.beta_plus, steer.beta_minus) != (None, None) or steer.strength != 1:
         reason = "has a gate for its own betas at strength 1; drop strength and betas"
     elif gate.chat_template_sha256 != chat_template_sha256:
@@ -230,6 +229,7 @@ def contrast_of(steer: Steer, without_context: tuple[int, ...] | None) -> Contra
             f"method {steer.method} needs the context separately; give it as `context`",
             param="context",
         )
+    assert not isinstance(steer.strength, tuple), "a contrast has one weight"
     is_adaptive = steer.method == "adacad"
     return Contrast(prompt_ids=without_context, weight=steer.strength, is_adaptive=is_adaptive)
 

@@ -7,12 +7,12 @@ change z are in `juice.model.steering_hooks`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import ConfigDict, Field, GetPydanticSchema, Strict
+from pydantic import BeforeValidator, ConfigDict, Field, GetPydanticSchema, Strict
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core.core_schema import is_instance_schema
 
@@ -20,29 +20,37 @@ from juice.errors import RequestError
 from juice.formula import (
     CONTRASTS,
     GATE_MODES,
-    POSITIONS,
+    NAMED_POSITIONS,
     STEER_METHODS,
     STEER_TARGETS,
     GateMode,
     Method,
-    Positions,
+    NamedPositions,
     SteerMethod,
     SteerTarget,
     scales_heads,
 )
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import RANGES, Signal, Spread, check_scale
+from juice.head_set.inline import InlineHeads, ScaledHead, heads_of, inline_heads, scaled_heads_of
+from juice.head_set.schema import (
+    RANGES,
+    HeadLists,
+    Signal,
+    Spread,
+    check_scale,
+    check_within,
+)
 
 # A head set as an object, which only Python can give; JSON names one.
 GivenHeadSet = Annotated[
     HeadSet, GetPydanticSchema(lambda _source, _handler: is_instance_schema(HeadSet))
 ]
 # Options of methods that scale heads, and the values that change nothing.
-HEADS_ONLY = ("head_set", "beta_plus", "beta_minus", "gate", "positions")
+HEADS_ONLY = (
+    "head_set", "heads", "coefficients", "beta_plus", "beta_minus", "gate", "positions",
+)  # fmt: skip
 UNUSED = (None, "off", "all")
-
-
-Number = Annotated[float, Strict()]  # neither a text nor True
+MAX_SCHEDULE = 64
 
 
 def _within(name: str) -> Any:
@@ -51,15 +59,83 @@ def _within(name: str) -> Any:
     return Field(json_schema_extra={"minimum": low, "maximum": high})
 
 
+Number = Annotated[float, Strict()]  # neither a text nor True
+Strength = Annotated[Number, _within("strength")]
+Schedule = Annotated[tuple[Strength, ...], Field(min_length=1, max_length=MAX_SCHEDULE)]
+GivenHeads = Annotated[
+    HeadLists | SkipJsonSchema[Mapping[str, Sequence[Sequence[int]]]] | None,
+    BeforeValidator(heads_of),
+]
+GivenCoefficients = Annotated[
+    tuple[ScaledHead, ...] | SkipJsonSchema[Sequence[tuple[int, int, float]]] | None,
+    BeforeValidator(scaled_heads_of),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstGenerated:
+    """The first generated tokens, as the positions that are steered.
+
+    Args:
+        first_n_generated: The number of them.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    first_n_generated: Annotated[int, Strict(), Field(json_schema_extra={"minimum": 1})]
+
+
+Positions = NamedPositions | FirstGenerated
+
+
+def _strength_of(given: Any) -> Any:
+    """Return a strength, or the tuple of a schedule; raises RequestError."""
+    is_schedule = isinstance(given, Sequence) and not isinstance(given, str)
+    strengths = tuple(given) if is_schedule else (given,)
+    if not 1 <= len(strengths) <= MAX_SCHEDULE:
+        raise RequestError(
+            f"strength lists {len(strengths)} numbers; expected 1 to {MAX_SCHEDULE}",
+            param="steer.strength",
+        )
+    for strength in strengths:
+        check_scale("strength", strength)
+    return strengths if is_schedule else given
+
+
+def _positions_of(given: Any) -> Positions:
+    """Return the positions that JSON or Python gives; raises RequestError."""
+    found = given
+    if isinstance(given, Mapping) and given.keys() == {"first_n_generated"}:
+        found = FirstGenerated(first_n_generated=given["first_n_generated"])
+    if isinstance(found, FirstGenerated):
+        n = found.first_n_generated
+        if isinstance(n, int) and not isinstance(n, bool) and n > 0:
+            return found
+    elif isinstance(found, str) and found in NAMED_POSITIONS:
+        return found
+    raise RequestError(
+        f"positions is {given!r}; expected {', '.join(NAMED_POSITIONS)} or "
+        '{"first_n_generated": n} with n at least 1',
+        param="steer.positions",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Steer:
     """The steering that a request asks for.
 
     Args:
-        target: What wins a conflict: `context`, `parametric`, or `none` for no steering.
-        strength: Multiplies both betas, 0 to 100; 1 is as tuned. For `cad` and `adacad`,
-            the contrast's weight.
+        target: What wins a conflict: `context`, `parametric`, or `none` for no steering. It may be
+            left out where `coefficients` are given.
+        strength: Multiplies both betas, 0 to 100; 1 is as tuned. Several are a schedule: the first
+            holds for the prompt, which decides the first new token, the next ones for each new
+            token in turn, and the last for all that follow. For `cad` and `adacad`, the contrast's
+            weight.
         head_set: A head set, or the name of one; without it, the set named like the target.
+        heads: The + and - heads themselves, each as (layer, head), in place of a head set; they
+            need `beta_plus` and `beta_minus`.
+        coefficients: The coefficient of each head, as (layer, head, coefficient), each -100 to 100,
+            in place of a head set.
         beta_plus: Scale of the + heads instead of the tuned one, 0 to 100.
         beta_minus: Scale of the - heads instead of the tuned one, -100 to 0.
         method: `juice` (the dual run), `june` (the single run), `cad` (context-aware decoding) or
@@ -67,8 +143,10 @@ class Steer:
             it, the head set's own.
         gate: `auto` steers only where the head set's gate finds a reason to, `off` always; without
             it, as the server is set, else always.
-        positions: `all`, or `question` to steer only what comes after the context, which is then
-            given apart; in a chat, the last user's turn and what follows.
+        positions: `all`; `question` to steer only what comes after the context, which is then
+            given apart, in a chat the last user's turn and what follows; `last` for the prompt's
+            last token and what follows; `generated` for the new tokens alone; or
+            `FirstGenerated(first_n_generated=n)` for the first n of these.
 
     Raises:
         RequestError: A value is out of range, or does not go with the others.
@@ -76,21 +154,34 @@ class Steer:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    target: SteerTarget
-    strength: Annotated[Number, _within("strength")] = 1.0
+    target: SteerTarget | None = None
+    strength: Annotated[Strength | Schedule, BeforeValidator(_strength_of)] = 1.0
     head_set: str | SkipJsonSchema[GivenHeadSet] | None = None
+    heads: GivenHeads = None
+    coefficients: GivenCoefficients = None
     beta_plus: Annotated[Number | None, _within("beta_plus")] = None
     beta_minus: Annotated[Number | None, _within("beta_minus")] = None
     method: SteerMethod | None = None
     gate: GateMode | None = None
-    positions: Positions = "all"
+    positions: Annotated[Positions, BeforeValidator(_positions_of)] = "all"
 
     def __post_init__(self) -> None:
+        for name, read in (
+            ("heads", heads_of),
+            ("coefficients", scaled_heads_of),
+            ("strength", _strength_of),
+            ("positions", _positions_of),
+        ):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, read(given))
+        if self.target is None and self.coefficients is None:
+            raise RequestError(
+                "steer has no target; name one: context or parametric", param="steer.target"
+            )
         for name, value, known in (
-            ("steer", self.target, STEER_TARGETS),
+            ("steer", self.target, (*STEER_TARGETS, None)),
             ("method", self.method, (*STEER_METHODS, None)),
             ("gate", self.gate, (*GATE_MODES, None)),
-            ("positions", self.positions, POSITIONS),
         ):
             if value not in known:
                 raise RequestError(
@@ -114,8 +205,40 @@ class Steer:
                 f"{unused} is given, but method {self.method} uses no heads; drop it",
                 param=f"steer.{unused}",
             )
-        for name in RANGES:
+        for name in RANGES.keys() - {"strength"}:
             check_scale(name, getattr(self, name))
+        if isinstance(self.strength, tuple) and self.method in CONTRASTS:
+            raise RequestError(
+                f"strength is a schedule, but method {self.method} has one weight; give one number",
+                param="steer.strength",
+            )
+        self._check_inline()
+        if self.gate == "auto" and (reason := self.beyond_gates):
+            raise RequestError(
+                f"gate is auto, but {reason}; a gate holds for a head set's own betas at all "
+                "positions: turn it off (gate=off)",
+                param="steer.gate",
+            )
+
+    def _check_inline(self) -> None:
+        ways = [n for n in ("head_set", "heads", "coefficients") if getattr(self, n) is not None]
+        if len(ways) > 1:
+            raise RequestError(
+                f"{ways[0]} and {ways[1]} are given; each says which heads are scaled: keep one",
+                param=f"steer.{ways[1]}",
+            )
+        for sign in ("plus", "minus"):
+            beta = getattr(self, f"beta_{sign}")
+            if self.coefficients is not None and beta is not None:
+                raise RequestError(
+                    f"beta_{sign} is given, but coefficients have a scale for each head; drop it",
+                    param=f"steer.beta_{sign}",
+                )
+            if isinstance(self.heads, HeadLists) and getattr(self.heads, sign) and beta is None:
+                raise RequestError(
+                    f"heads has {sign} heads, but no beta_{sign}; give it",
+                    param=f"steer.beta_{sign}",
+                )
 
     @classmethod
     def of(cls, steer: SteerTarget | Steer, **others: Any) -> Steer:
@@ -124,8 +247,25 @@ class Steer:
 
     @property
     def uses_heads(self) -> bool:
-        """Whether heads are scaled, and a head set is needed."""
+        """Whether heads are scaled."""
         return self.target != "none" and self.method not in CONTRASTS
+
+    @property
+    def inline(self) -> InlineHeads | None:
+        """The heads that are given in place of a head set."""
+        if self.heads is None and self.coefficients is None:
+            return None
+        assert isinstance(self.heads, HeadLists | None), "read when it was made"
+        return inline_heads(self.heads, self.coefficients, self.beta_plus, self.beta_minus)
+
+    @property
+    def beyond_gates(self) -> str | None:
+        """The reason why no gate was measured for such a request, or None."""
+        if self.heads is not None or self.coefficients is not None:
+            return "heads are given in the request"
+        if isinstance(self.strength, tuple):
+            return "strength is a schedule"
+        return None if self.positions == "all" else "not all positions are steered"
 
     def method_with(self, head_set: HeadSet) -> Method:
         """Return the method that scales the heads of a set: the one asked for, else the set's."""
@@ -163,16 +303,17 @@ class SteeringReport:
 
     Args:
         applied: Whether the request was steered at all.
-        target: The target that it was steered toward.
-        head_set: The name of the head set.
+        target: The target that it was steered toward; None where coefficients were given alone.
+        head_set: The name of the head set; for heads in the request, `inline:` and their hash.
         beta_plus: The scale of the + heads before the strength; the smallest and the largest where
             each head has its own.
         beta_minus: The same of the - heads.
-        strength: The factor of all betas; for `cad` and `adacad`, the
+        strength: The factor of all betas, or the schedule of it; for `cad` and `adacad`, the
             weight of the contrast.
         method: `juice`, `june`, `cad` or `adacad`.
         n_heads: The number of heads that were steered.
-        positions: `all`, or `question` where what comes before it is not steered.
+        positions: The positions that are steered: `all`, `question`, `last`, `generated`, or the
+            first so many generated ones.
         gate: The decision of the gate; None without one.
         exact: Whether steering is exact; false where the model's activations are quantised.
         warnings: The circumstances that may weaken the steering.
@@ -181,11 +322,11 @@ class SteeringReport:
     __pydantic_config__: ClassVar[ConfigDict] = COMPLETE
 
     applied: bool
-    target: SteerTarget
+    target: SteerTarget | None
     head_set: str | None = None
     beta_plus: Spread = 0.0
     beta_minus: Spread = 0.0
-    strength: float = 0.0
+    strength: float | tuple[float, ...] = 0.0
     method: SteerMethod = "juice"
     n_heads: int = 0
     positions: Positions = "all"
@@ -204,8 +345,9 @@ class Steering:
 
     `coefficients` holds float32 [n_heads] by layer, only for layers where one is not zero. They are
     added at the positions `[first_position, last_position)`, counted in tokens from the prompt's
-    first; None: to the end. At a generated token they are multiplied by its factor in `schedule`,
-    whose last factor holds for all that follow; without any it is 1.
+    first; None: to the end. They are multiplied by a factor of the `schedule`: its first at the
+    prompt, the others at each generated token in turn, the last of all at those that follow;
+    without any it is 1.
     """
 
     coefficients: Mapping[int, torch.Tensor]
@@ -224,8 +366,8 @@ class Steering:
             steered &= positions < self.last_position
         if not self.schedule:
             return steered.float()
-        factors = torch.tensor((1.0, *self.schedule), device=positions.device)  # 1 for the prompt
-        return steered * factors[(positions - n_prompt + 1).clamp(0, len(self.schedule))]
+        factors = torch.tensor(self.schedule, device=positions.device)
+        return steered * factors[(positions - n_prompt + 1).clamp(0, len(self.schedule) - 1)]
 
     @property
     def is_constant(self) -> bool:
@@ -252,6 +394,19 @@ class Steering:
             for layer, by_head in sorted(self.coefficients.items())
             for head in torch.nonzero(by_head).flatten().tolist()
         ]
+
+    def placed(self, n_prompt: int, question_at: int = 0) -> Steering:
+        """Return the same at the positions of its report, in a prompt of so many tokens.
+
+        `question_at` is the first token after the context.
+        """
+        positions, last = self.report.positions, None
+        if isinstance(positions, FirstGenerated):
+            first, last = n_prompt, n_prompt + positions.first_n_generated
+        else:
+            firsts = {"all": 0, "question": question_at, "last": n_prompt - 1}
+            first = firsts.get(positions, n_prompt)
+        return replace(self, first_position=first, last_position=last)
 
     def warning_of(self, circumstance: str) -> Steering:
         """Return the same whose report warns of one more circumstance."""
@@ -284,25 +439,30 @@ def resolve(
     steer: Steer,
     head_set: HeadSet | None,
     *,
+    model_id: str = "the model",
+    heads_per_layer: Sequence[int] = (),
     chat_template_sha256: str | None = None,
-    first_position: int = 0,
     exact: bool = True,
 ) -> Steering:
-    """Turn what a request asks for into coefficients.
+    """Turn what a request asks for into coefficients, at all positions until it is `placed`.
 
     Args:
         steer: The steering that the request asks for.
-        head_set: The head set to use; None for `none`, `cad` and `adacad`, which use none.
+        head_set: The head set to use; None for `none`, `cad` and `adacad`, which use none, and for
+            heads in the request.
+        model_id: The model's id, for errors.
+        heads_per_layer: The number of its heads in each layer; for heads in the request.
         chat_template_sha256: The hash of the chat template of the prompt; None for a plain prompt.
-        first_position: The first token that is steered.
         exact: Whether the model is steered exactly; goes into the report.
 
     Raises:
-        RequestError: Neither request nor set has the betas, or the set is for another target.
+        RequestError: Neither request nor set has the betas, the set is for another target, or the
+            model lacks a head.
     """
     if steer.target == "none":
         return unsteered(steer, exact=exact)
     if steer.method is not None and not scales_heads(steer.method):
+        assert not isinstance(steer.strength, tuple), "a contrast has one weight"
         report = SteeringReport(
             applied=steer.strength > 0,
             target=steer.target,
@@ -311,21 +471,36 @@ def resolve(
             exact=exact,
         )
         return Steering(coefficients={}, report=report)
-    assert head_set is not None, "a method that scales heads has a head set"
-    if head_set.target != steer.target:
-        raise RequestError(
-            f"head set {head_set.name!r} steers toward {head_set.target}; the request asks for "
-            f"{steer.target}: name a set of that target",
-            param="steer.head_set",
+    schedule = steer.strength if isinstance(steer.strength, tuple) else ()
+    strength = (1.0 if any(schedule) else 0.0) if schedule else steer.strength
+    assert not isinstance(strength, tuple)
+    if (inline := steer.inline) is not None:
+        try:
+            check_within(inline.heads.all, heads_per_layer, model_id)
+        except ValueError as error:
+            param = "heads" if steer.coefficients is None else "coefficients"
+            raise RequestError(str(error), param=f"steer.{param}") from error
+        name, method, betas = inline.name, steer.method or "juice", inline.betas
+        coefficients = inline.coefficients(betas, strength, max(heads_per_layer))
+        warning = None
+    else:
+        assert head_set is not None, "a method that scales heads has a head set"
+        if head_set.target != steer.target:
+            raise RequestError(
+                f"head set {head_set.name!r} steers toward {head_set.target}; the request asks for "
+                f"{steer.target}: name a set of that target",
+                param="steer.head_set",
+            )
+        name, method = head_set.name, steer.method_with(head_set)
+        betas = head_set.applied_betas(
+            method, beta_plus=steer.beta_plus, beta_minus=steer.beta_minus
         )
-    method = steer.method_with(head_set)
-    betas = head_set.applied_betas(method, beta_plus=steer.beta_plus, beta_minus=steer.beta_minus)
-    coefficients = head_set.coefficients(method, betas, steer.strength)
-    warning = head_set.form_warning(chat_template_sha256) if coefficients else None
+        coefficients = head_set.coefficients(method, betas, strength)
+        warning = head_set.form_warning(chat_template_sha256) if coefficients else None
     report = SteeringReport(
         applied=bool(coefficients),
         target=steer.target,
-        head_set=head_set.name,
+        head_set=name,
         beta_plus=betas.spread("plus"),
         beta_minus=betas.spread("minus"),
         strength=steer.strength,
@@ -335,4 +510,4 @@ def resolve(
         exact=exact,
         warnings=() if warning is None else (warning,),
     )
-    return Steering(coefficients=coefficients, report=report, first_position=first_position)
+    return Steering(coefficients=coefficients, report=report, schedule=schedule)

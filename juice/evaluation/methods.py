@@ -18,7 +18,7 @@ from juice.data.example import ConflictExample, context_end, has_context_apart, 
 from juice.engine.request import Request
 from juice.engine.steer import Steer
 from juice.evaluation.options import METHOD_NAMES, MethodName
-from juice.formula import CONTRASTS, ConflictType, Method, Positions, SteerMethod, Target
+from juice.formula import CONTRASTS, ConflictType, Method, NamedPositions, SteerMethod, Target
 from juice.steered_model import SteeredModel
 
 MEMORY_AFTER_STATEMENT = (
@@ -78,7 +78,7 @@ class Recipe:
     prunes: bool = False
     instructs: bool = False
     is_gated: bool = False
-    positions: Positions = "all"
+    positions: NamedPositions = "all"
     apart: bool = False
 
     @property

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
@@ -45,9 +45,8 @@ RANGES = {"strength": (0.0, MAX_BETA), "beta_plus": (0.0, MAX_BETA), "beta_minus
 def check_scale(name: str, value: float | None) -> None:
     """Raise RequestError for a strength or beta out of its range; None is in range."""
     low, high = RANGES[name]
-    if value is not None and not (
-        isinstance(value, int | float) and math.isfinite(value) and low <= value <= high
-    ):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and math.isfinite(value) and low <= value <= high):
         raise RequestError(
             f"{name} is {value!r}; expected a number from {low:g} to {high:g}",
             param=f"steer.{name}",
@@ -89,6 +88,22 @@ class Head(NamedTuple):
 
     def __str__(self) -> str:
         return f"L{self.layer}H{self.index}"
+
+
+def check_within(heads: Iterable[Head], heads_per_layer: Sequence[int], model_id: str) -> None:
+    """Raise ValueError for a head that a model does not have."""
+    n_layers = len(heads_per_layer)
+    for head in heads:
+        if not 0 <= head.layer < n_layers:
+            raise ValueError(
+                f"head {head} is out of range: {model_id} has {n_layers} layers (0-{n_layers - 1})"
+            )
+        n_heads = heads_per_layer[head.layer]
+        if not 0 <= head.index < n_heads:
+            raise ValueError(
+                f"head {head} is out of range: layer {head.layer} of {model_id} has {n_heads}"
+                f" heads (0-{n_heads - 1})"
+            )
 
 
 class HeadLists(Part):

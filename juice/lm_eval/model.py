@@ -103,8 +103,8 @@ class JuiceLM(TemplateLM):
             asked = Steer(target=steer, **fields)  # type: ignore[arg-type]
         if asked.positions != "all":
             raise UsageError(
-                "positions is question, but a task's prompts do not say where the question begins; "
-                "leave positions out"
+                f"positions is {asked.positions}, but a task's prompts do not say where the "
+                "question begins, nor where an answer does; leave positions out"
             )
         model.resolve(asked)  # reports what is wrong before a task is built
         self.model, self.steer = model, asked

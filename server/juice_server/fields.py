@@ -436,7 +436,7 @@ def _unwrapped(body: dict[str, Any]) -> dict[str, Any]:
 # The fields of `steer` itself, and what stands for it elsewhere.
 NEARLY_STEER = frozenset(
     {"extra_body", "steering", "target", "head_set", "head_sets", "strength", "method", "gate"}
-    | {"positions", "beta", "beta_plus", "beta_minus"}
+    | {"positions", "beta", "beta_plus", "beta_minus", "heads", "coefficients"}
 )
 
 

@@ -308,7 +308,7 @@ class Translator:
         """
         trace, steer = trace_of(request.scope), self.steer(fields, alias)
         priority = _priority(fields.priority, trace.client)
-        trace.steer, trace.n_choices = steer.target, fields.n
+        trace.steer, trace.n_choices = steer.target or "inline", fields.n
         if self.settings.log_prompts:
             trace.prompts = [self.model.prompts.shown(str(prompt.text)) for prompt in prompts]
 
@@ -316,7 +316,7 @@ class Translator:
         seeds = [
             None if fields.seed is None else _wrapped(fields.seed + i) for i in range(fields.n)
         ]
-        special = add_special_tokens and not is_chat
+        special, warning = add_special_tokens and not is_chat, self._without_gate(steer)
 
         def work() -> list[Request]:
             # The fields were checked with the body.
@@ -335,6 +335,8 @@ class Translator:
                 }
                 of_prompt = shared.model_copy(update=limits)
                 one = model.request(ids, of_prompt, priority=priority)
+                if warning is not None:
+                    one = replace(one, steering=one.steering.warning_of(warning))
                 made += [one.with_options(seed=seed) for seed in seeds]
             return made
 
@@ -353,9 +355,39 @@ class Translator:
                 f"but steer is {steer.target}; drop one",
                 param="steer",
             )
-        if steer.uses_heads and steer.gate is None:
+        self._check_inline(steer)
+        if steer.uses_heads and steer.gate is None and steer.beyond_gates is None:
             return replace(steer, gate=self.settings.default_gate)
         return steer
+
+    def _check_inline(self, steer: Steer) -> None:
+        """Raise RequestError for heads in the request that the settings do not allow."""
+        inline, settings = steer.inline, self.settings
+        if inline is None:
+            return
+        param = "steer.heads" if steer.coefficients is None else "steer.coefficients"
+        if settings.max_inline_heads == 0:
+            raise RequestError(
+                "this server takes no heads in a request (--max-inline-heads 0); name a head set",
+                param=param,
+            )
+        n = len(inline.heads.all)
+        _check_bound(n, settings.max_inline_heads, f"the request gives {n} heads", param)
+        strengths = steer.strength if isinstance(steer.strength, tuple) else (steer.strength,)
+        largest, most = max(strengths) * inline.largest, settings.max_inline_coefficient
+        if most is not None and largest > most:
+            raise RequestError(
+                f"the largest coefficient is {largest:g}, strength included; expected at most "
+                f"{most:g}",
+                param=param,
+            )
+
+    def _without_gate(self, steer: Steer) -> str | None:
+        """Return the warning that the default gate does not hold for a request, where it is so."""
+        reason = steer.beyond_gates if steer.uses_heads and steer.gate is None else None
+        if reason is None or self.settings.default_gate == "off":
+            return None
+        return f"steered without a gate, which is the default here: {reason}"
 
     def _alias(self, name: str | None) -> SteerTarget | None:
         """Return the target in a model name such as `mini:context`, None for the plain name.

@@ -156,6 +156,11 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
         " set's gate finds a reason to (auto).",
     )
 
+    max_inline_heads: int | None = Field(default=None, ge=0)
+    """Heads that a request may name itself, in place of a head set; 0 for none; else any number."""
+    max_inline_coefficient: float | None = Field(default=None, gt=0)
+    """The largest coefficient of such a head, strength included; else any."""
+
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for every interface."""
     port: int = Field(default=8000, ge=0, le=65535)

@@ -88,10 +88,10 @@ class Steering:
                 "vLLM cannot run context-aware decoding (method cad or adacad); use juice's own "
                 "engine"
             )
-        if steer.gate == "auto" or steer.positions != "all":
+        if steer.gate == "auto" or steer.positions != "all" or isinstance(steer.strength, tuple):
             raise MissingCapabilityError(
-                "a plain vllm serve has no gates and steers all positions; use `juice serve "
-                "--engine vllm`, or drop gate and positions"
+                "a plain vllm serve has no gates, and steers all positions by one strength; use "
+                "`juice serve --engine vllm`, or drop gate, positions and schedule"
             )
         if self._model is None:
             self._model = PlainVllm.of(scope["app"].state.vllm_config)

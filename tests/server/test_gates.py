@@ -166,7 +166,7 @@ REFUSED = {
     "another strength": (KNOWN, {**AUTO, "strength": 0.5}, "steer.gate", "strength 1"),
     "unknown": (KNOWN, {**AUTO, "gate": "open"}, "steer.gate", "auto"),
     "no target": (KNOWN, {"target": "none", "gate": "auto"}, "steer.target", "gate is given"),
-    "both": (KNOWN, {**AUTO, "positions": "question"}, "steer.gate", "steer all positions, or"),
+    "both": (KNOWN, {**AUTO, "positions": "question"}, "steer.gate", "not all positions"),
     "cad": (KNOWN, {"target": "context", "method": "cad", "gate": "auto"}, "steer.gate", "cad"),
 }
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from juice.engine.steer import Steering
-from juice.errors import HeadSetMismatchError, MissingCapabilityError, RequestError
+from juice.errors import HeadSetMismatchError, RequestError
 from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 
@@ -39,22 +39,37 @@ class Coefficients:
         is_single: Whether each head scales its own z instead of the clean run's: in one run, and
             where both are the same.
         first_position: The first token that is steered.
+        last_position: The token before which that ends; None: at none.
+        schedule: The factors of the coefficients, as `Steering` has them.
+        n_prompt: The tokens of the prompt; 0 without a schedule, which alone counts from there.
     """
 
     heads: tuple[tuple[int, int, float], ...]
     is_single: bool = False
     first_position: int = 0
+    last_position: int | None = None
+    schedule: tuple[float, ...] = ()
+    n_prompt: int = 0
 
     @classmethod
-    def of(cls, steering: Steering) -> Coefficients | None:
-        """Return the coefficients of a steering; None where it changes nothing."""
+    def of(cls, steering: Steering, n_prompt: int) -> Coefficients | None:
+        """Return the coefficients of a steering of a prompt of so many tokens, None without any."""
         heads = tuple(
             (layer, head, float(value))
             for layer, values in sorted(steering.coefficients.items())
             for head, value in enumerate(values.tolist())
             if value
         )
-        return cls(heads, not steering.window, steering.first_position) if heads else None
+        if not heads:
+            return None
+        return cls(
+            heads,
+            not steering.window,
+            steering.first_position,
+            steering.last_position,
+            steering.schedule,
+            n_prompt if steering.schedule else 0,
+        )
 
     @classmethod
     def read(cls, extra_args: Mapping[str, Any] | None) -> Coefficients | None:
@@ -67,11 +82,22 @@ class Coefficients:
         """Read what `to_json` wrote."""
         data = json.loads(text)
         heads = tuple((layer, head, value) for layer, head, value in data.pop("heads"))
-        return cls(heads, **data)
+        return cls(heads, schedule=tuple(data.pop("schedule")), **data)
 
     def to_json(self) -> str:
         """Return them as text, the same for equal ones."""
         return json.dumps(asdict(self), separators=(",", ":"))
+
+    def factor(self, position: int) -> float:
+        """Return what the coefficients are multiplied by at a token; 0 where nothing is added."""
+        if position < self.first_position:
+            return 0.0
+        if self.last_position is not None and position >= self.last_position:
+            return 0.0
+        if not self.schedule:
+            return 1.0
+        n_generated = max(0, position - self.n_prompt + 1)
+        return self.schedule[min(n_generated, len(self.schedule) - 1)]
 
     def cache_key(self) -> str:
         """Return the key of cached keys and values beside their tokens."""
@@ -129,17 +155,7 @@ class Layers:
         return self.window if method == "juice" else self.steered
 
     def check(self, steering: Steering) -> None:
-        """Raise an error for a steering that this engine cannot apply.
-
-        Raises:
-            HeadSetMismatchError: A head is outside the layers.
-            MissingCapabilityError: It ends at a position, or changes from token to token.
-        """
-        if steering.last_position is not None or steering.schedule:
-            raise MissingCapabilityError(
-                "the engine 'vllm' steers from a position on, by one strength; leave out the end "
-                "or the schedule, or load the model with juice's own engine"
-            )
+        """Raise HeadSetMismatchError for a steering of heads outside the layers."""
         needed = steering.window or span(steering.coefficients)
         here, runs = (self.window, "two runs") if steering.window else (self.steered, "one run")
         if needed and not {needed[0], needed[-1]} <= {*here}:

@@ -4,7 +4,8 @@ Prompts of different lengths run together: unsteered, with one head of each laye
 steered and with all these at once, in one run, and in two where there are companions. They begin
 alike, so that what is cached under a wrong key would be shared; some are longer than a step, others
 end early so that rows move, and all are preempted once. Before, the first two run without the
-others, and so without companions: an unsteered one, and one run of all layers.
+others, and so without companions: an unsteered one, and one run of all layers. The last ones are
+steered at some positions only, by a schedule.
 
 Then every rank runs each whole sequence by the definition, in two runs of the same modules without
 a cache (`juice.engine.vllm.worker`).
@@ -13,6 +14,7 @@ a cache (`juice.engine.vllm.worker`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,7 +68,24 @@ def requests_at(engine: VllmEngine, scale: float) -> list[Request]:
                 top_logprobs=min(MAX_TOP_LOGPROBS, model.vocabulary_size),
             )
         )
-    return [*requests[:N_APART], *requests]
+    *_, shorter, _ = requests
+    in_parts = [
+        replace(shorter.with_options(max_tokens=8), steering=in_part(steering, shorter))
+        for steering in {id(s): s for s in (steerings[1], steerings[-2])}.values()
+        if steering.coefficients
+    ]
+    return [*requests[:N_APART], *requests, *in_parts]
+
+
+def in_part(steering: Steering, request: Request) -> Steering:
+    """Return a steering of the last tokens of a request's prompt and the first new ones.
+
+    It changes from token to token.
+    """
+    n_prompt = len(request.prompt_ids)
+    return replace(
+        steering, first_position=n_prompt - 2, last_position=n_prompt + 4, schedule=(1.0, 0.5, 2.0)
+    )
 
 
 def one_steering(
@@ -112,7 +131,7 @@ def two_runs(
     `new` are the tokens that were generated; `reads` has those whose to return, for each in turn.
     """
     tokens, read = [*request.prompt_ids, *new], [list(ids) for _, ids in reads]
-    coefficients = Coefficients.of(request.steering)
+    coefficients = Coefficients.of(request.steering, len(request.prompt_ids))
     clean = engine.two_runs(tokens, None, read)  # [new tokens, read]
     steered = clean if coefficients is None else engine.two_runs(tokens, coefficients, read)
     return [*clean], [*steered]

@@ -158,7 +158,7 @@ def _extra_args(
 
 
 def _steering(request: Request) -> dict[str, Any] | None:
-    coefficients = Coefficients.of(request.steering)
+    coefficients = Coefficients.of(request.steering, len(request.prompt_ids))
     return None if coefficients is None else {KEY: coefficients.to_json()}
 
 

@@ -152,6 +152,7 @@ class Companions:
             parts, heads = self.by_head(index, z)
             n = self.n_of(z.shape[-2]) if has_companions else z.shape[-2]
             here = table.coefficients[at][:, table.row_of_token[:n], heads]  # [2, token, head]
+            here = here * table.factor_of_token[:n, None]
             main, clean = parts[..., :n, :, :], parts[..., n:, :, :]
             steered = main + scaled(main, here[OWN, ..., None])
             if not has_companions:

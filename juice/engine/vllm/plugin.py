@@ -86,13 +86,17 @@ class PlainVllm:
             RequestError: A value is out of range.
         """
         chosen = None
-        if steer.uses_heads:
-            chosen = self.head_sets.get(
-                steer.target if steer.head_set is None else str(steer.head_set)
-            )
-        steering = resolve(steer, chosen)
+        if steer.uses_heads and steer.inline is None:
+            name = steer.target if steer.head_set is None else steer.head_set
+            chosen = self.head_sets.get(str(name))
+        steering = resolve(
+            steer,
+            chosen,
+            model_id=self.description.identity.id,
+            heads_per_layer=self.description.heads_per_layer,
+        )
         self.layers.check(steering)
-        coefficients = Coefficients.of(steering)
+        coefficients = Coefficients.of(steering, n_prompt=0)
         return {} if coefficients is None else {KEY: coefficients.to_json()}
 
 

@@ -2,9 +2,10 @@
 
 At layer l and head h, a token of row r gets
 
-    z <- z + own[r, h] * z + clean[r, h] * z of its companion
+    z <- z + factor * (own[r, h] * z + clean[r, h] * z of its companion)
 
-with z as it was before. The tensors of the table stay where they are from the start on, and are
+with z as it was before, and a factor that is 1, 0 where the request is not steered, or that of its
+schedule. The tensors of the table stay where they are from the start on, and are
 written in the order of the stream before a step runs, so graphs that replay whole steps read them.
 vLLM's V1 model runner tells logits processors what happens to its rows: `RowWriter` fills the table
 and changes no logits. V2 tells the model's state (`juice.engine.vllm.slots`).
@@ -30,18 +31,19 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2LogitsProcessor
 
+from juice.engine.steer import MAX_SCHEDULE
 from juice.engine.structure import Constraint, Structure, Structures, rule_out
 from juice.engine.vllm.arguments import STRUCTURE, Coefficients, check_origin
 from juice.errors import RequestError, UnsupportedModelError
 
 OWN, CLEAN = 0, 1
+ENDLESS = 2**62
 
 
 class Table:
-    """The coefficients of the batch's rows, and the row of every token of the step.
+    """The coefficients of the batch's rows, and the row and the factor of every token of the step.
 
-    One more row than the batch has, of zeros, is that of padding, and of tokens before the first
-    one that is steered.
+    One more row than the batch has, of zeros, is that of padding.
 
     Args:
         n_rows: The largest number of requests in a batch.
@@ -60,7 +62,10 @@ class Table:
             len(layers), 2, n_rows + 1, n_heads, dtype=torch.float32, device=device
         )
         self.row_of_token = torch.full((n_tokens,), n_rows, dtype=torch.int64, device=device)
-        self._first = torch.zeros(n_rows + 1, dtype=torch.int64, device=device)
+        self.factor_of_token = torch.zeros(n_tokens, dtype=torch.float32, device=device)
+        # By row: the first token that is steered, the one after the last, and the prompt's number.
+        self._bounds = torch.zeros(n_rows + 1, 3, dtype=torch.int64, device=device)
+        self._schedules = torch.ones(n_rows + 1, MAX_SCHEDULE, device=device)
         self._tokens = torch.arange(n_tokens, device=device)
         # What steering each row takes: no run, its own, or a companion's as well.
         self.n_runs = [0] * n_rows
@@ -75,12 +80,22 @@ class Table:
             for layer, head, value in coefficients.heads:
                 values[self.layers.index(layer), kind, head] += value
         self.coefficients[:, :, row].copy_(values, non_blocking=True)
-        self._first[row] = 0 if coefficients is None else coefficients.first_position
+        bounds, schedule = torch.zeros(3, dtype=torch.int64), torch.ones(MAX_SCHEDULE)
+        if coefficients is not None:
+            last = coefficients.last_position
+            bounds[0], bounds[2] = coefficients.first_position, coefficients.n_prompt
+            bounds[1] = ENDLESS if last is None else last
+            if factors := coefficients.schedule:
+                schedule[: len(factors)] = torch.tensor(factors)
+                schedule[len(factors) :] = factors[-1]
+        for all_rows, of_row in ((self._bounds, bounds), (self._schedules, schedule)):
+            all_rows[row].copy_(of_row.pin_memory() if pinned else of_row, non_blocking=True)
 
     def move(self, source: int, destination: int) -> None:
         """Move a row to the number of another; its own is then empty."""
         self.coefficients[:, :, destination] = self.coefficients[:, :, source]
-        self._first[destination] = self._first[source]
+        for of_rows in (self._bounds, self._schedules):
+            of_rows[destination] = of_rows[source]
         self.n_runs[destination] = self.n_runs[source]
         self.write(source, None)
 
@@ -88,7 +103,8 @@ class Table:
         """Exchange two rows."""
         pair, exchanged = [one, other], [other, one]
         self.coefficients[:, :, pair] = self.coefficients[:, :, exchanged]
-        self._first[pair] = self._first[exchanged]
+        for of_rows in (self._bounds, self._schedules):
+            of_rows[pair] = of_rows[exchanged]
         self.n_runs[one], self.n_runs[other] = self.n_runs[other], self.n_runs[one]
 
     def clear(self) -> None:
@@ -98,7 +114,7 @@ class Table:
     def place(
         self, starts: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
     ) -> None:
-        """Say which row every token of the step belongs to.
+        """Say which row every token of the step belongs to, and its factor there.
 
         Args:
             starts: The start of each request's tokens, and the end of the last one's, int
@@ -112,8 +128,12 @@ class Table:
         request = torch.searchsorted(starts[1:], self._tokens[:n].to(starts.dtype), right=True)
         # What is beyond the last one's end is padding, and belongs to nobody.
         row = pad(rows.long(), (0, 1), value=self.n_rows)[request]
-        steered = positions >= self._first[row]
-        self.row_of_token[:n] = torch.where(steered, row, self.n_rows)
+        first, last, n_prompt = self._bounds[row].unbind(-1)
+        at = (positions - n_prompt + 1).clamp(0, MAX_SCHEDULE - 1)
+        factors = self._schedules[row, at]
+        is_steered = (positions >= first) & (positions < last)
+        self.factor_of_token[:n] = torch.where(is_steered, factors, 0.0)
+        self.row_of_token[:n] = row
 
 
 class RowWriter(LogitsProcessor, V2LogitsProcessor):

@@ -123,14 +123,15 @@ def _adding(model: Any, coefficients: Coefficients, clean: dict[int, torch.Tenso
         return z if z.shape[-1] == width else tensor_model_parallel_all_gather(z)
 
     def add(layer: int, z: torch.Tensor) -> torch.Tensor:
-        before, first = of_all_ranks(layer, z), coefficients.first_position
+        before = of_all_ranks(layer, z)
         source = before if coefficients.is_single else of_all_ranks(layer, clean[layer])
         by_head = torch.zeros(model.table.n_heads, device=z.device)
         for at, head, value in coefficients.heads:
             if at == layer:
                 by_head[head] = value
-        whole = add_scaled(before, source, by_head)
-        whole[..., :first, :] = before[..., :first, :]
+        factors = [coefficients.factor(position) for position in range(z.shape[-2])]
+        by_token = torch.tensor(factors, device=z.device)[:, None] * by_head
+        whole = add_scaled(before, source, by_token)
         return whole if whole.shape == z.shape else whole.chunk(n_ranks, -1)[rank].contiguous()
 
     return add

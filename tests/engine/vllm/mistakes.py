@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import parent_process
 from typing import Any
 
@@ -240,6 +241,39 @@ def a_cache_that_knows_tokens_alone() -> None:
         SaltingScheduler.add_request = Scheduler.add_request
 
 
+def steered_to_the_end(patch: Patch, model: Any) -> None:
+    _change_coefficients(patch, lambda given: replace(given, last_position=None))
+
+
+def an_end_that_is_one_late(patch: Patch, model: Any) -> None:
+    def later(given: Coefficients) -> Coefficients:
+        last = given.last_position
+        return replace(given, last_position=None if last is None else last + 1)
+
+    _change_coefficients(patch, later)
+
+
+def one_strength(patch: Patch, model: Any) -> None:
+    _change_coefficients(patch, lambda given: replace(given, schedule=()))
+
+
+def a_schedule_that_counts_from_the_first_token(patch: Patch, model: Any) -> None:
+    _change_coefficients(patch, lambda given: replace(given, n_prompt=0))
+
+
+def a_schedule_that_is_one_late(patch: Patch, model: Any) -> None:
+    _change_coefficients(patch, lambda given: replace(given, n_prompt=given.n_prompt + 1))
+
+
+def factors_of_another_row(patch: Patch, model: Any) -> None:
+    def place(self: Table, starts: Any, positions: torch.Tensor, *given: Any) -> None:
+        PLACE(self, starts, positions, *given)
+        factors = self.factor_of_token[: len(positions)]
+        factors.copy_(factors.roll(1))
+
+    patch.setattr(Table, "place", place)
+
+
 def the_heads_of_the_first_rank(patch: Patch, model: Any) -> None:
     patch.setattr(model.companions, "_rank", 0)
 
@@ -256,6 +290,12 @@ ON_ONE_DEVICE = (
     no_steering_in_the_last_row,
     the_prompt_alone,
     new_tokens_alone,
+    steered_to_the_end,
+    an_end_that_is_one_late,
+    one_strength,
+    a_schedule_that_counts_from_the_first_token,
+    a_schedule_that_is_one_late,
+    factors_of_another_row,
     tokens_after_the_first_alone,
     *(ON_V2 if envs.VLLM_USE_V2_MODEL_RUNNER else (rows_that_do_not_move,)),
     rows_that_stay_steered,
@@ -271,12 +311,16 @@ ON_ONE_DEVICE = (
 
 def _change_heads(patch: Patch, change: Callable[[int, int, float], Head]) -> None:
     """Let every row be written with other layers, heads or coefficients."""
+    _change_coefficients(
+        patch, lambda given: replace(given, heads=tuple(change(*head) for head in given.heads))
+    )
+
+
+def _change_coefficients(patch: Patch, change: Callable[[Coefficients], Coefficients]) -> None:
+    """Let every steered row be written otherwise."""
 
     def write(self: Table, row: int, given: Coefficients | None) -> None:
-        if given is not None:
-            heads = tuple(change(*head) for head in given.heads)
-            given = Coefficients(heads, given.is_single, given.first_position)
-        WRITE(self, row, given)
+        WRITE(self, row, None if given is None else change(given))
 
     patch.setattr(Table, "write", write)
 
