@@ -33,6 +33,8 @@ CONFLICTS: tuple[ConflictType, ...] = ("substitution", "coherent")
 GateMode = Literal["auto", "off"]
 GATE_MODES: tuple[GateMode, ...] = ("auto", "off")
 
+Explain = Literal["effect"]
+
 NamedPositions = Literal["all", "question", "generated", "last"]
 NAMED_POSITIONS: tuple[NamedPositions, ...] = ("all", "question", "generated", "last")
 

@@ -272,6 +272,7 @@ class SteeredModel:
             steering=steering,
             gate=gate,
             contrast=contrast_of(steer, without_context),
+            without_context=(without_context or ()) if options.explain is not None else (),
             client=client,
             priority=priority,
             index=index,

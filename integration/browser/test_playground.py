@@ -107,6 +107,9 @@ def test_the_walk_through_of_the_note_is_what_the_page_says(opened: OpenPage, ur
         assert page.locator("#verdict").inner_text() in note
         code = page.locator("#python").text_content().replace(url, "http://127.0.0.1:8000")
         assert ast.unparse(ast.parse(code)) == ast.unparse(ast.parse(shown))
+        for target in ("none", "parametric"):
+            said = page.locator(f"#columns .of-{target} .said").last.inner_text()
+            assert said.split("; ")[1] in note
         page.locator("#tab-dial").click()
         expect(page.locator("#flip")).not_to_be_empty()
         assert page.locator("#flip").inner_text() in note
@@ -146,11 +149,22 @@ def test_what_the_gate_decided_is_told_in_words(opened: OpenPage, url: str) -> N
         expect(notes).to_contain_text(
             "the gate steers: the chance that it copies what it was given"
         )
-        expect(notes).to_contain_text(re.compile(r"is [01]\.\d\d, at least 0\.\d\d$"))
+        expect(notes).to_contain_text(re.compile(r"is [01]\.\d\d, at least 0\.\d\d; it begins"))
         page.select_option("#kind", "clean")
         run(page)
         said = page.locator("#columns .of-context .said").last
         expect(said).to_contain_text(re.compile(r"the gate does not steer: .* less than 0\.\d\d$"))
+
+
+def test_a_context_that_changes_nothing_is_told(opened: OpenPage, url: str) -> None:
+    """Did my context matter? Under the answers, in words."""
+    with opened(url) as page:
+        page.fill("#context", "x")
+        page.fill("#prompt", "The official language of Japan is")
+        run(page)
+        said = page.locator("#columns .of-none .said").last
+        expect(said).to_contain_text("without the context it would begin with “·Japan” (24 %)")
+        expect(said).to_contain_text("the context was not used")
 
 
 def test_drawn_answers_are_called_drawn(opened: OpenPage, url: str) -> None:

@@ -11,11 +11,19 @@ from juice.cli import console, options
 from juice.engine.load_options import EngineOptions, LoadOptions
 from juice.engine.sampling_options import Options, SamplingOptions
 from juice.errors import HeadSetNotFoundError, UsageError
-from juice.formula import TARGETS, GateMode, NamedPositions, SteerMethod, SteerTarget, scales_heads
+from juice.formula import (
+    TARGETS,
+    Explain,
+    GateMode,
+    NamedPositions,
+    SteerMethod,
+    SteerTarget,
+    scales_heads,
+)
 
 if TYPE_CHECKING:
     from juice.engine.answer import Completion
-    from juice.engine.steer import Steer
+    from juice.engine.steer import EffectReport, Steer
     from juice.steered_model import SteeredModel
 
 
@@ -59,6 +67,10 @@ class AnswerFlags(SamplingOptions):
         description="Text that goes before the prompt; cad and adacad need it separately.",
     )
     max_tokens: int = Field(default=64, description="At most this many new tokens.")
+    explain: Explain | None = Field(
+        default=None,
+        description="`effect` says what steering and the context changed at the first token.",
+    )
 
 
 @options.spelled_out
@@ -149,5 +161,20 @@ def _note_warnings(completions: list[Completion]) -> None:
             console.note(
                 f"juice: {how}: {gate.signal} is {gate.value:.3g} {sign} {gate.threshold:.3g}"
             )
+        if effect := completion.steering.effect:
+            console.note(f"juice: {_changed(effect)}")
         for warning in completion.steering.warnings:
             console.note(f"juice: warning: {warning}")
+
+
+def _changed(effect: EffectReport) -> str:
+    """Return what steering and the context changed at the first token."""
+    runs = {"steered": effect.steered, "unsteered": effect.unsteered}
+    if effect.without_context is not None:
+        runs["without the context"] = effect.without_context
+    firsts = [f"{name} {run.text!r} ({run.probability:.2f})" for name, run in runs.items()]
+    by_context = effect.context_divergence
+    others = "" if by_context is None else f", the context {by_context:.2f}"
+    return (
+        f"first token: {', '.join(firsts)}; steering changes {effect.divergence:.2f} nats{others}"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from juice.engine.steer import SteeringReport
@@ -129,6 +129,22 @@ class Update:
     def is_last(self) -> bool:
         """Whether this is the request's last update."""
         return self.completion is not None or self.error is not None
+
+
+def cut(update: Update, n_top: int) -> Update:
+    """Return an update whose tokens have at most so many alternatives."""
+    completion = update.completion
+    if completion is not None:
+        completion = replace(
+            completion,
+            tokens=_cut(completion.tokens, n_top),
+            prompt_tokens=_cut(completion.prompt_tokens, n_top),
+        )
+    return replace(update, tokens=_cut(update.tokens, n_top), completion=completion)
+
+
+def _cut(tokens: tuple[ScoredToken, ...], n_top: int) -> tuple[ScoredToken, ...]:
+    return tuple(token._replace(top=token.top[:n_top]) for token in tokens)
 
 
 # Takes an update in the engine's thread; it must neither block nor raise.

@@ -25,6 +25,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from juice.engine.answer import Completion, Sink, Update
+from juice.engine.effect import explaining
 from juice.engine.gate import start_gated
 from juice.engine.load_options import Limits
 from juice.engine.request import Request, Running, numbered
@@ -225,7 +226,13 @@ class Engine(ABC):
 
         Return those that run, in this order; the others have sent their error to the sink.
         """
+        if any(request.options.explain is not None for request in requests):
+            requests, sink = explaining(requests, sink, self.attempt, self._text_of)
         return start_gated(self.attempt, requests, sink)
+
+    def _text_of(self, token: int) -> str:
+        tokenizer = self.description.tokenizer
+        return str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
     def attempt(
         self, request: Request, sink: Sink, *, instead_of: Running | None = None

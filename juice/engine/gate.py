@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
 
-from juice.engine.answer import Completion, ScoredToken, Sink, Update
+from juice.engine.answer import Completion, Sink, Update, cut
 from juice.engine.request import GenerationOptions, Request, RequestGate, Running
 from juice.engine.steer import GateReport, unsteered
 from juice.errors import CancelledError, JuiceError
@@ -172,21 +172,13 @@ class _Run:
     def _send(self, update: Update) -> None:
         """Send an update as the request asked for it."""
         self._is_over = self._is_over or update.is_last
-        tokens, completion = update.tokens, update.completion
-        if not self._request.options.top_logprobs:
-            tokens = _without_top(tokens)
-        if completion is not None:
-            completion = self._as_asked(completion)
-        self._sink(replace(update, tokens=tokens, completion=completion))
+        update = cut(update, self._request.options.top_logprobs)
+        if update.completion is not None:
+            update = replace(update, completion=self._decided(update.completion))
+        self._sink(update)
 
-    def _as_asked(self, completion: Completion) -> Completion:
+    def _decided(self, completion: Completion) -> Completion:
         """Return a completion with the gate's decision and the times of what was held back."""
-        if not self._request.options.top_logprobs:
-            completion = replace(
-                completion,
-                tokens=_without_top(completion.tokens),
-                prompt_tokens=_without_top(completion.prompt_tokens),
-            )
         timing = replace(
             completion.timing,
             queued_s=self._decision.queued_s,
@@ -195,7 +187,3 @@ class _Run:
         )
         report = replace(completion.steering, gate=self._decision.report)
         return replace(completion, steering=report, timing=timing)
-
-
-def _without_top(tokens: tuple[ScoredToken, ...]) -> tuple[ScoredToken, ...]:
-    return tuple(token._replace(top=()) for token in tokens)

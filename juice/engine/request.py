@@ -19,7 +19,7 @@ from juice.engine.sampling_options import SamplingOptions
 from juice.engine.steer import GateReport, GivenHeadSet, Steer, Steering, unsteered
 from juice.engine.structure import Structure
 from juice.errors import ContextLengthError, JuiceError, RequestError
-from juice.formula import CONTRASTS, GateMode, SteerTarget
+from juice.formula import CONTRASTS, Explain, GateMode, SteerTarget
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import GateRule, Signal
 
@@ -91,6 +91,11 @@ class GenerationOptions(SamplingOptions):
     watch: tuple[int, ...] = Field(
         default=(), description="Tokens whose log-probability at the first new position to report."
     )
+    explain: Explain | None = Field(
+        default=None,
+        description="`effect` adds to the report what steering and the context changed at the "
+        "first new token.",
+    )
     structure: Structure | None = Field(
         default=None, description="The form of the answer, such as `Structure.json_schema(...)`."
     )
@@ -123,6 +128,7 @@ class OptionFields(TypedDict, total=False):
     top_logprobs: OneOrEach[int]
     prompt_logprobs: OneOrEach[bool]
     watch: OneOrEach[tuple[int, ...]]
+    explain: OneOrEach[Explain | None]
     temperature: OneOrEach[float]
     top_p: OneOrEach[float]
     top_k: OneOrEach[int]
@@ -245,6 +251,8 @@ class Request:
         gate: The gate that decides whether it is steered; None steers it always.
         contrast: For `cad` and `adacad`; all log-probabilities are then those of the combined
             logits.
+        without_context: The tokens of the prompt without its context, which `explain` compares it
+            with; none where that is not given apart.
         client: For whom it is; queues are fair to clients.
         priority: Lower ones go first.
         index: Its number among those that its caller submits together; updates carry it.
@@ -260,6 +268,7 @@ class Request:
     steering: Steering = field(default_factory=unsteered)
     gate: RequestGate | None = None
     contrast: Contrast | None = None
+    without_context: tuple[int, ...] = ()
     client: Hashable = None
     priority: int = 0
     index: int = 0
@@ -330,6 +339,11 @@ class Request:
                 " (gate=off)",
                 param="steer.gate",
             )
+        if options.explain is not None and options.max_tokens == 0:
+            raise RequestError(
+                "explain is about the first new token, but max_tokens is 0; leave it out",
+                param="explain",
+            )
         if self.contrast is not None and options.prompt_logprobs:
             raise RequestError(
                 "methods cad and adacad score new tokens only; leave out prompt_logprobs (echo)",
@@ -354,7 +368,8 @@ class Request:
     def prompts(self) -> tuple[tuple[int, ...], ...]:
         """The tokens of its prompt, and of those without context, or none of them."""
         alone = self.contrast.prompt_ids if self.contrast else ()
-        return self.prompt_ids, alone, self.gate.without_context if self.gate else ()
+        gating = self.gate.without_context if self.gate else ()
+        return self.prompt_ids, alone, gating, self.without_context
 
     @property
     def n_positions(self) -> int:

@@ -298,6 +298,47 @@ class GateReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenChance:
+    """The likeliest next token of a run.
+
+    Args:
+        id: The token.
+        text: Its text when it stands alone.
+        probability: Its probability.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = COMPLETE
+
+    id: int
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffectReport:
+    """The effect of steering, and of the context, on the first new token.
+
+    Args:
+        unsteered: The likeliest token without steering.
+        steered: The likeliest token of the request itself.
+        divergence: KL(unsteered || steered), in nats, at least: over the twenty likeliest tokens
+            without steering, and all others as one.
+        without_context: The likeliest token without steering and without the context; None where
+            that is not given apart.
+        context_divergence: KL(unsteered || without the context), likewise: what the context
+            changes in the unsteered model.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = COMPLETE
+
+    unsteered: TokenChance
+    steered: TokenChance
+    divergence: float
+    without_context: TokenChance | None = None
+    context_divergence: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SteeringReport:
     """The steering that was applied to a request; part of every answer.
 
@@ -316,7 +357,8 @@ class SteeringReport:
             first so many generated ones.
         gate: The decision of the gate; None without one.
         exact: Whether steering is exact; false where the model's activations are quantised.
-        warnings: The circumstances that may weaken the steering.
+        effect: What it changed at the first new token, where the request asks for that.
+        warnings: The circumstances that may weaken the steering, or why it changed nothing.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = COMPLETE
@@ -332,6 +374,7 @@ class SteeringReport:
     positions: Positions = "all"
     gate: GateReport | None = None
     exact: bool = True
+    effect: EffectReport | None = None
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from juice.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
 from juice.engine.sampling_options import MAX_BIASES, Bias, SamplingOptions
 from juice.engine.steer import Steer
 from juice.engine.structure import Structure
+from juice.formula import Explain
 from juice_server.keys import MAX_PRIORITY
 from juice_server.trace import Trace
 
@@ -370,6 +371,8 @@ class GenerationFields(TrustFields, StructureFields, SamplingOptions, Body):
 
     steer: SteerField = None
     """How to steer: a target (`none`, `context`, `parametric`), or an object with more."""
+    explain: Explain | None = None
+    """`effect` adds to `steering` what it and the context changed at the first new token."""
     max_tokens: int | None = Field(strict=True, default=None, ge=0, le=MAX_TOKENS)
     """The most new tokens."""
     min_tokens: int = Field(strict=True, default=0, ge=0, le=MAX_TOKENS)
@@ -403,6 +406,7 @@ class GenerationFields(TrustFields, StructureFields, SamplingOptions, Body):
             **{name: getattr(self, name) for name in SamplingOptions.model_fields},
             "logit_bias": self.logit_bias or {},
             "min_tokens": self.min_tokens,
+            "explain": self.explain,
             "stop": tuple(self.stop or ()),
             "stop_token_ids": tuple(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,

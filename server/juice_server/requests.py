@@ -324,6 +324,11 @@ class Translator:
                 **{**fields.options(), **options, "steer": steer}
             )
             self._check_counts(len(prompts), fields.n)
+            if fields.explain is not None and len(prompts) > 1:
+                raise RequestError(
+                    f"explain is about one prompt, but there are {len(prompts)}; send it alone",
+                    param="explain",
+                )
             param = "tools" if "structure" in options else fields.structure_field
             self._check_structure(shared.structure, param)
             made: list[Request] = []
@@ -337,7 +342,11 @@ class Translator:
                 one = model.request(ids, of_prompt, priority=priority)
                 if warning is not None:
                     one = replace(one, steering=one.steering.warning_of(warning))
-                made += [one.with_options(seed=seed) for seed in seeds]
+                # The report is that of the first answer.
+                made += [
+                    one.with_options(seed=seed, explain=fields.explain if i == 0 else None)
+                    for i, seed in enumerate(seeds)
+                ]
             return made
 
         return await self.off_loop(request, work)

@@ -136,3 +136,40 @@ def test_layers_that_the_engine_does_not_steer_are_refused_with_the_flag(
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (422, "head_set_mismatch")
     assert "--window 0-" in error["message"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_effect_of_steering_and_context_is_told_at_each_door(
+    client: httpx.Client, door: str
+) -> None:
+    for steer, unsteered, steered in (("parametric", "C", "L"), ("none", "C", "C")):
+        body = {**DOORS[door], "steer": steer, "explain": "effect"}
+        effect = client.post(door, json=body).json()["steering"]["effect"]
+        assert effect["unsteered"]["text"].strip() == unsteered
+        assert effect["steered"]["text"].strip() == steered
+        assert (effect["divergence"] > 1) is (steer == "parametric")
+        assert effect["without_context"] is None
+
+
+def test_a_context_that_is_apart_is_compared_with_none(client: httpx.Client) -> None:
+    body = {"prompt": "The capital of Peru is", "temperature": 0, "max_tokens": 3, "n": 2}
+    for context, is_used in (("The capital of Peru is Cairo.", True), (" ", False)):
+        given = {**body, "context": context, "steer": "parametric", "explain": "effect"}
+        report = client.post("/generate", json=given).json()["steering"]
+        assert (report["effect"]["context_divergence"] > 0.01) is is_used
+        assert any("context was not used" in words for words in report["warnings"]) is not is_used
+        streamed = client.post("/generate", json={**given, "stream": True}).text
+        last = json.loads(streamed.strip().split("\n\n")[-2].removeprefix("data: "))
+        assert last["steering"]["effect"]["steered"]["id"] == report["effect"]["steered"]["id"]
+        assert last["steering"]["warnings"] == report["warnings"]
+    refused = client.post("/generate", json={**body, "prompt": ["a", "b"], "explain": "effect"})
+    assert refused.json()["error"]["param"] == "explain"
+    assert client.post("/generate", json={**body, "explain": "heads"}).status_code == 400
+
+
+def test_explain_has_the_effect_on_its_token(client: httpx.Client) -> None:
+    question = {"prompt": "The capital of Peru is", "context": "The capital of Peru is Cairo."}
+    found = client.post("/explain", json={**question, "target": "parametric"}).json()
+    effect = found["steering"]["effect"]
+    assert effect["steered"]["text"] == found["tokens"][0]["token"]
+    assert effect["context_divergence"] > 0.01

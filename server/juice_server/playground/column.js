@@ -68,13 +68,25 @@ function onKey(event, own, choose) {
   }
 }
 
-// How an answer was steered, in words.
+// How an answer was steered, and what that changed, in words.
 export function said({ steering }) {
-  if (steering.target === "none") return "no heads are steered";
+  const { target, applied, head_set, n_heads, strength, effect, warnings } = steering;
   const gate = steering.gate && gateSays(steering.gate);
-  if (!steering.applied) return gate ?? "not steered";
-  const how = `${steering.n_heads} heads of ${steering.head_set}, strength ${steering.strength}`;
-  return [how, gate, ...steering.warnings].filter(Boolean).join("; ");
+  const how = applied ? `${n_heads} heads of ${head_set}, strength ${strength}` : target === "none" ? "no heads are steered" : null;
+  const first = effect && (applied ? changed(effect) : target === "none" && withoutContext(effect));
+  return [how, gate ?? (applied || how ? null : "not steered"), first, ...warnings].filter(Boolean).join("; ");
+}
+
+const chance = ({ text, probability }) => `“${shown(text)}” (${Math.round(100 * probability)} %)`;
+
+function changed({ unsteered, steered }) {
+  return unsteered.id === steered.id
+    ? `it begins with ${chance(steered)}, as unsteered (${Math.round(100 * unsteered.probability)} %)`
+    : `it begins with ${chance(steered)} instead of ${chance(unsteered)}`;
+}
+
+function withoutContext({ without_context }) {
+  return without_context && `without the context it would begin with ${chance(without_context)}`;
 }
 
 function gateSays({ signal, steers, value, threshold }) {

@@ -14,7 +14,7 @@ let columns = {};
 // Return the request, and what it shows in a sentence.
 export async function compare(asked, signal, choose) {
   const { question, sampling, headSets, gate } = asked;
-  const body = { ...question, ...sampling, ...headSets, ...gate, logprobs: true, top: 10 };
+  const body = { ...question, ...sampling, ...headSets, ...gate, logprobs: true, top: 10, explain: "effect" };
   const own = Object.fromEntries(ORDER.map((target) => [target, column(target, choose)]));
   columns = own;
   fill(at("columns"), ...ORDER.map((target) => own[target].article));

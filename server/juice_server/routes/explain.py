@@ -288,7 +288,7 @@ class ExplainResponse(Answer):
     candidates: dict[SteerTarget, list[TokenProbability]]
     """The likeliest tokens under each way of steering, best first."""
     steering: SteeringReport
-    """What was applied."""
+    """What was applied, and its `effect` on the token, without the context where that is apart."""
 
 
 router = APIRouter(route_class=StrictRoute)
@@ -306,11 +306,15 @@ async def explain(
             f"the head set steers {len(steering.heads)} heads; expected at most {MAX_HEADS}",
             param="head_set",
         )
-    fields = GenerationFields(steer=steer, max_tokens=1)
-    steered = await request_for(translator, request, body, fields)
-    prompt_ids = (*steered.prompt_ids, *body.answer)
-    steered = replace(steered.with_options(top_logprobs=body.top), prompt_ids=prompt_ids)
-    ways = _ways(translator.model, body, steered)
+    fields = GenerationFields(steer=steer, max_tokens=1, explain="effect")
+    made = await request_for(translator, request, body, fields)
+    made = replace(
+        made.with_options(top_logprobs=body.top),
+        prompt_ids=(*made.prompt_ids, *body.answer),
+        without_context=(*made.without_context, *body.answer) if made.without_context else (),
+    )
+    steered = made.with_options(explain=None)
+    ways = {**_ways(translator.model, body, steered), body.target: made}
     done = dict(zip(ways, await service.complete(request, list(ways.values())), strict=True))
     pair = body.tokens or _pair(done[body.target], done["none"])
     less = [replace(steered, steering=steering.without(*head)) for head in steering.heads]
@@ -338,7 +342,7 @@ async def explain(
         steered=_difference(full),
         heads=sorted(effects, key=lambda head: -abs(head.effect)),
         candidates={way: texts.alternatives(answer.tokens[0]) for way, answer in done.items()},
-        steering=full.steering,
+        steering=done[body.target].steering,
     )
 
 
