@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
+import juice
 from integration.browser.browsing import FOLDER, OpenPage
 from integration.browser.steps import (
     OLIVER,
@@ -165,6 +167,28 @@ def test_a_context_that_changes_nothing_is_told(opened: OpenPage, url: str) -> N
         said = page.locator("#columns .of-none .said").last
         expect(said).to_contain_text("without the context it would begin with “·Japan” (24 %)")
         expect(said).to_contain_text("the context was not used")
+
+
+def test_one_more_head_set_answers_beside_the_three(opened: OpenPage, tmp_path: Path) -> None:
+    """Which of my two sets is better? A set that does nothing lets the context win."""
+    shutil.copytree("head_sets/mini", tmp_path / "mini")
+    with juice.load("mini") as model:
+        idle = model.make_head_set(
+            name="idle", target="parametric", plus=[(0, 0)], minus=[], beta_plus=0.001
+        )
+        idle.save(tmp_path / "mini" / "idle")
+    with serving("--head-sets", str(tmp_path)) as server, opened(server.url) as page:
+        set_options(page, set_beside='{"target":"parametric","head_set":"idle"}')
+        run(page)
+        beside = page.locator("#beside .of-parametric")
+        expect(beside.locator("h2")).to_have_text("idle")
+        expect(beside.locator(".answer")).to_contain_text("Nikolai Gogol")
+        expect(beside.locator(".said").last).to_contain_text("1 heads of idle, strength 1")
+        verdict = page.locator("#verdict")
+        expect(verdict).to_contain_text("The head set idle says something other than parametric.")
+        set_options(page, set_beside="")
+        run(page)
+        assert page.locator("#beside article").count() == 0
 
 
 def test_drawn_answers_are_called_drawn(opened: OpenPage, url: str) -> None:

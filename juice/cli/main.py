@@ -17,6 +17,7 @@ import juice
 from juice import quiet_imports
 from juice.cli import (
     chat,
+    compare,
     console,
     convert,
     doctor,
@@ -72,6 +73,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate.run,
     "generate": generate.run,
     "chat": chat.run,
+    "compare": compare.run,
     "inspect": inspect.run,
     "doctor": doctor.run,
     "pull": hub.pull,

@@ -46,7 +46,8 @@ def signature(steering: Steering) -> str:
     if not steering.coefficients:
         return ""
     betas = {layer: of_heads.tolist() for layer, of_heads in sorted(steering.coefficients.items())}
-    return f"{steering.report.method} {steering.first_position} {betas}"
+    where = steering.first_position, steering.last_position, steering.schedule
+    return f"{steering.report.method} {where} {betas}"
 
 
 def mean(values: Sequence[float]) -> float:

@@ -350,7 +350,8 @@ class Body(Documented):
         return _check_size(body, MAX_KEYS, "fields") if isinstance(body, dict) else body
 
 
-def _from_name(value: Any) -> Any:
+def target_alone(value: Any) -> Any:
+    """Turn the name of a target into a `steer` of it."""
     return {"target": value} if isinstance(value, str) else value
 
 
@@ -359,7 +360,7 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-SteerField = Annotated[Steer | None, BeforeValidator(_from_name), at_most(MAX_KEYS)]
+SteerField = Annotated[Steer | None, BeforeValidator(target_alone), at_most(MAX_KEYS)]
 
 
 class GenerationFields(TrustFields, StructureFields, SamplingOptions, Body):

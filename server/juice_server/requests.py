@@ -316,7 +316,7 @@ class Translator:
         seeds = [
             None if fields.seed is None else _wrapped(fields.seed + i) for i in range(fields.n)
         ]
-        special, warning = add_special_tokens and not is_chat, self._without_gate(steer)
+        special = add_special_tokens and not is_chat
 
         def work() -> list[Request]:
             # The fields were checked with the body.
@@ -339,9 +339,7 @@ class Translator:
                     **self._about_context(prompt, model, steer, add_special_tokens=special),
                 }
                 of_prompt = shared.model_copy(update=limits)
-                one = model.request(ids, of_prompt, priority=priority)
-                if warning is not None:
-                    one = replace(one, steering=one.steering.warning_of(warning))
+                one = self.warned(model.request(ids, of_prompt, priority=priority))
                 # The report is that of the first answer.
                 made += [
                     one.with_options(seed=seed, explain=fields.explain if i == 0 else None)
@@ -364,6 +362,13 @@ class Translator:
                 f"but steer is {steer.target}; drop one",
                 param="steer",
             )
+        return self.settled(steer)
+
+    def settled(self, steer: Steer) -> Steer:
+        """Return a steering with the default gate, where one holds.
+
+        Raises RequestError for heads in the request that the settings do not allow.
+        """
         self._check_inline(steer)
         if steer.uses_heads and steer.gate is None and steer.beyond_gates is None:
             return replace(steer, gate=self.settings.default_gate)
@@ -391,12 +396,14 @@ class Translator:
                 param=param,
             )
 
-    def _without_gate(self, steer: Steer) -> str | None:
-        """Return the warning that the default gate does not hold for a request, where it is so."""
+    def warned(self, request: Request) -> Request:
+        """Return a request that warns where the default gate does not hold for it."""
+        steer = request.options.as_steer
         reason = steer.beyond_gates if steer.uses_heads and steer.gate is None else None
         if reason is None or self.settings.default_gate == "off":
-            return None
-        return f"steered without a gate, which is the default here: {reason}"
+            return request
+        warning = f"steered without a gate, which is the default here: {reason}"
+        return request.with_steering(request.steering.warning_of(warning))
 
     def _alias(self, name: str | None) -> SteerTarget | None:
         """Return the target in a model name such as `mini:context`, None for the plain name.

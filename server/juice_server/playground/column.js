@@ -10,11 +10,11 @@ const SAYS = {
 };
 
 // A piece is text that one token, or the tokens of one character, add: those from first to last.
-export function column(target, choose) {
-  const answer = make("div", { class: "answer", role: "group", "aria-label": `${TITLES[target]}: the answer` });
+export function column(target, choose, title = TITLES[target]) {
+  const answer = make("div", { class: "answer", role: "group", "aria-label": `${title}: the answer` });
   const note = make("p", { class: "said", text: "…" });
   const own = { target, tokens: [], pieces: [], text: "" };
-  own.article = make("article", { class: `of-${target}` }, make("h2", { text: TITLES[target] }), make("p", { class: "said", text: SAYS[target] }), answer, note);
+  own.article = make("article", { class: `of-${target}` }, make("h2", { text: title }), make("p", { class: "said", text: SAYS[target] }), answer, note);
 
   own.add = ({ text, logprobs }) => {
     own.text += text;

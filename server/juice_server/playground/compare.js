@@ -20,6 +20,7 @@ export async function compare(asked, signal, choose) {
   fill(at("columns"), ...ORDER.map((target) => own[target].article));
   fill(at("legend"));
   fill(at("verdict"));
+  fill(at("beside"));
   let last;
   try {
     for await (const event of events("/compare", body, signal)) {
@@ -34,11 +35,28 @@ export async function compare(asked, signal, choose) {
     const answer = last.answers[target];
     own[target].finish(answer ? said(answer) : "there is no head set for this target", answer?.finish_reason === "length");
   }
-  const found = verdict(last, sampling.temperature);
+  const beside = await another(asked, last.answers, signal);
+  const found = verdict(last, sampling.temperature) + beside;
   at("verdict").textContent = found;
   markParting();
   await colour(own, question, signal);
   return { body: { ...body, stream: true }, answers: last.answers, verdict: found };
+}
+
+// The answer by one more head set, in a column below; return what it says beside the set of its target.
+async function another({ question, sampling, gate, beside }, answers, signal) {
+  if (!beside) return "";
+  const { target, head_set } = beside;
+  const body = { ...question, ...sampling, columns: [{ ...beside, ...gate }], logprobs: true, explain: "effect" };
+  const [answer] = (await post("/compare", body, signal)).answers;
+  const own = column(target, () => {}, head_set);
+  own.add(answer);
+  own.finish(said(answer), answer.finish_reason === "length");
+  fill(at("beside"), own.article);
+  const [usual, words] = [answers[target], ` The head set ${head_set} says`];
+  if (!usual || usual.steering.head_set === head_set) return `${words} “${answer.text.trim()}”.`;
+  const same = columns[target].text.trim() === answer.text.trim() ? "the same as" : "something other than";
+  return `${words} ${same} ${usual.steering.head_set}.`;
 }
 
 function verdict({ answers, disagree }, temperature) {

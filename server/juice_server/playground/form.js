@@ -49,6 +49,8 @@ export function showServed(info, sets) {
     const others = own.filter((set) => set !== target);
     refill(at(`set_${target}`), make("option", { value: "", text: usual }), ...others.map(option));
   }
+  const beside = sets.map(({ name, target }) => make("option", { value: JSON.stringify({ target, head_set: name }), text: name }));
+  refill(at("set_beside"), make("option", { value: "", text: "no other set" }), ...beside);
   refill(at("map_set"), ...sets.map((set) => option(set.name)));
 }
 

@@ -2,7 +2,7 @@
 
 import { at } from "./dom.js";
 
-const FIELDS = ["context", "prompt", "max_tokens", "temperature", "seed", "gate", "set_parametric", "set_context"];
+const FIELDS = ["context", "prompt", "max_tokens", "temperature", "seed", "gate", "set_parametric", "set_context", "set_beside"];
 
 // What the form asks now. It never changes: whatever shows an answer keeps what it answers.
 export function read() {
@@ -20,6 +20,7 @@ export function read() {
     }),
     headSets: Object.freeze(Object.keys(named).length ? { head_sets: named } : {}),
     gate: Object.freeze(form.gate ? { gate: form.gate } : {}),
+    beside: form.set_beside ? Object.freeze(JSON.parse(form.set_beside)) : null,
   });
 }
 

@@ -1,30 +1,49 @@
-"""POST /compare: one prompt unsteered, toward its context and toward memory, in one batch."""
+"""POST /compare: one prompt steered in several ways, in one batch.
+
+These are unsteered, toward its context and toward memory, or as many `columns` as are asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from juice.engine.answer import Completion, FinishReason, Update
 from juice.engine.steer import Steer, SteeringReport
 from juice.errors import HeadSetNotFoundError
 from juice.formula import TARGETS, GateMode, SteerTarget, Target
 from juice.head_set.schema import MAX_BETA
-from juice_server.fields import ABSENT, Answer, GenerationFields, Usage, streamed
+from juice_server.fields import (
+    ABSENT,
+    Answer,
+    GenerationFields,
+    Usage,
+    at_most,
+    streamed,
+    target_alone,
+)
 from juice_server.http import StrictRoute
-from juice_server.requests import TokenProbability, TokenScore
+from juice_server.requests import TokenProbability, TokenScore, Translator
 from juice_server.routes.explain import NamedHeadSets, Question, request_for, steered_otherwise
 from juice_server.routes.native import NativeRenderer, Timing
 from juice_server.routes.stream import Event
 from juice_server.service import Service, ServiceOf
 from juice_server.trace import trace_of
 
+MAX_COLUMNS = 16
+Column = Annotated[Steer, BeforeValidator(target_alone)]
+
 
 class CompareRequest(Question, NamedHeadSets, GenerationFields):
     """The body of POST /compare."""
+
+    columns: Annotated[list[Column] | None, Field(min_length=1), at_most(MAX_COLUMNS)] = None
+    """The ways to steer, up to 16, each as `steer` has it on other routes; the answers are then a
+    list. Without it they are the three of the targets.
+    """
 
     strength: float = Field(strict=True, default=1.0, ge=0, le=MAX_BETA)
     """Multiplies the betas."""
@@ -41,14 +60,16 @@ class CompareRequest(Question, NamedHeadSets, GenerationFields):
             raise ValueError("it is steered in every way; leave out steer, and give strength")
         if self.n != 1:
             raise ValueError("each way has one answer; leave out n")
+        of_three = {"strength", "gate", "head_sets"} & self.model_fields_set
+        if self.columns is not None and of_three:
+            raise ValueError(f"{min(of_three)} goes with the three targets; give it in columns")
         self.steer = Steer(target="none")
         return self
 
-    def steered(self, target: Target) -> CompareRequest:
-        """Return the same for one way of steering."""
+    def steer_toward(self, target: Target) -> Steer:
+        """Return how to steer toward one of the targets."""
         name = self.head_set_of(target)
-        steer = Steer(target=target, strength=self.strength, head_set=name, gate=self.gate)
-        return self.model_copy(update={"steer": steer})
+        return Steer(target=target, strength=self.strength, head_set=name, gate=self.gate)
 
 
 class SteeredAnswer(Answer):
@@ -73,10 +94,12 @@ class CompareResponse(Answer):
     """The id of the answer."""
     model: str
     """The name of the model."""
-    answers: dict[SteerTarget, SteeredAnswer]
-    """By target."""
+    answers: dict[SteerTarget, SteeredAnswer] | list[SteeredAnswer]
+    """By target, or in the order of `columns`."""
     disagree: bool | None
-    """Whether the answers of context and memory differ; null where one has no head set."""
+    """Whether the answers of context and memory differ; null where one has no head set. With
+    `columns`, whether any two of them do.
+    """
     usage: Usage
     """Tokens of the prompt and of all answers."""
     timing: Timing
@@ -90,22 +113,37 @@ router = APIRouter(route_class=StrictRoute)
 async def compare(body: CompareRequest, request: Request, service: ServiceOf) -> Response:
     """Show what context and memory would each answer.
 
-    With `stream`: events {"target", "text"}, with `logprobs` their tokens, a last one with the
-    rest, and [DONE].
+    With `stream`: events {"target", "text"}, or {"column", "text"} with its number, with `logprobs`
+    their tokens, a last one with the rest, and [DONE].
     """
     translator, trace = service.translator, trace_of(request.scope)
+    ways = _targets(body, translator) if body.columns is None else body.columns
+    steers = [
+        translator.settled(way if isinstance(way, Steer) else body.steer_toward(way))
+        for way in ways
+        if way != "none"
+    ]
+    # Where the question begins is found for the request from which the others are made.
+    of_question = [steer for steer in steers if steer.positions == "question"]
+    fields = body.model_copy(update={"steer": of_question[0]}) if of_question else body
+    made = await request_for(translator, request, body, fields, top_logprobs=body.top)
+    requests = [steered_otherwise(translator, body, made, steer) for steer in steers]
+    if body.columns is None:
+        requests = [made, *requests]
+    trace.steer, trace.n_choices = "", len(requests)
+    renderer = CompareRenderer(service, request, body, ways)
+    return await renderer.answered(requests, is_stream=body.stream)
+
+
+def _targets(body: CompareRequest, translator: Translator) -> list[SteerTarget]:
+    """Return no steering and the targets that can be steered to; raises HeadSetNotFoundError."""
     targets = body.targets(translator.model.head_sets.targets())
     if not targets:
         raise HeadSetNotFoundError(
             "there is nothing to compare: no head set named context or parametric has betas; "
             "see /v1/head_sets and `juice tune`"
         )
-    unsteered = await request_for(translator, request, body, body, top_logprobs=body.top)
-    steers = [translator.steer(body.steered(target), None) for target in targets]
-    requests = [unsteered, *(steered_otherwise(translator, body, unsteered, s) for s in steers)]
-    trace.steer, trace.n_choices = "", len(requests)
-    renderer = CompareRenderer(service, request, body, ["none", *targets])
-    return await renderer.answered(requests, is_stream=body.stream)
+    return ["none", *targets]
 
 
 class CompareRenderer(NativeRenderer):
@@ -115,31 +153,43 @@ class CompareRenderer(NativeRenderer):
     streamed: ClassVar = {"answers": {"__all__": {"text", "logprobs"}}}
 
     def __init__(
-        self, service: Service, request: Request, body: CompareRequest, ways: list[SteerTarget]
+        self,
+        service: Service,
+        request: Request,
+        body: CompareRequest,
+        ways: Sequence[SteerTarget | Steer],
     ) -> None:
         super().__init__(service, request, has_logprobs=body.logprobs)
         self._ways = ways
 
     def events(self, update: Update) -> Iterable[Event]:
-        return self.piece(update, {"target": self._ways[update.index], "text": update.text})
+        way = self._ways[update.index]
+        place: Event = {"column": update.index} if isinstance(way, Steer) else {"target": way}
+        return self.piece(update, {**place, "text": update.text})
 
     def of(self, completions: list[Completion]) -> CompareResponse:
-        answers = {
-            target: SteeredAnswer(
+        listed = [
+            SteeredAnswer(
                 text=completion.text,
                 finish_reason=completion.finish_reason,
                 first_token=self._texts.alternatives(completion.tokens[0]),
                 steering=completion.steering,
                 logprobs=self.logprobs(completion.tokens),
             )
-            for target, completion in zip(self._ways, completions, strict=True)
+            for completion in completions
+        ]
+        by_target = {
+            way: answer
+            for way, answer in zip(self._ways, listed, strict=True)
+            if not isinstance(way, Steer)
         }
-        texts = {answers[target].text.strip() for target in TARGETS if target in answers}
+        compared = [by_target[target] for target in TARGETS if target in by_target]
+        texts = {answer.text.strip() for answer in (compared if by_target else listed)}
         return CompareResponse(
             id=self._id,
             model=self._model_name,
-            answers=answers,
-            disagree=len(texts) > 1 if len(answers) > 2 else None,
+            answers=by_target or listed,
+            disagree=None if len(compared) == 1 else len(texts) > 1,
             usage=Usage.of(self._trace),
             timing=self.timing(completions),
         )

@@ -123,7 +123,8 @@ def steered_otherwise(
     """Return the same request with other steering, its prompt not read again."""
     model = translator.chat_model if question.is_chat else translator.model
     options = request.options.model_copy(update={"steer": steer})
-    return model.request(request.prompt_ids, options, priority=request.priority)
+    made = model.request(request.prompt_ids, options, priority=request.priority)
+    return translator.warned(made)
 
 
 MAX_ANSWERS, MAX_ANSWER_TOKENS, MAX_STRENGTHS, MAX_HEADS = 8, 4096, 64, 64

@@ -1,0 +1,107 @@
+"""`juice compare`: which of two head sets is better, on the same examples."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from juice.cli import console, options
+from juice.engine.load_options import EngineOptions, LoadOptions
+from juice.errors import UsageError
+
+if TYPE_CHECKING:
+    from juice.engine.steer import Steering
+    from juice.formula import Target
+    from juice.identification.outcomes import Outcome
+    from juice.steered_model import SteeredModel
+
+NAMES = ("unsteered", "a", "b")
+
+
+@options.spelled_out
+def run(
+    set_a: options.HeadSetArgument,
+    set_b: options.HeadSetArgument,
+    data: Annotated[str, typer.Option(help=options.SOURCES)],
+    loading: LoadOptions,
+    running: EngineOptions,
+    model: options.Model = "mini",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Examples, spread over the relations; else all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of which examples.")] = 0,
+    chat_template: options.ChatTemplate = None,
+    head_sets: options.HeadSets = None,
+    json: options.Json = False,
+) -> None:
+    """Say which of two head sets gives their target's answer more often, on the same examples.
+
+    Each steers as it is served by default, without a gate, at strength 1.
+    """
+    from juice.data.readers.sources import read_examples
+    from juice.engine.steer import unsteered
+    from juice.evaluation.splits import limited
+    from juice.identification.outcomes import Trials, difference_interval
+
+    examples = limited(read_examples(data, split="test"), limit, seed)
+    loaded = options.in_chat(
+        options.load(model, loading, head_sets, running), chat_template, examples
+    )
+    sides = {"a": _side(loaded, set_a), "b": _side(loaded, set_b)}
+    target = sides["a"][0]
+    if target != sides["b"][0]:
+        raise UsageError(
+            f"{set_a} steers toward {target}, {set_b} toward {sides['b'][0]}; name two of one "
+            "target"
+        )
+    steerings = {"unsteered": unsteered(), **{name: side[1] for name, side in sides.items()}}
+    trials = Trials(loaded, examples, target, steerings, "comparing", console.progress)
+    outcomes = {name: trials.outcome(name) for name in NAMES}
+    gains = trials.gains("a", "b")
+    interval = difference_interval(gains)
+    assert interval is not None, "there are examples"
+    found = {
+        "target": target,
+        "n_examples": len(examples),
+        "sets": {name: sides[name][1].report.head_set for name in sides},
+        "accuracy": {name: each.accuracy for name, each in outcomes.items()},
+        "difference": fmean(gains),
+        "interval": list(interval),
+    }
+    named = {"unsteered": "unsteered", "a": set_a, "b": set_b}
+    lines = [*_table(named, outcomes), _verdict(found, set_a, set_b)]
+    console.answer_either("\n".join(lines), found, as_json=json)
+
+
+def _side(model: SteeredModel, given: str) -> tuple[Target, Steering]:
+    """Return the target of a named set, and its steering."""
+    from juice.engine.steer import Steer
+    from juice.head_set.head_set import HeadSet
+
+    found = options.head_set_for(model, given)
+    head_set = found if isinstance(found, HeadSet) else model.head_sets.get(given)
+    return head_set.target, model.resolve(Steer(target=head_set.target, head_set=head_set))
+
+
+def _table(named: dict[str, str], outcomes: dict[str, Outcome]) -> list[str]:
+    types = list(outcomes["a"].accuracy)
+    width = max(map(len, named.values())) + 2
+    lines = [f"{'':{width}}" + "".join(f"{t:>14}" for t in types)]
+    for name, title in named.items():
+        shares = (outcomes[name].accuracy[t] for t in types)
+        lines.append(f"{title:{width}}" + "".join(f"{share:>14.2f}" for share in shares))
+    return lines
+
+
+def _verdict(found: dict[str, Any], set_a: str, set_b: str) -> str:
+    low, high = found["interval"]
+    difference = found["difference"]
+    within = f"{abs(difference):.2f} more of the conflicts of {found['n_examples']} examples"
+    bounds = sorted((low, high) if difference >= 0 else (-high, -low))
+    within += f", 95 % interval {bounds[0]:+.2f} to {bounds[1]:+.2f}"
+    if low <= 0 <= high:
+        return f"neither is certainly better: {set_a if difference >= 0 else set_b} wins {within}"
+    better = set_a if difference > 0 else set_b
+    return f"{better} is better: it wins {within}"

@@ -1,0 +1,78 @@
+"""`juice compare`: the counts of plain generation, and a verdict that follows from the interval."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+import juice as library
+from tests.support.commands import juice
+
+N = 12
+
+
+@pytest.fixture(scope="module")
+def model() -> library.SteeredModel:
+    return library.load("mini")
+
+
+@pytest.fixture(scope="module")
+def weak(model: library.SteeredModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a set that does little."""
+    folder = tmp_path_factory.mktemp("sets") / "mini" / "weak"
+    made = model.make_head_set(
+        name="weak", target="parametric", plus=[(5, 7)], minus=[], beta_plus=0.125
+    )
+    made.save(folder)
+    return folder
+
+
+def test_it_counts_what_plain_generation_gives(
+    model: library.SteeredModel, weak: Path, tmp_path: Path
+) -> None:
+    examples = library.read_examples("mini", split="test")[:N]
+    data = tmp_path / "some.jsonl"
+    data.write_text("".join(f"{e.model_dump_json(exclude_defaults=True)}\n" for e in examples))
+    done = juice("compare", "parametric", str(weak), "--data", str(data), "--json")
+    found = json.loads(done.stdout)
+    assert (found["n_examples"], found["sets"]) == (N, {"a": "parametric", "b": "weak"})
+    steers = {
+        "unsteered": "none",
+        "a": "parametric",
+        "b": library.Steer(target="parametric", head_set=library.HeadSet.load(weak)),
+    }
+    right: dict[tuple[str, str], list[float]] = {}
+    for name, steer in steers.items():
+        for kind in ("clean", "substitution", "coherent"):
+            prompts = [e.prompts[kind] for e in examples]
+            answers = model.generate(prompts, steer=steer, max_tokens=15)
+            heads = [" ".join(answer.text.split()[:5]).lower() for answer in answers]
+            right[name, kind] = [
+                float(any(one.lower() in head for one in e.parametric_answer))
+                for head, e in zip(heads, examples, strict=True)
+            ]
+            assert found["accuracy"][name][kind] == pytest.approx(fmean(right[name, kind]))
+    conflicts = ("substitution", "coherent")
+    by_set = [fmean(fmean(right[name, kind]) for kind in conflicts) for name in ("a", "b")]
+    assert found["difference"] == pytest.approx(by_set[0] - by_set[1])
+    low, high = found["interval"]
+    assert low < found["difference"] < high
+
+
+def test_the_verdict_names_the_better_one_or_neither(weak: Path) -> None:
+    given = ("--data", "mini", "--limit", "40")
+    better = juice("compare", str(weak), "parametric", *given).stdout.splitlines()[-1]
+    assert better.startswith("parametric is better: it wins 0.")
+    same = juice("compare", "parametric", "parametric", *given).stdout.splitlines()[-1]
+    assert same.startswith("neither is certainly better")
+
+
+def test_two_targets_and_unknown_sets_are_refused() -> None:
+    given = ("--data", "mini", "--limit", "4")
+    two = juice("compare", "parametric", "context", *given)
+    assert (two.returncode, "name two of one target" in two.stderr) == (2, True)
+    unknown = juice("compare", "parametric", "nothing", *given)
+    assert (unknown.returncode, "nothing" in unknown.stderr) == (2, True)
