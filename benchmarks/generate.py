@@ -2,17 +2,50 @@
 
 The naive two runs recompute the whole prompt twice for every token, without a cache, one request at
 a time. The ways take turns; a number is the median of the rounds, after one to warm up.
+
+`python -m benchmarks.generate inline MODEL` measures heads in the request against the same heads in
+a head set, round by round.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 
 import juice
 from benchmarks import rig
 from tests.support import oracle
 
 N_ROUNDS, N_TOKENS, N_REQUESTS = 9, 32, 16
+
+
+N_PAIRS = 40
+
+
+def inline(name: str) -> None:
+    """Print the time of requests that bring their heads over that of those that name their set."""
+    model = juice.load(name)
+    prompts = [e.prompts["coherent"] for e in juice.read_examples("mini")[:N_REQUESTS]]
+    options = {"max_tokens": N_TOKENS, "ignore_eos": True}
+    ratios = {}
+    for target in ("context", "parametric"):
+        head_set = model.head_sets.get(target)
+        scaled = [
+            (layer, head, value)
+            for layer, row in head_set.coefficients().items()
+            for head, value in enumerate(row.tolist())
+            if value
+        ]
+        given = juice.Steer(coefficients=scaled, method=head_set.method)
+        named = juice.Steer(target=target)
+        ratio = rig.paired(
+            lambda steer=given: model.generate(prompts, steer=steer, **options),
+            lambda steer=named: model.generate(prompts, steer=steer, **options),
+            N_PAIRS,
+        )
+        ratios[target] = {"n_heads": len(scaled), "method": head_set.method, **ratio._asdict()}
+    result = {"model": model.id, "seconds_inline_over_named": ratios, "machine": rig.machine()}
+    print(json.dumps(result, indent=1))
 
 
 def main() -> None:
@@ -52,4 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    inline(sys.argv[2]) if sys.argv[1:2] == ["inline"] else main()

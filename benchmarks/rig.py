@@ -9,6 +9,7 @@ rounds; engines have a process each, and one that fails, ends or hangs takes not
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import signal
@@ -23,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -291,6 +292,29 @@ def medians(ways: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, f
             if round_number:
                 seconds[name].append(time.perf_counter() - begun)
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+class Ratio(NamedTuple):
+    """The median ratio of two ways, round by round, with its 95 % interval by order statistics."""
+
+    median: float
+    low: float
+    high: float
+
+
+def paired(one: Callable[[], object], other: Callable[[], object], n_rounds: int) -> Ratio:
+    """Return the seconds of one way over those of another; they take turns, in either order."""
+    ratios = []
+    for i in range(n_rounds + 1):
+        seconds = [0.0, 0.0]
+        for which in (0, 1) if i % 2 else (1, 0):
+            start = time.perf_counter()
+            (one, other)[which]()
+            seconds[which] = time.perf_counter() - start
+        ratios.append(seconds[0] / seconds[1])
+    ordered = sorted(ratios[1:])  # the first round warms up
+    k = max(0, math.floor((n_rounds - 1.96 * n_rounds**0.5) / 2))
+    return Ratio(statistics.median(ordered), ordered[k], ordered[-1 - k])
 
 
 def show(title: str, values: dict[str, float]) -> None:
