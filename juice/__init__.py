@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from juice.engine.load_options import Limits, LoadOptions
     from juice.engine.request import GenerationOptions
     from juice.engine.sampling_options import SamplingOptions
-    from juice.engine.steer import Steer
+    from juice.engine.steer import FirstGenerated, Steer
     from juice.errors import JuiceError
     from juice.evaluation.run import evaluate
     from juice.head_set.head_set import HeadSet
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Completion",
     "ConflictExample",
+    "FirstGenerated",
     "GenerationOptions",
     "Head",
     "HeadSet",
@@ -53,6 +54,7 @@ __all__ = [
 _HOMES = {
     "Completion": "juice.engine.answer",
     "ConflictExample": "juice.data.example",
+    "FirstGenerated": "juice.engine.steer",
     "GenerationOptions": "juice.engine.request",
     "Head": "juice.head_set.schema",
     "HeadSet": "juice.head_set.head_set",

@@ -80,6 +80,8 @@ ASKED: dict[str, Any] = {
     **dict.fromkeys(("strength", "beta", "beta_plus", "beta_minus"), 2.0),
     "gate": "auto",
     "positions": "question",
+    "heads": {"plus": [[0, 0]]},
+    "coefficients": [[0, 0, 1.0]],
 }
 # As the route has them that serves them, with what they need.
 FORMS: dict[tuple[str, str], dict[str, Any]] = {

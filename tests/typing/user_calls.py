@@ -27,7 +27,13 @@ def generate(model: juice.SteeredModel, head_set: juice.HeadSet) -> list[str]:
     model.generate("x", max_tokens=1.5)  # wrong
     model.generate("x", logit_bias={"a": 1.0})  # wrong
     juice.Steer(target="memory")  # wrong
-    juice.Steer(strength=2.0)  # wrong
+    by_sign = {"plus": [(1, 2)], "minus": [(2, 0)]}
+    juice.Steer(target="context", heads=by_sign, beta_plus=2, beta_minus=-1)
+    juice.Steer(coefficients=[(1, 2, 0.5)], positions=juice.FirstGenerated(first_n_generated=2))
+    juice.Steer(coefficients=[(1, 2)])  # wrong
+    juice.Steer(target="context", strength=(1.0, 0.5), positions="last")
+    juice.Steer(target="context", positions="end")  # wrong
+    juice.Steer(target="context", strength=("1",))  # wrong
     return [one.text for one in done]
 
 

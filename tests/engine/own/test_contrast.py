@@ -160,6 +160,7 @@ def test_a_separate_context_goes_before_the_prompt_and_is_weighted_by_the_streng
         "positions": "all",
         "gate": None,
         "exact": True,
+        "effect": None,
         "warnings": (),
     }
 
