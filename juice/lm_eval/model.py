@@ -101,10 +101,10 @@ class JuiceLM(TemplateLM):
             asked = steer
         else:
             asked = Steer(target=steer, **fields)  # type: ignore[arg-type]
-        if asked.positions != "all":
+        if asked.positions != "all" or isinstance(asked.strength, tuple):
             raise UsageError(
-                f"positions is {asked.positions}, but a task's prompts do not say where the "
-                "question begins, nor where an answer does; leave positions out"
+                "a task's prompts do not say where the question begins, nor where an answer does; "
+                "leave positions out, and give strength as one number"
             )
         model.resolve(asked)  # reports what is wrong before a task is built
         self.model, self.steer = model, asked

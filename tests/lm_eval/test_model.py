@@ -54,6 +54,7 @@ MISTAKES = (
     ({"max_length": 1024}, "expected 1 to 1023"),
     ({"steer": "context", "gate": "auto"}, "leave gate out for rolling tasks"),
     ({"steer": "context", "method": "cad"}, "method cad needs the context"),
+    ({"steer": "context", "strength": [1, 0.5]}, "give strength as one number"),
 )
 
 
