@@ -302,6 +302,8 @@ def test_a_server_that_stops_in_mid_stream_is_told(opened: OpenPage) -> None:
         expect(page.locator("#problem")).to_be_in_viewport()
         expect(page.locator("#problem")).to_contain_text("server")
         expect(page.locator("#columns .said").last).to_have_text("cut off")
+        # A second signal, once the handlers are gone, would end the process in its own way.
+        assert server.process.wait(60) == 0
 
 
 def test_what_the_server_refuses_is_shown_in_its_words(opened: OpenPage, url: str) -> None:
