@@ -4,7 +4,7 @@
 
 The source is z of the clean run (`juice`) or z itself (`june`). A head set and its betas are for
 one target and one of METHODS. A request may also ask for `none`, or for one of CONTRASTS, which
-need no head set.
+need no head set: they choose tokens by what the context changes, in the way of other authors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,16 @@ STEER_TARGETS: tuple[SteerTarget, ...] = (*TARGETS, "none")
 
 Method = Literal["juice", "june"]
 METHODS: tuple[Method, ...] = ("juice", "june")
-SteerMethod = Literal["juice", "june", "cad", "adacad"]
-CONTRASTS: tuple[SteerMethod, ...] = ("cad", "adacad")
+ContrastMethod = Literal["cad", "adacad", "cocoa", "ckplug", "grd"]
+SteerMethod = Literal["juice", "june", "cad", "adacad", "cocoa", "ckplug", "grd"]
+# Each contrast's targets.
+CONTRASTS: dict[ContrastMethod, tuple[Target, ...]] = {
+    "cad": ("context",),
+    "adacad": ("context",),
+    "cocoa": ("context",),
+    "ckplug": TARGETS,
+    "grd": ("parametric",),
+}
 STEER_METHODS: tuple[SteerMethod, ...] = (*METHODS, *CONTRASTS)
 
 ConflictType = Literal["clean", "substitution", "coherent"]
@@ -42,6 +50,11 @@ NAMED_POSITIONS: tuple[NamedPositions, ...] = ("all", "question", "generated", "
 def scales_heads(method: SteerMethod) -> TypeGuard[Method]:
     """Return whether a method scales heads, and so needs a head set."""
     return method in METHODS
+
+
+def is_contrast(method: SteerMethod | None) -> TypeGuard[ContrastMethod]:
+    """Return whether a method is a contrast, and so needs the prompt without its context."""
+    return method in CONTRASTS
 
 
 def add_scaled(z: torch.Tensor, source: torch.Tensor, coefficient: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,6 @@ from juice.evaluation.options import (
     EvaluationOptions,
     require_extra,
 )
-from juice.formula import CONTRASTS
 
 if TYPE_CHECKING:
     from juice.data.example import ConflictExample
@@ -46,8 +45,8 @@ class Asked(Options):
     methods: str = Field(
         default="all",
         description=(
-            "`all`, or some of: original, prompt, cad, adacad, ph3 (large and small), june, "
-            "juice, served_once, served, learned, question, gated, gated_apart."
+            "`all`, or some of: original, prompt, cad, adacad, cocoa, ckplug, grd, ph3 (large and "
+            "small), june, juice, served_once, served, learned, question, gated, gated_apart."
         ),
     )
     analyses: str = Field(
@@ -75,6 +74,8 @@ class Asked(Options):
 
     def options(self, wanted: EvaluationOptions) -> EvaluationOptions:
         """Return all options of the evaluation."""
+        from juice.evaluation.methods import methods_for
+
         chosen: dict[str, Any] = {
             "n_seeds": self.seeds,
             "targets": ("parametric", "context") if self.target == "both" else (self.target,),
@@ -83,10 +84,10 @@ class Asked(Options):
             if self.analyses == "none"
             else _names("--analyses", self.analyses, ANALYSIS_NAMES),
         }
-        if self.target == "parametric" and set(chosen["methods"]) <= set(CONTRASTS):
+        if not any(methods_for(target, chosen["methods"]) for target in chosen["targets"]):
             raise UsageError(
-                "cad and adacad steer toward the context only; choose --target context, or other "
-                "--methods"
+                f"{', '.join(chosen['methods'])} do not steer toward {self.target}; choose another "
+                "--target, or other --methods"
             )
         return EvaluationOptions.of(**wanted.model_dump() | chosen)
 

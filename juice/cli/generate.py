@@ -39,8 +39,8 @@ class SteerFlags(Options):
     )
     method: SteerMethod | None = Field(
         default=None,
-        description="juice (two runs), june (one run), or cad and adacad (context-aware decoding); "
-        "else the head set's.",
+        description="juice (two runs), june (one run), or a contrast (cad, adacad, cocoa, ckplug, "
+        "grd); else the head set's.",
     )
     beta_plus: float | None = Field(
         default=None, description="Replaces the tuned beta of the + heads."
@@ -64,7 +64,7 @@ class AnswerFlags(SamplingOptions):
 
     context: str | None = Field(
         default=None,
-        description="Text that goes before the prompt; cad and adacad need it separately.",
+        description="Text that goes before the prompt; contrasts need it separately.",
     )
     max_tokens: int = Field(default=64, description="At most this many new tokens.")
     explain: Explain | None = Field(
@@ -133,7 +133,8 @@ def _compared(model: SteeredModel, steering: SteerFlags) -> list[SteerTarget | S
     ):
         raise UsageError(
             "--compare shows no steering, context and parametric side by side; "
-            "drop --steer, --head-set, the betas, --gate, --positions and --method cad or adacad"
+            "drop --steer, --head-set, the betas, --gate, --positions and any "
+            "--method but juice and june"
         )
     of_method = f" for {method}" if method else ""
     served, named = model.head_sets.targets(method), model.head_sets.by_name

@@ -50,7 +50,9 @@ class Capability(Enum):
     """Something that not every engine can do; the value completes "the engine cannot ..."."""
 
     WATCH = "report the log-probabilities of chosen tokens"
-    CONTRAST = "run context-aware decoding (method cad or adacad)"
+    CONTRAST = (
+        "contrast prompts with those without context (methods cad, adacad, cocoa, ckplug, grd)"
+    )
     ACTIVATIONS = "give access to the model's activations (finding heads, analyses, juice doctor)"
 
 

@@ -19,7 +19,15 @@ from juice.engine.sampling_options import SamplingOptions
 from juice.engine.steer import GateReport, GivenHeadSet, Steer, Steering, unsteered
 from juice.engine.structure import Structure
 from juice.errors import ContextLengthError, JuiceError, RequestError
-from juice.formula import CONTRASTS, Explain, GateMode, SteerTarget
+from juice.formula import (
+    CONTRASTS,
+    ContrastMethod,
+    Explain,
+    GateMode,
+    SteerTarget,
+    Target,
+    is_contrast,
+)
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import GateRule, Signal
 
@@ -63,8 +71,8 @@ class GenerationOptions(SamplingOptions):
     context: str | None = Field(default=None, description="Text to put before the prompt.")
     without_context: str | tuple[int, ...] | None = Field(
         default=None,
-        description="The prompt alone, where it already contains its context; `cad`, `adacad` and "
-        "gates toward memory use it.",
+        description="The prompt alone, where it already contains its context; contrasts and gates "
+        "toward memory use it.",
     )
     question_at: int | None = Field(
         default=None,
@@ -211,33 +219,38 @@ def _usable(rules: Sequence[GateRule], without_context: tuple[int, ...] | None) 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Context-aware decoding (Shi et al., 2024): the prompt without its context, and its weight.
+    """A contrast: the prompt without its context, whose logits are mixed with those of the prompt.
 
-    Every token is chosen from `(1 + weight) * logits - weight * logits without the context`, and
-    goes into both rows. An adaptive contrast (AdaCAD, Wang et al., 2025) multiplies the weight at
-    every token by the Jensen-Shannon divergence of the two distributions, in bits, 0 to 1.
+    Every token is chosen from the mixture, and goes into both rows. docs/method.md, "Contrasts",
+    says how each method mixes.
     """
 
     prompt_ids: tuple[int, ...]
-    weight: float = 1.0
-    is_adaptive: bool = False
+    method: ContrastMethod = "cad"
+    target: Target = "context"
+    strength: float = 1.0
 
 
 def contrast_of(steer: Steer, without_context: tuple[int, ...] | None) -> Contrast | None:
-    """Return the contrast of a request; None where its method has none, or its weight is 0.
+    """Return the contrast of a request; None where its method has none, or its strength is 0.
 
     Raises RequestError where the prompt without its context is not given.
     """
-    if steer.method not in CONTRASTS or not steer.strength:
+    if not is_contrast(steer.method) or not steer.strength:
         return None
     if without_context is None:
         raise RequestError(
             f"method {steer.method} needs the context separately; give it as `context`",
             param="context",
         )
-    assert not isinstance(steer.strength, tuple), "a contrast has one weight"
-    is_adaptive = steer.method == "adacad"
-    return Contrast(prompt_ids=without_context, weight=steer.strength, is_adaptive=is_adaptive)
+    assert not isinstance(steer.strength, tuple), "a contrast has one strength"
+    assert steer.target in CONTRASTS[steer.method], "checked when it was made"
+    return Contrast(
+        prompt_ids=without_context,
+        method=steer.method,
+        target=steer.target,
+        strength=steer.strength,
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -249,7 +262,7 @@ class Request:
         options: The options that the caller gave.
         steering: Its coefficients by head, and the positions at which they are added.
         gate: The gate that decides whether it is steered; None steers it always.
-        contrast: For `cad` and `adacad`; all log-probabilities are then those of the combined
+        contrast: For the methods that contrast; all log-probabilities are then those of the mixed
             logits.
         without_context: The tokens of the prompt without its context, which `explain` compares it
             with; none where that is not given apart.
@@ -346,7 +359,8 @@ class Request:
             )
         if self.contrast is not None and options.prompt_logprobs:
             raise RequestError(
-                "methods cad and adacad score new tokens only; leave out prompt_logprobs (echo)",
+                f"method {self.contrast.method} scores new tokens only; leave out prompt_logprobs "
+                "(echo)",
                 param="steer.method",
             )
         if options.structure is None:

@@ -23,11 +23,13 @@ from juice.formula import (
     NAMED_POSITIONS,
     STEER_METHODS,
     STEER_TARGETS,
+    ContrastMethod,
     GateMode,
     Method,
     NamedPositions,
     SteerMethod,
     SteerTarget,
+    is_contrast,
     scales_heads,
 )
 from juice.head_set.head_set import HeadSet
@@ -129,8 +131,8 @@ class Steer:
             left out where `coefficients` are given.
         strength: Multiplies both betas, 0 to 100; 1 is as tuned. Several are a schedule: the first
             holds for the prompt, which decides the first new token, the next ones for each new
-            token in turn, and the last for all that follow. For `cad` and `adacad`, the contrast's
-            weight.
+            token in turn, and the last for all that follow. It is the weight of a
+            contrast, at most 1 for `ckplug`.
         head_set: A head set, or the name of one; without it, the set named like the target.
         heads: The + and - heads themselves, each as (layer, head), in place of a head set; they
             need `beta_plus` and `beta_minus`.
@@ -138,9 +140,9 @@ class Steer:
             in place of a head set.
         beta_plus: Scale of the + heads instead of the tuned one, 0 to 100.
         beta_minus: Scale of the - heads instead of the tuned one, -100 to 0.
-        method: `juice` (the dual run), `june` (the single run), `cad` (context-aware decoding) or
-            `adacad` (the same, its weight set by how far the context changes each token); without
-            it, the head set's own.
+        method: `juice` (the dual run), `june` (the single run), or a contrast with the prompt
+            without its context: `cad`, `adacad` or `cocoa` toward the context, `grd` toward memory,
+            `ckplug` toward either; without it, the head set's own.
         gate: `auto` steers only where the head set's gate finds a reason to, `off` always; without
             it, as the server is set, else always.
         positions: `all`; `question` to steer only what comes after the context, which is then
@@ -194,30 +196,41 @@ class Steer:
                 f"{unused} is given, but steer is none; name a target: context or parametric",
                 param="steer.target",
             )
-        if self.method in CONTRASTS and self.target != "context":
-            raise RequestError(
-                f"method {self.method} steers toward the context only; steer is {self.target}: "
-                "choose steer=context, or method juice or june",
-                param="steer.method",
-            )
-        if self.method in CONTRASTS and unused:
-            raise RequestError(
-                f"{unused} is given, but method {self.method} uses no heads; drop it",
-                param=f"steer.{unused}",
-            )
+        if is_contrast(self.method):
+            self._check_contrast(self.method, unused)
         for name in RANGES.keys() - {"strength"}:
             check_scale(name, getattr(self, name))
-        if isinstance(self.strength, tuple) and self.method in CONTRASTS:
-            raise RequestError(
-                f"strength is a schedule, but method {self.method} has one weight; give one number",
-                param="steer.strength",
-            )
         self._check_inline()
         if self.gate == "auto" and (reason := self.beyond_gates):
             raise RequestError(
                 f"gate is auto, but {reason}; a gate holds for a head set's own betas at all "
                 "positions: turn it off (gate=off)",
                 param="steer.gate",
+            )
+
+    def _check_contrast(self, method: ContrastMethod, unused: str | None) -> None:
+        targets = CONTRASTS[method]
+        if self.target not in targets:
+            raise RequestError(
+                f"method {method} steers toward {' or '.join(targets)} only; steer is "
+                f"{self.target}: choose steer={targets[0]}, or method juice or june",
+                param="steer.method",
+            )
+        if unused:
+            raise RequestError(
+                f"{unused} is given, but method {method} uses no heads; drop it",
+                param=f"steer.{unused}",
+            )
+        if isinstance(self.strength, tuple):
+            raise RequestError(
+                f"strength is a schedule, but method {method} has one weight; give one number",
+                param="steer.strength",
+            )
+        if method == "ckplug" and self.strength > 1:
+            raise RequestError(
+                f"strength is {self.strength:g}; expected a number from 0 to 1 for method ckplug, "
+                "where 1 is all that it can do",
+                param="steer.strength",
             )
 
     def _check_inline(self) -> None:
@@ -270,7 +283,7 @@ class Steer:
     def method_with(self, head_set: HeadSet) -> Method:
         """Return the method that scales the heads of a set: the one asked for, else the set's."""
         asked = self.method or head_set.method
-        assert scales_heads(asked), "cad and adacad use no head set"
+        assert scales_heads(asked), "contrasts use no head set"
         return asked
 
 
@@ -349,9 +362,8 @@ class SteeringReport:
         beta_plus: The scale of the + heads before the strength; the smallest and the largest where
             each head has its own.
         beta_minus: The same of the - heads.
-        strength: The factor of all betas, or the schedule of it; for `cad` and `adacad`, the
-            weight of the contrast.
-        method: `juice`, `june`, `cad` or `adacad`.
+        strength: The factor of all betas, or the schedule of it, or the weight of a contrast.
+        method: `juice`, `june`, or a contrast.
         n_heads: The number of heads that were steered.
         positions: The positions that are steered: `all`, `question`, `last`, `generated`, or the
             first so many generated ones.
@@ -491,8 +503,8 @@ def resolve(
 
     Args:
         steer: The steering that the request asks for.
-        head_set: The head set to use; None for `none`, `cad` and `adacad`, which use none, and for
-            heads in the request.
+        head_set: The head set to use; None for `none` and contrasts, which use none, and for heads
+            in the request.
         model_id: The model's id, for errors.
         heads_per_layer: The number of its heads in each layer; for heads in the request.
         chat_template_sha256: The hash of the chat template of the prompt; None for a plain prompt.

@@ -36,7 +36,7 @@ def _key(request: Request) -> bytes:
         request.options.watch,
         signature(request.steering),
         gate and (gate.signal, gate.threshold, gate.without_context),
-        contrast and (contrast.prompt_ids, contrast.weight, contrast.is_adaptive),
+        contrast and (contrast.prompt_ids, contrast.method, contrast.target, contrast.strength),
     )
     return hashlib.sha256(repr(what).encode()).digest()
 

@@ -16,7 +16,7 @@ from juice.engine.steer import Steer
 from juice.errors import JuiceError
 from juice.evaluation import path_patching
 from juice.evaluation.head_sets import HeadSets, finders
-from juice.evaluation.methods import CAD_WEIGHT, RECIPES, UNSTEERED, Recipe, Treatment
+from juice.evaluation.methods import CONTRAST_STRENGTH, RECIPES, UNSTEERED, Recipe, Treatment
 from juice.evaluation.options import MethodName
 from juice.evaluation.splits import Splits, domain_of
 from juice.formula import CONFLICTS, ConflictType, Target
@@ -97,7 +97,7 @@ class Preparer:
         elif recipe.prunes:
             steer = pruning(self.model, [Head(*head) for head in choice["heads"]], target)
         elif recipe.contrast is not None:
-            steer = Steer(target=target, method=recipe.contrast, strength=CAD_WEIGHT)
+            steer = Steer(target=target, method=recipe.contrast, strength=CONTRAST_STRENGTH)
         return Treatment(target=target, steer=steer, instructs=recipe.instructs, apart=recipe.apart)
 
     def _head_set(self, recipe: Recipe, target: Target) -> HeadSet:

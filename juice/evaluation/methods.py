@@ -18,7 +18,7 @@ from juice.data.example import ConflictExample, context_end, has_context_apart, 
 from juice.engine.request import Request
 from juice.engine.steer import Steer
 from juice.evaluation.options import METHOD_NAMES, MethodName
-from juice.formula import CONTRASTS, ConflictType, Method, NamedPositions, SteerMethod, Target
+from juice.formula import CONTRASTS, ConflictType, ContrastMethod, Method, NamedPositions, Target
 from juice.steered_model import SteeredModel
 
 MEMORY_AFTER_STATEMENT = (
@@ -36,7 +36,7 @@ CONTEXT_FOR_COMPLETION = (
 CONTEXT_FOR_QUESTION = (
     "Answer the question below from the context that is given, whatever you remember yourself."
 )
-CAD_WEIGHT = 1.0
+CONTRAST_STRENGTH = 1.0
 QUESTION = re.compile(r"\?\s|question:|answer:\s*$", re.IGNORECASE)
 
 
@@ -73,7 +73,7 @@ class Recipe:
 
     part: Part | None = None
     method: Method | None = None
-    contrast: SteerMethod | None = None
+    contrast: ContrastMethod | None = None
     tunes: bool = False
     prunes: bool = False
     instructs: bool = False
@@ -92,6 +92,9 @@ RECIPES: dict[MethodName, Recipe] = {
     "prompt": Recipe(instructs=True),
     "cad": Recipe(contrast="cad", apart=True),
     "adacad": Recipe(contrast="adacad", apart=True),
+    "cocoa": Recipe(contrast="cocoa", apart=True),
+    "ckplug": Recipe(contrast="ckplug", apart=True),
+    "grd": Recipe(contrast="grd", apart=True),
     "ph3_large": Recipe(prunes=True),
     "ph3_small": Recipe(prunes=True),
     "june": Recipe(part="paper", method="june", tunes=True),
@@ -174,10 +177,11 @@ class Treatment:
 def methods_for(target: Target, asked: tuple[MethodName, ...]) -> tuple[MethodName, ...]:
     """Return the methods in `asked` that a target has, in the order of METHOD_NAMES.
 
-    Context-aware decoding steers toward the context only.
+    A contrast may steer toward one target only.
     """
-    return tuple(
-        name
-        for name in METHOD_NAMES
-        if name in asked and (RECIPES[name].contrast is None or target == "context")
-    )
+
+    def has(name: MethodName) -> bool:
+        contrast = RECIPES[name].contrast
+        return contrast is None or target in CONTRASTS[contrast]
+
+    return tuple(name for name in METHOD_NAMES if name in asked and has(name))

@@ -21,6 +21,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from juice.engine.contract import Capability
 from juice.engine.steer import Steer
 from juice.engine.vllm.plugin import FIELDS, PlainVllm, take_requests
 from juice.errors import JuiceError, MissingCapabilityError, RequestError
@@ -85,8 +86,7 @@ class Steering:
         steer = _parsed(asked)
         if steer.method in CONTRASTS:
             raise MissingCapabilityError(
-                "vLLM cannot run context-aware decoding (method cad or adacad); use juice's own "
-                "engine"
+                f"vLLM cannot {Capability.CONTRAST.value}; use juice's own engine"
             )
         if steer.gate == "auto" or steer.positions != "all" or isinstance(steer.strength, tuple):
             raise MissingCapabilityError(

@@ -26,6 +26,7 @@ from juice.errors import (
     MissingCapabilityError,
     RequestError,
 )
+from juice.formula import CONTRASTS
 from juice.head_set.head_set import HeadSet
 from juice.steered_model import SteeredModel
 from juice_server import app as server
@@ -259,15 +260,17 @@ def test_the_server_serves_any_engine(client: TestClient) -> None:
 
 @pytest.mark.filterwarnings("ignore:head set:UserWarning")
 def test_the_server_refuses_what_its_engine_cannot_do(client: TestClient) -> None:
-    steer = {"target": "context", "method": "cad"}
-    refused = client.post("/generate", json={"prompt": "a", "context": "b", "steer": steer})
-    assert refused.status_code == 400
-    assert "the engine 'canned' cannot run context-aware decoding" in refused.text
+    for method, targets in CONTRASTS.items():
+        steer = {"target": targets[0], "method": method}
+        refused = client.post("/generate", json={"prompt": "a", "context": "b", "steer": steer})
+        assert refused.status_code == 400
+        assert "the engine 'canned' cannot contrast prompts" in refused.text
+        assert method in refused.text
 
 
 def test_a_contrast_is_a_capability_of_the_request() -> None:
     request = Request.of(prompt_ids=(1, 2), contrast=Contrast(prompt_ids=(3,)))
-    with pytest.raises(MissingCapabilityError, match="method cad"):
+    with pytest.raises(MissingCapabilityError, match="methods cad"):
         CannedEngine().submit([request], lambda _update: None)
 
 

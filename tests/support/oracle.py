@@ -155,20 +155,82 @@ def generate_contrasted(
     model: PreTrainedModel,
     ids: list[int],
     without: list[int],
-    weight: float,
     n_tokens: int,
     *,
-    is_adaptive: bool = False,
+    method: str = "cad",
+    target: str = "context",
+    strength: float = 1.0,
 ) -> tuple[list[int], torch.Tensor]:
-    """Return n greedy tokens of context-aware decoding and the logits that chose them.
+    """Return n greedy tokens of a contrast and the logits that chose them.
 
     `ids` are the prompt with its context, `without` the prompt alone; the logits are
-    [n_tokens, vocabulary]. An adaptive weight is multiplied by the Jensen-Shannon divergence.
+    [n_tokens, vocabulary]. docs/method.md, "Contrasts", has the rules.
     """
-    chosen, seen = [], []
+    chosen: list[int] = []
+    seen: list[torch.Tensor] = []
+    trusts: bool | None = None
     for _ in range(n_tokens):
         given, alone = forward(model, ids + chosen)[0][-1], forward(model, without + chosen)[0][-1]
-        a = weight * (divergence(given, alone) if is_adaptive else 1)
-        seen.append((1 + a) * given - a * alone)
-        chosen.append(int(seen[-1].argmax()))
+        row, trusts = contrasted(given, alone, method, target, strength, trusts)
+        seen.append(row)
+        chosen.append(int(row.argmax()))
     return chosen, torch.stack(seen)
+
+
+def contrasted(
+    given: torch.Tensor,
+    alone: torch.Tensor,
+    method: str,
+    target: str = "context",
+    strength: float = 1.0,
+    trusts: bool | None = None,
+) -> tuple[torch.Tensor, bool | None]:
+    """Return the row of a contrast from those with and without the context, token by token.
+
+    And whether GRD trusts the memory from now on; None while it has not decided.
+    """
+    c, m = (row.double().log_softmax(-1).tolist() for row in (given, alone))
+    told, known = (max(range(len(row)), key=row.__getitem__) for row in (c, m))
+    if method == "ckplug":
+        return torch.tensor(plugged(c, m, target, strength)), trusts
+    w = strength
+    if method == "adacad":
+        w *= divergence(given, alone)
+    if method == "cocoa":
+        apart = -2 * math.log(sum(math.exp((a + b) / 2) for a, b in zip(c, m, strict=True)))
+        x = entropy(m) - entropy(c) + apart / (1 + apart)
+        w *= min(0.9, max(0.1, 1 / (1 + math.exp(-x))))
+    if method == "grd":
+        w = 0.0
+        if told != known:
+            if trusts is None:
+                trusts = math.exp(m[known]) > 0.5 and entropy(m) < entropy(c)
+            if trusts:
+                lead, lag = m[known] - m[told], c[told] - c[known]
+                w = max(0.0, 1 - 0.75 * strength) * lead / (lead + lag) - 1
+    return torch.tensor([(1 + w) * a - w * b for a, b in zip(c, m, strict=True)]), trusts
+
+
+def entropy(logprobs: Sequence[float]) -> float:
+    """Return the entropy of a distribution in nats."""
+    return -sum(math.exp(a) * a for a in logprobs)
+
+
+def plugged(c: list[float], m: list[float], target: str, strength: float) -> list[float]:
+    """Return the row of CK-PLUG; tokens that it leaves out have at most -100."""
+    kept = set()
+    for row in (c, m):
+        ranked = sorted(range(len(row)), key=lambda i: -row[i])
+        kept |= {*ranked[:10], *(i for i in ranked if row[i] >= row[ranked[0]] + math.log(0.01))}
+
+    def among(row: list[float]) -> dict[int, float]:
+        total = math.log(sum(math.exp(row[i]) for i in kept))
+        return {i: row[i] - total for i in kept}
+
+    told, known = among(c), among(m)
+    mixed = dict(told)
+    if entropy([*told.values()]) > entropy([*known.values()]):
+        a = (1 + strength) / 2 if target == "parametric" else (1 - strength) / 2
+        mixed = {i: a * known[i] + (1 - a) * (told[i] - known[i]) for i in kept}
+    least = min(mixed.values())
+    return [mixed.get(i, least - 100 + c[i]) for i in range(len(c))]

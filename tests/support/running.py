@@ -48,7 +48,7 @@ def random_request(rng: Random) -> Request:
     contrast = None
     if not heads and rng.random() < 0.5:
         without = tuple(rng.randrange(1, 283) for _ in range(rng.choice([1, 4, 30])))
-        contrast = Contrast(prompt_ids=without, weight=rng.choice([0.5, 1, 2]))
+        contrast = Contrast(prompt_ids=without, strength=rng.choice([0.5, 1, 2]))
     return Request.of(
         prompt_ids=tuple(rng.randrange(1, 283) for _ in range(rng.choice([1, 2, 5, 13, 27, 60]))),
         contrast=contrast,

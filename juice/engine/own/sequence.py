@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 
 from juice.engine.answer import ScoredToken
+from juice.engine.own.contrast import Mixer
 from juice.engine.own.sampler import Draw, new_generator
 from juice.engine.request import Request
 from juice.engine.structure import Constraint
@@ -43,7 +43,9 @@ class Sequence:
         self._uniform: float | None = None
         self._held: torch.Tensor | None = None
         self._constraint = constraint
+        self._mixer: Mixer | None = None
         if request.contrast is not None:
+            self._mixer = Mixer(request.contrast)
             alone = replace(request, prompt_ids=request.contrast.prompt_ids, contrast=None)
             self.without = Sequence(number, alone, range(0), transcript)
             self.without._owner = self
@@ -120,21 +122,15 @@ class Sequence:
 
         Return their combination then, None before.
         """
-        contrast, without = self.request.contrast, self.without
-        assert contrast is not None, "only a contrast has two rows"
+        mixer, without = self._mixer, self.without
+        assert mixer is not None, "only a contrast has two rows"
         assert without is not None, "only a contrast has two rows"
         row._held = logits
         with_context, alone = self._held, without._held
         if with_context is None or alone is None:
             return None
-        weight: float | torch.Tensor = contrast.weight
-        if contrast.is_adaptive:
-            weight = weight * _divergence(with_context, alone)
         self._held = without._held = None
-        # Tokens that a model rules out have minus infinity in both.
-        return torch.where(
-            with_context.isneginf(), with_context, (1 + weight) * with_context - weight * alone
-        )
+        return mixer.mixed(with_context, alone)
 
     def advance(self, token: ScoredToken, watched: tuple[float, ...]) -> None:
         """Take the next token and send the text that is final; `complete` sends the last update.
@@ -152,11 +148,3 @@ class Sequence:
             self.transcript.finish_reason = "length"
         else:
             self.transcript.add([token])
-
-
-def _divergence(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the Jensen-Shannon divergence, in bits, of two distributions given by logits."""
-    p, q = one.softmax(-1), other.softmax(-1)
-    nats = torch.special.entr((p + q) / 2).sum() - torch.special.entr(torch.stack([p, q])).sum() / 2
-    bits: torch.Tensor = (nats / math.log(2)).clamp(0, 1)
-    return bits

@@ -38,8 +38,8 @@ from juice_server.service import Service, ServiceOf
 class GenerateRequest(GenerationFields):
     """The body of POST /generate; `logprobs` is how many alternatives are reported for every token.
 
-    `context` goes before the prompt: one for all prompts, or one for each; the methods `cad` and
-    `adacad` need it apart.
+    `context` goes before the prompt: one for all prompts, or one for each; contrasts need it
+    apart.
     """
 
     prompt: Annotated[
@@ -47,8 +47,8 @@ class GenerateRequest(GenerationFields):
     ]
     """A text, or several."""
     context: Contexts = None
-    """What goes before the prompt: one for all prompts, or one for each. The methods `cad` and
-    `adacad` need it apart.
+    """What goes before the prompt: one for all prompts, or one for each. Contrasts need
+    it apart.
     """
     logprobs: int | None = TOP_LOGPROBS
     """How many alternatives to report for every token; without it, no tokens are listed."""

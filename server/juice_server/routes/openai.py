@@ -97,8 +97,8 @@ class ChatRequest(TemplateFields, ChatFields):
     """The body of POST /v1/chat/completions.
 
     Without `max_tokens`, an answer has at most 512 tokens, or what the context leaves. `context`
-    goes before the last user message, `documents` where the template puts them; the methods `cad`
-    and `adacad` need one of them.
+    goes before the last user message, `documents` where the template puts them; contrasts need
+    one of them.
     """
 
     default_max_tokens: ClassVar[int] = 512

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -10,9 +11,12 @@ import torch
 
 import juice
 from juice.engine.load_options import Limits
+from juice.engine.own.contrast import Mixer
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Contrast, Request
+from juice.engine.structure import Structure
 from juice.errors import NonFiniteError, RequestError
+from juice.formula import CONTRASTS
 from tests.support import oracle, tiny
 from tests.support.mixed import TOLERANCE, mixed_requests
 from tests.support.running import Collector, assert_completes, loaded
@@ -20,17 +24,19 @@ from tests.support.running import Collector, assert_completes, loaded
 CAD = juice.Steer(target="context", method="cad")
 
 
-def contrasts(n: int = 8) -> list[Request]:
+def contrasts(n: int = 10) -> list[Request]:
     rng, made = Random(3), []
-    for _ in range(n):
+    for i in range(n):
+        method = [*CONTRASTS][i % len(CONTRASTS)]
         ids, without = (
             tuple(rng.randrange(1, tiny.VOCAB_SIZE) for _ in range(rng.choice([1, 3, 11, 28])))
             for _ in range(2)
         )
         contrast = Contrast(
             prompt_ids=without,
-            weight=rng.choice([0.5, 1.0, 3.0]),
-            is_adaptive=rng.random() < 0.5,
+            method=method,
+            target=rng.choice(CONTRASTS[method]),
+            strength=rng.choice([0.5, 1.0] if method == "ckplug" else [0.5, 1.0, 3.0]),
         )
         watch = tuple(range(tiny.VOCAB_SIZE))
         made.append(
@@ -50,8 +56,8 @@ def contrasts(n: int = 8) -> list[Request]:
 def test_two_coupled_rows_equal_the_naive_contrast_among_steered_neighbours(
     shape: str, max_batch: int, max_prefill_tokens: int
 ) -> None:
-    """Kills: the two logits swapped, the weight off by one, a row that misses a token; for an
-    adaptive contrast another divergence, or that of another token.
+    """Kills: the two logits swapped, the weight off by one, a row that misses a token; another
+    divergence, or that of another token.
 
     The two prompts of a contrast may end in different chunks.
     """
@@ -61,13 +67,13 @@ def test_two_coupled_rows_equal_the_naive_contrast_among_steered_neighbours(
             network,
             list(r.prompt_ids),
             list(r.contrast.prompt_ids),
-            r.contrast.weight,
             r.options.max_tokens,
-            is_adaptive=r.contrast.is_adaptive,
+            method=r.contrast.method,
+            target=r.contrast.target,
+            strength=r.contrast.strength,
         )
         for r in contrasts()
     ]
-    assert {r.contrast.is_adaptive for r in contrasts()} == {True, False}
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     engine = BatchingEngine(
         model.loaded, Limits(max_batch=max_batch, max_prefill_tokens=max_prefill_tokens)
@@ -145,7 +151,7 @@ def test_a_separate_context_goes_before_the_prompt_and_is_weighted_by_the_streng
     ids, without = list(model.tokenize(f"{context} {prompt}")), list(model.tokenize(prompt))
     assert (
         list(strong[0].token_ids)
-        == oracle.generate_contrasted(model.loaded.model, ids, without, 4.0, 6)[0]
+        == oracle.generate_contrasted(model.loaded.model, ids, without, 6, strength=4.0)[0]
     )
     assert strong[0].token_ids != joined.token_ids
     assert strong[0].steering.to_dict() == {
@@ -202,14 +208,83 @@ def test_what_cad_cannot_do_is_refused(options: dict, named: str) -> None:
         loaded("gpt2").request("a prompt", **options)
 
 
-@pytest.mark.parametrize("method", ["cad", "adacad"])
-def test_a_contrast_has_one_target_and_no_heads(method: str) -> None:
-    with pytest.raises(RequestError, match="context only"):
-        juice.Steer(target="parametric", method=method)
+@pytest.mark.parametrize("method", CONTRASTS)
+def test_a_contrast_has_its_targets_and_no_heads(method: str) -> None:
+    targets = CONTRASTS[method]
+    for target in {"context", "parametric"} - {*targets}:
+        with pytest.raises(RequestError, match=f"steers toward {targets[0]} only"):
+            juice.Steer(target=target, method=method)
     with pytest.raises(RequestError, match="steer is none"):
         juice.Steer(target="none", method=method)
     with pytest.raises(RequestError, match="beta_plus is given"):
-        juice.Steer(target="context", method=method, beta_plus=1.0)
+        juice.Steer(target=targets[0], method=method, beta_plus=1.0)
+    with pytest.raises(RequestError, match="one weight"):
+        juice.Steer(target=targets[0], method=method, strength=[1.0, 0.5])
+
+
+def test_ckplug_has_a_largest_strength() -> None:
+    juice.Steer(target="parametric", method="ckplug", strength=1.0)
+    with pytest.raises(RequestError, match="from 0 to 1 for method ckplug"):
+        juice.Steer(target="parametric", method="ckplug", strength=1.01)
+
+
+def test_every_contrast_is_its_formula_row_by_row() -> None:
+    """Rows of all sharpness, several to an answer: grd decides at the first conflict alone."""
+    rng = torch.Generator().manual_seed(0)
+    seen: Counter[tuple[str, bool | None]] = Counter()
+    for i in range(1500):
+        method = [*CONTRASTS][i % len(CONTRASTS)]
+        target = CONTRASTS[method][i % len(CONTRASTS[method])]
+        strength = (0.25, 1.0)[i % 2] if method == "ckplug" else (0.5, 1.0, 2.5)[i % 3]
+        mixer = Mixer(Contrast(prompt_ids=(1,), method=method, target=target, strength=strength))
+        trusts = None
+        for _ in range(3):
+            c, m = torch.randn(2, 40, generator=rng) * (0.5, 2.0, 6.0)[i % 3]
+            m = m * float(torch.rand((), generator=rng)) * 3 + c * (i % 4 == 0)
+            c[7] = m[7] = -torch.inf if i % 5 == 0 else 0.0
+            found = mixer.mixed(c, m).log_softmax(-1)
+            row, trusts = oracle.contrasted(
+                c.clamp(min=-1e4), m.clamp(min=-1e4), method, target, strength, trusts
+            )
+            expected = row.log_softmax(-1)
+            if i % 5 == 0:
+                assert found[7] == -torch.inf
+            there = expected > -60
+            torch.testing.assert_close(found[there], expected[there].float(), atol=2e-4, rtol=1e-4)
+            assert bool((found[~there] < -50).all())
+            seen[method, trusts] += 1
+    assert min(seen["grd", True], seen["grd", False], seen["grd", None]) > 20
+
+
+def test_contrasts_steer_a_conflict_toward_their_targets() -> None:
+    model = juice.load("mini")
+    prompt = "The name of the capital city of Kyrgyzstan is"
+    context = f"{prompt} Bamako."
+
+    def answer(method: str, target: str, **steer: float) -> str:
+        steered = juice.Steer(target=target, method=method, **steer)
+        return model.generate(prompt, context=context, steer=steered, max_tokens=8)[0].text
+
+    assert model.generate(prompt, context=context, max_tokens=8)[0].text == " Bamako."
+    for method in ("cad", "adacad", "cocoa", "ckplug"):
+        assert answer(method, "context").startswith(" Bamako.")
+    for method in ("ckplug", "grd"):
+        assert answer(method, "parametric") == " Bishkek."
+        assert answer(method, "parametric", strength=0.0) == " Bamako."
+
+
+def test_a_form_holds_where_ckplug_leaves_its_tokens_out() -> None:
+    model = juice.load("mini")
+    form = Structure.choice(["Zurich", "Oslo"])
+    steer = juice.Steer(target="parametric", method="ckplug")
+    answer = model.generate(
+        "The name of the capital city of Kyrgyzstan is",
+        context="The name of the capital city of Kyrgyzstan is Bamako.",
+        steer=steer,
+        structure=form,
+        max_tokens=12,
+    )[0]
+    assert answer.text in ("Zurich", "Oslo")
 
 
 def test_an_adaptive_contrast_does_nothing_where_the_context_changes_nothing() -> None:
@@ -220,8 +295,7 @@ def test_an_adaptive_contrast_does_nothing_where_the_context_changes_nothing() -
         model.request("It is", steer=juice.Steer(target="context", method=m), **options)
         for m in ("adacad", "cad")
     )
-    assert ada.contrast.is_adaptive
-    assert not cad.contrast.is_adaptive
+    assert (ada.contrast.method, cad.contrast.method) == ("adacad", "cad")
     same = replace(ada, contrast=replace(ada.contrast, prompt_ids=ada.prompt_ids))
     plain = model.request("It is", **options)
     found, expected = model.engine.generate([same, plain])

@@ -35,7 +35,7 @@ def shapes_of(engine: BatchingEngine) -> list[tuple[int, int]]:
 def contrasted(prompt: tuple[int, ...], without: tuple[int, ...], n: int) -> Request:
     return Request.of(
         prompt_ids=prompt,
-        contrast=Contrast(prompt_ids=without, weight=1.0),
+        contrast=Contrast(prompt_ids=without),
         max_tokens=n,
         ignore_eos=True,
     )
@@ -58,7 +58,7 @@ def test_rows_that_cross_a_switch_together_are_prefilled_again_alone_and_one_a_s
     ]
     expected = [oracle.generate(network, list(p), HEADS, 8) for p in prompts]
     expected += [
-        oracle.generate_contrasted(network, list(p.prompt_ids), list(p.contrast.prompt_ids), 1.0, 9)
+        oracle.generate_contrasted(network, list(p.prompt_ids), list(p.contrast.prompt_ids), 9)
         for p in pairs
     ]
     engine = BatchingEngine(
@@ -96,7 +96,7 @@ def test_a_contrast_whose_first_row_fails_ends_and_the_others_go_on(
         contrasted((5, 6, 12), (7, 8, 9, 10, 11), 5),
         Request.of(prompt_ids=(1, 2, 3), max_tokens=6, ignore_eos=True),
     )
-    broken = oracle.generate_contrasted(network, [5, 6, 12], [7, 8, 9, 10, 11], 1.0, 1)[0][0]
+    broken = oracle.generate_contrasted(network, [5, 6, 12], [7, 8, 9, 10, 11], 1)[0][0]
     expected = oracle.generate(network, [1, 2, 3], {}, 6)[0]
     assert broken not in expected
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
