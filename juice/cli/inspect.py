@@ -203,6 +203,8 @@ def facts(head_set: HeadSet) -> list[tuple[str, str]]:
             )
             judged = f"{head_set.target} answer, {measured.n_examples} validation facts"
             lines.append((f"{method} did", f"{changes} ({judged})"))
+            if measured.coverage:
+                lines.append((f"{method} covers", measured.coverage))
             lines += [
                 (f"{method} harm", f"strength {strength}: ordinary text diverges by {harm}")
                 for strength, harm in measured.harm.items()

@@ -105,6 +105,8 @@ def answer_effect(head_set: HeadSet, method: Method) -> None:
             f"answers to {measured.n_examples} validation facts in conflict)"
             f"{': weak' if measured.is_weak else ''}"
         )
+    if measured.coverage:
+        console.answer(f"  covers       {measured.coverage}")
     for strength, harm in measured.harm.items():
         console.answer(f"  harm         strength {strength}: ordinary text diverges by {harm}")
     if beyond := measured.beyond:

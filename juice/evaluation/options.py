@@ -47,6 +47,8 @@ AnalysisName = Literal[
     "seeds_learned",
     "seeds_probe",
     "stability",
+    "transfer",
+    "transfer_learned",
 ]
 ANALYSIS_NAMES: tuple[AnalysisName, ...] = get_args(AnalysisName)
 EXTRA = ("matplotlib", "jinja2", "pandas", "scipy")

@@ -1,7 +1,8 @@
 """The side effects of a method: on prompts that need no steering, plain text, longer answers.
 
-Prompts that need none are clean ones, those whose context tells the truth, and those about subjects
-that do not exist, where the context is all there is.
+Prompts that need none are clean ones, those whose context tells the truth, those whose context is
+about another subject, true or not, and those about subjects that do not exist, where the context is
+all there is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from juice.data.critical import perplexity
-from juice.data.example import ConflictExample, true_contexts, unknown_subjects
+from juice.data.example import (
+    ConflictExample,
+    irrelevant_contexts,
+    true_contexts,
+    unknown_subjects,
+)
 from juice.evaluation.answers import (
     Answer,
     Remembered,
@@ -45,9 +51,12 @@ def collateral(
 
     Controls are made of the examples; `seed` draws invented names.
     """
+    truth = true_contexts(examples)
     controls: Sequence[tuple[str, Sequence[ConflictExample], Sequence[ConflictType], Target]] = (
         ("clean", examples, ("clean",), "parametric"),
-        ("true_context", true_contexts(examples), CONFLICTS, "parametric"),
+        ("true_context", truth, CONFLICTS, "parametric"),
+        ("irrelevant_context", irrelevant_contexts(examples), CONFLICTS, "parametric"),
+        ("irrelevant_truth", irrelevant_contexts(truth), CONFLICTS, "parametric"),
         ("unknown_subject", unknown_subjects(examples, seed), CONFLICTS, "context"),
     )
     measured = {}

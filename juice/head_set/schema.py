@@ -407,10 +407,11 @@ CLEARLY_MORE = 0.05  # of the conflicts
 class Validation(Part):
     """The effect of betas on the examples that tuned them: shares of target answers by type.
 
-    `gain` is the mean change over the conflicts, with its 95 % interval. `side_effects` are the
-    shares of right answers to prompts that steering should leave alone, without and with it. `harm`
-    is what strengths do to ordinary text, `allowed` the divergence that was, in nats a token, and
-    `line` the choice that a learned set was taken from. Older sets have less of these.
+    `gain` is the mean change over the conflicts, with its 95 % interval, and `by_relation` that of
+    each relation with its number of examples. `side_effects` are the shares of right answers to
+    prompts that steering should leave alone, without and with it. `harm` is what strengths do to
+    ordinary text, `allowed` the divergence that was, in nats a token, and `line` the choice that a
+    learned set was taken from. Older sets have less of these.
     """
 
     n_examples: int = Field(ge=1)
@@ -418,6 +419,7 @@ class Validation(Part):
     accuracy_unsteered: dict[str, float]
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
+    by_relation: dict[str, tuple[float, int]] = Field(default_factory=dict)
     side_effects: dict[str, tuple[float, float]] = Field(default_factory=dict)
     harm: dict[str, Harm] = Field(default_factory=dict)
     line: tuple[Point, ...] = ()
@@ -441,6 +443,20 @@ class Validation(Part):
         most = max(self.line, key=lambda point: point.won, default=None)
         is_more = most is not None and most.won > max(allowed, default=0) + CLEARLY_MORE
         return most if is_more else None
+
+    @property
+    def coverage(self) -> str:
+        """How many of the examples' relations gain, and which do not; empty where unknown."""
+        if not self.by_relation:
+            return ""
+        if len(self.by_relation) == 1:
+            (only,) = self.by_relation
+            return f"only the relation {only}: on others expect less"
+        lost = {name: gain for name, (gain, _) in self.by_relation.items() if gain <= 0}
+        n_gained = len(self.by_relation) - len(lost)
+        which = ", ".join(f"{name} {gain:+.2f}" for name, gain in sorted(lost.items()))
+        of = f"{n_gained} of {len(self.by_relation)} relations"
+        return f"{of}; no gain: {which}" if lost else of
 
     def broken(self, accepted_loss: float) -> dict[str, tuple[float, float]]:
         """Return the clean prompts' shares where more of these break than may, by kind."""

@@ -183,6 +183,7 @@ def measured(
             accuracy_unsteered=dict(trials.outcome(base).accuracy),
             gain=fmean(gains),
             gain_interval=difference_interval(gains),
+            by_relation=_by_relation(task.held_out, gains),
             side_effects=gate.side_effects,
             harm=harm_of(model, head_set, method, task.progress),
             line=(lines or {}).get(method, ()),
@@ -191,6 +192,17 @@ def measured(
         metrics = {f"validation_{method}": found.model_dump(mode="json")}
         head_set = head_set.with_metrics(metrics).with_gate(method, gate.gate)
     return head_set
+
+
+def _by_relation(
+    examples: Sequence[ConflictExample], gains: Sequence[float]
+) -> dict[str, tuple[float, int]]:
+    """Return the mean gain of each relation's examples, and how many these are."""
+    found = dict[str, list[float]]()
+    for example, gain in zip(examples, gains, strict=True):
+        if example.relation is not None:
+            found.setdefault(example.relation, []).append(gain)
+    return {name: (fmean(found[name]), len(found[name])) for name in sorted(found)}
 
 
 def harm_of(

@@ -147,6 +147,27 @@ def test_inspect_shows_the_harm_and_its_page_the_line_as_well(tmp_path: Path) ->
     assert "data:image" not in page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("by_relation", "said"),
+    [
+        ({"sport": [0.5, 9], "author": [0.25, 4]}, "2 of 2 relations"),
+        (
+            {"sport": [0.5, 9], "capital": [-0.125, 8], "author": [0.0, 4]},
+            "1 of 3 relations; no gain: author +0.00, capital -0.12",
+        ),
+        ({"sport": [0.5, 9]}, "only the relation sport: on others expect less"),
+        ({}, None),
+    ],
+)
+def test_inspect_says_which_relations_a_set_covers(
+    tmp_path: Path, by_relation: dict[str, list[float]], said: str | None
+) -> None:
+    metrics = {"validation_juice": {**MEASURED, "by_relation": by_relation}}
+    HeadSet.parse(content(metrics=metrics), "test").save(tmp_path / "one")
+    shown = " ".join(juice("inspect", str(tmp_path / "one")).stdout.split())
+    assert (f"juice covers {said}" in shown) if said else ("covers" not in shown)
+
+
 def test_inspect_wraps_long_facts_at_words_on_a_terminal() -> None:
     plain = [
         re.sub(r"\x1b\[[\d;]*m", "", line)

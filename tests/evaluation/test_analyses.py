@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -23,9 +24,11 @@ from juice.evaluation.checkpoints import attention_mass, find_checkpoints, measu
 from juice.evaluation.choices import Preparer
 from juice.evaluation.splits import Splits
 from juice.formula import Target
-from juice.identification.find import find
+from juice.head_set.schema import Betas
+from juice.identification.find import Found, find
 from juice.identification.options import IdentificationOptions
 from juice.identification.probes import score_heads
+from juice.identification.task import Unfinished
 from tests.support import naive_scores, oracle
 from tests.support.marks import FEW_EXAMPLES
 
@@ -294,6 +297,71 @@ def test_each_seed_finds_a_set_that_is_tested_on_the_same_facts(
     assert (way["mean"], way["worst"]) == pytest.approx((sum(expected[1:]) / 2, min(expected[1:])))
     low, high = way["interval"]
     assert low < way["mean"] <= high
+
+
+def test_transfer_tests_the_heads_of_each_relation_on_all(
+    model: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_relation = {
+        relation: [e for e in juice.read_examples("mini") if e.relation == relation][:15]
+        for relation in ("world_capital", "book_author")
+    }
+    others, tested = [], []
+    for facts in by_relation.values():
+        others += facts[:12]
+        tested += facts[12:]
+    found = []
+
+    def quickly(_model: Any, pool: list[ConflictExample], *_more: Any, **_options: Any) -> Any:
+        """Return a head set that depends on the relation: finding one takes long."""
+        betas = Betas(plus=0.5 + len(found), minus=-1.0 * len(found))
+        made = model.head_sets.get("context").with_betas("juice", betas)
+        found.append(({e.relation for e in pool}, made))
+        return Found(head_sets={"context": made}, unreached={}, unfinished=Unfinished())
+
+    monkeypatch.setattr(seeds, "find", quickly)
+    inputs = context(model, others, "context")
+    splits = replace(inputs.splits, large=others[4:], validation=[], test=tested)
+    result = analyses.run("transfer", replace(inputs, splits=splits))
+    names = sorted(by_relation)
+    assert [relations for relations, _ in found] == [{name} for name in names]
+    steers = ["none", *(juice.Steer(target="context", head_set=s) for _, s in found), "context"]
+    right = {
+        name: [
+            [
+                sum(
+                    contains_answer(
+                        model.generate(e.prompts[t], steer=steer, max_tokens=15)[0].text,
+                        e.context_answer,
+                    )
+                    for t in ("substitution", "coherent")
+                )
+                / 2
+                for e in by_relation[name][12:]
+            ]
+            for steer in steers
+        ]
+        for name in names
+    }
+    rows = [
+        result["unsteered"],
+        *(result["found_on"][name]["accuracy"] for name in names),
+        result["served"],
+    ]
+    for row, i in zip(rows, range(len(steers)), strict=True):
+        assert row == pytest.approx({name: fmean(right[name][i]) for name in names})
+    author, capital = (right[name] for name in names)
+    before = (fmean(author[0]) + fmean(capital[0])) / 2
+    home = (fmean(author[1]) + fmean(capital[2])) / 2
+    elsewhere = (fmean(author[2]) + fmean(capital[1])) / 2
+    assert result["gain_at_home"] == pytest.approx(home - before)
+    assert result["gain_elsewhere"] == pytest.approx(elsewhere - before)
+    low, high = result["interval"]
+    assert low <= home - elsewhere <= high
+    assert result["n_examples"] == dict.fromkeys(names, 3)
+    few = replace(splits, large=splits.large[:4])
+    reason = analyses.run("transfer", replace(inputs, splits=few))["unavailable"]
+    assert "expected at least 2" in reason
 
 
 def test_paraphrased_prompts_are_other_words_for_the_same_fact(

@@ -20,6 +20,13 @@ from juice.evaluation.results import KEYS, measured
 from tests.support.marks import FEW_EXAMPLES
 
 pytestmark = FEW_EXAMPLES
+SITUATIONS = {
+    "clean",
+    "true_context",
+    "irrelevant_context",
+    "irrelevant_truth",
+    "unknown_subject",
+}
 WANTED: dict[str, Any] = {"methods": ("original", "cad", "served"), "limit": 6, "texts": ["Lima."]}
 
 
@@ -97,11 +104,7 @@ def test_the_files_hold_what_the_frames_do(store: Any) -> None:
                 shown = "" if value is None or value != value else str(value)
                 assert given[column] == shown
     with (store.folder / "harm.csv").open(newline="") as file:
-        assert {row["situation"] for row in csv.DictReader(file)} == {
-            "clean",
-            "true_context",
-            "unknown_subject",
-        }
+        assert {row["situation"] for row in csv.DictReader(file)} == SITUATIONS
 
 
 def test_the_one_table_has_each_number_once_and_the_others_are_its_parts(store: Any) -> None:
@@ -111,7 +114,7 @@ def test_the_one_table_has_each_number_once_and_the_others_are_its_parts(store: 
     for name, is_part in parts.items():
         frame = store.to_frame(name)
         assert frame.accuracy.tolist() == numbers[is_part].accuracy.tolist()
-    assert set(numbers[parts["harm"]].measure) == {"clean", "true_context", "unknown_subject"}
+    assert set(numbers[parts["harm"]].measure) == SITUATIONS
 
 
 def test_what_there_is_nothing_of_has_no_rows_but_its_columns(store: Any) -> None:

@@ -40,6 +40,28 @@ def test_collateral_counts_right_answers_where_steering_is_not_needed(
     assert measured["clean"]["clean"]["n"] == 6
 
 
+def test_contexts_about_another_subject_are_judged_by_memory(
+    model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    """The next fact's context before each question: as the example has it, and made true."""
+    examples = pool[4:12]
+    treatment = {"world_capital": Treatment(target="context", steer=juice.Steer(target="context"))}
+    measured = side_effects.collateral(model, examples, treatment, 0)
+    for control, is_true in (("irrelevant_context", False), ("irrelevant_truth", True)):
+        right = []
+        for i, e in enumerate(examples):
+            other = examples[(i + 1) % len(examples)]
+            told = other.prompts["substitution"].removesuffix(other.prompts["clean"])
+            assert told.count(other.context_answer[0]) == 1
+            if is_true:
+                told = told.replace(other.context_answer[0], other.parametric_answer[0])
+            prompt = told + e.prompts["clean"]
+            text = model.generate(prompt, steer="context", max_tokens=15)[0].text
+            right.append(contains_answer(text, e.parametric_answer))
+        found = measured[control]["substitution"]
+        assert (found["n"], found["accuracy"]) == (8, pytest.approx(sum(right) / 8))
+
+
 def test_perplexity_of_plain_text_is_that_of_the_steered_model(model: juice.SteeredModel) -> None:
     text = "The capital of Peru is Lima. The official language of Peru is Spanish."
     ids = list(model.tokenize(text))

@@ -99,7 +99,9 @@ def test_the_candidate_that_validates_best_is_chosen_and_its_gain_is_counted() -
         good = model.head_sets.get("parametric")
         heads = HeadLists(plus=(juice.Head(0, 0),))
         bad = good.model_copy(update={"methods": Methods.sharing(heads)})
-        task = Task(model=model, target="parametric", validation=facts)
+        # A few heads of a toy move ordinary text further than is allowed by default.
+        options = IdentificationOptions(max_divergence=1.0)
+        task = Task(model=model, target="parametric", validation=facts, options=options)
         chosen = choose(task, [bad, good])
         assert chosen.heads == good.heads
 
@@ -120,6 +122,10 @@ def test_the_candidate_that_validates_best_is_chosen_and_its_gain_is_counted() -
         assert measured.gain == pytest.approx(mean(gains))
         low, high = measured.gain_interval
         assert low < measured.gain < high
+        for name, (gain, n) in measured.by_relation.items():
+            of_relation = [g for e, g in zip(facts, gains, strict=True) if e.relation == name]
+            assert (gain, n) == (pytest.approx(mean(of_relation)), len(of_relation))
+        assert set(measured.by_relation) == {e.relation for e in facts}
         assert not measured.is_weak
         assert set(measured.side_effects) == set(PROTECTED)
         weak = choose(task, [bad]).validation()

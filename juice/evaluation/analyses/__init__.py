@@ -24,6 +24,8 @@ ANALYSES: dict[str, Callable[[AnalysisInputs], dict[str, Any]]] = {
     "seeds_learned": partial(draws.measure_seeds, "learned"),
     "seeds_probe": partial(draws.measure_seeds, "probe"),
     "stability": draws.measure_stability,
+    "transfer": partial(draws.measure_transfer, "attribution"),
+    "transfer_learned": partial(draws.measure_transfer, "learned"),
 }
 # These look at both answers, so they are the same for every target.
 OF_THE_MODEL = frozenset({"reversals", "knock_outs"})

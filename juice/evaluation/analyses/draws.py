@@ -1,5 +1,7 @@
 """Other draws of examples than that of the head set: what they find, and how much they agree.
 
+They have other seeds, or are of one relation: does what that finds carry over to the others?
+
 No drawn example is tested on.
 """
 
@@ -17,19 +19,20 @@ from juice.errors import ExampleError, NoConsistentHeadError
 from juice.evaluation.analyses.inputs import AnalysisInputs, pool_of, score_each, scores_of
 from juice.evaluation.answers import accuracy_of, overlap
 from juice.evaluation.methods import UNSTEERED
-from juice.evaluation.splits import limited
+from juice.evaluation.splits import domain_of, limited
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Head
 from juice.head_set.scores import ScoreKind
 from juice.identification.find import find, select_heads
 from juice.identification.options import IdentificationOptions
-from juice.identification.outcomes import share_interval
+from juice.identification.outcomes import difference_interval, share_interval
 
 N_POOL = 24
 N_DRAWS = 30
 N_SHOWN = 15
 N_SEEDS = 10
 N_TESTED = 150
+N_OF_RELATION = 10  # examples, to find heads on
 
 
 def measure_stability(inputs: AnalysisInputs) -> dict[str, Any]:
@@ -98,23 +101,14 @@ def measure_seeds(way: ScoreKind, inputs: AnalysisInputs) -> dict[str, Any]:
     minus], betas} or {seed, accuracy, problem}]}; a seed that finds no heads leaves the model as it
     is. The interval is that of the mean, over the facts.
     """
-    splits = inputs.splits
-    pool = [*splits.identification[inputs.target], *splits.large, *splits.validation]
-    if not inputs.conflicts:
-        raise ExampleError("the test examples share no conflict type that seeds could be judged on")
-    tested = limited(splits.test, N_TESTED, inputs.options.seed)
+    pool = _untested(inputs)
+    tested = limited(inputs.splits.test, N_TESTED, inputs.options.seed)
     unsteered = _right(inputs, tested, None)
     right: list[list[float]] = []
     rows: list[dict[str, Any]] = []
     for seed in range(N_SEEDS):
-        try:
-            head_set = _found(inputs, pool, way, seed)
-            right.append(_right(inputs, tested, head_set))
-            n_heads = [len(head_set.heads.plus), len(head_set.heads.minus)]
-            found: dict[str, Any] = {"betas": str(head_set.betas()), "heads": n_heads}
-        except NoConsistentHeadError as error:
-            right.append(unsteered)
-            found = {"problem": str(error)}
+        head_set, found = _found(inputs, pool, way, seed)
+        right.append(unsteered if head_set is None else _right(inputs, tested, head_set))
         rows.append({"seed": seed, "accuracy": fmean(right[-1]), **found})
     means = [row["accuracy"] for row in rows]
     return {
@@ -128,14 +122,88 @@ def measure_seeds(way: ScoreKind, inputs: AnalysisInputs) -> dict[str, Any]:
     }
 
 
+def measure_transfer(way: ScoreKind, inputs: AnalysisInputs) -> dict[str, Any]:
+    """Return the accuracy under conflict of each relation's head set on every relation.
+
+    {way, n_examples: {relation: n}, unsteered: {relation: accuracy}, served: the same or null,
+    found_on: {relation: {accuracy: {relation: accuracy}, heads: [plus, minus], betas} or {accuracy,
+    problem}}, gain_at_home, gain_elsewhere, interval}. Gains are over the unsteered model, the mean
+    of the relations': of a relation's facts by the heads found on it, and by those found on others.
+    The interval is that of their difference, fact by fact. A relation that finds no heads leaves
+    the model as it is.
+    """
+    pool, by_relation = _untested(inputs), dict[str, list[ConflictExample]]()
+    for example in pool:
+        by_relation.setdefault(domain_of(example), []).append(example)
+    relations = [
+        name for name in inputs.splits.domains if len(by_relation.get(name, ())) >= N_OF_RELATION
+    ]
+    if len(relations) < 2:
+        raise ExampleError(
+            f"{len(relations)} of the tested relations have {N_OF_RELATION} examples or more that "
+            "are not tested on; expected at least 2"
+        )
+    facts = [e for e in inputs.splits.test if domain_of(e) in relations]
+    tested = {name: list[ConflictExample]() for name in relations}
+    for example in limited(facts, N_TESTED, inputs.options.seed):
+        tested[domain_of(example)].append(example)
+
+    def right(head_set: HeadSet | None) -> dict[str, list[float]]:
+        return {name: _right(inputs, some, head_set) for name, some in tested.items()}
+
+    unsteered, steered, found_on = right(None), dict[str, dict[str, list[float]]](), {}
+    for name in relations:
+        head_set, found = _found(inputs, by_relation[name], way, inputs.options.seed)
+        steered[name] = unsteered if head_set is None else right(head_set)
+        found_on[name] = {"accuracy": _means(steered[name]), **found}
+    served = None if inputs.head_set is None else _means(right(inputs.head_set))
+    home = {name: steered[name][name] for name in relations}
+    elsewhere = {
+        name: [
+            fmean(values)
+            for values in zip(*(steered[o][name] for o in relations if o != name), strict=True)
+        ]
+        for name in relations
+    }
+    before = fmean(_means(unsteered).values())
+    differences = ([a - b for a, b in zip(home[n], elsewhere[n], strict=True)] for n in relations)
+    return {
+        "way": way,
+        "n_examples": {name: len(values) for name, values in unsteered.items()},
+        "unsteered": _means(unsteered),
+        "served": served,
+        "found_on": found_on,
+        "gain_at_home": fmean(_means(home).values()) - before,
+        "gain_elsewhere": fmean(_means(elsewhere).values()) - before,
+        "interval": difference_interval(*differences),
+    }
+
+
+def _means(right: dict[str, list[float]]) -> dict[str, float]:
+    return {name: fmean(values) for name, values in right.items()}
+
+
+def _untested(inputs: AnalysisInputs) -> list[ConflictExample]:
+    """Return the examples that are not tested on. Raises ExampleError where nothing is judged."""
+    if not inputs.conflicts:
+        raise ExampleError("the test examples share no conflict type that heads could be judged on")
+    splits = inputs.splits
+    return [*splits.identification[inputs.target], *splits.large, *splits.validation]
+
+
 def _found(
     inputs: AnalysisInputs, pool: list[ConflictExample], way: ScoreKind, seed: int
-) -> HeadSet:
+) -> tuple[HeadSet | None, dict[str, Any]]:
+    """Return the head set of a draw and what it has, or None and the problem."""
     how = IdentificationOptions(target=inputs.target, name=f"{way}-{seed}", method=way, seed=seed)
-    found = find(inputs.model, pool, how, progress=inputs.progress).head_sets[inputs.target]
+    try:
+        found = find(inputs.model, pool, how, progress=inputs.progress).head_sets[inputs.target]
+    except NoConsistentHeadError as error:
+        return None, {"problem": str(error)}
     if found.betas() is None:
         raise ExampleError(f"{found.name} could not be tuned")
-    return found
+    n_heads = [len(found.heads.plus), len(found.heads.minus)]
+    return found, {"betas": str(found.betas()), "heads": n_heads}
 
 
 def _right(

@@ -165,6 +165,25 @@ def _stability(result: Result, target: str) -> Described:  # noqa: ARG001
     return [text], header, rows
 
 
+def _transfer(result: Result, target: str) -> Described:
+    home, elsewhere = result["gain_at_home"], result["gain_elsewhere"]
+    share = f": {percent(max(0.0, elsewhere / home))} % of it carries over" if home > 0 else ""
+    text = [
+        f"How often facts of each relation get the {target} answer under conflict, with the heads "
+        f"that each relation finds by {result['way']}, on facts that are not tested on; percent.",
+        f"Heads found on a relation gain {100 * home:+.1f} points there and {100 * elsewhere:+.1f} "
+        f"on the others{share}. The difference is {between(*result['interval'])} (95 %), fact by "
+        "fact. Find heads on examples of your own task.",
+        *(f"{a}: {row['problem']}" for a, row in result["found_on"].items() if "problem" in row),
+    ]
+    rows = {"none, unsteered": result["unsteered"]}
+    rows |= {words(name): row["accuracy"] for name, row in result["found_on"].items()}
+    rows |= {"served head set": result["served"]} if result["served"] else {}
+    tested = list(result["n_examples"].items())
+    header = ["heads found on", *(f"{words(name)} ({n})" for name, n in tested)]
+    return text, header, [[a, *(percent(row[b]) for b, _ in tested)] for a, row in rows.items()]
+
+
 # By analysis: its title; its sentences and table, from a result and its target; its picture.
 ANALYSES: dict[str, tuple[str, Callable[[Result, str], Described], Callable[..., Any] | None]] = {
     "heads": ("Head scores", _heads, figures.heads),
@@ -177,4 +196,6 @@ ANALYSES: dict[str, tuple[str, Callable[[Result, str], Described], Callable[...,
     "seeds_learned": ("Ten seeds, learned", _seeds, None),
     "seeds_probe": ("Ten seeds, by probes", _seeds, None),
     "stability": ("Stability of the head sets", _stability, figures.stability),
+    "transfer": ("From relation to relation, by attribution", _transfer, None),
+    "transfer_learned": ("From relation to relation, learned", _transfer, None),
 }

@@ -136,6 +136,8 @@ ANSWERS = {"parametric": "what the model remembers", "context": "what the prompt
 SITUATIONS = {
     "clean": "no context",
     "true_context": "true context",
+    "irrelevant_context": "irrelevant context",
+    "irrelevant_truth": "irrelevant truth",
     "unknown_subject": "invented subject",
 }
 KINDS = {
