@@ -4,8 +4,9 @@ The file format is JSON lines (UTF-8), one fact per line:
 
     {"subject": str, "parametric_answer": str | [str...], "context_answer": str | [str...],
      "prompts": {"clean": str, "substitution": str, "coherent": str},
+     "controls"?: {"true": str, "irrelevant": str},
      "context"?: str, "question"?: str, "relation"?: str, "popularity"?: number,
-     "match"?: "contains" | "begins" | "sentence", "n_words"?: number,
+     "match"?: "contains" | "begins" | "sentence" | "exact", "n_words"?: number,
      "scored"?: "first" | "likeliest", "opening"?: str, "chat_template_sha256"?: str}
 
 `prompts` may hold any subset of the conflict types. p_y scores the first accepted answer, or, with
@@ -13,7 +14,10 @@ The file format is JSON lines (UTF-8), one fact per line:
 `match` is the rule by which an output is the answer: "contains", when an accepted answer is within
 its first `n_words` words, five unless given (ParaConflict); "begins", when its first n words are an
 accepted answer of n words, final punctuation aside (MemoTrap); "sentence", when its first sentence
-gives an accepted answer and none of the other target's (juice.data.passages). `opening` begins
+gives an accepted answer and none of the other target's (juice.data.passages); "exact", when its
+first line is an accepted answer (TriState-Bench). With no parametric answer, [], every output that
+does not give the context answer counts for the memory. `controls` are prompts that need no
+steering, with a true context or with one about something else. `opening` begins
 every reply, in a chat as the model's own words: the answer comes after it. `chat_template_sha256`
 is the hash of the chat template through which the model was asked when the example was made. Files
 are read by `juice.data.readers`.
@@ -31,7 +35,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from juice.data.judging import MAX_TOKENS, N_WORDS, begins_with_answer, contains_answer
+from juice.data.judging import (
+    MAX_TOKENS,
+    N_WORDS,
+    begins_with_answer,
+    contains_answer,
+    is_whole_answer,
+)
 from juice.data.passages import MAX_SENTENCE_TOKENS, first_sentence, swapped, verdict
 from juice.errors import ExampleError, first_problem
 from juice.formula import CONFLICT_TYPES, OTHER, ConflictType, Target
@@ -49,6 +59,7 @@ def _not_blank(text: str) -> str:
 
 Text = Annotated[str, BeforeValidator(lambda v: _not_blank(v) if isinstance(v, str) else v)]
 Answers = Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+Control = Literal["true", "irrelevant"]
 QUESTION = re.compile(r"question:", re.IGNORECASE)
 QUESTION_TEMPLATE = "Question: {question} Answer:"
 MAX_SUBJECT = 80  # characters of a question that stands for its subject
@@ -60,14 +71,15 @@ class ConflictExample(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     subject: Text
-    parametric_answer: Answers
+    parametric_answer: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple)]
     context_answer: Answers
     prompts: dict[ConflictType, Text] = Field(min_length=1)
+    controls: dict[Control, Text] = Field(default_factory=dict)
     context: str | None = None
     question: str | None = None
     relation: str | None = None
     popularity: float | None = Field(default=None, allow_inf_nan=False)
-    match: Literal["contains", "begins", "sentence"] = "contains"
+    match: Literal["contains", "begins", "sentence", "exact"] = "contains"
     n_words: int = Field(default=N_WORDS, ge=1, le=100)
     scored: Literal["first", "likeliest"] = "first"
     opening: str = ""
@@ -75,16 +87,21 @@ class ConflictExample(BaseModel):
 
     @model_validator(mode="after")
     def _answers_differ(self) -> Self:
-        if self.parametric_answer[0] == self.context_answer[0]:
+        if self.parametric_answer[:1] == self.context_answer[:1]:
             raise ValueError(
                 f"parametric_answer and context_answer are both {self.context_answer[0]!r}: "
                 "there is no conflict"
             )
+        if not self.parametric_answer and "clean" in self.prompts:
+            raise ValueError(
+                "parametric_answer is empty, so no answer to the clean prompt is right or wrong; "
+                "leave that out"
+            )
         return self
 
     def answer(self, target: Target) -> str:
-        """Return the answer that p_y scores for a target."""
-        return self.accepted(target)[0]
+        """Return the answer that p_y scores for a target; empty where memory's is not known."""
+        return next(iter(self.accepted(target)), "")
 
     def accepted(self, target: Target) -> tuple[str, ...]:
         """Return every accepted answer of a target."""
@@ -92,6 +109,10 @@ class ConflictExample(BaseModel):
 
     def is_right(self, output: str, target: Target) -> bool:
         """Return whether an output is an accepted answer of a target, by the example's rule."""
+        if not self.accepted(target):
+            return not self.is_right(output, OTHER[target])
+        if self.match == "exact":
+            return is_whole_answer(output, self.accepted(target))
         if self.match == "begins":
             return begins_with_answer(output, self.accepted(target))
         if self.match == "sentence":
@@ -208,10 +229,13 @@ CODAS = ("", "n", "r", "l", "s", "m", "th", "nd")
 
 
 def true_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
-    """Return true versions of the examples whose conflict prompts can be made true."""
+    """Return true versions of the examples that have one, or whose prompts can be made true."""
     made = (
-        _replaced(e, dict.fromkeys(e.context_answer, e.parametric_answer[0]))
-        for e in filter(_is_about_something, examples)
+        _with_control(e, "true")
+        if "true" in e.controls
+        else _replaced(e, dict.fromkeys(e.context_answer, e.answer("parametric")))
+        for e in examples
+        if e.parametric_answer and ("true" in e.controls or _is_about_something(e))
     )
     return [example for example in made if example is not None]
 
@@ -230,16 +254,20 @@ def unknown_subjects(examples: Sequence[ConflictExample], seed: int) -> list[Con
 
 
 def irrelevant_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
-    """Return the examples whose contexts can be parted, with those of another subject instead.
+    """Return the examples with an irrelevant context, or with that of another subject.
 
-    That is one of another relation, where there is any.
+    That is one of another relation, where there is any. Examples whose contexts cannot be parted
+    are left out.
     """
+    known = [e for e in examples if e.parametric_answer]
+    made = [_with_control(e, "irrelevant") for e in known if "irrelevant" in e.controls]
     whole = [
         e
-        for e in examples
-        if (conflicts := set(e.prompts) - {"clean"}) and all(context_end(e, t) for t in conflicts)
+        for e in known
+        if "irrelevant" not in e.controls
+        and (conflicts := set(e.prompts) - {"clean"})
+        and all(context_end(e, t) for t in conflicts)
     ]
-    made = []
     for i, example in enumerate(whole):
         others = whole[i + 1 :] + whole[:i]
         told = [o for o in others if o.prompts.keys() == example.prompts.keys()]
@@ -248,6 +276,16 @@ def irrelevant_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExa
             prompts = {t: _in_context_of(apart[0], example, t) for t in example.prompts}
             made.append(example.model_copy(update={"prompts": prompts, "context": None}))
     return made
+
+
+def _with_control(example: ConflictExample, control: Control) -> ConflictExample:
+    """Return an example with a control in place of its prompts with a conflict."""
+    conflict = next(t for t in example.prompts if t != "clean")
+    prompts: dict[ConflictType, str] = {
+        t: prompt for t, prompt in example.prompts.items() if t == "clean"
+    }
+    prompts[conflict] = example.controls[control]
+    return example.model_copy(update={"prompts": prompts, "context": None, "controls": {}})
 
 
 def _in_context_of(other: ConflictExample, example: ConflictExample, kind: ConflictType) -> str:

@@ -4,8 +4,9 @@
     contains         an accepted answer is contained in the first words of the output: five
                      (ParaConflict), or as many as the data set says (NQ-Swap: 20)
     begins           the first n words of the output are an accepted answer of n words
+    exact            the first line of the output is an accepted answer, articles aside
 
-Both rules compare normalised texts. An answer that normalises to nothing never matches.
+All rules compare normalised texts. An answer that normalises to nothing never matches.
 
 Each answer also has a kind by its form, since it is swapped for another of its kind (`kind_of`):
 
@@ -45,6 +46,16 @@ def begins_with_answer(output: str, accepted: Iterable[str]) -> bool:
     words = normalise(output).split()
     answers = [normalise(text).split() for text in accepted]
     return any(words[: len(answer)] == answer for answer in answers if answer)
+
+
+def is_whole_answer(output: str, accepted: Iterable[str]) -> bool:
+    """Return whether the output's first line is an accepted answer, articles aside."""
+    line = _without_articles(output.strip().partition("\n")[0])
+    return any(line == answer for answer in map(_without_articles, accepted) if answer)
+
+
+def _without_articles(text: str) -> str:
+    return " ".join(word for word in normalise(text).split() if word not in ("a", "an", "the"))
 
 
 def is_among(answer: str, accepted: Iterable[str]) -> bool:

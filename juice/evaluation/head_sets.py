@@ -107,10 +107,11 @@ def _to_draw_from(
     The large set joins those that were set aside for the target where they are too few.
     """
     # Heads are found on examples with the same conflict types.
-    types = splits.identification[target][0].prompts.keys()
+    drawn = splits.finders_of(target)
+    types = drawn[0].prompts.keys()
     aside, large = (
         [e for e in group if e.prompts.keys() == types and options.relation in (None, e.relation)]
-        for group in (splits.identification[target], splits.large)
+        for group in (drawn, splits.large)
     )
     n_examples = options.n_wanted(len(aside) + len(large))
     pool = [*aside, *large] if n_examples > len(aside) else aside

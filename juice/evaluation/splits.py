@@ -70,6 +70,15 @@ class Splits:
         found, here = head_set.identification, self.identification[head_set.target]
         return found is not None and examples_sha256(here) == found.examples_sha256
 
+    def finders_of(self, target: Target) -> list[ConflictExample]:
+        """Return the examples that find heads. Raises ExampleError where there are none."""
+        if not self.identification[target]:
+            raise ExampleError(
+                "these examples do not tell what the model remembers, so heads cannot be found on "
+                "them; give others with --examples"
+            )
+        return self.identification[target]
+
     @property
     def sha256(self) -> str:
         """The hash of the examples that find heads, tune and test."""
@@ -169,7 +178,10 @@ def _usable(
             for t, prompt in example.prompts.items()
             for target in TARGETS
         ]
-        right = set(map(normalise, example.parametric_answer))
+        right, is_open = (
+            set(map(normalise, example.parametric_answer)),
+            not example.parametric_answer,
+        )
         if not all(model.fits(ids, max_tokens=example.max_tokens) for ids in asked):
             left_out["prompts that are too long for the model"] += 1
         elif not right.isdisjoint(map(normalise, example.context_answer)):
@@ -179,7 +191,8 @@ def _usable(
                 scored = [scored_prompt(model, example, t) for t in example.prompts]
             except ExampleError:
                 scored = []
-            if scored and not any(prompt.n_shared for prompt in scored):
+            # Where memory's answer is not known there is no p_y; answers are judged all the same.
+            if is_open or (scored and not any(prompt.n_shared for prompt in scored)):
                 kept.append(example)
             else:
                 left_out["answers that begin with the same token, or with none"] += 1
@@ -234,8 +247,10 @@ def _drawn_again(
 def _drawn(
     model: SteeredModel, pool: list[ConflictExample], options: IdentificationOptions
 ) -> list[ConflictExample]:
-    related = [e for e in pool if options.relation in (None, e.relation)]
+    related = [e for e in pool if options.relation in (None, e.relation) and e.parametric_answer]
     types = Counter(frozenset(e.prompts) for e in related)
+    if pool and not related:
+        return []  # memory's answers are not known: heads cannot be found here
     if related:
         # Heads are found on examples with the same conflict types: the most common combination.
         commonest = max(types, key=lambda names: (types[names], len(names), sorted(names)))

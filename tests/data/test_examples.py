@@ -51,7 +51,10 @@ def test_duplicate_subjects_are_kept_with_a_warning(tmp_path: Path) -> None:
     [
         ({"prompts": {}}, "prompts"),
         ({"prompts": {"dirty": "x"}}, "prompts"),
-        ({"parametric_answer": []}, "parametric_answer"),
+        ({"parametric_answer": [""]}, "parametric_answer"),
+        ({"context_answer": []}, "context_answer"),
+        ({"controls": {"false": "x"}}, "controls"),
+        ({"parametric_answer": []}, "example: parametric_answer is empty"),
         ({"context_answer": ["", "x"]}, "context_answer"),
         ({"context_answer": 3}, "context_answer"),
         ({"subject": None}, "subject"),

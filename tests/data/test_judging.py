@@ -78,6 +78,8 @@ def test_each_rule_judges_what_the_other_would_not() -> None:
     assert example("Paris").is_right(" the city of Paris", "parametric")
     assert not example("Paris", match="begins").is_right(" the city of Paris", "parametric")
     assert example(six, match="begins").is_right(f" {six}", "parametric")
+    assert example("Paris", match="exact").is_right(" The Paris.\nQuestion: Who", "parametric")
+    assert not example("Paris", match="exact").is_right(" Paris, of course", "parametric")
     assert not example(six).is_right(f" {six}", "parametric")
 
 

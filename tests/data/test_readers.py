@@ -60,6 +60,90 @@ FAITHEVAL = {
     "answerKey": "B",
 }
 
+UNANSWERABLE = {
+    "qid": "a1",
+    "question": "Who built the mill?",
+    "context": "The mill stands on a hill.",
+    "answers": ["unknown", "no answer"],
+}
+INCONSISTENT = {
+    "qid": "b1",
+    "question": "What colour is the door?",
+    "context": "Document: The door is red.\nDocument: The door is blue.",
+    "answers": ["red", "blue"],
+}
+MQUAKE = {
+    "case_id": 1,
+    "requested_rewrite": [
+        {
+            "prompt": "The mayor of {} is",
+            "subject": "Oldtown",
+            "target_new": {"str": "Bo Kim", "id": "Q2"},
+            "target_true": {"str": "Ann Lee", "id": "Q1"},
+        },
+        {
+            "prompt": "{} was born in",
+            "subject": "Bo Kim",
+            "target_new": {"str": "Turku", "id": "Q4"},
+            "target_true": {"str": "Oulu", "id": "Q3"},
+        },
+    ],
+    "questions": ["Where was the mayor of Oldtown born?", "In which city was he born?"],
+    "answer": "Graz",
+    "answer_alias": ["Gratz"],
+    "new_answer": "Turku",
+    "new_answer_alias": [],
+}
+CUB = [
+    {
+        "id": i,
+        "subject": "Ada",
+        "template": "<subject-w-space>speaks",
+        "template_w_context": context,
+        "target_true": "Dutch",
+        "target_new": new,
+        "context_type": kind,
+    }
+    for i, (kind, new, context) in enumerate(
+        [
+            ("gold", "Dutch", "Fact: <subject> speaks <target>."),
+            ("edited", "Welsh", "Fact: <subject> speaks <target>.\n<subject-w-space>speaks"),
+            ("irrelevant", None, "Fact: the river is long."),
+        ]
+    )
+]
+DRUID = [
+    {
+        "claim": "The lake has dried up.",
+        "claimant": "A NEIGHBOUR",
+        "evidence": evidence,
+        "context_type": kind,
+        "target_true": "False",
+        "target_new": new,
+    }
+    for kind, new, evidence in [
+        ("edited", "True", "There is no water left."),
+        ("gold", "False", "People still swim in it."),
+    ]
+]
+
+
+def tristate(benchmark: str, fact: str, passage: str, gold: str, **more: str) -> list[dict]:
+    """Return the two rows of a case, with its passage and without."""
+    row = {
+        "input_index": 0,
+        "benchmark": benchmark,
+        "gold_answers": [gold],
+        "fact_id": fact,
+        **more,
+    }
+    asked = f"Question: Who is {fact}? ?\nAnswer:"
+    return [
+        {**row, "assigned_process": 0, "context_string": f"{passage} \nAs told: {asked}"},
+        {**row, "assigned_process": 1, "context_string": f"Say: {asked}"},
+    ]
+
+
 TEXT = datasets.Value("string")
 FEATURES = datasets.Features(
     subject=TEXT,
@@ -234,9 +318,140 @@ def test_a_faitheval_row_takes_its_key_for_the_context_and_the_others_for_memory
     }
 
 
+def test_faitheval_without_an_answer_takes_any_answer_for_memory(tmp_path: Path) -> None:
+    (example,) = read_examples(write_json(tmp_path / "u.json", UNANSWERABLE))
+    asked = "Question: Who built the mill? Answer:"
+    assert set(example.prompts) == {"substitution"}
+    assert example.prompts["substitution"].startswith(f"{UNANSWERABLE['context']} If the passage")
+    assert example.prompts["substitution"].endswith(f"unknown. {asked}")
+    assert (example.parametric_answer, example.answer("parametric")) == ((), "")
+    assert example.is_right(" That is not said: it is Unknown.", "context")
+    assert not example.is_right(" Another miller did.", "context")
+    assert example.is_right(" Another miller did.", "parametric")
+    assert not example.is_right(" unknown", "parametric")
+    assert example.max_tokens == 50
+    # What is written is read again, and a row that lacks the answer by mistake is not taken.
+    again = tmp_path / "again.jsonl"
+    again.write_text(to_json_line(example))
+    assert read_examples(again) == [example]
+    lacking = {k: v for k, v in OURS.items() if k != "parametric_answer"}
+    with pytest.raises(ExampleError, match="parametric_answer is missing"):
+        read_examples(write_json(tmp_path / "lacking.json", lacking))
+
+
+def test_faitheval_with_two_answers_takes_either_for_memory(tmp_path: Path) -> None:
+    (example,) = read_examples(write_json(tmp_path / "i.json", INCONSISTENT))
+    assert example.parametric_answer == ("red", "blue")
+    assert example.is_right(" There are two answers.", "context")
+    assert example.is_right(" blue", "parametric")
+    assert example.relation == "faitheval_inconsistent"
+
+
+def test_faitheval_sets_are_read_from_the_hub(hub: dict) -> None:
+    hub["Salesforce/FaithEval-unanswerable-v1.0"] = {"test": [UNANSWERABLE]}
+    hub["Salesforce/FaithEval-inconsistent-v1.0"] = {"test": [INCONSISTENT]}
+    assert read_examples("faitheval-unanswerable")[0].relation == "faitheval_unanswerable"
+    assert read_examples("faitheval-inconsistent")[0].relation == "faitheval_inconsistent"
+
+
+def test_a_mquake_row_states_its_new_facts(tmp_path: Path) -> None:
+    (example,) = read_examples(write_json(tmp_path / "MQuAKE-CF-3k-v2.json", MQUAKE))
+    asked = "Question: Where was the mayor of Oldtown born? Answer:"
+    told = "The mayor of Oldtown is Bo Kim. Bo Kim was born in Turku."
+    assert example.model_dump(exclude_none=True, exclude_defaults=True) == {
+        "subject": "Oldtown",
+        "parametric_answer": ("Graz", "Gratz"),
+        "context_answer": ("Turku",),
+        "prompts": {"clean": asked, "substitution": f"{told} {asked}"},
+        "context": told,
+        "question": asked,
+        "relation": "mquake",
+    }
+
+
+def test_the_rows_of_a_cub_fact_are_one_example_with_its_controls(tmp_path: Path) -> None:
+    other = [{**row, "subject": "Eve"} for row in CUB]
+    first, second = read_examples(write_json(tmp_path / "cub.json", *CUB, *other[1:]))
+    assert first.model_dump(exclude_none=True, exclude_defaults=True) == {
+        "subject": "Ada",
+        "parametric_answer": ("Dutch",),
+        "context_answer": ("Welsh",),
+        "prompts": {
+            "clean": "Ada speaks",
+            "substitution": "Fact: Ada speaks Welsh.\nAda speaks",
+        },
+        "controls": {
+            "true": "Fact: Ada speaks Dutch.\nAda speaks",
+            "irrelevant": "Fact: the river is long.\nAda speaks",
+        },
+        "question": "Ada speaks",
+        "relation": "cub_counterfact",
+    }
+    assert second.subject == "Eve"
+    assert set(second.controls) == {"irrelevant"}
+    (claim,) = read_examples(write_json(tmp_path / "druid.json", *DRUID))
+    asked = (
+        "Question: Is this claim by A NEIGHBOUR True, False or None: The lake has dried up. Answer:"
+    )
+    assert claim.prompts["substitution"] == f"Evidence: There is no water left. {asked}"
+    assert claim.controls == {"true": f"Evidence: People still swim in it. {asked}"}
+    assert (claim.parametric_answer, claim.context_answer) == (("False",), ("True",))
+
+
+def test_a_cub_fact_without_an_edited_context_is_left_out(tmp_path: Path) -> None:
+    lone = {**CUB[0], "subject": "Eve"}
+    with pytest.warns(UserWarning, match="there is only the gold context"):
+        assert len(read_examples(write_json(tmp_path / "cub.json", *CUB, lone))) == 1
+
+
+def test_tristate_pairs_its_rows_over_the_files_of_a_folder(tmp_path: Path) -> None:
+    """Kills: cases of a correction judged by what memory says, an agreement of another fact."""
+    write_json(
+        tmp_path / "C_right_P_right.json",
+        *tristate("C_right_P_right", "king", "Ann is king.", "Ann"),
+        *tristate("C_right_P_right", "cook", "Flo is cook.", "Flo"),
+    )
+    write_json(
+        tmp_path / "C_wrong_P_right.json",
+        *tristate("C_wrong_P_right", "king", "Bo is king.", "Ann", wrong_answer="Bo"),
+    )
+    write_json(
+        tmp_path / "C_right_P_wrong.json",
+        *tristate("C_right_P_wrong", "smith", "Cy is smith.", "Cy"),
+    )
+    with pytest.warns(UserWarning, match="1 rows are left out.*agree on .*cook"):
+        correction, resistance = sorted(read_examples(tmp_path), key=lambda e: e.relation)
+    asked = "Question: Who is king? ?\nAnswer:"
+    assert resistance.model_dump(exclude_none=True, exclude_defaults=True) == {
+        "subject": "Who is king?",
+        "parametric_answer": ("Ann",),
+        "context_answer": ("Bo",),
+        "prompts": {
+            "clean": f"Say: {asked}",
+            "substitution": f"Bo is king. \nAs told: {asked}",
+        },
+        "controls": {"true": f"Ann is king. \nAs told: {asked}"},
+        "relation": "resistance",
+        "match": "exact",
+        "n_words": 32,
+    }
+    assert (correction.parametric_answer, correction.context_answer) == ((), ("Cy",))
+    assert set(correction.prompts) == {"substitution"}
+    assert correction.is_right(" the Cy.\nQuestion: Who", "context")
+    assert not correction.is_right(" Cy Lee", "context")
+    assert correction.is_right(" Cy Lee", "parametric")
+
+
 @pytest.mark.parametrize(
     ("row", "changes", "named"),
     [
+        (UNANSWERABLE, {"answers": [" "]}, "answers is not a list of texts"),
+        (UNANSWERABLE, {"question": 3}, "question or context is not text"),
+        (MQUAKE, {"requested_rewrite": ["x"]}, "requested_rewrite is not a list of new facts"),
+        (MQUAKE, {"requested_rewrite": []}, "requested_rewrite is not a list of new facts"),
+        (MQUAKE, {"questions": "Where?"}, "questions is not a list of texts"),
+        (CUB[1], {"target_new": None, "subject": "Eve"}, "context_answer"),
+        (CUB[1], {"target_true": 3, "subject": "Eve"}, "parametric_answer"),
         (CONFIQA, {"cf_alias": "Turku"}, "cf_answer or cf_alias is not text or a list of texts"),
         (CONFIQA, {"orig_answer": 3}, "orig_answer or orig_alias"),
         (CONFIQA, {"cf_context": None}, "question or cf_context is not text"),

@@ -140,7 +140,7 @@ def test_the_answers_are_what_the_model_says_when_it_is_asked_alone(
     )
     asked = prompt[prompt.index("Question:") :]
     logits = oracle.generate_contrasted(
-        model.loaded.model, list(model.tokenize(prompt)), list(model.tokenize(asked)), 1.0, 1
+        model.loaded.model, list(model.tokenize(prompt)), list(model.tokenize(asked)), 1
     )[1]
     first = model.first_token(prompt, e.answer("context"))
     assert methods["cad"]["answers"]["coherent"][i][3] == pytest.approx(
@@ -321,6 +321,51 @@ def test_data_of_every_shape_is_evaluated(
     for of_target in store.results["targets"].values():
         assert of_target["methods"]["original"]["table"]["average"]
         assert "served" in of_target["methods"]
+
+
+def test_data_that_does_not_tell_what_memory_says_is_judged_by_its_context(
+    model: juice.SteeredModel, pool: list[ConflictExample], tmp_path: Path
+) -> None:
+    """Served heads and contrasts are measured; no heads can be found on it."""
+    opened = [
+        e.model_copy(
+            update={
+                "parametric_answer": (),
+                "question": e.prompts["clean"],
+                "prompts": {t: p for t, p in e.prompts.items() if t != "clean"},
+            }
+        )
+        for e in pool[:30]
+    ]
+    options = EvaluationOptions(
+        methods=("original", "cocoa", "ckplug", "grd", "ph3_small", "juice", "served"),
+        analyses=("heads", "stability"),
+        limit=5,
+        n_large=0,
+        measures_text=False,
+    )
+    store = run_evaluation(model, Data(opened, texts=["Lima."]), options, tmp_path / "out")
+    toward = store.results["targets"]
+    assert set(toward["context"]["methods"]) == {"original", "cocoa", "ckplug", "served"}
+    assert set(toward["parametric"]["methods"]) == {"original", "ckplug", "grd", "served"}
+    tested = {e["subject"] for e in store.results["data"]["test"]}
+    assert len(tested) == 5
+    facts = [e for e in pool[:30] if e.subject in tested]
+    for target in ("context", "parametric"):
+        right = [
+            (target == "context")
+            == contains_answer(
+                model.generate(e.prompts[t], steer=target, max_tokens=15)[0].text, e.context_answer
+            )
+            for e in facts
+            for t in ("substitution", "coherent")
+        ]
+        table = toward[target]["methods"]["served"]["table"]["average"]
+        both = (table["substitution"]["accuracy"] + table["coherent"]["accuracy"]) / 2
+        assert both == pytest.approx(sum(right) / len(right))
+        for name in ("heads", "stability"):
+            assert "do not tell" in toward[target]["analyses"][name]["unavailable"]
+    write_report(store.folder, sections(store.results))
 
 
 def test_data_without_a_conflict_is_refused(

@@ -221,6 +221,20 @@ def test_an_irrelevant_context_needs_another_fact_whose_context_can_be_parted(
     assert irrelevant_contexts([first, same.model_copy(update={"prompts": fewer})]) == []
 
 
+def test_controls_that_come_with_an_example_are_taken(pool: list[ConflictExample]) -> None:
+    controls = {"true": "Tirana is right. Who?", "irrelevant": "It rains. Who?"}
+    given, other = pool[0].model_copy(update={"controls": controls}), pool[1]
+    truth = true_contexts([given, other])
+    assert truth[0].prompts == {
+        "clean": given.prompts["clean"],
+        "substitution": controls["true"],
+    }
+    assert truth[1:] == true_contexts([other])
+    elsewhere = irrelevant_contexts([given, other, pool[-1]])
+    assert elsewhere[0].prompts["substitution"] == controls["irrelevant"]
+    assert elsewhere[1:] == irrelevant_contexts([other, pool[-1]])
+
+
 def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample]) -> None:
     e = pool[0]
     assert without_context(e, "substitution") == e.prompts["clean"]
@@ -235,4 +249,6 @@ def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample
         context_end(e.model_copy(update={"prompts": {"substitution": "No seam"}}), "substitution")
         is None
     )
-    assert methods_for("parametric", ("original", "cad", "juice")) == ("original", "juice")
+    asked = ("original", "cad", "ckplug", "grd", "juice")
+    assert methods_for("parametric", asked) == ("original", "ckplug", "grd", "juice")
+    assert methods_for("context", asked) == ("original", "cad", "ckplug", "juice")

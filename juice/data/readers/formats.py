@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeGuard
 
 from juice.data.example import MAX_SUBJECT, ConflictExample, parse_example, question_prompt
-from juice.data.judging import is_among
-from juice.data.readers.rows import Row
+from juice.data.judging import is_among, normalise
+from juice.data.readers.rows import Row, texts_of
 from juice.errors import ExampleError
 
 PROMPTS = ("Clean Prompt", "Substitution Conflict", "Coherent Conflict")
@@ -43,12 +44,14 @@ class Format:
     """A format: the columns that every row has, and the function that makes a row an example.
 
     That takes the row's values and its file's name up to the first dot, and returns the example's
-    fields. It raises NoConflictError, or ExampleError without the row's place.
+    fields. It raises NoConflictError, or ExampleError without the row's place. Where several rows
+    make one example, `gather` makes one row of them, whatever the files that they are in.
     """
 
     name: str
     columns: tuple[str, ...]
     read: Callable[[Fields, str], Fields]
+    gather: Callable[[Sequence[Row]], list[Row]] | None = None
 
 
 def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[ConflictExample]:
@@ -58,16 +61,8 @@ def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[Con
     row, and when no row is left.
     """
     examples, reasons = [], []
-    for name, rows in files:
-        if not rows:
-            raise ExampleError(f"{name} are empty; expected one example per row")
-        known = format_of(rows[0])
+    for known, name, rows in _by_format(files):
         for where, values in rows:
-            if lacking := [column for column in known.columns if column not in values]:
-                raise ExampleError(
-                    f"{where}: {lacking[0]} is missing; expected the columns of {known.name}: "
-                    f"{', '.join(known.columns)}; got {', '.join(map(str, values)) or 'none'}"
-                )
             try:
                 fields = known.read(values, name)
             except NoConflictError as reason:
@@ -83,6 +78,33 @@ def examples_of(files: Iterable[tuple[str, list[Row]]], source: str) -> list[Con
             f"{source}: {len(reasons)} rows are left out; first: {reasons[0]}", stacklevel=3
         )
     return examples
+
+
+def _by_format(
+    files: Iterable[tuple[str, list[Row]]],
+) -> Iterator[tuple[Format, str, list[Row]]]:
+    """Yield the rows of each file with its format and name, those to be gathered together, last.
+
+    Raises ExampleError for a file without rows, or a row that lacks a column.
+    """
+    together: dict[str, list[Row]] = {}
+    for name, rows in files:
+        if not rows:
+            raise ExampleError(f"{name} are empty; expected one example per row")
+        known = format_of(rows[0])
+        for where, values in rows:
+            if lacking := [column for column in known.columns if column not in values]:
+                raise ExampleError(
+                    f"{where}: {lacking[0]} is missing; expected the columns of {known.name}: "
+                    f"{', '.join(known.columns)}; got {', '.join(map(str, values)) or 'none'}"
+                )
+        if known.gather is None:
+            yield known, name, rows
+        else:
+            together.setdefault(known.name, []).extend(rows)
+    for known in FORMATS:
+        if known.gather is not None and (found := together.get(known.name)):
+            yield known, known.name, known.gather(found)
 
 
 def format_of(row: Row) -> Format:
@@ -276,6 +298,177 @@ def read_faitheval(row: Fields, _name: str) -> Fields:
     }
 
 
+# What FaithEval takes for an abstention, and for a conflict that is named. Of the first its authors
+# also take "not", which is within "another".
+ABSTENTIONS = ("unknown", "no answer", "no information", "unclear", "unanswerable")
+CONFLICT_WORDS = (
+    *("conflict", "multiple answers", "disagreement", "inconsistent", "contradictory"),
+    *("contradiction", "inconsistency", "two answers", "2 answers"),
+)
+SAY_UNKNOWN = "If the passage does not tell, the answer is: unknown."
+SAY_CONFLICT = "If the passage gives answers that contradict each other, the answer is: conflict."
+FAITHEVAL_WORDS = 50
+
+
+def read_faitheval_open(row: Fields, _name: str) -> Fields:
+    """Read a row of FaithEval, unanswerable or inconsistent (Ming et al., 2024).
+
+    The passage gives no answer, or two, and the prompt says what to answer then: that is the
+    context answer, looked for in the first 50 words. `answers` of an unanswerable row are words
+    for that, so what memory says is not known; those of an inconsistent row are the two answers.
+    """
+    question, passage = text_columns(row, "question", "context")
+    answers = texts_of(row["answers"])
+    if not answers:
+        raise ExampleError("answers is not a list of texts; expected words to abstain, or answers")
+    is_open = all(any(w in normalise(a) for w in ABSTENTIONS) for a in answers)
+    say, told = (SAY_UNKNOWN, ABSTENTIONS) if is_open else (SAY_CONFLICT, CONFLICT_WORDS)
+    fields = passage_fields(question, f"{passage} {say}", () if is_open else answers, told)
+    if is_open:
+        del fields["prompts"]["clean"]
+    relation = "faitheval_unanswerable" if is_open else "faitheval_inconsistent"
+    return {**fields, "relation": relation, "n_words": FAITHEVAL_WORDS}
+
+
+def read_mquake(row: Fields, _name: str) -> Fields:
+    """Read a row of MQuAKE-CF (Zhong et al., 2023): a question over facts of which some are new.
+
+    The context states the new facts, in the words of `requested_rewrite`; the answer that follows
+    from them, with its aliases, is the context answer, the old one is memory's. Of the three
+    wordings of the question the first is asked.
+    """
+    edits, questions = row["requested_rewrite"], row["questions"]
+    try:
+        told = [
+            f"{edit['prompt'].format(edit['subject'])} {edit['target_new']['str']}."
+            for edit in edits
+        ]
+        subject = edits[0]["subject"]
+    except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
+        raise ExampleError(
+            "requested_rewrite is not a list of new facts; expected "
+            '[{"prompt": "{} is ...", "subject": ..., "target_new": {"str": ...}}, ...]'
+        ) from error
+    if not _are_texts(questions) or not questions:
+        raise ExampleError("questions is not a list of texts; expected the wordings of a question")
+    old, new = (
+        [*_listed(row[name]), *_listed(row.get(f"{name}_alias"))]
+        for name in ("answer", "new_answer")
+    )
+    _check_differ(questions[0], old, new)
+    fields = passage_fields(questions[0], " ".join(told), old, new)
+    return {**fields, "subject": subject, "relation": "mquake"}
+
+
+def gathered_cub(rows: Sequence[Row]) -> list[Row]:
+    """Make one row of those of CUB about one fact: the edited one, with the others within."""
+    facts: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in rows:
+        fact = tuple(str(row.values.get(name)) for name in ("subject", "template", "claim"))
+        facts.setdefault(fact, {}).setdefault(str(row.values["context_type"]), row)
+    made = []
+    for kinds in facts.values():
+        first = kinds.get("edited") or next(iter(kinds.values()))
+        others = {kind: row.values for kind, row in kinds.items() if row is not first}
+        made.append(Row(first.where, {**first.values, **others}))
+    return made
+
+
+def read_cub(row: Fields, _name: str) -> Fields:
+    """Read the rows of CUB (Hagström et al., 2025) about one fact, of CounterFact or of DRUID.
+
+    `context_type` is gold, edited or irrelevant. The edited context contradicts `target_true`, and
+    what it claims, `target_new`, is the context answer; the others become controls. Of DRUID a
+    claim is judged by its evidence. The set on Natural Questions has other columns.
+    """
+    if row["context_type"] != "edited":
+        raise NoConflictError(f"there is only the {row['context_type']} context")
+    told, asked = _cub_prompts(row)
+    controls = {"true": row.get("gold"), "irrelevant": row.get("irrelevant")}
+    return {
+        "subject": str(row.get("subject") or row["claim"])[:MAX_SUBJECT],
+        "parametric_answer": row["target_true"],
+        "context_answer": row.get("target_new"),
+        "prompts": {"clean": asked, "substitution": told},
+        "controls": {name: _cub_prompts(other)[0] for name, other in controls.items() if other},
+        "question": asked,
+        "relation": "cub_druid" if "claim" in row else "cub_counterfact",
+    }
+
+
+def _cub_prompts(row: Fields) -> tuple[str, str]:
+    """Return the prompt of a row with its context and without."""
+    if "claim" in row:
+        by = f" by {row['claimant']}" if row.get("claimant") else ""
+        asked = f"Question: Is this claim{by} True, False or None: {row['claim']} Answer:"
+        return f"Evidence: {row['evidence']} {asked}", asked
+    claimed = row["target_true"] if row["context_type"] == "gold" else row.get("target_new", "")
+    places = ("<subject-w-space>", f"{row['subject']} "), ("<subject>", row["subject"])
+    texts = []
+    for column in ("template_w_context", "template"):
+        text = str(row[column])
+        for place, words in (*places, ("<target>", claimed)):
+            text = text.replace(place, str(words))
+        texts.append(text.strip())
+    told, asked = texts
+    # Some templates end with the statement to go on from.
+    return told if told.endswith(asked) else f"{told}\n{asked}", asked
+
+
+def gathered_tristate(rows: Sequence[Row]) -> list[Row]:
+    """Make one row of the two of TriState-Bench that ask with and without a passage.
+
+    The agreeing passage about a fact goes with the one that contradicts it.
+    """
+    pairs: dict[tuple[Any, ...], dict[Any, Row]] = {}
+    for row in rows:
+        case = tuple(row.values.get(name) for name in ("benchmark", "fact_id", "input_index"))
+        pairs.setdefault(case, {})[row.values["assigned_process"]] = row
+    cases: dict[str, list[Row]] = {}
+    for both in pairs.values():
+        if both.keys() >= {0, 1}:
+            where, values = both[0]
+            alone = both[1].values["context_string"]
+            cases.setdefault(values["benchmark"], []).append(Row(where, {**values, "alone": alone}))
+    agreeing = {row.values["alone"]: row for row in cases.pop(AGREEMENT, [])}
+    for row in cases.get(RESISTANCE, []):
+        if (other := agreeing.pop(row.values["alone"], None)) is not None:
+            row.values["agreeing"] = other.values["context_string"]
+    return [*chain.from_iterable(cases.values()), *agreeing.values()]
+
+
+CORRECTION, RESISTANCE, AGREEMENT = "C_right_P_wrong", "C_wrong_P_right", "C_right_P_right"
+TRISTATE_TOKENS = 32
+
+
+def read_tristate(row: Fields, _name: str) -> Fields:
+    """Read a case of TriState-Bench (Jiang et al., 2026), which knows what one model knows.
+
+    Correction: the passage is right and the model's memory wrong, in words that the rows do not
+    have; the gold answer is the context's. Resistance: the passage is wrong, and the gold answer is
+    memory's. Agreement, both right, is the control of resistance. An answer is right when its first
+    line is one of those accepted.
+    """
+    benchmark, told, asked = row["benchmark"], row["context_string"], row["alone"]
+    question = asked[asked.find("Question:") :]
+    if benchmark == AGREEMENT:
+        raise NoConflictError(f"the passage and the memory agree on {question!r}")
+    is_correction = benchmark == CORRECTION
+    if not is_correction and "wrong_answer" not in row:
+        raise ExampleError("wrong_answer is missing; expected what the passage claims")
+    gold = row["gold_answers"]
+    return {
+        "subject": question.removeprefix("Question:").partition("?")[0].strip() + "?",
+        "parametric_answer": () if is_correction else gold,
+        "context_answer": gold if is_correction else row["wrong_answer"],
+        "prompts": {"substitution": told} | ({} if is_correction else {"clean": asked}),
+        "controls": {"true": row["agreeing"]} if "agreeing" in row else {},
+        "relation": "correction" if is_correction else "resistance",
+        "match": "exact",
+        "n_words": TRISTATE_TOKENS,
+    }
+
+
 def text_columns(row: Fields, question: str, passage: str) -> tuple[str, str]:
     """Return the question and the passage of a row; raises ExampleError without a question."""
     asked, told = row[question], row[passage]
@@ -331,4 +524,25 @@ FORMATS = (
         read_confiqa,
     ),
     Format("FaithEval", ("question", "context", "choices", "answerKey"), read_faitheval),
+    Format(
+        "FaithEval, unanswerable or inconsistent",
+        ("qid", "question", "context", "answers"),
+        read_faitheval_open,
+    ),
+    Format("MQuAKE", ("requested_rewrite", "questions", "answer", "new_answer"), read_mquake),
+    Format(
+        "CUB, CounterFact",
+        ("subject", "template", "template_w_context", "target_true", "context_type"),
+        read_cub,
+        gathered_cub,
+    ),
+    Format(
+        "CUB, DRUID", ("claim", "evidence", "target_true", "context_type"), read_cub, gathered_cub
+    ),
+    Format(
+        "TriState-Bench",
+        ("benchmark", "fact_id", "gold_answers", "assigned_process", "context_string"),
+        read_tristate,
+        gathered_tristate,
+    ),
 )

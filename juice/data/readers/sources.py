@@ -3,6 +3,8 @@
     mini                              the facts of the bundled model
     paraconflict[:domain], nq-swap    data sets of the paper, from the hub
     faitheval                         FaithEval's counterfactual contexts, from the hub
+    faitheval-unanswerable            its contexts without an answer
+    faitheval-inconsistent            its contexts with two answers
     hub:owner/name[:split]            any hub data set in a known format
     FILE                              JSON lines, a JSON array or CSV, in a known format
     FOLDER                            such files, a data set saved by `datasets`, or parquet files
@@ -47,6 +49,8 @@ HUB_IDS = {
     "paraconflict": "gaotang/ParaConfilct",
     "nq-swap": "pminervini/NQ-Swap",
     "faitheval": "Salesforce/FaithEval-counterfactual-v1.0",
+    "faitheval-unanswerable": "Salesforce/FaithEval-unanswerable-v1.0",
+    "faitheval-inconsistent": "Salesforce/FaithEval-inconsistent-v1.0",
 }
 ENDINGS = (".jsonl", ".json", ".csv")
 Examples: TypeAlias = str | Path | Iterable[ConflictExample | Mapping[str, Any]]

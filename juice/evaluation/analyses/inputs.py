@@ -86,7 +86,7 @@ def pool_of(inputs: AnalysisInputs, n: int) -> list[ConflictExample]:
 
     Those that the heads were found on come first, then others of their domains, then the rest.
     """
-    drawn = inputs.splits.identification[inputs.target]
+    drawn = inputs.splits.finders_of(inputs.target)
     domains = {domain_of(e) for e in drawn}
     others = [*inputs.splits.validation, *inputs.splits.large]
     Random(inputs.options.seed).shuffle(others)

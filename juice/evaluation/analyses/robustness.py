@@ -115,7 +115,7 @@ def measure_running_once(inputs: AnalysisInputs) -> dict[str, Any]:
     {n_examples, n_finders, by_type: {conflict type: {heads, none: p, juice: [p with 1, 2 ... heads
     removed], june: [...]}}}
     """
-    drawn = [*inputs.splits.identification[inputs.target], *inputs.splits.validation]
+    drawn = [*inputs.splits.finders_of(inputs.target), *inputs.splits.validation]
     finders = limited(drawn, N_EXAMPLES, inputs.options.seed)
     by_type: dict[ConflictType, Any] = {}
     for conflict_type in inputs.conflicts:

@@ -40,7 +40,7 @@ def measure_heads(inputs: AnalysisInputs) -> dict[str, Any]:
 
     {conflict_types, plus and minus: [type][layer][head], chosen: {plus, minus}, n_examples, alphas}
     """
-    examples = inputs.splits.identification[inputs.target]
+    examples = inputs.splits.finders_of(inputs.target)
     found = inputs.head_set.identification if inputs.head_set else None
     settings = found if found and found.alphas_plus else inputs.options
     scores = probed(inputs, examples, judged_types(inputs.target, examples), settings)
