@@ -59,6 +59,7 @@ def answer_of(example: juice.ConflictExample) -> str:
     return example.answer("parametric")
 
 
+@pytest.mark.long
 def test_heads_are_found_through_the_template_that_the_examples_record(
     wordy: Path, made: Path, tmp_path: Path
 ) -> None:

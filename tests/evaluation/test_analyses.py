@@ -22,6 +22,7 @@ from juice.evaluation.analyses.inputs import AnalysisInputs, pool_of, score_each
 from juice.evaluation.analyses.robustness import check_templates, paraphrased
 from juice.evaluation.checkpoints import attention_mass, find_checkpoints, measure_checkpoints
 from juice.evaluation.choices import Preparer
+from juice.evaluation.report.findings import finding
 from juice.evaluation.splits import Splits
 from juice.formula import Target
 from juice.head_set.schema import Betas
@@ -359,6 +360,17 @@ def test_transfer_tests_the_heads_of_each_relation_on_all(
     low, high = result["interval"]
     assert low <= home - elsewhere <= high
     assert result["n_examples"] == dict.fromkeys(names, 3)
+    section = finding("transfer", "context", result)
+    (table,) = section.tables
+    assert [row[0] for row in table.rows] == [
+        "none, unsteered",
+        "book author",
+        "world capital",
+        "served head set",
+    ]
+    assert table.rows[1][1:] == [f"{100 * fmean(right[name][1]):.1f}" for name in names]
+    assert f"gain {100 * (home - before):+.1f} points there" in section.text[1]
+    assert "Find heads on examples of your own task." in section.text[1]
     few = replace(splits, large=splits.large[:4])
     reason = analyses.run("transfer", replace(inputs, splits=few))["unavailable"]
     assert "expected at least 2" in reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import juice
 from juice.data.example import (
     ConflictExample,
@@ -96,6 +98,7 @@ def test_what_a_served_set_was_tuned_on_is_not_tested(model: juice.SteeredModel)
             assert not tested & tuned_on
 
 
+@pytest.mark.long
 def test_what_a_set_was_tuned_on_must_be_usable_to_tune_on(model: juice.SteeredModel) -> None:
     """One of the 40 has a right answer among its context answers."""
     every = juice.read_examples("mini")

@@ -106,6 +106,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
             marks=pytest.mark.long,
         ),
         (
+            (*ATTRIBUTION, *CONTEXT, "--top-k", "3", "--no-tune"),
+            {
+                "method": "attribution",
+                "n_examples": 2,
+                "target": "context",
+                "top_k": 3,
+                "tune": False,
+            },
+        ),
+        pytest.param(
             (*ATTRIBUTION, *CONTEXT, "--protect", "none", "--top-k", "3"),
             {
                 "method": "attribution",
@@ -114,6 +124,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
                 "protect": (),
                 "top_k": 3,
             },
+            marks=pytest.mark.long,
         ),
         pytest.param(
             ("--target", "context", "--method", "learned", "--name", "mine", "--penalty", "0.05"),
@@ -144,8 +155,9 @@ def test_python_and_the_command_find_the_same_head_set(
     assert found.scores.sha256() == expected.scores_sha256
     drawn, _ = usable_examples(mini, facts, IdentificationOptions(**words))
     assert found.identification.examples_sha256 == examples_sha256(drawn)
-    assert found.betas() is not None
-    assert found.validation() is not None
+    is_tuned = words.get("tune", True)
+    assert (found.betas() is not None) is is_tuned
+    assert (found.validation() is not None) is is_tuned
 
 
 def test_the_command_saves_a_set_that_generate_and_inspect_use(

@@ -70,7 +70,9 @@ class Collector:
         self.url, self._file = url, file
 
     def spans(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._file.read_text().splitlines()]
+        # The last line may be half written.
+        whole, _, _ = self._file.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
     def wait_for(self, n: int) -> list[dict[str, Any]]:
         """Return the spans once there are so many."""
@@ -118,7 +120,7 @@ def main(protocol: str, port: int, file: Path) -> None:
             self.end_headers()
 
     if protocol == "grpc":
-        server = grpc.server(ThreadPoolExecutor(2))
+        server = grpc.server(ThreadPoolExecutor(1))  # lines of two would mix
         add_TraceServiceServicer_to_server(OverGrpc(), server)
         server.add_insecure_port(f"127.0.0.1:{port}")
         server.start()
