@@ -450,6 +450,8 @@ def test_tristate_pairs_its_rows_over_the_files_of_a_folder(tmp_path: Path) -> N
         (MQUAKE, {"requested_rewrite": ["x"]}, "requested_rewrite is not a list of new facts"),
         (MQUAKE, {"requested_rewrite": []}, "requested_rewrite is not a list of new facts"),
         (MQUAKE, {"questions": "Where?"}, "questions is not a list of texts"),
+        (MQUAKE, {"requested_rewrite": {"prompt": "{}"}}, "requested_rewrite is not a list"),
+        (tristate("C_right_P_wrong", "a", "b", "c")[0], {"fact_id": "d"}, "expected a row of each"),
         (CUB[1], {"target_new": None, "subject": "Eve"}, "context_answer"),
         (CUB[1], {"target_true": 3, "subject": "Eve"}, "parametric_answer"),
         (CONFIQA, {"cf_alias": "Turku"}, "cf_answer or cf_alias is not text or a list of texts"),

@@ -340,11 +340,11 @@ def read_mquake(row: Fields, _name: str) -> Fields:
     edits, questions = row["requested_rewrite"], row["questions"]
     try:
         told = [
-            f"{edit['prompt'].format(edit['subject'])} {edit['target_new']['str']}."
+            f"{edit['prompt'].replace('{}', edit['subject'])} {edit['target_new']['str']}."
             for edit in edits
         ]
         subject = edits[0]["subject"]
-    except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ExampleError(
             "requested_rewrite is not a list of new facts; expected "
             '[{"prompt": "{} is ...", "subject": ..., "target_new": {"str": ...}}, ...]'
@@ -420,19 +420,19 @@ def gathered_tristate(rows: Sequence[Row]) -> list[Row]:
 
     The agreeing passage about a fact goes with the one that contradicts it.
     """
-    pairs: dict[tuple[Any, ...], dict[Any, Row]] = {}
+    pairs: dict[tuple[str, ...], dict[str, Row]] = {}
     for row in rows:
-        case = tuple(row.values.get(name) for name in ("benchmark", "fact_id", "input_index"))
-        pairs.setdefault(case, {})[row.values["assigned_process"]] = row
+        case = tuple(str(row.values.get(name)) for name in ("benchmark", "fact_id", "input_index"))
+        pairs.setdefault(case, {})[str(row.values["assigned_process"])] = row
     cases: dict[str, list[Row]] = {}
-    for both in pairs.values():
-        if both.keys() >= {0, 1}:
-            where, values = both[0]
-            alone = both[1].values["context_string"]
-            cases.setdefault(values["benchmark"], []).append(Row(where, {**values, "alone": alone}))
-    agreeing = {row.values["alone"]: row for row in cases.pop(AGREEMENT, [])}
+    for (benchmark, *_), both in pairs.items():
+        where, values = both.get("0") or next(iter(both.values()))
+        if both.keys() >= {"0", "1"}:
+            values = {**values, "alone": both["1"].values["context_string"]}
+        cases.setdefault(benchmark, []).append(Row(where, values))
+    agreeing = {str(row.values.get("alone")): row for row in cases.pop(AGREEMENT, [])}
     for row in cases.get(RESISTANCE, []):
-        if (other := agreeing.pop(row.values["alone"], None)) is not None:
+        if (other := agreeing.pop(str(row.values.get("alone")), None)) is not None:
             row.values["agreeing"] = other.values["context_string"]
     return [*chain.from_iterable(cases.values()), *agreeing.values()]
 
@@ -449,7 +449,12 @@ def read_tristate(row: Fields, _name: str) -> Fields:
     memory's. Agreement, both right, is the control of resistance. An answer is right when its first
     line is one of those accepted.
     """
-    benchmark, told, asked = row["benchmark"], row["context_string"], row["alone"]
+    benchmark, told, asked = row["benchmark"], row["context_string"], row.get("alone")
+    if not isinstance(told, str) or not isinstance(asked, str):
+        raise ExampleError(
+            "the case has no text in context_string with its passage (assigned_process 0) and "
+            "without (1); expected a row of each"
+        )
     question = asked[asked.find("Question:") :]
     if benchmark == AGREEMENT:
         raise NoConflictError(f"the passage and the memory agree on {question!r}")
