@@ -23,6 +23,7 @@ from juice.errors import (
     MissingCapabilityError,
     RequestError,
 )
+from juice.formula import CONTRASTS, ContrastMethod, Target
 from juice.head_set.head_set import HeadSet
 from tests.support import head_sets, oracle, tiny
 from tests.support.mixed import mixed_requests, steering
@@ -282,15 +283,16 @@ def test_what_cannot_run_is_refused_before_it_waits(engine: Engine) -> None:
             run(engine, **options)
 
 
+@pytest.mark.parametrize(("method", "targets"), CONTRASTS.items())
 def test_what_an_engine_cannot_do_is_refused_by_name(
-    model: juice.SteeredModel,
+    model: juice.SteeredModel, method: ContrastMethod, targets: tuple[Target, ...]
 ) -> None:
-    steer = juice.Steer(target="context", method="cad")
+    steer = juice.Steer(target=targets[0], method=method)
     if Capability.CONTRAST in model.engine.capabilities:
         (done,) = model.generate("a", context="b", steer=steer, max_tokens=1)
-        assert done.steering.method == "cad"
+        assert done.steering.method == method
     else:
-        with pytest.raises(MissingCapabilityError, match="method cad"):
+        with pytest.raises(MissingCapabilityError, match=method):
             model.generate("a", context="b", steer=steer)
 
 
