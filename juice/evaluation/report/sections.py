@@ -349,8 +349,8 @@ def _harm(target: str, harm: DataFrame) -> Section:
     ]
     text = [
         "Right answers in percent where steering is not needed: without a context, with one "
-        "that tells the truth, and about an invented subject, of which the context is all there"
-        " is. In brackets 95 % intervals.",
+        "that tells the truth or is about something else, and about an invented subject, of which "
+        "the context is all there is. In brackets 95 % intervals.",
         *([f"{'; '.join(named)}."] if named else []),
     ]
     cells = [
