@@ -14,6 +14,7 @@ import torch
 import juice
 from juice.data.example import ConflictExample
 from juice.data.judging import contains_answer
+from juice.errors import ExampleError
 from juice.evaluation import analyses
 from juice.evaluation.analyses import draws as seeds
 from juice.evaluation.analyses import draws as stability
@@ -371,6 +372,17 @@ def test_transfer_tests_the_heads_of_each_relation_on_all(
     assert table.rows[1][1:] == [f"{100 * fmean(right[name][1]):.1f}" for name in names]
     assert f"gain {100 * (home - before):+.1f} points there" in section.text[1]
     assert "Find heads on examples of your own task." in section.text[1]
+
+    def knows_one(model: Any, pool: list[ConflictExample], *more: Any, **options: Any) -> Any:
+        if pool[0].relation == "book_author":
+            raise ExampleError("the model answers none of its clean prompts right")
+        return quickly(model, pool, *more, **options)
+
+    monkeypatch.setattr(seeds, "find", knows_one)
+    result = analyses.run("transfer", replace(inputs, splits=splits))
+    assert "answers none" in result["found_on"]["book_author"]["problem"]
+    assert result["found_on"]["book_author"]["accuracy"] == result["unsteered"]
+    assert "betas" in result["found_on"]["world_capital"]
     few = replace(splits, large=splits.large[:4])
     reason = analyses.run("transfer", replace(inputs, splits=few))["unavailable"]
     assert "expected at least 2" in reason

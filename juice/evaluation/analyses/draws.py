@@ -153,7 +153,11 @@ def measure_transfer(way: ScoreKind, inputs: AnalysisInputs) -> dict[str, Any]:
 
     unsteered, steered, found_on = right(None), dict[str, dict[str, list[float]]](), {}
     for name in relations:
-        head_set, found = _found(inputs, by_relation[name], way, inputs.options.seed)
+        head_set, found = None, dict[str, Any]()
+        try:
+            head_set, found = _found(inputs, by_relation[name], way, inputs.options.seed)
+        except ExampleError as error:  # such as a relation that the model knows nothing of
+            found = {"problem": str(error)}
         steered[name] = unsteered if head_set is None else right(head_set)
         found_on[name] = {"accuracy": _means(steered[name]), **found}
     served = None if inputs.head_set is None else _means(right(inputs.head_set))
