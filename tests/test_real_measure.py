@@ -15,6 +15,7 @@ import juice
 from integration.real import chat, facts, measure, prose
 from integration.real.answers import UNSTEERED, Answers, Row, ways_of
 from juice.data.example import ConflictExample, context_end, to_json_line, unknown_subjects
+from juice.data.memory import open_prompts
 from juice.engine.steer import Steer
 from juice.errors import HeadSetNotFoundError, UsageError
 from juice.formula import Target
@@ -335,7 +336,8 @@ def test_the_very_examples_of_a_set_are_found_again(
     pools = facts.Pools()
     assert pools.add(mini, head_set.model_copy(update={"identification": found}))
     assert not pools.add(mini, head_set)
-    assert pools.keys == {facts.key_of(e) for e in FACTS}
+    protected = {(one.relation, one.subject.casefold()) for one in open_prompts(is_chat=False)}
+    assert pools.keys == {facts.key_of(e) for e in FACTS} | protected
 
 
 def test_a_statement_opens_the_reply_in_a_chat() -> None:

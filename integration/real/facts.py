@@ -39,7 +39,7 @@ from integration.real.answers import (
     ways_of,
 )
 from juice.data.example import ConflictExample, examples_sha256
-from juice.data.memory import remembered_examples
+from juice.data.memory import open_prompts, remembered_examples
 from juice.data.readers.sources import SPLIT_PARTS
 from juice.errors import ExampleError
 from juice.formula import CONFLICT_TYPES, CONFLICTS, ConflictType
@@ -78,7 +78,8 @@ def key_of(example: ConflictExample) -> Key:
 class Pools:
     """The facts that head sets were drawn from: what a model remembers, asked again.
 
-    A set does not list them, but has their seed and the hash of its examples.
+    A set does not list them, but has their seed and the hash of its examples. With them are the
+    subjects that the model was only asked about, to protect what it says.
     """
 
     def __init__(self, progress: Progress = silent) -> None:
@@ -88,7 +89,12 @@ class Pools:
     @property
     def keys(self) -> set[Key]:
         """The facts of all pools."""
-        return {key_of(example) for pool in self._by_seed.values() for example in pool}
+        drawn = {key_of(example) for pool in self._by_seed.values() for example in pool}
+        return drawn.union(
+            (one.relation, one.subject.casefold())
+            for seed, _ in self._by_seed
+            for one in open_prompts(is_chat=False, seed=seed)
+        )
 
     def add(self, model: SteeredModel, head_set: HeadSet) -> bool:
         """Ask for the pool of a set, and return whether it gives the set's very examples.

@@ -29,6 +29,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from juice.data.example import ConflictExample
 from juice.data.judging import normalise
@@ -44,6 +45,7 @@ N_WORDINGS = 3
 N_ASKED_AT_ONCE = 256
 MAX_TOKENS = 6
 N_ANSWER_WORDS = 3
+N_OPEN = 16  # subjects of a relation
 LEAST_CONFIDENCE = 0.1  # probability of the answer's first token, in each wording
 MOST_ALIKE = 5  # facts of a relation with one answer
 N_SUPPORTS = (1, 2, 3, 4, 5)
@@ -83,6 +85,7 @@ class Relation:
     questions: tuple[str, ...]
     supports: tuple[str, ...]
     subjects: tuple[str, ...]
+    beginnings: tuple[str, ...] = ()
     passage: str = ""
 
     def opening(self, subject: str, i: int) -> str:
@@ -123,6 +126,7 @@ def relations() -> tuple[Relation, ...]:
             statements=tuple(of_relation["statements"]),
             questions=tuple(of_relation["questions"]),
             supports=tuple(of_relation["supports"]),
+            beginnings=tuple(of_relation["beginnings"]),
         )
         for name, of_relation in wordings.items()
     )
@@ -132,6 +136,37 @@ def _subjects(relation: str) -> tuple[str, ...]:
     lines = (FACTS / f"{relation}.tsv").read_text(encoding="utf-8").splitlines()
     names = (line.split("\t")[0].split("|")[0] for line in lines if line)
     return tuple(dict.fromkeys(names))
+
+
+class OpenPrompt(NamedTuple):
+    """A prompt about a subject of a relation that leaves open what is said, and its opening."""
+
+    relation: str
+    subject: str
+    prompt: str
+    opening: str
+
+
+def open_prompts(*, is_chat: bool, seed: int = 0) -> list[OpenPrompt]:
+    """Return questions and beginnings of sentences about sixteen subjects of each relation.
+
+    Args:
+        is_chat: Whether a user asks, and a beginning is that of the reply.
+        seed: Seed of the subjects, and of how each is spoken about.
+    """
+    rng, prompts = Random(seed), list[OpenPrompt]()
+    for relation in relations():
+        for subject in rng.sample(relation.subjects, min(N_OPEN, len(relation.subjects))):
+            question = relation.question(subject, rng.randrange(len(relation.questions)))
+            i = rng.randrange(len(relation.beginnings) + 1)
+            begun = relation.beginnings[i - 1].replace("{s}", subject) if i else ""
+            begun = _capitalised(begun)
+            if is_chat:
+                prompts.append(OpenPrompt(relation.name, subject, question, begun))
+            else:
+                prompt = begun or f"Question: {question} Answer:"
+                prompts.append(OpenPrompt(relation.name, subject, prompt, ""))
+    return prompts
 
 
 def remembered_examples(

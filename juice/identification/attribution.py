@@ -18,12 +18,13 @@ only the layers' inputs, and the rest is computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -41,7 +42,7 @@ from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
 
 MAX_TOKENS = 2048
-N_LARGE = 4_000_000_000
+N_LARGE, N_SHORT = 4_000_000_000, 192  # parameters, positions
 # Half precision has no room for small derivatives: they are scaled on the way.
 FP16_SCALE = 1024.0
 
@@ -115,7 +116,8 @@ class DualRun:
         """Drop what was recorded."""
         self._clean = None
 
-    def steered(self, coefficients: torch.Tensor) -> AbstractContextManager[None]:
+    @contextmanager
+    def steered(self, coefficients: torch.Tensor) -> Iterator[None]:
         """Steer every forward within.
 
         `coefficients` is float32 [n_layers, n_heads], or [prompts, n_layers, n_heads].
@@ -126,11 +128,23 @@ class DualRun:
             source = clean if self._method == "juice" else z  # [prompts, pos, n_heads * d_head]
             return add_scaled(z, source, coefficients[..., layer.index, None, : layer.n_heads])
 
-        return at_z(self._loaded.layout.layers, add)
+        with at_z(self._loaded.layout.layers, add), short_attention(self._prompts.ids):
+            yield
 
     def logits(self) -> torch.Tensor:
         """Return the logits where the prompts are read, float32 [places, vocabulary]."""
         return self._prompts.logits()
+
+
+def short_attention(ids: torch.Tensor) -> AbstractContextManager[None]:
+    """Compute attention within in steps, where that has the faster derivatives.
+
+    Those of PyTorch's fused kernel for CPUs take several times as long for short prompts, and the
+    steps need memory for every pair of positions. `ids` are the prompts', [prompts, pos].
+    """
+    if torch.is_grad_enabled() and ids.device.type == "cpu" and ids.shape[1] <= N_SHORT:
+        return sdpa_kernel(SDPBackend.MATH)
+    return nullcontext()
 
 
 # From logits, float32 [prompts, vocabulary], and which prompts they are of, to a value for each.

@@ -7,9 +7,9 @@ SMALLEST are dropped, and none exceeds LARGEST.
 
 The weight of divergence changes from stage to stage, by how far divergence is from what may be.
 Each stage starts where the last one ended, and the mean over its last steps is a point on the line.
-Points beyond what may be are also tried at smaller scales, since divergence falls with about the
-square of the scale. Of all that are within, the one that does best on facts that are not learned
-from is taken, or the same at a gentler scale where that does as well.
+Points are also tried at the scale at which divergence should be all that it may, since it grows
+with about the square of the scale. Of all that are within, the one that does best on facts that are
+not learned from is taken, or the same at a gentler scale where that does as well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ LAST_SHARE = 0.4  # of a stage's steps, which are averaged
 SMALLEST, LARGEST = 0.05, 4.0
 PENALTY = 0.01
 N_LOOKED_AT = 36  # facts
-SCALES = (0.97, 0.85)  # of the one at which divergence should be all that it may
+# Of the one at which divergence should be all that it may; that one is at most MOST_SCALE.
+SCALES, MOST_SCALE = (0.97, 0.85), 1.5
 GENTLE = 0.7  # times the best scale: half the divergence
 ALIKE = 0.02  # in value: the gentler is taken
 N_SCALED = 2  # stages, the last
@@ -145,7 +146,8 @@ class _Judge:
     def scaled(self, one: Reached, scale: float) -> Reached:
         """Return what coefficients do at a scale."""
         point = one.point
-        return self._read(scale * one.coefficients, point.weight, scale * point.scale)
+        kept = (scale * one.coefficients).clamp(-LARGEST, LARGEST)
+        return self._read(kept, point.weight, scale * point.scale)
 
     def _read(self, kept: torch.Tensor, weight: float, scale: float = 1.0) -> Reached:
         found = self._search.judged(kept)
@@ -153,9 +155,9 @@ class _Judge:
         return Reached(kept, found.value, point)
 
     def scaled_within(self, stage: Reached, most: float) -> Iterator[Reached]:
-        """Yield what smaller scales do, until one is within what may be."""
-        ideal = sqrt(most / max(stage.point.divergence, 1e-9))
-        for scale in SCALES if ideal < 1 else ():
+        """Yield what the stage does at other scales, until one is within what may be."""
+        ideal = min(sqrt(most / max(stage.point.divergence, 1e-9)), MOST_SCALE)
+        for scale in SCALES:
             found = self.scaled(stage, scale * ideal)
             yield found
             if found.point.divergence <= most:

@@ -5,9 +5,11 @@ Each step takes one batch of every conflict type, some of the protected prompts,
     mean of -log p(right answer's first token)  +  weight * KL(unsteered || steered)
 
 Right is the target's answer, and on protected prompts what is right without steering. Where no
-context bears on the question, it is KL(unsteered || steered) of the next token instead, which also
-protects what the model knows less well. Batches stay as they are, so that a clean run that two runs
-need is kept for later steps, while there is room.
+context bears on the question, nothing should change: there it is KL(unsteered || steered) of the
+next token. Without a context, what the likeliest token loses of its lead counts, too, up to LEAD
+nats, since at a near tie a small divergence is another answer: that of clean prompts, and of others
+that leave open what is said (`juice.data.memory.open_prompts`). Batches stay as they are, so that a
+clean run that two runs need is kept for later steps, while there is room.
 """
 
 from __future__ import annotations
@@ -20,17 +22,25 @@ from random import Random
 import torch
 
 from juice.data.example import ConflictExample
+from juice.data.memory import open_prompts
 from juice.formula import Method
 from juice.identification.attribution import FP16_SCALE, DualRun, backward, differentiable
 from juice.identification.first_tokens import MOST_KEPT, Asked, conflict_prompts, protected_prompts
 from juice.identification.ordinary import divergence, ordinary_pieces, pieces_at_once
 from juice.identification.task import Task
 from juice.model.loaded import LoadedModel
+from juice.steered_model import SteeredModel
 
-N_CONFLICTS, N_PROTECTED, N_PIECES = 6, 4, 2  # prompts of a kind, or pieces, in a step
+# Prompts of a kind, or pieces, in a step.
+N_CONFLICTS, N_PROTECTED, N_OPEN, N_PIECES = 6, 6, 32, 2
 N_PROTECTED_KINDS = 2  # in a step
 LEFT_ALONE = ("clean", "irrelevant")  # no context bears on the question
-PROTECTED_WEIGHT = 1.0  # of all protected prompts, beside 1 for the conflicts
+# Of all protected prompts, and of those that leave open what is said, beside 1 for the conflicts.
+PROTECTED_WEIGHT, OPEN_WEIGHT = 1.0, 2.0
+LEAD, LEAD_WEIGHT = 2.0, 2.0  # nats, of the likeliest token over the next
+
+
+LeftAlone = tuple[tuple[int, ...], None]  # the tokens of a prompt, without a right answer
 
 
 class Batch:
@@ -42,6 +52,7 @@ class Batch:
         answers: The first token of the right answer to each prompt; None: what the model says.
         method: The runs that are steered.
         everywhere: Whether the prompts are text, of which each place counts, not the end.
+        lead: Whether it counts, too, what the likeliest token loses of its lead.
     """
 
     def __init__(
@@ -52,9 +63,11 @@ class Batch:
         method: Method,
         *,
         everywhere: bool = False,
+        lead: bool = False,
     ) -> None:
         self.run = DualRun(loaded, prompts, method, everywhere=everywhere)
         self.answers = None if answers is None else torch.tensor(answers, device=loaded.device)
+        self._lead = lead
         self._unsteered: torch.Tensor | None = None
 
     @contextmanager
@@ -72,7 +85,23 @@ class Batch:
             self._unsteered = self.run.clean_logits().log_softmax(-1)
         self.run.record()
         with self.run.steered(table):
-            yield divergence(self._unsteered, self.run.logits().log_softmax(-1)).mean()
+            steered = self.run.logits().log_softmax(-1)
+            value = divergence(self._unsteered, steered).mean()
+            if self._lead:
+                value = value + LEAD_WEIGHT * lost_lead(self._unsteered, steered).mean()
+            yield value
+
+
+def lost_lead(unsteered: torch.Tensor, steered: torch.Tensor) -> torch.Tensor:
+    """Return how much of its lead the likeliest token loses, in nats; of leads, up to LEAD count.
+
+    Both are log-probabilities [..., n_tokens], and so is what is returned, [...].
+    """
+    best, tokens = unsteered.topk(2, dim=-1)
+    top = tokens[..., :1]
+    other = steered.scatter(-1, top, -torch.inf).amax(-1)
+    lead = steered.gather(-1, top)[..., 0] - other
+    return ((best[..., 0] - best[..., 1]).clamp(max=LEAD) - lead).relu()
 
 
 @dataclass(frozen=True)
@@ -81,6 +110,15 @@ class Step:
 
     asked: list[tuple[Batch, float]]
     text: Batch
+
+
+def _left_alone(asked: Sequence[Asked]) -> list[LeftAlone]:
+    return [(ids, None) for ids, _ in asked]
+
+
+def _left_open(model: SteeredModel, seed: int) -> list[LeftAlone]:
+    made = open_prompts(is_chat=model.chat_template_sha256 is not None, seed=seed)
+    return [(model.prompts.tokens(one.prompt, one.opening), None) for one in made]
 
 
 class Lessons:
@@ -94,27 +132,29 @@ class Lessons:
         rng = Random(task.options.seed)
         self._conflicts = [self._batches(asked, N_CONFLICTS, rng) for asked in conflicts.values()]
         self._protected = [
-            self._batches(asked, N_PROTECTED, rng, answered=kind not in LEFT_ALONE)
+            self._batches(_left_alone(asked), N_PROTECTED, rng, lead=kind == "clean")
+            if kind in LEFT_ALONE
+            else self._batches(asked, N_PROTECTED, rng)
             for kind, asked in protected.items()
         ]
+        left_open = _left_open(model, task.options.seed) if "clean" in protected else ()
+        self._open = self._batches(left_open, N_OPEN, rng, lead=True)
         self._pieces = ordinary_pieces(model).learned_from
         self._room = MOST_KEPT
 
     def _batches(
-        self, asked: Sequence[Asked], n: int, rng: Random, *, answered: bool = True
+        self, asked: Sequence[Asked | LeftAlone], n: int, rng: Random, *, lead: bool = False
     ) -> list[Batch]:
         # Prompts of like lengths need little padding.
         mixed = sorted(rng.sample(asked, len(asked)), key=lambda one: len(one[0]))
         chunks = [mixed[at : at + n] for at in range(0, len(mixed), n)]
-        return [
-            Batch(
-                self._loaded,
-                [ids for ids, _ in some],
-                [token for _, token in some] if answered else None,
-                self._method,
-            )
-            for some in chunks
-        ]
+        batches = []
+        for some in chunks:
+            answers = [token for _, token in some if token is not None]
+            prompts = [ids for ids, _ in some]
+            batch = Batch(self._loaded, prompts, answers or None, self._method, lead=lead)
+            batches.append(batch)
+        return batches
 
     def steps(self, rng: Random) -> Iterator[Step]:
         """Yield the batches of step after step."""
@@ -123,6 +163,7 @@ class Lessons:
             kinds = rng.sample(self._protected, min(N_PROTECTED_KINDS, len(self._protected)))
             asked = [(rng.choice(kind), 1 / len(self._conflicts)) for kind in self._conflicts]
             asked += [(rng.choice(kind), PROTECTED_WEIGHT / len(kinds)) for kind in kinds]
+            asked += [(rng.choice(self._open), OPEN_WEIGHT)] if self._open else []
             pieces = rng.sample(self._pieces, min(n_pieces, len(self._pieces)))
             text = Batch(self._loaded, pieces, None, self._method, everywhere=True)
             yield Step(asked, text)

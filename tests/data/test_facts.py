@@ -13,7 +13,7 @@ WORDINGS = tomllib.loads((FACTS / "wordings.toml").read_text(encoding="utf-8"))
 RELATIONS = sorted(
     each.name.removesuffix(".tsv") for each in FACTS.iterdir() if each.name.endswith(".tsv")
 )
-KINDS = {"statements": 5, "questions": 3, "supports": 8}
+KINDS = {"statements": 5, "questions": 3, "beginnings": 6, "supports": 8}
 N_ASKING = 3
 PRONOUNS = {"it", "its", "he", "his", "him", "she", "her"}
 
@@ -70,6 +70,13 @@ def test_a_question_names_the_subject_alone(relation: str) -> None:
     for question in WORDINGS[relation]["questions"]:
         assert fields(question) == ["{s}"], question
         assert question.endswith("?"), question
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_beginning_names_the_subject_alone_and_ends_within_a_sentence(relation: str) -> None:
+    for beginning in WORDINGS[relation]["beginnings"]:
+        assert fields(beginning) == ["{s}"], beginning
+        assert beginning[-1].isalpha() or beginning.endswith("}"), beginning
 
 
 @pytest.mark.parametrize("relation", RELATIONS)

@@ -14,7 +14,12 @@ import pytest
 import juice
 from juice.data import memory
 from juice.data.example import ConflictExample, prompt_alone
-from juice.data.memory import examples_of_prompts, relations, remembered_examples
+from juice.data.memory import (
+    examples_of_prompts,
+    open_prompts,
+    relations,
+    remembered_examples,
+)
 from juice.data.readers.rows import Row
 from juice.data.readers.sources import prompts_without_answers
 from juice.errors import ExampleError
@@ -235,6 +240,26 @@ def test_relations_take_turns() -> None:
         asked = [t for t in first if t.lower().startswith(before) and t.endswith(after)]
         assert asked, one.name
     assert len(model.asked) == sum(len(one.subjects) for one in relations())
+
+
+def test_prompts_that_leave_open_what_is_said_are_about_sixteen_subjects_of_each_relation() -> None:
+    plain, in_chat = (open_prompts(is_chat=is_chat, seed=3) for is_chat in (False, True))
+    assert Counter(one.relation for one in plain) == {one.name: 16 for one in relations()}
+    assert len({(one.relation, one.subject) for one in plain}) == len(plain)
+    assert [(one.relation, one.subject) for one in in_chat] == [
+        (one.relation, one.subject) for one in plain
+    ]
+    for one, asked in zip(plain, in_chat, strict=True):
+        assert one.subject.casefold() in one.prompt.casefold()
+        assert asked.prompt.endswith("?")
+        # A fifth of them are questions alone.
+        if asked.opening:
+            assert (one.prompt, one.opening) == (asked.opening, "")
+        else:
+            assert one.prompt == f"Question: {asked.prompt} Answer:"
+    assert 0.1 < sum(not one.opening for one in in_chat) / len(in_chat) < 0.3
+    assert open_prompts(is_chat=False, seed=3) == plain
+    assert open_prompts(is_chat=False, seed=4) != plain
 
 
 def test_a_relation_that_is_not_there_is_an_error_that_names_those_that_are() -> None:

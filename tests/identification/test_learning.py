@@ -13,6 +13,7 @@ import juice
 from juice.errors import ExampleError, NoConsistentHeadError
 from juice.formula import CONFLICTS
 from juice.head_set.head_set import HeadSet
+from juice.head_set.schema import Point
 from juice.identification import learned as learning
 from juice.identification.examples import known_examples
 from juice.identification.find import find
@@ -128,6 +129,11 @@ def test_a_penalty_leaves_fewer_heads_and_one_that_leaves_none_is_an_error(
         heads_of(torch.zeros(4, 4))
 
 
+def stages(found: Learned) -> list[Point]:
+    """Return the points that were learned; the others are these at another scale."""
+    return [point for point in found.line if point.scale == 1]
+
+
 def nats_of(tiny_one: juice.SteeredModel, table: torch.Tensor, method: str) -> float:
     """Return the divergence of the held-out text, by two runs a piece and place."""
     heads = {(layer, head): float(table[layer, head]) for layer, head in table.nonzero().tolist()}
@@ -153,15 +159,15 @@ def test_what_is_chosen_lies_within_the_allowed_divergence(
     """
     most = 0.01
     found = learned(tiny_one, method=method, max_divergence=most)
-    stages = [point for point in found.line if point.scale == 1]
-    assert len(stages) == learning.N_STAGES
-    assert all(point.divergence > learning.CLOSE * most for point in stages)
-    weights = [point.weight for point in stages]
+    whole = stages(found)
+    assert len(whole) == learning.N_STAGES
+    assert all(point.divergence > learning.CLOSE * most for point in whole)
+    weights = [point.weight for point in whole]
     assert weights[0] == learning.FIRST_WEIGHT
     for before, after in pairwise(weights):
         assert 1 < after / before <= learning.MOST_CHANGE
     *scaled, gentler = [point for point in found.line if point.scale < 1]
-    n_scaled = min(len(stages), learning.N_SCALED)
+    n_scaled = min(len(whole), learning.N_SCALED)
     assert n_scaled <= len(scaled) <= n_scaled * len(learning.SCALES)
     assert sum(point.divergence <= most for point in scaled) <= n_scaled, "the rest is as good"
     assert found.best.point in scaled
@@ -192,14 +198,25 @@ def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_muc
     tiny_one: juice.SteeredModel,
 ) -> None:
     """Kills: a weight that only grows, a stage that is learned for nothing."""
-    first, second, _ = learned(tiny_one, max_divergence=ANYTHING).line
+    first, second = stages(learned(tiny_one, max_divergence=ANYTHING))
     assert (first.weight, first.scale) == (learning.FIRST_WEIGHT, 1)
     assert second.weight == learning.LEAST_CHANGE * first.weight
     assert first.divergence > 0.001
     close = first.divergence / (1 + learning.FAR_BELOW) * 2
-    only, gentler = learned(tiny_one, max_divergence=close).line
-    assert only == first
-    assert gentler.divergence < 0.7 * first.divergence
+    assert stages(learned(tiny_one, max_divergence=close)) == [first]
+
+
+def test_a_stage_that_leaves_room_is_tried_closer_to_what_may_be(
+    tiny_one: juice.SteeredModel,
+) -> None:
+    """Kills: a scale above 1 that is not tried, or goes beyond."""
+    first, _ = stages(learned(tiny_one, max_divergence=ANYTHING))
+    most = 1.5 * first.divergence
+    line = learned(tiny_one, max_divergence=most).line
+    within = [p for p in line if p.scale > 1 and p.divergence <= most]
+    assert within
+    assert within[0].scale in [pytest.approx(s * 1.5**0.5) for s in learning.SCALES]
+    assert within[0].divergence > 1.1 * first.divergence
 
 
 def test_the_gentler_of_two_scales_is_chosen_where_it_does_as_well(
@@ -236,8 +253,10 @@ def test_what_starts_elsewhere_goes_on_from_there_with_the_same_weight(
         first.coefficients, first.value, first.point.model_copy(update={"weight": 24.0})
     )
     found = learned(tiny_one, method="juice", start=start, max_divergence=ANYTHING)
-    assert [point.weight for point in found.line] == [24.0, 24.0]
-    moved = (found.best.coefficients - first.coefficients).abs()
+    assert [point.weight for point in stages(found)] == [24.0]
+    assert {point.weight for point in found.line} == {24.0}
+    best = found.best
+    moved = (best.coefficients / best.point.scale - first.coefficients).abs()
     assert 0 < moved.max() <= learning.SMALLEST + 0.01
 
 
@@ -251,7 +270,7 @@ def test_no_step_moves_ordinary_text_further_than_it_may(
     nats = []
     for reach in (1e-3, 4e-3):
         monkeypatch.setattr(learning, "FIRST_REACH", reach)
-        point, _ = learned(tiny_one, penalty=0.0, max_divergence=ANYTHING).line
+        (point,) = stages(learned(tiny_one, penalty=0.0, max_divergence=ANYTHING))
         assert 0 < point.divergence < 2 * reach
         nats.append(point.divergence)
     assert nats[1] == pytest.approx(4 * nats[0], rel=0.3)

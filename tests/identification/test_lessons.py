@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import juice
+from juice.data.memory import open_prompts
 from juice.formula import CONFLICTS
 from juice.identification import attribution, lessons
 from juice.identification.lessons import Batch, Lessons, Step
@@ -21,6 +22,7 @@ from tests.support.conflicts import examples
 PROMPTS = [(5, 9, 2, 7, 1, 30), (3, 3, 8), (11, 4, 6, 2, 90, 14, 7, 21, 5, 60, 8)]
 ANSWERS = [17, 40, 3]
 WEIGHT, STEP = 3.0, 1e-3
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
 
 def table_of(model: juice.SteeredModel, seed: int) -> torch.Tensor:
@@ -33,6 +35,16 @@ def lessons_of(model: juice.SteeredModel, method: str = "juice", **options: obje
     how = IdentificationOptions(**options)
     task = Task(model=model, target="parametric", examples=examples(), options=how)
     return Lessons(task, examples(), method)
+
+
+def lost_lead(unsteered: torch.Tensor, steered: torch.Tensor) -> float:
+    """Return by how much less the likeliest token leads; more than 2 nats are not needed."""
+    top = int(unsteered.argmax())
+
+    def lead(logits: torch.Tensor) -> float:
+        return float(logits[top]) - max(float(x) for i, x in enumerate(logits) if i != top)
+
+    return max(0.0, min(lead(unsteered), 2.0) - lead(steered))
 
 
 def value_of(batch: Batch, table: torch.Tensor) -> float:
@@ -64,15 +76,19 @@ def test_what_is_minimised_is_what_the_two_runs_give(shape: str, method: str) ->
         oracle.relative_entropy(one[-1], other[-1])
         for one, other in zip(clean, steered, strict=True)
     ]
+    lost = [2 * lost_lead(one[-1], other[-1]) for one, other in zip(clean, steered, strict=True)]
     answered = Batch(model.loaded, PROMPTS, ANSWERS, method)
     left_alone = Batch(model.loaded, PROMPTS, None, method)
+    without_context = Batch(model.loaded, PROMPTS, None, method, lead=True)
     text = Batch(model.loaded, PROMPTS, None, method, everywhere=True)
     with torch.no_grad():
         for _ in range(2):  # a clean run is kept
             assert value_of(answered, table) == pytest.approx(mean(surprises), abs=1e-5)
             assert value_of(left_alone, table) == pytest.approx(mean(ends), abs=1e-5)
+            both = mean(ends) + mean(lost)
+            assert value_of(without_context, table) == pytest.approx(both, abs=1e-5)
             assert value_of(text, table) == pytest.approx(mean(nats), abs=1e-5)
-    assert min(mean(nats), mean(ends)) > 0.01
+    assert min(mean(nats), mean(ends), mean(lost)) > 0.01
 
 
 def differences(made: Lessons, step: Step, at: torch.Tensor) -> torch.Tensor:
@@ -100,10 +116,13 @@ def test_slopes_are_the_differences_of_what_is_minimised(shape: str, method: str
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     made = lessons_of(model, method)
     step = next(made.steps(Random(0)))
-    for at in (torch.zeros(tiny.N_LAYERS, tiny.N_HEADS), table_of(model, 2)):
+    # At zero the lead that is lost has no slope.
+    for at in (table_of(model, 2) / 16, table_of(model, 2)):
         found, expected = made.slope(step, at, WEIGHT), differences(made, step, at)
         assert expected.abs().max() > 0.05
-        assert (found - expected).abs().max() <= 0.01 * expected.abs().max()
+        off = (found - expected).abs() / expected.abs().max()
+        assert off.median() <= 0.005
+        assert off.max() <= 0.1
 
 
 @pytest.mark.parametrize("method", ["juice", "june"])
@@ -153,10 +172,35 @@ def test_a_step_asks_for_the_targets_answers_and_for_those_that_steering_endange
         assert set(protected.answers.tolist()) <= told
         assert share == lessons.PROTECTED_WEIGHT
     for step in islice(lessons_of(model, protect=("unknown", "clean")).steps(Random(0)), 3):
-        *conflicts, (one, its_share), (other, another) = step.asked
+        *conflicts, (one, its_share), (other, another), (left_open, share) = step.asked
         assert len(conflicts) == len(CONFLICTS)
         assert its_share + another == lessons.PROTECTED_WEIGHT
         assert sorted(batch.answers is None for batch in (one, other)) == [False, True]
+        assert left_open.answers is None
+        assert share == lessons.OPEN_WEIGHT
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_prompts_that_leave_open_what_is_said_are_left_alone_with_clean_ones(
+    template: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: such prompts without their chat, of another seed, or where nothing is protected."""
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    if template is not None:
+        model = model.with_chat_template(template)
+    made = open_prompts(is_chat=template is not None, seed=5)
+    expected = {model.tokenize(one.prompt, opening=one.opening) for one in made}
+    asked = set[tuple[int, ...]]()
+
+    def run(loaded: object, prompts: list[tuple[int, ...]], *args: object, **how: object) -> object:
+        asked.update(prompts)
+        return attribution.DualRun(loaded, prompts, *args, **how)
+
+    monkeypatch.setattr(lessons, "DualRun", run)
+    lessons_of(model, protect=("true", "irrelevant"), seed=5)
+    assert not asked & expected
+    lessons_of(model, protect=("clean",), seed=5)
+    assert asked > expected
 
 
 def test_clean_runs_are_kept_while_there_is_room_and_no_run_is_dropped_again(
