@@ -45,7 +45,7 @@ PENALTY = 0.01
 N_LOOKED_AT = 36  # facts
 # Of the one at which divergence should be all that it may; that one is at most MOST_SCALE.
 SCALES, MOST_SCALE = (0.97, 0.85), 1.5
-GENTLE = 0.7  # times the best scale: half the divergence
+GENTLE = 0.8  # times the best scale: two thirds of the divergence
 ALIKE = 0.02  # in value: the gentler is taken
 N_SCALED = 2  # stages, the last
 FAR_BELOW, CLOSE = 0.5, 1.05  # times what may be: there is room; the scales reach it
