@@ -7,13 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 import juice
-from juice.identification import learned, ordinary, tune
+from juice.identification import learned, lessons, ordinary, tune
 
 
 @pytest.fixture(scope="module")
 def mini() -> Iterator[juice.SteeredModel]:
     with juice.load("mini") as model:
         yield model
+
+
+@pytest.fixture(autouse=True)
+def _few_open_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a few of them in a step: small models are mostly asked something else."""
+    monkeypatch.setattr(lessons, "N_OPEN", 4)
 
 
 @pytest.fixture

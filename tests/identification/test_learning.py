@@ -15,6 +15,7 @@ from juice.formula import CONFLICTS
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Point
 from juice.identification import learned as learning
+from juice.identification import lessons
 from juice.identification.examples import known_examples
 from juice.identification.find import find
 from juice.identification.learned import Learned, Reached, heads_of, learn
@@ -56,9 +57,10 @@ def learned(
 
 
 def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
-    mini: juice.SteeredModel, tmp_path: Path
+    mini: juice.SteeredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gain is counted by `generate`, on facts that were neither learned from nor looked at."""
+    monkeypatch.setattr(lessons, "N_OPEN", 32)
     facts = known_examples(mini, Random(3).sample(juice.read_examples("mini"), 30))
     drawn, validation, unseen = facts[:8], facts[8:14], facts[14:26]
     options = IdentificationOptions(
