@@ -6,9 +6,9 @@ Each step takes one batch of every conflict type, some of the protected prompts,
 
 Right is the target's answer, and on protected prompts what is right without steering. Where no
 context bears on the question, nothing should change: there it is KL(unsteered || steered) of the
-next token. Without a context, what the likeliest token loses of its lead counts, too, up to LEAD
-nats, since at a near tie a small divergence is another answer: that of clean prompts, and of others
-that leave open what is said (`juice.data.memory.open_prompts`). Batches stay as they are, so that a
+next token. Without a context, in clean prompts and in others that leave open what is said
+(`juice.data.memory.open_prompts`), what the likeliest token loses of its lead counts, too, up to
+LEAD nats: at a near tie a small divergence is another answer. Batches stay as they are, so that a
 clean run that two runs need is kept for later steps, while there is room.
 """
 
@@ -38,7 +38,6 @@ LEFT_ALONE = ("clean", "irrelevant")  # no context bears on the question
 # Of all protected prompts, and of those that leave open what is said, beside 1 for the conflicts.
 PROTECTED_WEIGHT, OPEN_WEIGHT = 1.0, 2.0
 LEAD, LEAD_WEIGHT = 2.0, 2.0  # nats, of the likeliest token over the next
-
 
 LeftAlone = tuple[tuple[int, ...], None]  # the tokens of a prompt, without a right answer
 
