@@ -45,7 +45,7 @@ N_WORDINGS = 3
 N_ASKED_AT_ONCE = 256
 MAX_TOKENS = 6
 N_ANSWER_WORDS = 3
-N_OPEN = 16  # subjects of a relation
+N_OPEN_SUBJECTS = 16  # of a relation
 LEAST_CONFIDENCE = 0.1  # probability of the answer's first token, in each wording
 MOST_ALIKE = 5  # facts of a relation with one answer
 N_SUPPORTS = (1, 2, 3, 4, 5)
@@ -156,7 +156,7 @@ def open_prompts(*, is_chat: bool, seed: int = 0) -> list[OpenPrompt]:
     """
     rng, prompts = Random(seed), list[OpenPrompt]()
     for relation in relations():
-        for subject in rng.sample(relation.subjects, min(N_OPEN, len(relation.subjects))):
+        for subject in rng.sample(relation.subjects, min(N_OPEN_SUBJECTS, len(relation.subjects))):
             question = relation.question(subject, rng.randrange(len(relation.questions)))
             i = rng.randrange(len(relation.beginnings) + 1)
             begun = relation.beginnings[i - 1].replace("{s}", subject) if i else ""

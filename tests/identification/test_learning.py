@@ -205,7 +205,11 @@ def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_muc
     assert second.weight == learning.LEAST_CHANGE * first.weight
     assert first.divergence > 0.001
     close = first.divergence / (1 + learning.FAR_BELOW) * 2
-    assert stages(learned(tiny_one, max_divergence=close)) == [first]
+    found = learned(tiny_one, max_divergence=close)
+    assert stages(found) == [first]
+    gentler, best = found.line[-1], found.best.point
+    assert gentler.scale == pytest.approx(learning.GENTLE * best.scale)
+    assert gentler.divergence < learning.GENTLE * best.divergence
 
 
 def test_a_stage_that_leaves_room_is_tried_closer_to_what_may_be(

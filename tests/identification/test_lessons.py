@@ -114,22 +114,29 @@ def test_slopes_are_the_differences_of_what_is_minimised(shape: str, method: str
     """Kills: a weight or share left out, a batch twice, derivatives through the clean run."""
     network = tiny.tiny_model(shape).double()
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
-    made = lessons_of(model, method)
+    made = lessons_of(model, method, protect=("unknown", "true", "irrelevant"))
     step = next(made.steps(Random(0)))
-    # At zero the lead that is lost has no slope.
-    for at in (table_of(model, 2) / 16, table_of(model, 2)):
+    for at in (torch.zeros(tiny.N_LAYERS, tiny.N_HEADS), table_of(model, 2)):
         found, expected = made.slope(step, at, WEIGHT), differences(made, step, at)
         assert expected.abs().max() > 0.05
-        off = (found - expected).abs() / expected.abs().max()
-        assert off.median() <= 0.005
-        assert off.max() <= 0.1
+        assert (found - expected).abs().max() <= 0.01 * expected.abs().max()
+    # Leads have no slope at zero, and bend within a step here and there.
+    made = lessons_of(model, method, protect=("clean",))
+    step = next(made.steps(Random(0)))
+    found, expected = made.slope(step, at, WEIGHT), differences(made, step, at)
+    off = (found - expected).abs() / expected.abs().max()
+    assert off.quantile(0.8) <= 0.01
+    assert off.max() <= 0.1
 
 
 @pytest.mark.parametrize("method", ["juice", "june"])
 def test_layers_that_are_computed_again_and_runs_that_are_not_kept_change_nothing(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kills: layers of a large model that are computed again without the steering."""
+    """Kills: layers of a large model that are computed again without the steering.
+
+    So it is with the fused attention that longer prompts have.
+    """
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
     first, then = table_of(model, 1), table_of(model, 2)
 
@@ -139,9 +146,13 @@ def test_layers_that_are_computed_again_and_runs_that_are_not_kept_change_nothin
         return [made.slope(step, at, WEIGHT) for at in (first, then)]
 
     whole = slopes()
+    monkeypatch.setattr(attribution, "N_SHORT", 0)
+    torch.testing.assert_close(slopes(), whole, atol=1e-5, rtol=1e-4)
     monkeypatch.setattr(lessons, "MOST_KEPT", 0)
     monkeypatch.setattr(attribution, "N_LARGE", 0)
-    torch.testing.assert_close(slopes(), whole, atol=1e-5, rtol=1e-4)
+    for n_short in (0, 192):
+        monkeypatch.setattr(attribution, "N_SHORT", n_short)
+        torch.testing.assert_close(slopes(), whole, atol=1e-5, rtol=1e-4)
 
 
 def test_half_precision_gives_the_slopes_of_single() -> None:
