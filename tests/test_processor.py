@@ -177,6 +177,44 @@ def test_the_engine_runs_on_as_many_threads_as_were_asked_for() -> None:
     assert done.stdout.split() == ["2", "1", "2"]
 
 
+THREADS_OF_OPERATORS = """
+import os, time
+import juice, torch
+
+def count():
+    return len(os.listdir("/proc/self/task"))
+
+def split():
+    torch.ones(2_000_000) * 2  # on all threads of the one that calls it
+    return count()
+
+with juice.load("mini", device="cpu", threads=2) as model:
+    model.generate("abc", max_tokens=1)
+    time.sleep(1)
+    idle, alone, generating = count(), split(), []
+    model.loaded.model.register_forward_hook(lambda *_: generating.append(split()))
+    model.generate("abc", max_tokens=1)
+    time.sleep(1)
+    print(alone - idle, max(generating) - idle, count() - idle)
+"""
+
+
+@pytest.mark.skipif(
+    (os.cpu_count() or 1) < 2 or "libgomp" not in Path("/proc/self/maps").read_text(),
+    reason="PyTorch does not split operators with GNU's OpenMP here",
+)
+def test_threads_of_the_caller_and_of_the_engine_do_not_outnumber_the_cores() -> None:
+    """Where both have a thread to help them, GNU's OpenMP lets all sleep between operators."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", THREADS_OF_OPERATORS],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", "1", "0"]
+
+
 @pytest.mark.parametrize("n_threads", [0, -1, 1_000_000])
 def test_threads_that_the_machine_does_not_have_are_refused_in_words(n_threads: int) -> None:
     words = rf"threads is {n_threads}; expected 1 to {os.cpu_count()}, the cores of this machine"
