@@ -183,9 +183,11 @@ def end_helpers() -> None:
 
 
 @cache
-def _openmp() -> ctypes.CDLL | None:
+def _openmp() -> ctypes.PyDLL | None:
     """Return the OpenMP library of PyTorch, if it is GNU's."""
-    library = ctypes.CDLL(torch._C.__file__)  # symbols are looked up in what it depends on, too
+    # Symbols are looked up in what it depends on, too. The GIL stays: requests that are handed in
+    # together begin together.
+    library = ctypes.PyDLL(torch._C.__file__)
     is_gnu = hasattr(library, "GOMP_parallel") and not hasattr(library, "kmp_set_blocktime")
     return library if is_gnu and hasattr(library, "omp_pause_resource_all") else None
 
