@@ -34,6 +34,7 @@ AMX = {**AVX512, "amx_bf16": True}
 # To a head's part of the residual stream this is so much that bfloat16 loses the part, and float32
 # does not; and layer norms do not see it.
 TOO_MUCH = 1024.0
+MAPPED = Path("/proc/self/maps")  # the libraries of this process, on Linux
 HAS_BFLOAT16 = pytest.mark.skipif(
     bfloat16_unit() is None, reason="this CPU does not multiply bfloat16, or PyTorch does not say"
 )
@@ -155,6 +156,18 @@ def test_a_model_that_the_check_refuses_in_bfloat16_is_in_float32_with_a_warning
         juice.load(folder, device="cpu", dtype="bfloat16")
 
 
+def printed_on_two_threads(program: str) -> list[str]:
+    """Return the words that a program prints in a process where PyTorch has two threads."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
 THREADS_OF_A_FORWARD = """
 import juice, torch
 for threads in (None, 1, 2):
@@ -167,14 +180,7 @@ for threads in (None, 1, 2):
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="on one core there is one thread in any case")
 def test_the_engine_runs_on_as_many_threads_as_were_asked_for() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", THREADS_OF_A_FORWARD],
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["2", "1", "2"]
+    assert printed_on_two_threads(THREADS_OF_A_FORWARD) == ["2", "1", "2"]
 
 
 THREADS_OF_OPERATORS = """
@@ -200,19 +206,12 @@ with juice.load("mini", device="cpu", threads=2) as model:
 
 
 @pytest.mark.skipif(
-    (os.cpu_count() or 1) < 2 or "libgomp" not in Path("/proc/self/maps").read_text(),
+    (os.cpu_count() or 1) < 2 or not MAPPED.exists() or "libgomp" not in MAPPED.read_text(),
     reason="PyTorch does not split operators with GNU's OpenMP here",
 )
 def test_threads_of_the_caller_and_of_the_engine_do_not_outnumber_the_cores() -> None:
     """Where both have a thread to help them, GNU's OpenMP lets all sleep between operators."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", THREADS_OF_OPERATORS],
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["1", "1", "0"]
+    assert printed_on_two_threads(THREADS_OF_OPERATORS) == ["1", "1", "0"]
 
 
 @pytest.mark.parametrize("n_threads", [0, -1, 1_000_000])
