@@ -58,7 +58,7 @@ from juice.placement import (
     choose_quantization,
     is_quantized,
 )
-from juice.processor import use_threads, warn_if_busy
+from juice.processor import put_weights_first, use_threads, warn_if_busy
 from juice.steered_model import SteeredModel
 
 
@@ -238,6 +238,7 @@ def _from_pretrained(
             output_loading_info=True,
         )
         network = network if "device_map" in placed else network.to(device)
+        put_weights_first(network)
         return {"model": network, "tokenizer": tokenizer, "dtype_reason": reason}, report
 
 
@@ -275,6 +276,7 @@ def _from_file(path: Path, options: LoadOptions, *, deterministic: bool) -> dict
             **placed,
         )
         network = file.network if "device_map" in placed else file.network.to(device)
+        put_weights_first(network)
     return {
         "model": network,
         "tokenizer": file.tokenizer,

@@ -14,6 +14,8 @@ import httpx
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from torch import nn
+from transformers import AutoModelForCausalLM
 
 import juice
 from juice.engine.load_options import LoadOptions
@@ -21,7 +23,7 @@ from juice.errors import UsageError
 from juice.gguf import GgufFile
 from juice.loading import load_model
 from juice.placement import choose_dtype
-from juice.processor import bfloat16_unit
+from juice.processor import WeightFirst, bfloat16_unit
 from tests.support import oracle, tiny
 from tests.support.commands import invoke
 from tests.support.gguf_files import write_gguf
@@ -176,6 +178,37 @@ for threads in (None, 1, 2):
         model.loaded.model.register_forward_hook(look)
         model.generate("abc", max_tokens=1)
 """
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(0,), (1,), (1, 1), (3,), (2, 8), (4, 4), (17,), (3, 9)])
+def test_the_weight_first_gives_the_same_product(shape: tuple[int, ...], has_bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = WeightFirst(48, 80, bias=has_bias, dtype=BFLOAT16)
+    x = torch.randn(*shape, 48, dtype=BFLOAT16)
+    expected = torch.einsum("...i,oi->...o", x.double(), layer.weight.double())
+    if has_bias:
+        expected = expected + layer.bias.double()
+    product = layer(x)
+    assert (product.shape, product.dtype) == ((*shape, 80), BFLOAT16)
+    assert product.is_contiguous()
+    # One rounding of the product, not two with a bias.
+    torch.testing.assert_close(product.double(), expected, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.skipif(bfloat16_unit() != "amx_bf16", reason="this CPU has no AMX")
+def test_layers_of_a_stored_model_have_the_weight_first_in_bfloat16(folder: Path) -> None:
+    half, whole = (
+        load_model(folder, LoadOptions(dtype=dtype)).model for dtype in ("bfloat16", "float32")
+    )
+    linear = [m for m in half.modules() if isinstance(m, nn.Linear)]
+    assert linear
+    assert {type(m) for m in linear} == {WeightFirst}
+    assert not any(isinstance(m, WeightFirst) for m in whole.modules())
+    in_memory = AutoModelForCausalLM.from_pretrained(folder, dtype=BFLOAT16)
+    loaded = juice.load(in_memory, tokenizer=tiny.tiny_tokenizer())
+    assert not any(isinstance(m, WeightFirst) for m in in_memory.modules())
+    loaded.close()
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="on one core there is one thread in any case")
