@@ -14,16 +14,21 @@ import pytest
 import juice
 from integration.real import chat, facts, measure, prose
 from integration.real.answers import UNSTEERED, Answers, Row, ways_of
-from juice.data.example import ConflictExample, context_end, to_json_line, unknown_subjects
+from juice.data.example import (
+    ConflictExample,
+    context_end,
+    fact_key,
+    to_json_line,
+    unknown_subjects,
+)
 from juice.data.memory import open_prompts
 from juice.engine.steer import Steer
 from juice.errors import HeadSetNotFoundError, UsageError
 from juice.formula import Target
+from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import HARM_STRENGTHS, Gate, GateRule
 from juice.identification import ordinary
-from juice.identification.examples import usable_examples
 from juice.identification.first_tokens import Case, endangered_prompts
-from juice.identification.options import IdentificationOptions
 from juice.identification.task import UnfinishedFile
 from juice.progress import silent
 
@@ -62,8 +67,18 @@ ROWS = {
 
 
 @pytest.fixture(scope="module")
-def mini() -> Iterator[juice.SteeredModel]:
-    with juice.load("mini", head_sets=Path(__file__).parents[1] / "head_sets") as model:
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[juice.SteeredModel]:
+    """Yield the bundled model with its sets, one of which says that a fact found it."""
+    folder = tmp_path_factory.mktemp("sets")
+    for target in ("parametric", "context"):
+        head_set = HeadSet.load(Path(__file__).parents[1] / "head_sets" / "mini" / target)
+        if target == "parametric":
+            assert head_set.identification is not None
+            key = fact_key(USED.relation, USED.subject.upper())
+            found = head_set.identification.model_copy(update={"facts": (key,)})
+            head_set = head_set.model_copy(update={"identification": found})
+        head_set.save(folder / "mini" / target)
+    with juice.load("mini", head_sets=folder) as model:
         yield model
 
 
@@ -73,7 +88,6 @@ def result(
 ) -> Iterator[dict[str, Any]]:
     data = tmp_path_factory.mktemp("facts") / "facts.jsonl"
     data.write_text("".join(map(to_json_line, [*FACTS, USED])))
-    remembered = USED.model_copy(update={"subject": USED.subject.upper()})
     plan = measure.Plan(
         data=[str(data)],
         text=TEXT,
@@ -81,10 +95,8 @@ def result(
         n_prose=1,
         chat_prompts=chat.chat_prompts()[:2],
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(facts, "remembered_examples", lambda *_args, **_options: [remembered])
-        with pytest.warns(UserWarning, match="was not found on what mini remembers"):
-            yield measure.measure(mini, plan)
+    with pytest.warns(UserWarning, match="'context' does not say which facts it was found on"):
+        yield measure.measure(mini, plan)
 
 
 def name(row: dict[str, Any]) -> tuple[str, str, str]:
@@ -135,10 +147,10 @@ def test_the_result_says_which_model_and_sets_were_measured(
         described = written["head_sets"][target]
         assert described["seal"] == mini.head_sets.get(target).seal
         assert described["method"] == "juice"
-        assert described["examples_found_again"] is False
+        assert described["says_its_facts"] is (target == "parametric")
 
 
-def test_a_fact_that_a_set_may_have_been_found_on_is_left_out(result: dict[str, Any]) -> None:
+def test_a_fact_that_a_set_was_found_on_is_left_out(result: dict[str, Any]) -> None:
     """Kills: comparing subjects with their case."""
     assert result["facts"] == {"n": len(FACTS) + 1, "n_excluded": 1}
 
@@ -320,24 +332,13 @@ def test_all_splits_of_a_folder_are_read_and_a_fact_once(tmp_path: Path) -> None
     assert len(found) == 3
 
 
-def test_the_very_examples_of_a_set_are_found_again(
-    mini: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shipped sets were found on the bundled model's own facts."""
-    monkeypatch.setattr(facts, "remembered_examples", lambda *_args, **_options: FACTS)
-    head_set = mini.head_sets.get("context")
-    assert head_set.identification is not None
-    drawn, _ = usable_examples(
-        mini, FACTS, IdentificationOptions(method="attribution", n_examples=4, seed=0)
-    )
-    found = head_set.identification.model_copy(
-        update={"n_examples": 4, "examples_sha256": facts.examples_sha256(drawn)}
-    )
-    pools = facts.Pools()
-    assert pools.add(mini, head_set.model_copy(update={"identification": found}))
-    assert not pools.add(mini, head_set)
-    protected = {(one.relation, one.subject.casefold()) for one in open_prompts(is_chat=False)}
-    assert pools.keys == {facts.key_of(e) for e in FACTS} | protected
+def test_a_subject_that_a_set_was_to_leave_alone_is_left_out(mini: juice.SteeredModel) -> None:
+    one = open_prompts(is_chat=False)[0]
+    protected = FACTS[0].model_copy(update={"relation": one.relation, "subject": one.subject})
+    sets = [mini.head_sets.get("context")]
+    assert facts.others_than(sets, [protected, *FACTS]) == FACTS
+    by_hand = [sets[0].model_copy(update={"identification": None})]
+    assert facts.others_than(by_hand, [protected, *FACTS]) == [protected, *FACTS]
 
 
 def test_a_statement_opens_the_reply_in_a_chat() -> None:

@@ -22,7 +22,7 @@ Toward the context:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -38,17 +38,13 @@ from integration.real.answers import (
     share_row,
     ways_of,
 )
-from juice.data.example import ConflictExample, examples_sha256
-from juice.data.memory import open_prompts, remembered_examples
+from juice.data.example import ConflictExample
+from juice.data.memory import open_prompts
 from juice.data.readers.sources import SPLIT_PARTS
-from juice.errors import ExampleError
 from juice.formula import CONFLICT_TYPES, CONFLICTS, ConflictType
 from juice.head_set.head_set import HeadSet
-from juice.identification.examples import usable_examples
+from juice.identification.examples import unseen
 from juice.identification.first_tokens import Case, endangered_prompts
-from juice.identification.options import IdentificationOptions
-from juice.progress import Progress, silent
-from juice.steered_model import SteeredModel
 
 SEED = 0
 GATED = "unknown"
@@ -75,49 +71,21 @@ def key_of(example: ConflictExample) -> Key:
     return (example.relation or "").casefold(), example.subject.casefold()
 
 
-class Pools:
-    """The facts that head sets were drawn from: what a model remembers, asked again.
+def others_than(
+    head_sets: Iterable[HeadSet], examples: Iterable[ConflictExample]
+) -> list[ConflictExample]:
+    """Return the examples of facts that no set was found on, nor protected when it was found.
 
-    A set does not list them, but has their seed and the hash of its examples. With them are the
-    subjects that the model was only asked about, to protect what it says.
+    The latter are subjects that the model was only asked about.
     """
-
-    def __init__(self, progress: Progress = silent) -> None:
-        self._progress = progress
-        self._by_seed: dict[tuple[int, str | None], list[ConflictExample]] = {}
-
-    @property
-    def keys(self) -> set[Key]:
-        """The facts of all pools."""
-        drawn = {key_of(example) for pool in self._by_seed.values() for example in pool}
-        return drawn.union(
-            (one.relation, one.subject.casefold())
-            for seed, _ in self._by_seed
-            for one in open_prompts(is_chat=False, seed=seed)
-        )
-
-    def add(self, model: SteeredModel, head_set: HeadSet) -> bool:
-        """Ask for the pool of a set, and return whether it gives the set's very examples.
-
-        The model takes prompts in the form in which the set was found. A set that was made by hand
-        was drawn from nothing.
-        """
-        found = head_set.identification
-        if found is None:
-            return True
-        where = found.seed, model.chat_template_sha256
-        if where not in self._by_seed:
-            self._by_seed[where] = remembered_examples(
-                model, seed=found.seed, progress=self._progress
-            )
-        how = IdentificationOptions.of(
-            method=found.method, n_examples=found.n_examples, seed=found.seed
-        )
-        try:
-            drawn, _ = usable_examples(model, self._by_seed[where], how)
-        except ExampleError:
-            return False
-        return examples_sha256(drawn) == found.examples_sha256
+    sets = list(head_sets)
+    protected = {
+        (one.relation, one.subject.casefold())
+        for head_set in sets
+        if head_set.identification is not None
+        for one in open_prompts(is_chat=False, seed=head_set.identification.seed)
+    }
+    return [e for e in unseen(examples, sets) if key_of(e) not in protected]
 
 
 def in_chat(example: ConflictExample) -> ConflictExample:

@@ -15,9 +15,8 @@ ParaConflict's files. The sets are those of FOLDER that are called `parametric` 
 unless a template is given. The rows are described in `facts`, `prose` and `chat`; nothing has a
 gate unless its way says so.
 
-Facts are left out whose relation and subject are among those that the model is asked about when a
-set is found on what it remembers; these are asked for again (`facts.Pools`). A set that was
-found on other examples is warned of: give data without them.
+Facts are left out that a set was found on, or that it was to leave alone (`facts.others_than`). A
+set that does not say on which it was found is warned of: give data without them.
 """
 
 from __future__ import annotations
@@ -86,8 +85,14 @@ def measure(model: SteeredModel, plan: Plan, progress: Progress = silent) -> dic
     chosen = _chosen(model, plan.chat_template)
     formed = {t: chosen or model.in_form_of(one) for t, one in head_sets.items()}
     read = facts.read_facts(plan.data)
-    used, found_again = _used(model, head_sets, formed, progress)
-    fresh = [e for e in read if facts.key_of(e) not in used]
+    for head_set in head_sets.values():
+        if not _says_its_facts(head_set):
+            warnings.warn(
+                f"head set {head_set.name!r} does not say which facts it was found on; the data "
+                "may have them",
+                stacklevel=2,
+            )
+    fresh = facts.others_than(head_sets.values(), read)
     result: dict[str, Any] = {"facts": {"n": len(read), "n_excluded": len(read) - len(fresh)}}
     rows: list[Row] = []
     by_form = {
@@ -111,8 +116,7 @@ def measure(model: SteeredModel, plan: Plan, progress: Progress = silent) -> dic
         ways = [way for head_set in head_sets.values() for way in ways_of(head_set)]
         rows += chat.in_chat(chatting, ways, prompts, progress)
     described = {
-        target: _described(head_set, formed[target], found_again[target])
-        for target, head_set in head_sets.items()
+        target: _described(head_set, formed[target]) for target, head_set in head_sets.items()
     }
     return {"model": _identity(model), "head_sets": described, **result, "rows": rows}
 
@@ -146,26 +150,9 @@ def _chatting(model: SteeredModel, chosen: SteeredModel | None) -> SteeredModel 
     return None if model.own_chat_template is None else model.with_chat_template()
 
 
-def _used(
-    model: SteeredModel,
-    head_sets: dict[Target, HeadSet],
-    formed: dict[Target, SteeredModel],
-    progress: Progress,
-) -> tuple[set[facts.Key], dict[Target, bool]]:
-    """Return the facts that the sets were drawn from, and whether each set's examples are there."""
-    found_again: dict[Target, bool] = {}
-    pools = facts.Pools(progress)
-    for target, head_set in head_sets.items():
-        is_same_form = formed[target].chat_template_sha256 == head_set.chat_template_sha256
-        asked = formed[target] if is_same_form else model.in_form_of(head_set)
-        found_again[target] = pools.add(asked, head_set)
-        if not found_again[target]:
-            warnings.warn(
-                f"head set {head_set.name!r} was not found on what {model.id} remembers here; the "
-                "data may have the facts that it was found on",
-                stacklevel=2,
-            )
-    return pools.keys, found_again
+def _says_its_facts(head_set: HeadSet) -> bool:
+    """Whether the facts that a set was found on are known; one made by hand was found on none."""
+    return head_set.identification is None or bool(head_set.identification.facts)
 
 
 def _on_facts(
@@ -189,7 +176,7 @@ def _identity(model: SteeredModel) -> dict[str, Any]:
     }
 
 
-def _described(head_set: HeadSet, asked: SteeredModel, found_again: bool) -> dict[str, Any]:
+def _described(head_set: HeadSet, asked: SteeredModel) -> dict[str, Any]:
     found = head_set.identification
     return {
         "seal": head_set.seal,
@@ -197,7 +184,7 @@ def _described(head_set: HeadSet, asked: SteeredModel, found_again: bool) -> dic
         "methods": [way.name for way in ways_of(head_set)],
         "found_by": None if found is None else found.method,
         "seed": None if found is None else found.seed,
-        "examples_found_again": found_again,
+        "says_its_facts": _says_its_facts(head_set),
         "chat_template_sha256": asked.chat_template_sha256,
     }
 

@@ -9,11 +9,10 @@ import typer
 
 from juice.cli import console, options
 from juice.engine.load_options import EngineOptions, LoadOptions
-from juice.errors import UsageError
+from juice.errors import ExampleError, UsageError
 
 if TYPE_CHECKING:
-    from juice.engine.steer import Steering
-    from juice.formula import Target
+    from juice.head_set.head_set import HeadSet
     from juice.identification.outcomes import Outcome
     from juice.steered_model import SteeredModel
 
@@ -38,25 +37,35 @@ def run(
 ) -> None:
     """Say which of two head sets gives their target's answer more often, on the same examples.
 
-    Each steers as it is served by default, without a gate, at strength 1.
+    Each steers as it is served by default, without a gate, at strength 1. Examples of facts that
+    one of them was found on are left out.
     """
     from juice.data.readers.sources import read_examples
-    from juice.engine.steer import unsteered
+    from juice.engine.steer import Steer, unsteered
     from juice.evaluation.splits import limited
+    from juice.identification.examples import unseen
     from juice.identification.outcomes import Trials, difference_interval
 
-    examples = limited(read_examples(data, split="test"), limit, seed)
-    loaded = options.in_chat(
-        options.load(model, loading, head_sets, running), chat_template, examples
-    )
+    read = read_examples(data, split="test")
+    loaded = options.in_chat(options.load(model, loading, head_sets, running), chat_template, read)
     sides = {"a": _side(loaded, set_a), "b": _side(loaded, set_b)}
-    target = sides["a"][0]
-    if target != sides["b"][0]:
+    target = sides["a"].target
+    if target != sides["b"].target:
         raise UsageError(
-            f"{set_a} steers toward {target}, {set_b} toward {sides['b'][0]}; name two of one "
+            f"{set_a} steers toward {target}, {set_b} toward {sides['b'].target}; name two of one "
             "target"
         )
-    steerings = {"unsteered": unsteered(), **{name: side[1] for name, side in sides.items()}}
+    left = unseen(read, sides.values())
+    if not left:
+        raise ExampleError(f"one of the sets was found on all examples of {data}; give others")
+    examples = limited(left, limit, seed)
+    steerings = {
+        "unsteered": unsteered(),
+        **{
+            name: loaded.resolve(Steer(target=target, head_set=head_set))
+            for name, head_set in sides.items()
+        },
+    }
     trials = Trials(loaded, examples, target, steerings, "comparing", console.progress)
     outcomes = {name: trials.outcome(name) for name in NAMES}
     gains = trials.gains("a", "b")
@@ -65,7 +74,8 @@ def run(
     found = {
         "target": target,
         "n_examples": len(examples),
-        "sets": {name: sides[name][1].report.head_set for name in sides},
+        "n_left_out": len(read) - len(left),
+        "sets": {name: steerings[name].report.head_set for name in sides},
         "accuracy": {name: each.accuracy for name, each in outcomes.items()},
         "difference": fmean(gains),
         "interval": list(interval),
@@ -75,14 +85,12 @@ def run(
     console.answer_either("\n".join(lines), found, as_json=json)
 
 
-def _side(model: SteeredModel, given: str) -> tuple[Target, Steering]:
-    """Return the target of a named set, and its steering."""
-    from juice.engine.steer import Steer
+def _side(model: SteeredModel, given: str) -> HeadSet:
+    """Return the set that a name, folder or file stands for."""
     from juice.head_set.head_set import HeadSet
 
     found = options.head_set_for(model, given)
-    head_set = found if isinstance(found, HeadSet) else model.head_sets.get(given)
-    return head_set.target, model.resolve(Steer(target=head_set.target, head_set=head_set))
+    return found if isinstance(found, HeadSet) else model.head_sets.get(given)
 
 
 def _table(named: dict[str, str], outcomes: dict[str, Outcome]) -> list[str]:

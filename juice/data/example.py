@@ -218,6 +218,11 @@ def examples_sha256(examples: Sequence[ConflictExample]) -> str:
     return hashlib.sha256("".join(map(to_json_line, examples)).encode()).hexdigest()
 
 
+def fact_key(relation: str | None, subject: str) -> str:
+    """Return the key of a fact: a hash of relation and subject, whatever their case."""
+    return hashlib.sha256(f"{relation or ''}\n{subject}".casefold().encode()).hexdigest()[:12]
+
+
 def to_json_line(example: ConflictExample) -> str:
     """Format an example as a line of the file format, without the fields at their defaults."""
     return example.model_dump_json(exclude_defaults=True) + "\n"

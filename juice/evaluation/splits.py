@@ -6,7 +6,8 @@
                      what is left
     validation       the given file, else 15 % of what was not drawn and what served head sets were
                      tuned on, filtered to what the model answers right on the clean prompt
-    test             the rest, unfiltered, `limit` of them spread over the domains
+    test             the rest, unfiltered, `limit` of them spread over the domains; not what served
+                     head sets were found on, in whatever file that was
 
 A domain is a relation. What is left out is counted by reason: a prompt too long for the model, or
 two answers that begin with the same token, for example.
@@ -32,6 +33,7 @@ from juice.identification.examples import (
     known_examples,
     known_share,
     scored_prompt,
+    unseen,
     usable_examples,
     validation_share,
 )
@@ -132,7 +134,10 @@ def split(
     left_out[unknown] += len(given) - len(validation)
     unused = [] if data.identification is None else _without(finders, [*every_drawn, *given, *rest])
     large = _large(unused, rest, n_large, options.seed)
-    test = limited(_without(rest, large), limit, options.seed)
+    rest = _without(rest, large)
+    left = unseen(rest, head_sets.values())
+    left_out["facts that a head set was found on"] += len(rest) - len(left)
+    test = limited(left, limit, options.seed)
     counted = dict(+left_out)
     if not test:
         reasons = ", ".join(f"{n} {reason}" for reason, n in counted.items())

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
@@ -354,7 +355,8 @@ class Identification(Part):
     """The way in which heads were found, in enough detail to find them again.
 
     The alphas are the probes' scales; other methods have none. Without a `top_k`, the heads are all
-    that the method kept.
+    that the method kept. `facts` are the keys (`juice.data.example.fact_key`) of what they were
+    found and tuned on, in order; older sets have none.
     """
 
     method: ScoreKind
@@ -363,6 +365,8 @@ class Identification(Part):
     n_examples: int = Field(ge=1)
     seed: int
     examples_sha256: str
+    # Left out where there are none, so that older sets keep their hash.
+    facts: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
     conflict_types: tuple[str, ...]
     top_k: int | None = Field(default=None, ge=1)
     chat_template_sha256: str | None = None

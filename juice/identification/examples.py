@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from itertools import chain, cycle, zip_longest
 from random import Random
 
-from juice.data.example import ConflictExample, draw, judged_types
+from juice.data.example import ConflictExample, draw, fact_key, judged_types
 from juice.errors import ExampleError, UsageError
 from juice.formula import ConflictType, Target
+from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import short
 from juice.identification.options import IdentificationOptions
 from juice.identification.outcomes import answer
@@ -29,6 +30,18 @@ from juice.steered_model import SteeredModel
 N_LEAST, N_FEW = 4, 20  # fewer than these find heads badly, or tune betas badly
 VALIDATION_SHARE = 0.15
 N_TUNED_ON = 48
+
+
+def unseen(
+    examples: Iterable[ConflictExample], head_sets: Iterable[HeadSet]
+) -> list[ConflictExample]:
+    """Return the examples of facts that none of the head sets was found or tuned on.
+
+    A set of an older version does not say on which it was.
+    """
+    found = [one.identification for one in head_sets if one.identification is not None]
+    seen = {key for identification in found for key in identification.facts}
+    return [e for e in examples if fact_key(e.relation, e.subject) not in seen]
 
 
 def in_form_of_examples(

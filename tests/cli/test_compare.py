@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import fmean
+from subprocess import CompletedProcess
 
 import pytest
 
 import juice as library
+from juice.data.example import fact_key, to_json_line
 from tests.support.commands import juice
 
 N = 12
@@ -60,6 +62,28 @@ def test_it_counts_what_plain_generation_gives(
     assert found["difference"] == pytest.approx(by_set[0] - by_set[1])
     low, high = found["interval"]
     assert low < found["difference"] < high
+
+
+def test_facts_that_one_of_the_sets_was_found_on_are_left_out(
+    model: library.SteeredModel, tmp_path: Path
+) -> None:
+    examples = library.read_examples("mini", split="test")[:N]
+    head_set = model.head_sets.get("parametric")
+    keys = [fact_key(e.relation, e.subject) for e in examples]
+
+    def compared(n_seen: int) -> CompletedProcess[str]:
+        found = head_set.identification.model_copy(update={"facts": tuple(keys[:n_seen])})
+        told = head_set.model_copy(update={"name": "told", "identification": found})
+        told.save(tmp_path / f"told-{n_seen}")
+        data = tmp_path / "some.jsonl"
+        data.write_text("".join(map(to_json_line, examples)))
+        sets = ("parametric", str(tmp_path / f"told-{n_seen}"))
+        return juice("compare", *sets, "--data", str(data), "--json")
+
+    some = json.loads(compared(3).stdout)
+    assert (some["n_examples"], some["n_left_out"]) == (N - 3, 3)
+    none = compared(N)
+    assert (none.returncode, "found on all examples" in none.stderr) == (2, True)
 
 
 def test_the_verdict_names_the_better_one_or_neither(weak: Path) -> None:

@@ -9,6 +9,7 @@ from juice.data.example import (
     ConflictExample,
     context_end,
     examples_sha256,
+    fact_key,
     irrelevant_contexts,
     true_contexts,
     unknown_subjects,
@@ -114,6 +115,23 @@ def test_what_a_set_was_tuned_on_must_be_usable_to_tune_on(model: juice.SteeredM
     assert made.holds_finders_of(head_set)
     assert changed not in made.validation
     assert len(made.validation) > 40
+
+
+def test_what_a_served_set_was_found_on_elsewhere_is_not_tested(
+    model: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    head_set = model.head_sets.get("context")
+    sets = {"context": head_set.model_copy(update={"identification": None})}
+    options = IdentificationOptions()
+    before = split(model, Data(pool), sets, options, n_large=0, limit=None)
+    seen = before.test[0]
+    elsewhere = head_set.identification.model_copy(
+        update={"examples_sha256": "0", "facts": (fact_key(seen.relation, seen.subject.upper()),)}
+    )
+    sets = {"context": head_set.model_copy(update={"identification": elsewhere})}
+    after = split(model, Data(pool), sets, options, n_large=0, limit=None)
+    assert after.test == before.test[1:]
+    assert after.left_out["facts that a head set was found on"] == 1
 
 
 def test_what_cannot_be_used_is_left_out_and_counted(
