@@ -19,8 +19,8 @@ from juice.errors import UsageError
 
 # What processors call their products of bfloat16, of x86 and of ARM; the fastest first.
 BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "sve_bf16", "bf16")
-# With AMX so many rows are multiplied 1.1 to 1.5 times as fast with the weight first; of more, the
-# product takes as long to turn round. With AVX512-BF16 alone, fewer than 16 rows are slower so.
+# With AMX, up to so many rows are 1.1 to 1.5 times as fast with the weight first; for more,
+# transposing the result costs what is gained. With AVX512-BF16 alone, fewer than 16 are slower.
 N_FEW_ROWS = 16
 LOAD_S = 60  # what the first load average is over
 
@@ -69,9 +69,9 @@ class WeightFirst(nn.Linear):
 
 
 def put_weights_first(model: nn.Module) -> None:
-    """Make the linear layers that this CPU multiplies with AMX `WeightFirst`.
+    """Turn a model's bfloat16 linear layers on a CPU with AMX into `WeightFirst`.
 
-    Layers of another class or dtype, and packed or fetched weights, stay as they are.
+    Layers of another class, and packed or fetched weights, stay as they are.
     """
     if bfloat16_unit() != "amx_bf16":
         return

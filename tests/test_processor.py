@@ -15,7 +15,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 import juice
 from juice.engine.load_options import LoadOptions
@@ -23,7 +22,7 @@ from juice.errors import UsageError
 from juice.gguf import GgufFile
 from juice.loading import load_model
 from juice.placement import choose_dtype
-from juice.processor import WeightFirst, bfloat16_unit
+from juice.processor import WeightFirst, bfloat16_unit, put_weights_first
 from tests.support import oracle, tiny
 from tests.support.commands import invoke
 from tests.support.gguf_files import write_gguf
@@ -196,19 +195,37 @@ def test_the_weight_first_gives_the_same_product(shape: tuple[int, ...], has_bia
     torch.testing.assert_close(product.double(), expected, rtol=2**-8, atol=1e-4)
 
 
-@pytest.mark.skipif(bfloat16_unit() != "amx_bf16", reason="this CPU has no AMX")
-def test_layers_of_a_stored_model_have_the_weight_first_in_bfloat16(folder: Path) -> None:
-    half, whole = (
-        load_model(folder, LoadOptions(dtype=dtype)).model for dtype in ("bfloat16", "float32")
-    )
-    linear = [m for m in half.modules() if isinstance(m, nn.Linear)]
-    assert linear
-    assert {type(m) for m in linear} == {WeightFirst}
-    assert not any(isinstance(m, WeightFirst) for m in whole.modules())
-    in_memory = AutoModelForCausalLM.from_pretrained(folder, dtype=BFLOAT16)
-    loaded = juice.load(in_memory, tokenizer=tiny.tiny_tokenizer())
-    assert not any(isinstance(m, WeightFirst) for m in in_memory.modules())
-    loaded.close()
+class OtherLinear(nn.Linear):
+    """A layer that may compute something else."""
+
+
+@pytest.mark.parametrize("unit", ["amx_bf16", "avx512_bf16", None])
+def test_the_weight_goes_first_in_plain_layers_of_a_cpu_with_amx(
+    monkeypatch: pytest.MonkeyPatch, unit: str | None
+) -> None:
+    monkeypatch.setattr("juice.processor.bfloat16_unit", lambda: unit)
+    fetched = nn.Linear(4, 4, dtype=BFLOAT16)
+    fetched.forward = fetched.forward
+    elsewhere = nn.Linear(4, 4, dtype=BFLOAT16, device="meta")
+    others = [nn.Linear(4, 4), OtherLinear(4, 4, dtype=BFLOAT16), fetched, elsewhere]
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4, dtype=BFLOAT16)), *others)
+    classes = [type(other) for other in others]
+    put_weights_first(model)
+    assert isinstance(model[0][0], WeightFirst) is (unit == "amx_bf16")
+    assert [type(other) for other in others] == classes
+
+
+def test_the_weight_goes_first_in_stored_models_alone(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("juice.processor.bfloat16_unit", lambda: "amx_bf16")
+    file = write_gguf(tmp_path / "model.gguf", tiny.tiny_model("llama"), "llama")
+    for stored in (folder, file):
+        model = load_model(stored, LoadOptions(dtype="bfloat16")).model
+        assert {type(m) for m in model.modules() if isinstance(m, nn.Linear)} == {WeightFirst}
+    network = tiny.tiny_model("llama").to(BFLOAT16)
+    with juice.load(network, tokenizer=tiny.tiny_tokenizer()):
+        assert not any(isinstance(m, WeightFirst) for m in network.modules())
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="on one core there is one thread in any case")

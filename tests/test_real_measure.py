@@ -17,7 +17,7 @@ from integration.real.answers import UNSTEERED, Answers, Row, ways_of
 from juice.data.example import (
     ConflictExample,
     context_end,
-    fact_key,
+    fact_keys,
     to_json_line,
     unknown_subjects,
 )
@@ -74,8 +74,10 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[juice.SteeredMode
         head_set = HeadSet.load(Path(__file__).parents[1] / "head_sets" / "mini" / target)
         if target == "parametric":
             assert head_set.identification is not None
-            key = fact_key(USED.relation, USED.subject.upper())
-            found = head_set.identification.model_copy(update={"facts": (key,)})
+            shouted = USED.model_copy(update={"subject": USED.subject.upper()})
+            found = head_set.identification.model_copy(
+                update={"facts": tuple(fact_keys([shouted]))}
+            )
             head_set = head_set.model_copy(update={"identification": found})
         head_set.save(folder / "mini" / target)
     with juice.load("mini", head_sets=folder) as model:
@@ -376,6 +378,8 @@ def test_parts_that_are_measured_apart_are_joined(result: dict[str, Any]) -> Non
     assert {row["part"] for row in kept} == {"parametric", "chat"}
     other = {**parts[1], "model": {"id": "other"}}
     assert measure.joined(whole, other)["rows"] == other["rows"]
+    fewer = {**parts[1], "facts": {"n": 1, "n_excluded": 0}}
+    assert measure.joined(whole, fewer)["rows"] == fewer["rows"]
 
 
 def test_the_table_has_a_line_for_each_row(result: dict[str, Any]) -> None:

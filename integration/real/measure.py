@@ -86,7 +86,7 @@ def measure(model: SteeredModel, plan: Plan, progress: Progress = silent) -> dic
     formed = {t: chosen or model.in_form_of(one) for t, one in head_sets.items()}
     read = facts.read_facts(plan.data)
     for head_set in head_sets.values():
-        if not _says_its_facts(head_set):
+        if not head_set.facts:
             warnings.warn(
                 f"head set {head_set.name!r} does not say which facts it was found on; the data "
                 "may have them",
@@ -150,11 +150,6 @@ def _chatting(model: SteeredModel, chosen: SteeredModel | None) -> SteeredModel 
     return None if model.own_chat_template is None else model.with_chat_template()
 
 
-def _says_its_facts(head_set: HeadSet) -> bool:
-    """Whether the facts that a set was found on are known; one made by hand was found on none."""
-    return head_set.identification is None or bool(head_set.identification.facts)
-
-
 def _on_facts(
     answers: Answers, head_set: HeadSet, examples: Sequence[ConflictExample], limit: int
 ) -> list[Row]:
@@ -184,7 +179,7 @@ def _described(head_set: HeadSet, asked: SteeredModel) -> dict[str, Any]:
         "methods": [way.name for way in ways_of(head_set)],
         "found_by": None if found is None else found.method,
         "seed": None if found is None else found.seed,
-        "says_its_facts": _says_its_facts(head_set),
+        "says_its_facts": bool(head_set.facts),
         "chat_template_sha256": asked.chat_template_sha256,
     }
 
@@ -194,7 +189,7 @@ def joined(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
     Rows of a set that has changed are left out.
     """
-    if before["model"] != result["model"]:
+    if any(before[part] != result[part] for part in ("model", "facts")):
         return result
     sets, old = result["head_sets"], before["head_sets"]
     new = {key(row) for row in result["rows"]}

@@ -57,7 +57,12 @@ def run(
         )
     left = unseen(read, sides.values())
     if not left:
-        raise ExampleError(f"one of the sets was found on all examples of {data}; give others")
+        raise ExampleError(f"the sets were found or tuned on all examples of {data}; give others")
+    for name in sorted({one.name for one in sides.values() if not one.facts}):
+        console.note(f"{name} does not say which facts found it: this data may have them")
+    if len(left) < len(read):
+        n = len(read) - len(left)
+        console.note(f"{n} of {len(read)} examples found or tuned one of the sets: left out")
     examples = limited(left, limit, seed)
     steerings = {
         "unsteered": unsteered(),

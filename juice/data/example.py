@@ -218,9 +218,10 @@ def examples_sha256(examples: Sequence[ConflictExample]) -> str:
     return hashlib.sha256("".join(map(to_json_line, examples)).encode()).hexdigest()
 
 
-def fact_key(relation: str | None, subject: str) -> str:
-    """Return the key of a fact: a hash of relation and subject, whatever their case."""
-    return hashlib.sha256(f"{relation or ''}\n{subject}".casefold().encode()).hexdigest()[:12]
+def fact_keys(examples: Iterable[ConflictExample]) -> list[str]:
+    """Return the keys of the examples' facts: hashes of relation and subject, in any case."""
+    facts = (f"{e.relation or ''}\n{e.subject}".casefold() for e in examples)
+    return [hashlib.sha256(fact.encode()).hexdigest()[:12] for fact in facts]
 
 
 def to_json_line(example: ConflictExample) -> str:

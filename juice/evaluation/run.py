@@ -361,7 +361,7 @@ def _doubts(
     for head_set in head_sets.values():
         if warning := head_set.form_warning(model.prompts.sha256):
             yield warning
-        if not splits.holds_finders_of(head_set):
+        if not head_set.facts and not splits.holds_finders_of(head_set):
             yield (
                 f"head set {head_set.name!r} was found on examples that are not recognised in this "
                 "data: if some of them are tested on, its results are optimistic"

@@ -111,7 +111,8 @@ def split(
 
     The model decides what fits, what can be scored and what it knows. The examples that a head set
     in use was found on are recognised by their hash; where they are not in the data, others are set
-    aside in their place. `n_large` and `limit` are at most for `ph3_large`, and to test on.
+    aside in their place. Facts that a set lists are not tested on. `n_large` and `limit` are the
+    most for `ph3_large`, and to test on.
 
     Raises ExampleError where nothing is left to test on, or no example has the options' relation.
     """
@@ -144,7 +145,7 @@ def split(
         raise ExampleError(
             f"none of {len(data.test)} examples is left to test on: "
             f"{reasons or 'all of them find heads or tune'}; "
-            f"give more, at least {4 * options.n_wanted(len(pool))}"
+            f"give others, at least {4 * options.n_wanted(len(pool))}"
         )
     return Splits(drawn, large, validation, test, counted)
 
@@ -224,7 +225,7 @@ def _drawn_again(
     """Return the examples that a head set was found on, and those that it was tuned on.
 
     They are what `juice identify` draws from these examples; None where that gives another hash. It
-    may have tuned on other examples, which cannot be known.
+    may have tuned on other examples, which are known where the set lists its facts.
     """
     found = head_set.identification if head_set else None
     if found is None:

@@ -39,6 +39,7 @@ FORMAT: Final = "juice.head_set/3"
 SECOND_FORMAT, FIRST_FORMAT = "juice.head_set/2", "juice.head_set/1"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 SHA256_PATTERN = r"^sha256:[0-9a-f]{64}$"
+FACT_PATTERN = r"^[0-9a-f]{12}$"
 MAX_BETA = 100.0
 RANGES = {"strength": (0.0, MAX_BETA), "beta_plus": (0.0, MAX_BETA), "beta_minus": (-MAX_BETA, 0.0)}
 
@@ -355,8 +356,8 @@ class Identification(Part):
     """The way in which heads were found, in enough detail to find them again.
 
     The alphas are the probes' scales; other methods have none. Without a `top_k`, the heads are all
-    that the method kept. `facts` are the keys (`juice.data.example.fact_key`) of what they were
-    found and tuned on, in order; older sets have none.
+    that the method kept. `facts` are the keys (`juice.data.example.fact_keys`) of the
+    examples that were given to find and to tune them, sorted; older sets have none.
     """
 
     method: ScoreKind
@@ -366,7 +367,9 @@ class Identification(Part):
     seed: int
     examples_sha256: str
     # Left out where there are none, so that older sets keep their hash.
-    facts: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
+    facts: tuple[Annotated[str, Field(pattern=FACT_PATTERN)], ...] = Field(
+        default=(), exclude_if=operator.not_
+    )
     conflict_types: tuple[str, ...]
     top_k: int | None = Field(default=None, ge=1)
     chat_template_sha256: str | None = None
@@ -511,6 +514,11 @@ class Content(Part):
         for intervention in self.methods.given.values():
             self.model.check_holds(intervention.heads)
         return self
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """The keys of the facts that found and tuned the set; none where it does not say."""
+        return () if self.identification is None else self.identification.facts
 
     def validation(self, method: Method | None = None) -> Validation | None:
         """Return the effect of a method's tuned betas on their validation examples, or None."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle, zip_longest
 from random import Random
 
-from juice.data.example import ConflictExample, draw, fact_key, judged_types
+from juice.data.example import ConflictExample, draw, fact_keys, judged_types
 from juice.errors import ExampleError, UsageError
 from juice.formula import ConflictType, Target
 from juice.head_set.head_set import HeadSet
@@ -37,11 +37,10 @@ def unseen(
 ) -> list[ConflictExample]:
     """Return the examples of facts that none of the head sets was found or tuned on.
 
-    A set of an older version does not say on which it was.
+    A set without facts does not say on which it was.
     """
-    found = [one.identification for one in head_sets if one.identification is not None]
-    seen = {key for identification in found for key in identification.facts}
-    return [e for e in examples if fact_key(e.relation, e.subject) not in seen]
+    given, seen = list(examples), {key for head_set in head_sets for key in head_set.facts}
+    return [e for e, key in zip(given, fact_keys(given), strict=True) if key not in seen]
 
 
 def in_form_of_examples(

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from juice.data.example import ConflictExample, examples_sha256, fact_key, judged_types
+from juice.data.example import ConflictExample, examples_sha256, fact_keys, judged_types
 from juice.errors import ExampleError
 from juice.files import write_lines
 from juice.formula import ConflictType, Method, Target
@@ -136,7 +136,6 @@ class Task:
         """
         options = self.options
         probes = options.method == "probe"
-        seen = {fact_key(e.relation, e.subject) for e in (*self.examples, *self.validation)}
         origin = Identification(
             method=scores.kind,
             alphas_plus=options.alphas_plus if probes else (),
@@ -144,7 +143,7 @@ class Task:
             n_examples=len(self.examples),
             seed=options.seed,
             examples_sha256=examples_sha256(self.examples),
-            facts=tuple(sorted(seen)),
+            facts=tuple(sorted({*fact_keys(self.examples), *fact_keys(self.validation)})),
             conflict_types=self.conflict_types,
             top_k=top_k,
             chat_template_sha256=self.model.prompts.sha256,

@@ -25,7 +25,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from juice.data.example import ConflictExample
+from juice.data.example import ConflictExample, fact_keys
 from juice.data.readers.sources import Examples, read_examples
 from juice.engine.steer import Steer, Steering, SteeringReport, unsteered
 from juice.errors import ExampleError, UsageError
@@ -99,7 +99,11 @@ def tune(
         validation=with_scored_answers(model, examples),
         progress=progress,
     )
-    return choose(task, [head_set], method or head_set.method)
+    chosen, found = choose(task, [head_set], method or head_set.method), head_set.identification
+    if found is None or not found.facts:
+        return chosen  # what found it is not known, so that a few facts would say too much
+    facts = tuple(sorted({*found.facts, *fact_keys(task.validation)}))
+    return chosen.model_copy(update={"identification": found.model_copy(update={"facts": facts})})
 
 
 def choose_and_tune(task: Task, candidates: Sequence[HeadSet]) -> HeadSet:

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 import juice as library
-from juice.data.example import fact_key, to_json_line
+from juice.data.example import fact_keys, to_json_line
 from tests.support.commands import juice
 
 N = 12
@@ -69,7 +69,7 @@ def test_facts_that_one_of_the_sets_was_found_on_are_left_out(
 ) -> None:
     examples = library.read_examples("mini", split="test")[:N]
     head_set = model.head_sets.get("parametric")
-    keys = [fact_key(e.relation, e.subject) for e in examples]
+    keys = fact_keys(examples)
 
     def compared(n_seen: int) -> CompletedProcess[str]:
         found = head_set.identification.model_copy(update={"facts": tuple(keys[:n_seen])})
@@ -80,10 +80,14 @@ def test_facts_that_one_of_the_sets_was_found_on_are_left_out(
         sets = ("parametric", str(tmp_path / f"told-{n_seen}"))
         return juice("compare", *sets, "--data", str(data), "--json")
 
-    some = json.loads(compared(3).stdout)
+    done = compared(3)
+    some = json.loads(done.stdout)
     assert (some["n_examples"], some["n_left_out"]) == (N - 3, 3)
+    assert f"3 of {N} examples found or tuned one of the sets: left out" in done.stderr
+    assert "parametric does not say which facts found it" in done.stderr
+    assert "told does not say" not in done.stderr
     none = compared(N)
-    assert (none.returncode, "found on all examples" in none.stderr) == (2, True)
+    assert (none.returncode, "found or tuned on all examples" in none.stderr) == (2, True)
 
 
 def test_the_verdict_names_the_better_one_or_neither(weak: Path) -> None:

@@ -25,6 +25,7 @@ from juice.evaluation.report.sections import sections
 from juice.evaluation.run import run as run_evaluation
 from juice.evaluation.side_effects import plain_text_perplexity
 from juice.evaluation.splits import Data, domain_of
+from juice.head_set.head_set import HeadSet
 from tests.support import oracle, tiny
 from tests.support.chat_templates import PLAIN, loaded, made_set, sha256, tokenizer
 from tests.support.conflicts import examples
@@ -405,17 +406,25 @@ def test_an_evaluation_scores_plain_text_without_a_template_and_keeps_forms_apar
         n_large=0,
         n_examples=1,
     )
-    chat_set.save(tmp_path / "sets" / "m" / "context")
-    network = tiny.tiny_model("llama")
-    network.config.max_position_embeddings = 512  # instructions are long in bytes
-    served = juice.load(network, tokenizer=tokenizer(PLAIN), head_sets=tmp_path / "sets")
-    for in_form, warned in ((served, True), (served.with_chat_template(), False)):
+    found = chat_set.identification.model_copy(update={"facts": ("0" * 12,)})
+    listing = chat_set.model_copy(update={"identification": found})
+
+    def served_with(head_set: HeadSet, folder: Path) -> juice.SteeredModel:
+        head_set.save(folder / "m" / "context")
+        network = tiny.tiny_model("llama")
+        network.config.max_position_embeddings = 512  # instructions are long in bytes
+        return juice.load(network, tokenizer=tokenizer(PLAIN), head_sets=folder)
+
+    served = served_with(chat_set, tmp_path / "sets")
+    other = served_with(listing, tmp_path / "listing").with_chat_template()
+    for in_form, warned in ((served, True), (other, False)):
         out = tmp_path / str(warned)
         with warnings.catch_warnings(
             category=UserWarning, action="ignore"
         ):  # about so few examples
             store = evaluation.run(in_form, Data(examples()), options, out)
-        assert any("did not go through one" in note for note in store.results["notes"]) is warned
+        for doubt in ("did not go through one", "are not recognised in this data"):
+            assert any(doubt in note for note in store.results["notes"]) is warned
         assert store.results["identity"]["chat_template_sha256"] == (
             None if warned else sha256(PLAIN)
         )

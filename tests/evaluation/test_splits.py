@@ -9,7 +9,7 @@ from juice.data.example import (
     ConflictExample,
     context_end,
     examples_sha256,
-    fact_key,
+    fact_keys,
     irrelevant_contexts,
     true_contexts,
     unknown_subjects,
@@ -125,8 +125,9 @@ def test_what_a_served_set_was_found_on_elsewhere_is_not_tested(
     options = IdentificationOptions()
     before = split(model, Data(pool), sets, options, n_large=0, limit=None)
     seen = before.test[0]
+    shouted = seen.model_copy(update={"subject": seen.subject.upper()})
     elsewhere = head_set.identification.model_copy(
-        update={"examples_sha256": "0", "facts": (fact_key(seen.relation, seen.subject.upper()),)}
+        update={"examples_sha256": "0", "facts": tuple(fact_keys([shouted]))}
     )
     sets = {"context": head_set.model_copy(update={"identification": elsewhere})}
     after = split(model, Data(pool), sets, options, n_large=0, limit=None)

@@ -74,6 +74,12 @@ def test_a_sealed_set_that_was_changed_is_refused(tmp_path: Path, field: str, va
         HeadSet.load(tmp_path / "context")
 
 
+@pytest.mark.parametrize("file", sorted(Path("head_sets").glob("*/*/head_set.json")), ids=str)
+def test_a_shipped_set_has_the_seal_of_its_file(file: Path) -> None:
+    """Kills: a new field that changes the hash of sets without it."""
+    assert HeadSet.load(file.parent).seal == json.loads(file.read_text())["sha256"]
+
+
 def test_a_set_of_the_second_format_has_two_methods_that_share_its_heads(tmp_path: Path) -> None:
     """Its scores have no hash in their name; saved again it is of this format, and they have."""
     scores, folder = scored().scores, tmp_path / "context"

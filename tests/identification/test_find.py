@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 import juice
-from juice.data.example import ConflictExample, examples_sha256, fact_key, to_json_line
+from juice.data.example import ConflictExample, examples_sha256, fact_keys, to_json_line
 from juice.files import LOOK
 from juice.head_set.head_set import HeadSet
 from juice.identification.examples import usable_examples
@@ -155,8 +155,7 @@ def test_python_and_the_command_find_the_same_head_set(
     assert found.scores.sha256() == expected.scores_sha256
     drawn, _ = usable_examples(mini, facts, IdentificationOptions(**words))
     assert found.identification.examples_sha256 == examples_sha256(drawn)
-    said, every = set(found.identification.facts), {fact_key(e.relation, e.subject) for e in facts}
-    assert {fact_key(e.relation, e.subject) for e in drawn} < said <= every
+    assert {*fact_keys(drawn)} < {*found.facts} <= {*fact_keys(facts)}
     is_tuned = words.get("tune", True)
     assert (found.betas() is not None) is is_tuned
     assert (found.validation() is not None) is is_tuned

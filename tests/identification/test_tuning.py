@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import juice
-from juice.data.example import ConflictExample
+from juice.data.example import ConflictExample, fact_keys
 from juice.data.judging import contains_answer
 from juice.errors import ExampleError, UsageError
 from juice.head_set.schema import Betas, HeadLists, Methods
@@ -19,7 +19,7 @@ from juice.identification.gates import measured_gates
 from juice.identification.options import PROTECTED, IdentificationOptions
 from juice.identification.outcomes import answer, outcome
 from juice.identification.task import Task
-from juice.identification.tune import GRID_MINUS, GRID_PLUS, choose, grid_of
+from juice.identification.tune import GRID_MINUS, GRID_PLUS, choose, grid_of, tune
 from juice.progress import silent
 from tests.support import tiny
 from tests.support.conflicts import examples
@@ -211,3 +211,14 @@ def test_a_method_that_a_set_lacks_is_tuned_with_the_heads_of_its_default(how: s
         assert tuned.intervention("june").heads == shipped.heads
         assert tuned.betas("june") is not None
         assert tuned.betas("juice") == shipped.betas("juice")
+
+
+@FEW_EXAMPLES
+def test_what_tunes_a_set_joins_the_facts_that_found_it() -> None:
+    facts = juice.read_examples("mini")[:3]
+    with juice.load("mini") as model:
+        shipped = model.head_sets.get("context")
+        found = shipped.identification.model_copy(update={"facts": tuple(fact_keys(facts[:2]))})
+        listing = shipped.model_copy(update={"identification": found})
+        assert tune(model, listing, facts[1:]).facts == tuple(sorted(fact_keys(facts)))
+        assert tune(model, shipped, facts[1:2]).facts == ()
