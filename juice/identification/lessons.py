@@ -26,13 +26,13 @@ from juice.data.memory import open_prompts
 from juice.formula import Method
 from juice.identification.attribution import FP16_SCALE, DualRun, backward, differentiable
 from juice.identification.first_tokens import MOST_KEPT, Asked, conflict_prompts, protected_prompts
-from juice.identification.ordinary import divergence, ordinary_pieces, pieces_at_once
+from juice.identification.ordinary import divergence, ordinary_pieces
 from juice.identification.task import Task
 from juice.model.loaded import LoadedModel
 from juice.steered_model import SteeredModel
 
-# Prompts of a kind, or pieces, in a step.
-N_CONFLICTS, N_PROTECTED, N_OPEN, N_PIECES = 6, 6, 32, 2
+# Prompts of a kind in a step, beside a piece of text.
+N_CONFLICTS, N_PROTECTED, N_OPEN = 6, 6, 32
 N_PROTECTED_KINDS = 2  # in a step
 LEFT_ALONE = ("clean", "irrelevant")  # no context bears on the question
 # Of all protected prompts, and of those that leave open what is said, beside 1 for the conflicts.
@@ -157,14 +157,13 @@ class Lessons:
 
     def steps(self, rng: Random) -> Iterator[Step]:
         """Yield the batches of step after step."""
-        n_pieces = min(N_PIECES, pieces_at_once(self._loaded))
         while True:
             kinds = rng.sample(self._protected, min(N_PROTECTED_KINDS, len(self._protected)))
             asked = [(rng.choice(kind), 1 / len(self._conflicts)) for kind in self._conflicts]
             asked += [(rng.choice(kind), PROTECTED_WEIGHT / len(kinds)) for kind in kinds]
             asked += [(rng.choice(self._open), OPEN_WEIGHT)] if self._open else []
-            pieces = rng.sample(self._pieces, min(n_pieces, len(self._pieces)))
-            text = Batch(self._loaded, pieces, None, self._method, everywhere=True)
+            piece = rng.choice(self._pieces)
+            text = Batch(self._loaded, [piece], None, self._method, everywhere=True)
             yield Step(asked, text)
 
     def slope(self, step: Step, coefficients: torch.Tensor, weight: float) -> torch.Tensor:

@@ -31,7 +31,7 @@ from juice.steered_model import SteeredModel
 TEXT = Path(__file__).parent / "text"
 KINDS = ("prose", "dialogue", "code", "lists")
 BETWEEN = "\n----\n"
-N_TOKENS = 64  # of a piece
+N_TOKENS = 512  # of a piece: where more has been read, text diverges more
 N_LEAST = 16
 HELD_OUT_EVERY = 5
 # The pieces that tell what a change will do, and the tokens of each.
@@ -48,22 +48,23 @@ class Pieces(NamedTuple):
     held_out: list[tuple[int, ...]]
 
 
-def ordinary_pieces(model: SteeredModel) -> Pieces:
+def ordinary_pieces(model: SteeredModel, n_tokens: int = N_TOKENS) -> Pieces:
     """Return the pieces as a model reads them, whatever form its prompts take.
 
-    Each begins with the special tokens with which the tokenizer begins a text, if with any.
+    Passages of a kind follow each other in a piece. Each piece begins with the special tokens with
+    which the tokenizer begins a text, if with any.
     """
-    plain, limit = model.with_chat_template(None), model.description.max_positions or N_TOKENS
-    length, special = min(N_TOKENS, limit), plain.prompts.encode("")
+    plain, limit = model.with_chat_template(None), model.description.max_positions or n_tokens
+    length, special = min(n_tokens, limit), plain.prompts.encode("")
     found = Pieces([], [])
-    texts = {kind: (TEXT / f"{kind}.txt").read_text(encoding="utf-8") for kind in KINDS}
     for kind in KINDS:
-        for i, text in enumerate(texts[kind].strip().split(BETWEEN)):
-            ids = plain.tokenize(text)
+        passages = (TEXT / f"{kind}.txt").read_text(encoding="utf-8").strip().split(BETWEEN)
+        learned_from = [one for i, one in enumerate(passages) if i % HELD_OUT_EVERY]
+        for kept, some in zip(found, (learned_from, passages[::HELD_OUT_EVERY]), strict=True):
+            ids = plain.tokenize("\n\n".join(some))
             start = special if ids[: len(special)] == special else ()
             step = max(1, length - len(start))
-            pieces = [start + ids[at : at + step] for at in range(len(start), len(ids), step)]
-            kept = found.learned_from if i % HELD_OUT_EVERY else found.held_out
+            pieces = (start + ids[at : at + step] for at in range(len(start), len(ids), step))
             kept += [piece for piece in pieces if len(piece) >= min(N_LEAST, limit)]
     return found
 
@@ -117,13 +118,12 @@ def responses(model: SteeredModel, progress: Progress) -> torch.Tensor:
     about c F c / 2, in one run as in two, whose derivatives at zero are the same.
     """
     loaded, generator = model.loaded, torch.Generator().manual_seed(0)
-    pieces = ordinary_pieces(model).learned_from
+    pieces = ordinary_pieces(model, N_RESPONSE_TOKENS).learned_from
     some = Random(0).sample(pieces, min(N_RESPONSES, len(pieces)))
-    cut = [piece[:N_RESPONSE_TOKENS] for piece in some]
     scale = FP16_SCALE if loaded.dtype == torch.float16 else 1.0
     found: list[torch.Tensor] = []
-    with differentiable(loaded), progress("reading ordinary text", len(cut)) as advance:
-        for batch in _batches(loaded, cut):
+    with differentiable(loaded), progress("reading ordinary text", len(some)) as advance:
+        for batch in _batches(loaded, some):
             run = DualRun(loaded, batch, "june", everywhere=True)
             shape = (len(batch), loaded.layout.n_layers, loaded.layout.n_heads)
             rows = torch.zeros(shape, device=loaded.device, requires_grad=True)
@@ -149,16 +149,16 @@ def divergence(clean: torch.Tensor, steered: torch.Tensor) -> torch.Tensor:
 def _batches(
     loaded: LoadedModel, pieces: Sequence[tuple[int, ...]]
 ) -> Iterator[list[tuple[int, ...]]]:
-    n = pieces_at_once(loaded)
+    n = _at_once(loaded, max(map(len, pieces), default=1))
     ordered = sorted(pieces, key=len)
     for at in range(0, len(ordered), n):
         yield ordered[at : at + n]
 
 
-def pieces_at_once(loaded: LoadedModel) -> int:
-    """Return the number of pieces whose logits are held at once."""
+def _at_once(loaded: LoadedModel, n_tokens: int) -> int:
+    """Return the number of pieces of so many tokens whose logits are held at once."""
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
-    return max(1, MOST_LOGITS // (vocabulary * N_TOKENS))
+    return max(1, MOST_LOGITS // (vocabulary * n_tokens))
 
 
 def _next_tokens(

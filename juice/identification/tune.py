@@ -59,7 +59,7 @@ UNSTEERED: Pair = (0.0, 0.0)
 # A unit of either beta must gain this much: so few facts cannot tell less apart.
 COST_OF_BETA = 0.01
 N_READ, N_PROTECTED = 20, 12  # examples
-N_PIECES = 16  # of ordinary text
+N_PIECES = 4  # of ordinary text
 HOPELESS = 1.0  # times more divergence than may be
 N_FINALISTS = 2
 

@@ -64,7 +64,12 @@ def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
     facts = known_examples(mini, Random(3).sample(juice.read_examples("mini"), 30))
     drawn, validation, unseen = facts[:8], facts[8:14], facts[14:26]
     options = IdentificationOptions(
-        target="context", name="own", method="learned", n_examples=len(drawn), june=True
+        target="context",
+        name="own",
+        method="learned",
+        n_examples=len(drawn),
+        june=True,
+        max_divergence=0.1,
     )
     found = find(mini, drawn, options, validation=validation).head_sets["context"]
     found.save(tmp_path / "own")
@@ -197,16 +202,24 @@ def test_what_lies_a_little_beyond_is_not_chosen_whatever_it_wins(
 
 
 def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_much_room(
-    tiny_one: juice.SteeredModel,
+    tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kills: a weight that only grows, a stage that is learned for nothing."""
-    first, second = stages(learned(tiny_one, max_divergence=ANYTHING))
+    """From zero not with the first stage, which is too short for a large model.
+
+    Kills: a weight that only grows, a stage that is learned for nothing.
+    """
+    monkeypatch.setattr(learning, "N_STAGES", 3)
+    first, second, _ = stages(learned(tiny_one, max_divergence=ANYTHING))
     assert (first.weight, first.scale) == (learning.FIRST_WEIGHT, 1)
     assert second.weight == learning.LEAST_CHANGE * first.weight
     assert first.divergence > 0.001
     close = first.divergence / (1 + learning.FAR_BELOW) * 2
     found = learned(tiny_one, max_divergence=close)
-    assert stages(found) == [first]
+    begun, ended = stages(found)
+    assert begun == first
+    assert learning.FAR_BELOW <= ended.divergence / close <= learning.CLOSE
+    (later,) = stages(learned(tiny_one, start=found.best, max_divergence=close))
+    assert learning.FAR_BELOW <= later.divergence / close <= learning.CLOSE
     gentler, best = found.line[-1], found.best.point
     assert gentler.scale == pytest.approx(learning.GENTLE * best.scale)
     assert gentler.divergence < learning.GENTLE * best.divergence

@@ -94,13 +94,16 @@ def test_minis_harm_is_that_of_the_two_runs(mini: juice.SteeredModel, method: st
 
 
 @pytest.mark.parametrize("template", [None, chat_templates.PLAIN])
-def test_every_piece_begins_as_a_text_does_and_fits(template: str | None) -> None:
+@pytest.mark.parametrize(("n_tokens", "longest"), [(48, 48), (ordinary.N_TOKENS, 128)])
+def test_every_piece_begins_as_a_text_does_and_fits(
+    n_tokens: int, longest: int, template: str | None
+) -> None:
     """In a chat as well, whose template does not belong to ordinary text."""
     model = juice.load(tiny.tiny_model("llama"), tokenizer=chat_templates.tokenizer(template))
     model = model if template is None else model.with_chat_template()
-    pieces = ordinary_pieces(model)
+    pieces = ordinary_pieces(model, n_tokens)
     every = [*pieces.learned_from, *pieces.held_out]
-    assert max(map(len, every)) == ordinary.N_TOKENS
+    assert max(map(len, every)) == longest
     assert min(map(len, every)) >= ordinary.N_LEAST
     assert all(piece[0] == 0 and 0 not in piece[1:] for piece in every)
     assert not set(pieces.learned_from) & set(pieces.held_out)
@@ -113,11 +116,13 @@ def test_every_piece_begins_as_a_text_does_and_fits(template: str | None) -> Non
 
 def test_a_tokenizer_without_a_start_token_loses_no_text() -> None:
     model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
-    pieces = ordinary_pieces(model)
-    text = (ordinary.TEXT / "prose.txt").read_text(encoding="utf-8").split(ordinary.BETWEEN)[0]
-    whole = tuple(model.loaded.tokenizer(text)["input_ids"])
-    n = len(whole) // ordinary.N_TOKENS
-    assert sum(pieces.held_out[:n], ()) == whole[: n * ordinary.N_TOKENS]
+    pieces = ordinary_pieces(model, 100).held_out
+    text = (ordinary.TEXT / "prose.txt").read_text(encoding="utf-8").strip()
+    passages = text.split(ordinary.BETWEEN)[:: ordinary.HELD_OUT_EVERY]
+    whole = tuple(model.loaded.tokenizer("\n\n".join(passages))["input_ids"])
+    n = len(whole) // 100
+    assert n > 10
+    assert sum(pieces[:n], ()) == whole[: 100 * n]
 
 
 @pytest.mark.parametrize("method", ["juice", "june"])
@@ -130,7 +135,7 @@ def test_responses_tell_how_far_small_coefficients_make_text_diverge(
     Kills: the sum of a piece's tokens for their mean, a piece's padding, another half precision.
     """
     pieces = [tuple(Random(i).sample(range(300), 6 + i % 5)) for i in range(60)]
-    monkeypatch.setattr(ordinary, "ordinary_pieces", lambda _: ordinary.Pieces(pieces, []))
+    monkeypatch.setattr(ordinary, "ordinary_pieces", lambda *_: ordinary.Pieces(pieces, []))
     monkeypatch.setattr(ordinary, "MOST_TIMES", 1000.0)
     network = tiny.tiny_model("llama")
     model = juice.load(tiny.tiny_model("llama").to(dtype), tokenizer=tiny.tiny_tokenizer())
