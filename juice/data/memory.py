@@ -274,24 +274,48 @@ def _remembered(
 def _answered_alike(
     model: AskedModel, asked: Sequence[tuple[Relation, str]]
 ) -> Iterator[Remembered]:
-    """Yield those that the model answers alike, with confidence, in all wordings."""
-    left = [(one, subject, "", 1.0) for one, subject in asked]
+    """Yield those that the model answers alike, with confidence, in all wordings.
+
+    Most show by their first tokens that they are not among these, which costs no decoding.
+    """
+    begun = [(one, subject, "", 1.0) for one, subject in asked]
     for wording in range(N_WORDINGS):
-        prompts = [_worded(model, one, s, wording) for one, s, *_ in left]
-        ids = [model.tokenize(prompt, opening=opening) for prompt, opening in prompts]
-        replies = model.generate(ids, max_tokens=MAX_TOKENS)
-        kept = []
-        for (one, subject, before, confidence), reply in zip(left, replies, strict=True):
-            answer = _answer_in(reply)
-            sure = reply.tokens[0].logprob if reply.tokens else None
-            least = min(confidence, 0.0 if sure is None else math.exp(sure))
-            is_copied = bool({*normalise(answer).split()} & {*normalise(subject).split()})
-            is_alike = not before or normalise(answer) == normalise(before)
-            if answer and is_alike and not is_copied and least >= LEAST_CONFIDENCE:
-                kept.append((one, subject, answer, least))
-        left = kept
+        replies = _replies(model, [(one, s) for one, s, *_ in begun], wording, 1)
+        begun = [
+            (one, subject, begins or before, min(confidence, sure))
+            for (one, subject, before, confidence), (begins, sure) in zip(
+                begun, map(_beginning, replies), strict=True
+            )
+            if sure >= LEAST_CONFIDENCE
+            if begins.startswith(before) or before.startswith(begins)
+        ]
+    left = [(one, subject, "", confidence) for one, subject, _, confidence in begun]
+    for wording in range(N_WORDINGS):
+        replies = _replies(model, [(one, s) for one, s, *_ in left], wording, MAX_TOKENS)
+        answers = map(_answer_in, replies)
+        left = [
+            (one, subject, answer, confidence)
+            for (one, subject, before, confidence), answer in zip(left, answers, strict=True)
+            if answer and (not before or normalise(answer) == normalise(before))
+            if not {*normalise(answer).split()} & {*normalise(subject).split()}
+        ]
     for one, subject, answer, confidence in left:
         yield Remembered(relation=one, subject=subject, answer=answer, confidence=confidence)
+
+
+def _beginning(reply: Answers) -> tuple[str, float]:
+    """Return a reply of one token, normalised, and the token's probability; 0 without one."""
+    sure = reply.tokens[0].logprob if reply.tokens else None
+    return normalise(reply.text), 0.0 if sure is None else math.exp(sure)
+
+
+def _replies(
+    model: AskedModel, asked: Sequence[tuple[Relation, str]], wording: int, max_tokens: int
+) -> Sequence[Answers]:
+    """Return the replies about some subjects in a wording."""
+    prompts = [_worded(model, one, subject, wording) for one, subject in asked]
+    ids = [model.tokenize(prompt, opening=opening) for prompt, opening in prompts]
+    return model.generate(ids, max_tokens=max_tokens)
 
 
 def _worded(model: AskedModel, relation: Relation, subject: str, wording: int) -> tuple[str, str]:

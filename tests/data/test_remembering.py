@@ -50,7 +50,7 @@ class Recalling:
     """Answers questions about the subjects that it knows, each in its own words every time.
 
     Args:
-        knows: The reply about a subject, or one for each of the three times that it is asked.
+        knows: The reply about a subject, or one for each of the three wordings.
         sure: The probability with which its replies begin, as `knows`; else 0.9.
         chat_template_sha256: The hash of the template that it says it uses.
     """
@@ -58,7 +58,7 @@ class Recalling:
     knows: Mapping[str, str | Sequence[str]]
     sure: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     chat_template_sha256: str | None = None
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    asked: list[tuple[str, str, int]] = field(default_factory=list)
 
     def generate(
         self,
@@ -71,14 +71,15 @@ class Recalling:
 
     def _reply(self, text: str, max_tokens: int) -> Reply:
         subject = max((s for s in self.knows if s in text), key=len, default="")
-        times = sum(subject == one for one, _ in self.asked)
-        self.asked.append((subject, text))
+        times = sum((subject, max_tokens) == (one, n) for one, _, n in self.asked)
+        self.asked.append((subject, text, max_tokens))
         if not subject:
             return Reply(" a thing", [Scored(math.log(0.9))])
         replies, sure = self.knows[subject], self.sure.get(subject, (0.9, 0.9, 0.9))[times]
         reply = replies if isinstance(replies, str) else replies[times]
         n_tokens = max_tokens if reply.strip() == CUT else 1
-        return Reply(reply, [Scored(None if sure is None else math.log(sure))] * n_tokens)
+        text = reply[:3] if max_tokens == 1 else reply
+        return Reply(text, [Scored(None if sure is None else math.log(sure))] * n_tokens)
 
     def tokenize(self, prompt: str, *, opening: str = "") -> tuple[int, ...]:
         return tuple(map(ord, f"{prompt}\n{opening}" if opening else prompt))
@@ -141,12 +142,21 @@ def test_an_answer_that_is_a_guess_at_any_time_is_not_remembered(
     assert found.keys() == OTHERS.keys()
 
 
-def test_what_was_not_answered_alike_is_not_asked_again() -> None:
-    model = Recalling({**OTHERS, SUBJECTS[0]: (" Oslo", " Rome", " Oslo")})
+@pytest.mark.parametrize(
+    ("second", "n_begun", "n_answered"), [(" Rome", 2, 0), (" Osaka", 3, 2), ("", 3, 2)]
+)
+def test_what_was_not_answered_alike_is_not_asked_again(
+    second: str, n_begun: int, n_answered: int
+) -> None:
+    """An answer that begins otherwise is not even read on."""
+    model = Recalling({**OTHERS, SUBJECTS[0]: (" Oslo", second, " Oslo")})
     remembered(model)
-    times = Counter(subject for subject, _ in model.asked)
-    assert times[SUBJECTS[0]] == 2
-    assert {times[subject] for subject in OTHERS} == {3}
+    begun, answered = (
+        Counter(subject for subject, _, n in model.asked if (n == 1) == is_first)
+        for is_first in (True, False)
+    )
+    assert (begun[SUBJECTS[0]], answered[SUBJECTS[0]]) == (n_begun, n_answered)
+    assert {(begun[subject], answered[subject]) for subject in OTHERS} == {(3, 3)}
 
 
 def test_only_a_few_facts_have_the_same_answer() -> None:
@@ -179,7 +189,7 @@ def test_prompts_state_what_is_false_and_end_with_what_was_asked(chat: str | Non
     model = Recalling(OTHERS, chat_template_sha256=chat)
     found = remembered(model)
     assert found.keys() == OTHERS.keys()
-    asked = {text for _, text in model.asked}
+    asked = {text for _, text, _ in model.asked}
     for subject, e in found.items():
         (right,), (told,) = e.parametric_answer, e.context_answer
         assert (e.relation, right) == ("world_capital", OTHERS[subject])
@@ -224,7 +234,7 @@ def test_asking_ends_when_enough_is_known(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "N_ASKED_AT_ONCE", 20)
     model = Recalling(dict.fromkeys(SUBJECTS, "") | OTHERS)
     assert len(remembered(model, n=5)) == 5
-    n_subjects = len({subject for subject, _ in model.asked})
+    n_subjects = len({subject for subject, *_ in model.asked})
     assert n_subjects % 20 == 0
     assert n_subjects < len(SUBJECTS)
 
@@ -234,12 +244,13 @@ def test_relations_take_turns() -> None:
     model = Recalling({})
     with pytest.raises(ExampleError, match=r"none of \d+ subjects.*--examples"):
         remembered_examples(model)
-    first = [text for _, text in model.asked[: len(relations())]]
+    first = [text for _, text, _ in model.asked[: len(relations())]]
     for one in relations():
         before, after = one.statements[0].removesuffix(" {a}.").lower().split("{s}")
         asked = [t for t in first if t.lower().startswith(before) and t.endswith(after)]
         assert asked, one.name
-    assert len(model.asked) == sum(len(one.subjects) for one in relations())
+    n_read_on = sum(n > 1 for *_, n in model.asked)
+    assert n_read_on == sum(len(one.subjects) for one in relations())
 
 
 def test_prompts_that_leave_open_what_is_said_are_about_sixteen_subjects_of_each_relation() -> None:
