@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from juice.engine.contract import Engine
 from juice.engine.steer import FirstGenerated, Steer
 from juice.steered_model import SteeredModel
 from tests.support import oracle, tiny
-from tests.support.mixed import mixed_requests
+from tests.support.mixed import mixed_requests, scale_at
 from tests.support.running import assert_completes
 
 TOLERANCE = 1e-4
@@ -61,19 +62,11 @@ def test_requests_are_steered_to_a_position_and_by_a_schedule(
         last = rng.choice([None, rng.randrange(first, len(ids) + n)])
         schedule = tuple(rng.choice([0.0, 0.5, 2.0]) for _ in range(rng.choice([0, 1, 3])))
 
-        def scale_of(at: int, given: tuple = (first, last, schedule, len(ids))) -> float:
-            first, last, schedule, n_prompt = given
-            if at < first or (last is not None and at >= last):
-                return 0.0
-            if not schedule:
-                return 1.0
-            n_generated = max(0, at - n_prompt + 1)  # the prompt takes the first factor
-            return schedule[min(n_generated, len(schedule) - 1)]
-
         steering = replace(
             request.steering, first_position=first, last_position=last, schedule=schedule
         )
         requests.append(request.with_steering(steering))
+        scale_of = partial(scale_at, steering, n_prompt=len(ids))
         expected.append(oracle.generate(network, ids, heads, n, method=method, scale_of=scale_of))
     for completion, each in zip(engine.generate(requests), expected, strict=True):
         assert_completes(completion, each, TOLERANCE)

@@ -32,6 +32,17 @@ def steering(heads: Mapping[tuple[int, int], float], method: str = "juice") -> S
     return Steering(coefficients=coefficients, report=report)
 
 
+def scale_at(steering: Steering, at: int, n_prompt: int) -> float:
+    """Return the factor of a steering's coefficients at a token, by what its fields say."""
+    first, last, schedule = steering.first_position, steering.last_position, steering.schedule
+    if at < first or (last is not None and at >= last):
+        return 0.0
+    if not schedule:
+        return 1.0
+    n_generated = max(0, at - n_prompt + 1)  # the prompt takes the first factor
+    return schedule[min(n_generated, len(schedule) - 1)]
+
+
 def mixed_requests(
     seed: int, n: int = 12
 ) -> list[tuple[Request, dict[tuple[int, int], float], str]]:

@@ -1,5 +1,7 @@
 """Everything at once: requests of all kinds join, end, are cancelled, and are preempted.
 
+Some are steered at all positions, others from one to another, or by a schedule.
+
 500 in all, in a cache that holds half a batch of them. Whatever tokens come back, transformers' own
 model must give them the same log-probabilities in two uncached runs, and greedy ones must be its
 likeliest.
@@ -20,7 +22,7 @@ from juice.engine.request import Request
 from juice.engine.vllm.engine import Statistics
 from juice.errors import CancelledError
 from tests.support import oracle, tiny
-from tests.support.mixed import steering
+from tests.support.mixed import scale_at, steering
 from tests.support.on_vllm import started, wide
 from tests.support.running import Collector
 
@@ -50,7 +52,7 @@ class Case:
 
 
 def cases(seed: int) -> list[Case]:
-    rng, made = Random(seed), []
+    rng, where, made = Random(seed), Random(seed), []
     prefix = tuple(1 + (7 * i) % 280 for i in range(40))
     for i in range(N):
         method = METHODS[i % len(METHODS)]
@@ -68,7 +70,16 @@ def cases(seed: int) -> list[Case]:
             seed=i,
         )
         if method != "none":
-            request = replace(request, steering=steering(heads, method))
+            first, last = sorted(where.choices(range(len(request.prompt_ids) + 20), k=2))
+            given = where.choice(
+                [
+                    {},
+                    {"first_position": min(first, len(request.prompt_ids) - 1)},
+                    {"first_position": first, "last_position": last + 1},
+                    {"schedule": tuple(where.choices([0.0, 0.5, 2.0], k=3))},
+                ]
+            )
+            request = replace(request, steering=replace(steering(heads, method), **given))
         own_method = "juice" if method == "none" else method
         made.append(Case(request, heads, own_method, leaves=rng.random() < 0.1))
     return made
@@ -125,8 +136,9 @@ def assert_is_theirs(
     """Assert that two runs of a model give a completion's tokens their log-probabilities."""
     request, tokens = case.request, list(completion.token_ids)
     ids, n = [*request.prompt_ids, *tokens], len(tokens)
-    logits = oracle.steered_logits(network, ids, case.heads, method=case.method)[-n - 1 : -1]
-    logprobs = logits.log_softmax(-1)
+    scales = [scale_at(request.steering, at, len(ids) - n) for at in range(len(ids))]
+    steered = oracle.steered_logits(network, ids, case.heads, method=case.method, scales=scales)
+    logprobs = steered[-n - 1 : -1].log_softmax(-1)
     chosen = logprobs[torch.arange(n), tokens]
     torch.testing.assert_close(torch.tensor(completion.logprobs), chosen, rtol=0, atol=tolerance)
     if request.options.temperature == 0:
