@@ -1,9 +1,9 @@
 """Outcomes of ways of steering: accuracy and mean p_y by conflict type, and how sure they are.
 
-The 95 % intervals of means stay honest where there are few values, or all are alike. Values come in
-groups that count alike, such as domains: the mean is that of the groups' means. n is then Kish's
-effective number, 1 / sum of w^2, where w is the weight of each value; what the groups differ by
-counts as chance, so intervals are rather too wide.
+The intervals of means, of 95 % unless said, stay honest where there are few values, or all are
+alike. Values come in groups that count alike, such as domains: the mean is that of the groups'
+means. n is then Kish's effective number, 1 / sum of w^2, where w is the weight of each value; what
+the groups differ by counts as chance, so intervals are rather too wide.
 
 Sources: Wilson (1927); Agresti and Min (2005); Kish, "Survey Sampling" (1965).
 """
@@ -25,6 +25,7 @@ from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
 Z = 1.959964
+Z_LIKELY = 1.281552  # of an interval of 80 %
 
 
 class Interval(NamedTuple):
@@ -45,10 +46,11 @@ def share_interval(*groups: Sequence[float]) -> Interval | None:
     return Interval(max(0.0, middle - half), min(1.0, middle + half))
 
 
-def difference_interval(*groups: Sequence[float]) -> Interval | None:
+def difference_interval(*groups: Sequence[float], z: float = Z) -> Interval | None:
     """Return the interval of a mean of paired differences, each from -1 to 1; None without values.
 
-    Two more values, one that gains and one that loses everything, keep it from collapsing.
+    Two more values, one that gains and one that loses everything, keep it from collapsing. `z` is
+    its half width in standard errors.
     """
     given = [values for values in groups if values]
     if not given:
@@ -61,7 +63,7 @@ def difference_interval(*groups: Sequence[float]) -> Interval | None:
     middle = padded([fmean(values) for values in given], 1, -1)
     squares = [fmean((v - middle) ** 2 for v in values) for values in given]
     variance = padded(squares, (1 - middle) ** 2, (1 + middle) ** 2)
-    half = Z * math.sqrt(variance / (n + 2))
+    half = z * math.sqrt(variance / (n + 2))
     return Interval(max(-1.0, middle - half), min(1.0, middle + half))
 
 

@@ -97,9 +97,9 @@ def n_right(task: Task, way: Way) -> int:
 @pytest.mark.parametrize(
     ("one_run", "two_runs", "expected"),
     [(GOOD, GOOD, "june"), (IDLE, GOOD, "juice"), (GOOD, IDLE, "june")],
-    ids=["a tie", "two runs are certainly better", "two runs are worse"],
+    ids=["a tie", "two runs are better", "two runs are worse"],
 )
-def test_one_run_is_kept_unless_two_are_certainly_better(
+def test_one_run_is_kept_unless_two_are_likely_better(
     model: juice.SteeredModel,
     one_run: dict[str, object],
     two_runs: dict[str, object],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from juice.identification.outcomes import difference_interval, share_interval
+from juice.identification.outcomes import Z_LIKELY, difference_interval, share_interval
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 1), (1, 1), (3, 20), (20, 20), (177, 300)])
@@ -66,3 +66,12 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(
         held_difference += low <= 0 <= high
     assert held / n_draws > 0.92
     assert held_difference / n_draws > 0.92
+
+
+@pytest.mark.parametrize("n", [12, 48])
+def test_what_is_no_better_seems_likely_better_once_in_ten(n: int) -> None:
+    """Kills: half the interval, the upper end, the interval of 95 %."""
+    rng = np.random.default_rng(0)
+    draws = (rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0], n).tolist() for _ in range(2000))
+    likely = fmean(difference_interval(gains, z=Z_LIKELY)[0] > 0 for gains in draws)
+    assert 0.05 < likely < 0.12
