@@ -109,8 +109,8 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
             coefficients = _descend(task, lessons, metric, before, weight, judge.said(before))
             stages.append(judge.reached(coefficients, weight))
             task.unfinished.put(judge.key, [stage.to_plain() for stage in stages])
-        excess, is_first = stages[i].point.divergence / most, start is None and i == 0
-        if task.is_late or (FAR_BELOW <= excess <= CLOSE and not is_first):
+        excess = stages[i].point.divergence / most
+        if FAR_BELOW <= excess <= CLOSE or task.is_late:
             break
         weight *= min(max(excess, LEAST_CHANGE), MOST_CHANGE)
     scaled = [found for stage in stages[-N_SCALED:] for found in judge.scaled_within(stage, most)]

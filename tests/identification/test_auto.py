@@ -175,12 +175,12 @@ def test_by_default_both_runs_are_learned_and_the_set_says_how_it_was_chosen(
 
 
 def test_what_one_run_reached_is_kept_where_two_reach_nothing(model: juice.SteeredModel) -> None:
-    """An interrupted run had reached nothing with two: its stages are taken up as they are."""
+    """An interrupted run had reached nothing with two: its stage is taken up as it is."""
     facts, unfinished = conflicts(), Unfinished()
     how = IdentificationOptions(target="context", **FREE)
     point = Point(weight=0.1, scale=1.0, won=0.0, divergence=how.max_divergence)
     nothing = Reached(torch.zeros(tiny.N_LAYERS, tiny.N_HEADS), -1.0, point)
-    unfinished.put("learning context juice", [nothing.to_plain()] * 2)
+    unfinished.put("learning context juice", [nothing.to_plain()])
     given = {"examples": facts, "validation": facts, "options": how, "unfinished": unfinished}
     task = Task(model=model, target="context", **given)
     (only,) = learned_ways(task, ("june", "juice"))
