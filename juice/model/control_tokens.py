@@ -109,17 +109,21 @@ class ControlTokens:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the tokens of guarded text."""
         if not self._needs_twin(text):
-            whole = self.tokenizer(shown(text), add_special_tokens=add_special_tokens)
-            return list(whole["input_ids"])
+            return self._ids(shown(text), add_special_tokens=add_special_tokens)
         if self._twin is not None:
             return list(self._read(self._twin, text, add_special_tokens=add_special_tokens).ids)
         # Each piece lacks a part of what is guarded.
         pieces = [shown(piece) for piece in re.split(LONE_GUARD, text)]
         first, *rest = (
-            self.tokenizer(piece, add_special_tokens=add_special_tokens and not i)["input_ids"]
+            self._ids(piece, add_special_tokens=add_special_tokens and not i)
             for i, piece in enumerate(pieces)
         )
         return [*first, *(token for ids in rest for token in ids)]
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # It would warn of texts longer than the model reads, some of which are only cut to pieces.
+        found = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+        return list(found["input_ids"])
 
     def spans(self, text: str, *, add_special_tokens: bool) -> list[tuple[int, int]]:
         """Return where in guarded text each token begins and ends; only of fast tokenizers."""

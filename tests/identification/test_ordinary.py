@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -123,6 +124,25 @@ def test_a_tokenizer_without_a_start_token_loses_no_text() -> None:
     n = len(whole) // 100
     assert n > 10
     assert sum(pieces[:n], ()) == whole[: 100 * n]
+
+
+def test_pieces_are_cut_from_a_longer_text_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The tokenizer would warn of indexing errors, which pieces do not cause."""
+    tokenizer = tiny.tiny_tokenizer()
+    tokenizer.model_max_length = 128
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tokenizer)
+    logger = logging.getLogger("transformers")
+    caplog.set_level(logging.WARNING, logger="transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        assert ordinary_pieces(model).held_out
+        assert not caplog.records
+        tokenizer("a " * 200)
+        assert caplog.records, "it would have been seen"
+    finally:
+        logger.removeHandler(caplog.handler)
 
 
 @pytest.mark.parametrize("method", ["juice", "june"])

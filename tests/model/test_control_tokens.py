@@ -276,7 +276,13 @@ def test_a_slow_tokenizer_reads_what_is_guarded_in_pieces() -> None:
             special = (AddedToken(name, special=True) for name in self.all_special_tokens)
             self.added_tokens_decoder = dict(enumerate(special))
 
-        def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        def __call__(
+            self,
+            text: str,
+            *,
+            add_special_tokens: bool,
+            verbose: bool = True,  # noqa: ARG002
+        ) -> dict[str, list[int]]:
             found = re.findall("<s>|</s>|.", text, re.DOTALL)
             ids = [{"<s>": 0, "</s>": 1}.get(piece, ord(piece[0]) + 2) for piece in found]
             return {"input_ids": [0] * add_special_tokens + ids}
