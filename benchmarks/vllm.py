@@ -1,9 +1,10 @@
-"""The dual run inside vLLM: `.venv-vllm/bin/python -m benchmarks.vllm [--rounds N]`.
+"""The dual run inside vLLM: `.venv-vllm/bin/python -m benchmarks.vllm [--rounds N] [--by-vllm]`.
 
 First the engines: plain vLLM without our plugin, with its own class of the model and with its
 transformers backend; vLLM through us, unsteered and steered, in two runs and in one, compiled (its
 default) and not, with a window of a third of the layers, of all of them as sets have that are
-learned for two runs, and, for one run, without; and our own engine. The model and its
+learned for two runs, and, for one run, without; and our own engine. With `--by-vllm` what is
+compiled is compiled by vLLM's own compiler, as on GPUs, and not by PyTorch's. The model and its
 prompts are those of `benchmarks.rig`; heads are steered in a third of the layers. Then JuICE's
 server against `vllm serve` with the same model and head set: 16 steered streams at once of
 `/v1/completions`. All take turns; seconds are the median of the rounds, after one to warm up. Rates
@@ -27,6 +28,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 
@@ -45,6 +47,8 @@ PROCESSORS = ("--logits-processors", "juice_server.vllm:RowWriter")
 SCHEDULER = ("--scheduler-cls", "juice_server.vllm.scheduler")
 MIDDLEWARE = ("--middleware", "juice_server.vllm.Steering")
 LIMITS = Limits(max_batch=64, max_model_len=512, kv_memory_bytes=1 << 30)
+# Lets vLLM compile by itself on a CPU; a plugin of vLLM, by this name.
+COMPILED = Path(__file__).parents[1] / "tests" / "support" / "compiled" / "compiled_on_cpu"
 WINDOW = f"{SMALL.steered_layers[0]}-{SMALL.steered_layers[-1]}"
 # By process: what it is asked to run, each timed.
 MIXED = ("unsteered", "prompts", "one run", "half steered", "steered", "steered prompts")
@@ -87,7 +91,7 @@ def steering(way: str, i: int) -> Steering:
     return SMALL.steering(i, "june" if way == "one run" else "juice")
 
 
-def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], None]:
+def plain(folder: str, model_impl: str, arguments: dict[str, Any]) -> Callable[[str], None]:
     """Return what runs requests on plain vLLM."""
     from vllm import LLM, SamplingParams
 
@@ -100,8 +104,7 @@ def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], None]
         max_num_seqs=LIMITS.max_batch,
         max_num_batched_tokens=LIMITS.max_prefill_tokens,
         kv_cache_memory_bytes=LIMITS.kv_memory_bytes,
-        enable_prefix_caching=False,
-        enforce_eager=eager,
+        **arguments,
     )
 
     def run(way: str) -> None:
@@ -119,13 +122,15 @@ def plain(folder: str, model_impl: str, *, eager: bool) -> Callable[[str], None]
     return run
 
 
-def ours(folder: str, engine: str, *, eager: bool, window: str) -> Callable[[str], None]:
+def ours(
+    folder: str, engine: str, arguments: dict[str, Any], *, window: str
+) -> Callable[[str], None]:
     """Return what runs requests through JuICE."""
     given = {
         "engine": "vllm",
         "window": window,
         "head_sets": Path(folder).with_name("head_sets"),
-        "vllm_args": {"enable_prefix_caching": False, "enforce_eager": eager},
+        "vllm_args": arguments,
     }
     model = juice.load(
         folder, dtype="float32", limits=LIMITS, **(given if engine == "vllm" else {})
@@ -137,7 +142,7 @@ def ours(folder: str, engine: str, *, eager: bool, window: str) -> Callable[[str
     return run
 
 
-def work(name: str, folder: str) -> None:
+def work(name: str, folder: str, *, by_vllm: bool) -> None:
     """Run the ways that come on standard input, and answer with their seconds."""
     impl = {"native": "auto", "transformers": "transformers"}
     engine, _, how = name.partition(" ")
@@ -147,24 +152,34 @@ def work(name: str, folder: str) -> None:
         if engine in impl
         else partial(ours, folder, engine, window=window)
     )
-    answer_questions(lambda: make(eager=how == "eager"))
+    arguments = {"enable_prefix_caching": False, "enforce_eager": how == "eager"}
+    if by_vllm and how != "eager":
+        arguments["compilation_config"] = {"mode": 3}
+    answer_questions(lambda: make(arguments))
 
 
-def worker(name: str, folder: str) -> Worker:
+def worker(name: str, folder: str, *, by_vllm: bool) -> Worker:
     """Return an engine in a process of its own."""
-    # An environment variable of vLLM's: the plugins to load, here none.
-    others = {} if name.startswith(("vllm", "own")) else {"VLLM_PLUGINS": "none"}
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR"}
+    if not name.startswith(("vllm", "own")):
+        # An environment variable of vLLM's: the plugins to load, here none of ours.
+        environment["VLLM_PLUGINS"] = COMPILED.name
+    if by_vllm:
+        folders = (str(COMPILED.parent), os.environ.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     return Worker(
         "benchmarks.vllm",
-        *("--worker", name, "--model", folder),
-        environment={"VLLM_LOGGING_LEVEL": "ERROR", **others},
+        *("--worker", name, "--model", folder, *(["--by-vllm"] if by_vllm else [])),
+        environment=environment,
         rest_s=0.0 if name == "own" else VLLM_RESTS_WITHIN_S,
     )
 
 
-def engines(folder: Path, names: list[str], n_rounds: int) -> dict[str, list[float]]:
+def engines(
+    folder: Path, names: list[str], n_rounds: int, *, by_vllm: bool
+) -> dict[str, list[float]]:
     """Return the seconds of each way of the engines, round by round."""
-    workers = {name: worker(name, str(folder)) for name in names}
+    workers = {name: worker(name, str(folder), by_vllm=by_vllm) for name in names}
     seconds: dict[str, list[float]] = {}
     for round_number in range(n_rounds + 1):
         for name, engine in workers.items():
@@ -301,16 +316,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=[*WAYS, "servers"], help="measure these alone")
+    parser.add_argument("--by-vllm", action="store_true", help="compile by vLLM's own compiler")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.worker, options.model)
+        work(options.worker, options.model, by_vllm=options.by_vllm)
         return
     chosen = options.only or [*WAYS, "servers"]
     root = Path(tempfile.mkdtemp())
     prepare(root)
-    seconds = engines(root / "model", [name for name in WAYS if name in chosen], options.rounds)
+    names = [name for name in WAYS if name in chosen]
+    seconds = engines(root / "model", names, options.rounds, by_vllm=options.by_vllm)
     medians = {way: statistics.median(times) for way, times in seconds.items()}
     rates = paired(seconds)
     if "servers" in chosen:

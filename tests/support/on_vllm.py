@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import juice
 from juice.engine.contract import Engine
@@ -41,6 +45,14 @@ def save_with_set(root: Path, target: Target, method: Method = "juice") -> None:
         betas = {"beta_plus": 2, "beta_minus": -1}
         made = model.make_head_set(name=target, target=target, method=method, **heads, **betas)
         made.save(root / "head_sets" / "tiny" / target)
+
+
+def let_vllm_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let vLLM compile by its own compiler, where it is asked to, in all of its processes."""
+    folder = str(Path(__file__).with_name("compiled"))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+    import_module("compiled_on_cpu").install()
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """The tokens of a step that have companions, where these are not all: on CPUs.
 
 In the window a step has n tokens and k companions, those of the requests that are steered in two
-runs. Graphs with one number alone do not take that, so on GPUs every token has one; nor does vLLM's
-own compiler, by which the results were wrong by nats, for a reason that was not found. PyTorch's
-takes k as a size that each step may choose: the op `juice::sources` returns so many.
+runs. Graphs with one number alone do not take that, so on GPUs every token has one. PyTorch's
+compiler takes k as a size that each step may choose: the op `juice::sources` returns so many. So
+does vLLM's own for Llama, exactly; for GPT-OSS it ends, since it asks whether k is 0 where it is
+not known.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ with prefix caching, four at a time, prefilled in chunks.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from vllm.platforms import current_platform
 from juice.engine.request import Request
 from tests.support import oracle, tiny
 from tests.support.mixed import mixed_requests
-from tests.support.on_vllm import started, wide
+from tests.support.on_vllm import let_vllm_compile, started, wide
 from tests.support.running import assert_completes
 
 ARCHITECTURES = (
@@ -81,10 +79,7 @@ def test_served_requests_equal_the_two_runs(
 def test_compiled_requests_equal_the_two_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, twin: bool
 ) -> None:
-    compiled = str(Path(__file__).parents[2] / "support" / "compiled")
-    monkeypatch.syspath_prepend(compiled)  # of this process and, by the variable, of vLLM's
-    monkeypatch.setenv("PYTHONPATH", compiled, prepend=os.pathsep)
-    import_module("compiled_on_cpu").install()
+    let_vllm_compile(monkeypatch)
     assert_served(
         "Llama",
         tmp_path,

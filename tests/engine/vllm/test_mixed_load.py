@@ -23,7 +23,7 @@ from juice.engine.vllm.engine import Statistics
 from juice.errors import CancelledError
 from tests.support import oracle, tiny
 from tests.support.mixed import scale_at, steering
-from tests.support.on_vllm import started, wide
+from tests.support.on_vllm import let_vllm_compile, started, wide
 from tests.support.running import Collector
 
 N = 125
@@ -33,10 +33,10 @@ ARCHITECTURES = {"Llama": 1e-4, "Gemma 2": 5e-4, "GPT-OSS": 1e-4, "GPT-2": 1e-4}
 SEEDS = {"Llama": 5, "Gemma 2": 7, "GPT-OSS": 8, "GPT-2": 5}
 METHODS = ("juice", "june", "none", "juice", "none")
 N_BLOCKS = 8  # of 32 tokens; a batch is four requests of up to 120
-COMPILED = {"enforce_eager": False, "compilation_config": {"mode": 2}}
 WAYS: dict[str, dict[str, object]] = {
     "eager": {},
-    "compiled with a twin": {**COMPILED, "twin": True},
+    "compiled by PyTorch": {"enforce_eager": False, "compilation_config": {"mode": 2}},
+    "compiled by vLLM": {"enforce_eager": False, "compilation_config": {"mode": 3}},
     "two workers": {"tp": 2},
 }
 
@@ -99,6 +99,7 @@ def test_whatever_is_served_is_what_two_runs_give(
     way: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # several on one memory node
+    let_vllm_compile(monkeypatch)
     network = wide(name).build()
     network.set_attn_implementation("eager")  # others leave out Gemma 2's soft caps
     tiny.save(tmp_path, network)
