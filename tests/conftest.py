@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import ssl
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,8 @@ from transformers.utils import logging as transformers_logging
 # Tiny models are slower on several threads, which wait for each other: here and in the servers that
 # tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Each client of HTTP makes a context for TLS, of all certificates: forty milliseconds each time.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 # The same cases in every run, however slow the machine is.
 settings.register_profile("project", derandomize=True, deadline=None)
 settings.load_profile("project")

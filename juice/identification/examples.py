@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, cycle, zip_longest
 from random import Random
 
@@ -24,7 +25,7 @@ from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import short
 from juice.identification.options import IdentificationOptions
 from juice.identification.outcomes import answer
-from juice.model.prompts import sha256_of
+from juice.model.prompts import PromptForm, sha256_of
 from juice.steered_model import SteeredModel
 
 N_LEAST, N_FEW = 4, 20  # fewer than these find heads badly, or tune betas badly
@@ -88,35 +89,38 @@ def scored_prompt(
     model: SteeredModel, example: ConflictExample, conflict_type: ConflictType
 ) -> ScoredPrompt:
     """Tokenise one prompt. Raises ExampleError with the reason when it cannot be scored."""
-    prompt = example.prompts[conflict_type]
-    ids = model.prompts.tokens(prompt, example.opening)
-    limit = model.description.max_positions
-    where = f"example {example.subject!r} ({conflict_type})"
+    answers = example.answer("parametric"), example.answer("context")
+    prompt, limit = example.prompts[conflict_type], model.description.max_positions
+    found = _scored(model.prompts, prompt, example.opening, answers)
+    if isinstance(found, ScoredPrompt):
+        n = len(found.ids) - found.n_shared
+        if limit is None or n <= limit:
+            return found
+        found = f"the prompt has {n} tokens, the model's context {limit}"
+    raise ExampleError(f"example {example.subject!r} ({conflict_type}): {found}")
+
+
+@lru_cache(maxsize=16_384)  # the same examples are asked for several times, and take long
+def _scored(
+    form: PromptForm, prompt: str, opening: str, answers: tuple[str, str]
+) -> ScoredPrompt | str:
+    """Return a prompt with the tokens of its answers, from memory and context, or what it lacks."""
+    ids = form.tokens(prompt, opening)
     if not ids:
-        raise ExampleError(f"{where}: the prompt has no tokens")
-    if limit is not None and len(ids) > limit:
-        raise ExampleError(
-            f"{where}: the prompt has {len(ids)} tokens, the model's context {limit}"
-        )
-    tokens: dict[Target, int] = {}
-    for target in ("parametric", "context"):
-        given = example.answer(target)
-        token = model.first_token(prompt, given, opening=example.opening)
-        if token is None:
-            raise ExampleError(f"{where}: the {target} answer {given!r} has no tokens of its own")
-        tokens[target] = token
-    if tokens["parametric"] == tokens["context"]:
-        answers = example.answer("parametric"), example.answer("context")
-        parted = model.prompts.parted(prompt, answers, example.opening)
+        return "the prompt has no tokens"
+    parametric, context = (form.first_token(prompt, given, opening) for given in answers)
+    if parametric is None:
+        return f"the parametric answer {answers[0]!r} has no tokens of its own"
+    if context is None:
+        return f"the context answer {answers[1]!r} has no tokens of its own"
+    longer = ids
+    if parametric == context:
+        parted = form.parted(prompt, answers, opening)
         if parted is None:
-            raise ExampleError(
-                f"{where}: one answer begins with all tokens of the other; p_y cannot tell them "
-                "apart"
-            )
+            return "one answer begins with all tokens of the other; p_y cannot tell them apart"
         longer, (parametric, context) = parted
-        tokens = {"parametric": parametric, "context": context}
-        return ScoredPrompt(longer, tokens, len(longer) - len(ids))
-    return ScoredPrompt(ids, tokens)
+    tokens: dict[Target, int] = {"parametric": parametric, "context": context}
+    return ScoredPrompt(longer, tokens, len(longer) - len(ids))
 
 
 def with_scored_answers(

@@ -57,24 +57,25 @@ def way(
 
 def task_of(model: juice.SteeredModel, *good: Way) -> Task:
     """Return a task whose right answers are what good ways make the model say, and only they."""
-    none, facts = way(model, "juice", **IDLE), list[ConflictExample]()
-    for i in range(100):
-        if len(facts) == N_FACTS:
-            break
-        prompts = {"substitution": f"Fact {i} is", "coherent": f"It is said that fact {i} is"}
-        asked = list(prompts.values())
-        unsteered = set(map(normalise, answers(model, none, asked)))
-        right = [answer for one in good for answer in answers(model, one, asked)]
-        if not {"", *unsteered} & set(map(normalise, right)):
+    kinds = {"substitution": "Fact {} is", "coherent": "It is said that fact {} is"}
+    prompts = [{kind: text.format(i) for kind, text in kinds.items()} for i in range(60)]
+    asked = [text for one in prompts for text in one.values()]
+    given = [answers(model, one, asked) for one in (way(model, "juice", **IDLE), *good)]
+    facts = list[ConflictExample]()
+    for i, of_fact in enumerate(prompts):
+        unsteered, *steered = (every[2 * i : 2 * i + 2] for every in given)
+        right = [answer for every in steered for answer in every]
+        if not {"", *map(normalise, unsteered)} & set(map(normalise, right)):
             facts.append(
                 ConflictExample(
                     subject=f"fact {i}",
                     parametric_answer="nothing",
                     context_answer=tuple(right),
-                    prompts=prompts,
+                    prompts=of_fact,
                     match="begins",
                 )
             )
+    facts = facts[:N_FACTS]
     assert len(facts) == N_FACTS
     how = IdentificationOptions(target="context", name="own")
     return Task(model=model, target="context", validation=facts, options=how)
@@ -87,11 +88,9 @@ def answers(model: juice.SteeredModel, way: Way, prompts: list[str]) -> list[str
 
 def n_right(task: Task, way: Way) -> int:
     """Return how many of the answers are those of the context, as `generate` gives them."""
-    return sum(
-        e.is_right(answer, "context")
-        for e in task.validation
-        for answer in answers(task.model, way, [e.prompts[kind] for kind in CONFLICTS])
-    )
+    asked = [(e, e.prompts[kind]) for e in task.validation for kind in CONFLICTS]
+    given = answers(task.model, way, [prompt for _, prompt in asked])
+    return sum(e.is_right(answer, "context") for (e, _), answer in zip(asked, given, strict=True))
 
 
 @pytest.mark.parametrize(

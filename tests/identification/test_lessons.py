@@ -108,8 +108,14 @@ def differences(made: Lessons, step: Step, at: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("method", ["juice", "june"])
-@pytest.mark.parametrize("shape", tiny.SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "method"),
+    [
+        pytest.param(shape, method, marks=() if (i + j) % 2 else pytest.mark.long)
+        for i, shape in enumerate(tiny.SHAPES)
+        for j, method in enumerate(("juice", "june"))
+    ],
+)
 def test_slopes_are_the_differences_of_what_is_minimised(shape: str, method: str) -> None:
     """Kills: a weight or share left out, a batch twice, derivatives through the clean run."""
     network = tiny.tiny_model(shape).double()

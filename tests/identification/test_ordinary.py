@@ -145,8 +145,17 @@ def test_pieces_are_cut_from_a_longer_text_without_a_warning(
         logger.removeHandler(caplog.handler)
 
 
-@pytest.mark.parametrize("method", ["juice", "june"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "method"),
+    [
+        (torch.float32, "juice"),
+        (torch.bfloat16, "june"),
+        pytest.param(torch.float16, "juice", marks=pytest.mark.long),
+        pytest.param(torch.float32, "june", marks=pytest.mark.long),
+        pytest.param(torch.bfloat16, "juice", marks=pytest.mark.long),
+        (torch.float16, "june"),
+    ],
+)
 def test_responses_tell_how_far_small_coefficients_make_text_diverge(
     dtype: torch.dtype, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,13 @@ from tests.support.running import assert_completes, loaded, random_request
 
 N_NEIGHBOURS = 8
 LONG = 70  # tokens of prompts that take several chunks below
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Each shape and each dtype once in `make test`, and all pairs in `make test-long`.
+SHAPES_AND_DTYPES = [
+    pytest.param(shape, dtype, marks=() if i == j else pytest.mark.long, id=f"{shape}-{dtype}")
+    for i, shape in enumerate(tiny.SHAPES)
+    for j, dtype in enumerate(DTYPES)
+]
 
 
 def everything(completion: Completion) -> tuple[object, ...]:
@@ -70,8 +77,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_chunks")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", tiny.SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), SHAPES_AND_DTYPES)
 def test_a_request_gets_the_same_bits_alone_and_among_random_neighbours(
     shape: str, dtype: torch.dtype
 ) -> None:

@@ -31,11 +31,17 @@ from tests.support.running import (
 
 
 @pytest.mark.parametrize(
-    ("shape", "is_parted"),
-    [("gpt2", True), ("llama", False), pytest.param("gemma2", True, marks=pytest.mark.long)],
+    ("shape", "is_parted", "n"),
+    [
+        ("gpt2", True, 90),
+        ("llama", False, 90),
+        pytest.param("gpt2", True, 200, marks=pytest.mark.long),
+        pytest.param("llama", False, 200, marks=pytest.mark.long),
+        pytest.param("gemma2", True, 200, marks=pytest.mark.long),
+    ],
 )
-def test_200_mixed_requests_that_join_and_are_cancelled_each_equal_their_run_alone(
-    shape: str, is_parted: bool, monkeypatch: pytest.MonkeyPatch
+def test_mixed_requests_that_join_and_are_cancelled_each_equal_their_run_alone(
+    shape: str, is_parted: bool, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kills: a slot moved wrongly, a stale layout, a lost companion.
 
@@ -43,13 +49,13 @@ def test_200_mixed_requests_that_join_and_are_cancelled_each_equal_their_run_alo
     run, at most five at a time and nine tokens a chunk; about a third are cancelled at some moment.
     """
     rng = Random(shape)
-    requests = [random_request(rng) for _ in range(200)]
+    requests = [random_request(rng) for _ in range(n)]
     model = loaded(shape, dtype=torch.float64)
     alone = [model.engine.generate([request])[0] for request in requests]
     if is_parted:
         with_many_forwards(monkeypatch)
     engine = BatchingEngine(model.loaded, Limits(max_batch=5, max_prefill_tokens=9))
-    waiting, sent = list(range(200)), {}
+    waiting, sent = list(range(n)), {}
     collectors = [Collector() for _ in requests]
     while waiting:
         for i in waiting[: rng.randint(1, 9)]:
@@ -70,7 +76,7 @@ def test_200_mixed_requests_that_join_and_are_cancelled_each_equal_their_run_alo
         assert collector.completion().token_ids == expected.token_ids
         assert collector.completion().text == expected.text
         assert "".join(update.text for update in collector.updates[0]) == expected.text
-    assert 0 < n_cancelled < 150
+    assert 0 < n_cancelled < 0.75 * n
     assert engine.status.n_running == engine.status.n_waiting == 0
 
 
