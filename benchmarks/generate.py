@@ -3,8 +3,8 @@
 The naive two runs recompute the whole prompt twice for every token, without a cache, one request at
 a time. The ways take turns; a number is the median of the rounds, after one to warm up.
 
-`python -m benchmarks.generate inline MODEL` measures heads in the request against the same heads in
-a head set, round by round.
+`python -m benchmarks.generate inline MODEL [ROUNDS]` measures heads in the request against the same
+heads in a head set, round by round.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from benchmarks import rig
 from tests.support import oracle
 
 N_ROUNDS, N_TOKENS, N_REQUESTS = 9, 32, 16
-
-
 N_PAIRS = 40
 
 
-def inline(name: str) -> None:
+def inline(name: str, n_pairs: int = N_PAIRS) -> None:
     """Print the time of requests that bring their heads over that of those that name their set."""
     model = juice.load(name)
     prompts = [e.prompts["coherent"] for e in juice.read_examples("mini")[:N_REQUESTS]]
@@ -41,10 +39,16 @@ def inline(name: str) -> None:
         ratio = rig.paired(
             lambda steer=given: model.generate(prompts, steer=steer, **options),
             lambda steer=named: model.generate(prompts, steer=steer, **options),
-            N_PAIRS,
+            n_pairs,
         )
         ratios[target] = {"n_heads": len(scaled), "method": head_set.method, **ratio._asdict()}
-    result = {"model": model.id, "seconds_inline_over_named": ratios, "machine": rig.machine()}
+    result = {
+        "model": model.id,
+        "dtype": model.description.dtype,
+        "rounds": n_pairs,
+        "seconds_inline_over_named": ratios,
+        "machine": rig.machine(),
+    }
     print(json.dumps(result, indent=1))
 
 
@@ -85,4 +89,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    inline(sys.argv[2]) if sys.argv[1:2] == ["inline"] else main()
+    if sys.argv[1:2] == ["inline"]:
+        inline(sys.argv[2], *map(int, sys.argv[3:]))
+    else:
+        main()
