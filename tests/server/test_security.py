@@ -196,15 +196,9 @@ def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
     assert flags - {"api_key"} | {"api_keys"} == set(Settings.model_fields)
 
 
-@pytest.mark.parametrize(
-    ("phases", "n"),
-    [
-        ("fuzzing,stateful", 8),
-        pytest.param("coverage,fuzzing,stateful", 50, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("n", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_schemathesis_finds_no_5xx_and_no_answer_that_is_not_documented(
-    phases: str, n: int, tmp_path: Path
+    n: int, tmp_path: Path
 ) -> None:
     """Every route gets values that fit the served OpenAPI document, and values that do not."""
     with serving("--max-tokens", "20", "--log-format", "json") as server:
@@ -217,7 +211,7 @@ def test_schemathesis_finds_no_5xx_and_no_answer_that_is_not_documented(
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
             *options.split(),
-            *("--phases", phases, "--max-examples", str(n)),
+            *("--max-examples", str(n)),
         ]
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
@@ -226,4 +220,4 @@ def test_schemathesis_finds_no_5xx_and_no_answer_that_is_not_documented(
         assert done.returncode == 0, (errors, done.stdout[-6000:], done.stderr[-2000:])
         n_cases, n_passed = re.search(r"(\d+) generated, (\d+) passed", done.stdout).groups()
         assert n_cases == n_passed
-        assert int(n_passed) > 20 * n
+        assert int(n_passed) > 40 * n
