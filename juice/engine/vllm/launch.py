@@ -17,10 +17,12 @@ from juice.model.identity import describe_stored, source_of
 if TYPE_CHECKING:
     from juice.engine.vllm.engine import VllmEngine
 
-# Unless the environment says otherwise, vLLM reports nothing to its makers, and its log is short.
+# Unless the environment says otherwise, vLLM reports nothing to its makers, its log is short, and
+# what it compiles is kept for the next start: ahead of time it cannot keep models of transformers.
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_AOT_COMPILE": "0",
     "PYTHONWARNINGS": "ignore::FutureWarning",  # of its processes
 }
 INVARIANT = "VLLM_BATCH_INVARIANT"

@@ -226,7 +226,9 @@ class Steered(Base):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             self.is_compiled = not getattr(self.model, "do_not_compile", True)
             self.has_twin = self.is_compiled and has_twin(vllm_config, self.layers)
+            self.may_rest = bool(self.layers.window) and (self.has_twin or not self.is_compiled)
             self._twin: tuple[nn.Module, ...] = ()  # no module of this one: it shares all of them
+            self.compiled_in: set[str] = set()  # folders
 
     def recursive_replace(self) -> None:
         """Let vLLM put its layers in place of transformers'; those of GPT-2 it does not know."""
@@ -330,24 +332,32 @@ class Steered(Base):
         `input_ids` and `positions` are int64 [tokens]; the hidden states are [tokens, width].
         """
         arguments = (input_ids, positions, intermediate_tensors, inputs_embeds)
-        if self.companions.dense is not None:
+        if self.companions.dense is not None or not self.layers.steered:
             return super().forward(*arguments, **kwargs)
-        starts = _starts() if is_forward_context_available() else None
-        if starts is None:
+        compilation = self.vllm_config.compilation_config
+        metadata = get_forward_context().attn_metadata if is_forward_context_available() else None
+        if not metadata:
             self.table.clear()
             choose(torch.arange(max(1, len(positions) // 2)))  # some of them, and not all
-        elif not self.vllm_config.use_v2_model_runner:
+            # Nobody's step is there to warm up all that may run.
+            for n_runs in (1, 2) if self.has_twin else (2,):
+                with self._running(n_runs):
+                    output = super().forward(*arguments, **kwargs)
+                self.compiled_in |= {compilation.local_cache_dir} - {"", None}
+            return output
+        if not self.vllm_config.use_v2_model_runner:
+            starts = starts_of(metadata)
             self.table.place(starts, positions)
             self.rows = range(len(starts) - 1)
-            self.n_runs = max((self.table.n_runs[row] for row in self.rows), default=0)
-        if starts is not None and self.n_runs > 1 and self.companions.of_some:
+            # What is captured of whole steps runs for whoever is in a later one.
+            is_replayed = compilation.cudagraph_mode.has_full_cudagraphs()
+            runs = [2] if is_replayed else [self.table.n_runs[row] for row in self.rows]
+            self.n_runs = max(runs, default=0)
+        if self.n_runs > 1 and self.companions.of_some:
             in_two = [i for i, row in enumerate(self.rows) if self.table.n_runs[row] > 1]
             self._gathering.narrow(get_forward_context(), in_two)
-        # A step of nothing is there to warm up all that may run.
-        for n_runs in (self.n_runs,) if starts is not None else (0, 2) if self.has_twin else (2,):
-            with self._running(n_runs):
-                output = super().forward(*arguments, **kwargs)
-        return output
+        with self._running(self.n_runs):
+            return super().forward(*arguments, **kwargs)
 
     @contextmanager
     def _running(self, n_runs: int) -> Iterator[None]:
@@ -357,7 +367,7 @@ class Steered(Base):
         """
         companions, decoder = self.companions, self.model
         companions.steering = self.is_compiled or n_runs > 0
-        rests = n_runs < 2 and (self.has_twin or not self.is_compiled)
+        rests = n_runs < 2 and self.may_rest
         companions.doubled = bool(self.layers.window) and not rests
         if self.has_twin and rests:
             self._twin = self._twin or (twin_of(decoder, self.vllm_config),)
@@ -397,12 +407,21 @@ class MultiModalMoECausalLM(NotSteered, backend.TransformersMultiModalMoEForCaus
     """One with a mixture of experts."""
 
 
-def _starts() -> torch.Tensor | None:
-    """Return the start of each request's tokens in a step, int [requests + 1]; None in a dummy."""
-    metadata = get_forward_context().attn_metadata
-    if not metadata:
-        return None
-    return next(iter(metadata.values())).query_start_loc
+def starts_of(metadata: dict[str, Any]) -> torch.Tensor:
+    """Return the start of each request's tokens in a step, int [requests + 1].
+
+    Raises UnsupportedModelError where the attention of the layers does not tell.
+    """
+    of_one = next(iter(metadata.values()))
+    starts: torch.Tensor | None = getattr(of_one, "query_start_loc", None)
+    if starts is None:
+        with told():
+            raise UnsupportedModelError(
+                f"under vLLM's V1 model runner, attention with {type(of_one).__name__} does not "
+                "say where requests begin: choose another (--vllm-arg "
+                "attention_backend=TRITON_ATTN), or V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
+            )
+    return starts
 
 
 def _output_projection(attention_module: nn.Module) -> nn.Module:

@@ -3,7 +3,8 @@
 V2 asks the model for it, on every rank. A request keeps its slot for life, which is its row in the
 table; a batch is ordered anew before each step. What is written here is written outside of graphs.
 
-Graphs of whole steps are captured twice where a model has a twin; each step replays one of both.
+Graphs of whole steps are captured twice where companions may rest in a step; each step replays one
+of both.
 """
 
 from __future__ import annotations
@@ -71,14 +72,18 @@ def capture_both() -> None:
 
 
 def _capture_both(self: Any, model: Any, *arguments: Any, **options: Any) -> None:
-    """Capture the steps without companions, where there is a twin for them, and those with them."""
+    """Capture the steps without companions, where these may rest, and those with them."""
     self.model, self.by_doubled = model, {}
-    for n_runs in (0, 2) if model.has_twin else (2,):
+    for n_runs in (1, 2) if model.may_rest else (2,):
         model.n_runs, self.graphs = n_runs, {}
         _capture(self, model, *arguments, **options)
         self.by_doubled[n_runs > 1] = self.graphs
+    if samples := self._capture_mem_samples:
+        # vLLM reckons with one set: each sample is of the graphs of a size in both.
+        n = len(samples) // len(self.by_doubled)
+        samples[:] = [sum(samples[i::n]) for i in range(n)]
 
 
 def _run_either(self: Any, descriptor: Any) -> Any:
-    self.graphs = self.by_doubled[self.model.n_runs > 1 or not self.model.has_twin]
+    self.graphs = self.by_doubled[self.model.n_runs > 1 or not self.model.may_rest]
     return _run_fullgraph(self, descriptor)

@@ -23,7 +23,7 @@ TAG = "plain"  # names its folder in vLLM's compile cache
 def has_twin(vllm_config: VllmConfig, layers: Layers) -> bool:
     """Return whether a compiled decoder has a twin: there are companions to be left out.
 
-    V1 replays whole steps by their size alone, so where it does there is none.
+    V1 replays whole steps by a description that says nothing of companions: there is none then.
     """
     whole_steps = vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs()
     may = vllm_config.use_v2_model_runner or not whole_steps

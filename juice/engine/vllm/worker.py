@@ -17,11 +17,13 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.distributed import (
+    get_pp_group,
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
     tensor_model_parallel_all_gather,
 )
 from vllm.forward_context import set_forward_context
+from vllm.sequence import IntermediateTensors
 
 from juice.engine.vllm.arguments import Coefficients
 from juice.formula import add_scaled
@@ -39,10 +41,17 @@ def two_runs(
     ids = torch.tensor(tokens, device=device)
     positions = torch.arange(len(ids), device=device)
 
-    def run() -> torch.Tensor:
-        """Return the last hidden states, [tokens, width]."""
+    def run() -> torch.Tensor | None:
+        """Return the last hidden states, [tokens, width]; None on ranks of earlier stages."""
+        stages, received = get_pp_group(), None
+        if not stages.is_first_rank:
+            received = IntermediateTensors(stages.recv_tensor_dict())
         with set_forward_context(None, vllm_config, num_tokens=len(ids)):
-            return model(ids, positions)
+            hidden = model(ids, positions, received)
+        if not stages.is_last_rank:
+            stages.send_tensor_dict(hidden.tensors)
+            return None
+        return hidden
 
     with torch.inference_mode(), _dense(model):
         clean: dict[int, torch.Tensor] = {}
@@ -51,7 +60,7 @@ def two_runs(
         if coefficients is not None:
             with _at_projections(model, _adding(model, coefficients, clean)):
                 hidden = run()
-        logits = model.compute_logits(hidden)
+        logits = None if hidden is None else model.compute_logits(hidden)
     return None if logits is None else logits.float()
 
 
@@ -98,7 +107,7 @@ def _dense(model: Any) -> Iterator[None]:
 
 
 def _at_projections(model: Any, act: Any) -> AbstractContextManager[None]:
-    """Call act(layer, z) before each output projection of the window; what it returns is z."""
+    """Call act(layer, z) before each projection that can be steered; what it returns is z."""
 
     def hook(layer: int) -> Any:
         def before(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -146,6 +155,7 @@ class WorkerExtension:
     def juice_facts(self) -> dict[str, Any]:
         """Return the facts of this worker: `dtype`, `device`, and what users are told."""
         config, runner = self.vllm_config, self.model_runner
+        model = runner.get_model()
         caches = runner.kv_cache_config
         specs = {
             name: group.kv_cache_spec
@@ -165,11 +175,13 @@ class WorkerExtension:
             "n_stages": config.parallel_config.pipeline_parallel_size,
             "runner": "V2" if config.use_v2_model_runner else "V1",
             "attention": sorted({layers[name].attn_backend.get_name() for name in specs}),
-            "compiled": not config.model_config.enforce_eager,
-            "twin": runner.get_model().has_twin,
-            "compile_s": round(config.compilation_config.compilation_time, 1),
-            "n_compiled_bytes": _size_of(config.compilation_config.local_cache_dir),
-            "n_graph_bytes": getattr(self, "cudagraph_memory_estimate", 0),
+            "compiled": model.is_compiled,
+            "twin": model.has_twin,
+            # vLLM counts the seconds of its own compiler alone, and estimates graphs where it
+            # settles the memory for keys and values.
+            "compile_s": round(config.compilation_config.compilation_time, 1) or None,
+            "n_compiled_bytes": sum(map(_size_of, model.compiled_in)),
+            "n_graph_bytes": getattr(self, "cudagraph_memory_estimate", None),
             "n_kv_bytes": n_ranks * sum(tensor.size for tensor in caches.kv_cache_tensors),
             "n_kv_bytes_per_token": round(n_ranks * sum(per_token.values())),
             "n_companion_kv_bytes_per_token": round(
@@ -193,10 +205,9 @@ class WorkerExtension:
         return scores.gather(1, torch.tensor(read, device=scores.device)).tolist()
 
 
-def _size_of(folder: str | None) -> int:
-    """Return the bytes of the files in a folder; 0 where there is none."""
-    files = Path(folder).rglob("*") if folder else ()
-    return sum(file.stat().st_size for file in files if file.is_file())
+def _size_of(folder: str) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
 
 
 def _spec_of(spec: Any, name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from multiprocessing import parent_process
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from vllm import envs
+from vllm.config import CUDAGraphMode
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from juice.checks.two_runs import VLLM, check_vllm
@@ -63,6 +65,18 @@ class Workers:
         counted: dict[int, int] = self._call(_most_tokens)[0]
         return counted
 
+    def count_shadows(self) -> None:
+        """Count how often companions attend from here on, also where steps are compiled."""
+        self._call(_count_shadows)
+
+    def n_shadows(self) -> int:
+        """Return how often they did on the first rank, since this was last asked for."""
+        return int(self._call(_n_shadows)[0])
+
+    def replay_whole_steps(self) -> None:
+        """Let the models believe that steps are captured as graphs, whole, as on a GPU."""
+        self._call(_replay_whole_steps)
+
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._engine._call(self._engine._llm.collective_rpc(function, args=args))
 
@@ -105,6 +119,34 @@ def _most_tokens(_worker: Any) -> dict[int, int]:
     counted = dict(_n_tokens)
     _n_tokens.clear()
     return counted
+
+
+_attended: list[Any] = []
+
+
+def _count_shadows(worker: Any) -> None:
+    for module in worker.model_runner.get_model().modules():
+        if (shadow := getattr(module, "shadow", None)) is not None:
+            impl = shadow.attn.impl
+
+            def forward(*args: Any, attend: Any = impl.forward, **kwargs: Any) -> Any:
+                _attended.append(shadow)
+                return attend(*args, **kwargs)
+
+            impl.forward = forward
+
+
+def _n_shadows(_worker: Any) -> int:
+    n = len(_attended)
+    _attended.clear()
+    return n
+
+
+def _replay_whole_steps(worker: Any) -> None:
+    model, config = worker.model_runner.get_model(), copy(worker.vllm_config)
+    config.compilation_config = copy(config.compilation_config)
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
+    model.vllm_config, model.companions.of_some = config, False
 
 
 def another_head(patch: Patch, _model: Any) -> None:

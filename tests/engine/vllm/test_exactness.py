@@ -12,12 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from vllm import LLM
 from vllm.platforms import current_platform
 
 from juice.engine.request import Request
+from juice.engine.vllm.arguments import Coefficients, Layers
+from juice.engine.vllm.processes import PROCESSOR, SCHEDULER
 from tests.support import oracle, tiny
 from tests.support.mixed import mixed_requests
-from tests.support.on_vllm import let_vllm_compile, started, wide
+from tests.support.on_vllm import ON_CPU, let_vllm_compile, started, wide
 from tests.support.running import assert_completes
 
 ARCHITECTURES = (
@@ -111,3 +115,36 @@ def test_staged_requests_equal_the_two_runs(tmp_path: Path) -> None:
     ]
     assert len({bool(heads) for _, heads, _ in mixed}) == 2
     assert_served("Llama", tmp_path, mixed, pp=2, window="0-1")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_any_core")
+def test_the_definition_runs_through_the_stages_of_a_model(tmp_path: Path) -> None:
+    """Stages start on CPUs, too, where vLLM's scheduler then fails: the check's reference runs."""
+    network = wide("Llama").build()
+    tiny.save(tmp_path, network)
+    heads, tokens, read = {(0, 1): 2.0, (3, 2): -1.0}, [*range(1, 20)], [[1, 2, 3]] * 4
+    llm = LLM(
+        model=str(tmp_path),
+        model_impl="transformers",
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=128,
+        max_num_seqs=4,
+        kv_cache_memory_bytes=32 << 20,
+        pipeline_parallel_size=2,
+        additional_config=Layers(range(2), range(4)).to_config(),
+        scheduler_cls=SCHEDULER,
+        logits_processors=[PROCESSOR],
+        worker_extension_cls="juice.engine.vllm.worker.WorkerExtension",
+        **ON_CPU,
+    )
+    for of_run in ({}, heads):
+        given = Coefficients(tuple((*at, value) for at, value in of_run.items())).to_json()
+        first, last = llm.collective_rpc(
+            "juice_two_runs", args=(tokens, given if of_run else None, read)
+        )
+        assert first is None
+        expected = oracle.steered_logits(network, tokens, of_run).log_softmax(-1)[-5:-1]
+        chosen = expected.gather(1, torch.tensor(read))
+        torch.testing.assert_close(torch.tensor(last), chosen, rtol=0, atol=1e-4)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+from vllm import envs
+from vllm.config import CUDAGraphMode
+from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, ModelCudaGraphManager
 
 import juice
 from juice.engine.contract import Engine
 from juice.engine.request import Request
 from juice.engine.vllm.arguments import Layers, choose_layers
-from juice.errors import HeadSetMismatchError, RequestError
+from juice.engine.vllm.model import starts_of
+from juice.engine.vllm.slots import capture_both
+from juice.errors import HeadSetMismatchError, RequestError, UnsupportedModelError
 from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 from tests.engine.vllm import mistakes
@@ -21,6 +29,15 @@ from tests.support.on_vllm import save_with_set, started, wide
 from tests.support.running import assert_completes
 
 NONE = range(0)
+
+
+class Step(NamedTuple):
+    """A step that is captured."""
+
+    num_tokens: int
+
+
+STEPS = (Step(8), Step(4))
 
 
 def a_set(method: Method, *layers: int) -> HeadSet:
@@ -137,3 +154,92 @@ def test_only_steps_with_two_runs_have_companions(root: Path) -> None:
         # On a CPU those that are not steered have none; elsewhere all of a step have.
         n = 3 if engine.description.device == "cpu" else 4
         assert workers.most_tokens() == {0: 2, 1: n, 2: n, 3: 2}
+
+
+@pytest.mark.parametrize(
+    "twin", [True, pytest.param(False, marks=pytest.mark.long)], ids=["twin", "no twin"]
+)
+def test_a_compiled_step_runs_companions_where_one_is_in_two_runs(
+    tmp_path: Path, twin: bool
+) -> None:
+    """Kills: the doubled variant for everybody, the plain one that is never taken."""
+    tiny.save(tmp_path, wide("Llama").build())
+    # Traced, and left as it is: which variant a step takes does not depend on the compiler.
+    options = {"enforce_eager": False, "compilation_config": {"mode": 2, "backend": "eager"}}
+    with mistakes.possible(), started(tmp_path, window="1-2", twin=twin, **options) as engine:
+        assert engine.details["compiled"]
+        workers, n_tokens, heads = mistakes.Workers(engine), 3, {(1, 1): 1.0, (2, 0): 1.0}
+        workers.count_shadows()
+        for method, has_companions in (("none", not twin), ("june", not twin), ("juice", True)):
+            given = {} if method == "none" else {"steering": steering(heads, method)}
+            request = Request.of(prompt_ids=(1, 2), max_tokens=n_tokens, ignore_eos=True, **given)
+            engine.generate([request])
+            assert workers.n_shadows() == (2 * n_tokens if has_companions else 0), method
+
+
+@pytest.mark.skipif(envs.VLLM_USE_V2_MODEL_RUNNER, reason="V2 has graphs for both kinds of steps")
+def test_a_whole_step_that_is_replayed_does_all_that_one_may_need(root: Path) -> None:
+    """V1 captures it for nobody, and replays it for everybody.
+
+    Kills: a graph without hooks or companions, since nobody is steered when it is captured.
+    """
+    heads = {(1, 1): 1.0, (2, 0): 1.0}
+    with (
+        mistakes.possible(),
+        started(root / "model", window="1-2", head_sets=root / "head_sets") as engine,
+    ):
+        workers = mistakes.Workers(engine)
+        workers.replay_whole_steps()
+        workers.count()
+        for given in ({}, {"steering": steering(heads, "june")}, {"steering": steering(heads)}):
+            engine.generate([Request.of(prompt_ids=(1, 2, 3), max_tokens=1, **given)])
+            engine.preempt().result()
+            assert workers.most_tokens() == {0: 3, 1: 6, 2: 6, 3: 3}
+
+
+def test_attention_that_does_not_say_where_requests_begin_is_refused() -> None:
+    class Told:
+        query_start_loc = torch.tensor([0, 2])
+
+    class Silent:
+        """As FlashInfer's."""
+
+    assert starts_of({"a": Told()}) is Told.query_start_loc
+    with pytest.raises(UnsupportedModelError, match=r"Silent does not say .* V2"):
+        starts_of({"a": Silent()})
+
+
+@pytest.mark.parametrize("may_rest", [True, False])
+def test_steps_with_and_without_companions_have_graphs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, may_rest: bool
+) -> None:
+    """vLLM captures on GPUs alone: what stands in for that notes what the model was to run.
+
+    Kills: a set that replays the other's steps, memory for one set where there are two.
+    """
+    replayed: list[int] = []
+
+    def capture(self: Any, *_: Any) -> None:
+        for step in STEPS:
+            self.graphs[step] = self.model.n_runs
+            self._capture_mem_samples.append(100 * self.model.n_runs + step.num_tokens)
+
+    monkeypatch.setattr(CudaGraphManager, "capture", capture)
+    monkeypatch.setattr(
+        CudaGraphManager, "run_fullgraph", lambda self, step: replayed.append(self.graphs[step])
+    )
+    capture_both()
+    manager, model = object.__new__(ModelCudaGraphManager), SimpleNamespace(may_rest=may_rest)
+    vars(manager).update(
+        is_last_pp_rank=True,
+        use_breakable_cg=False,
+        cudagraph_mode=CUDAGraphMode.FULL,
+        hidden_states=torch.zeros(8, 1),
+        _capture_mem_samples=[],
+    )
+    manager.capture(model, *range(6))
+    assert manager._capture_mem_samples == ([316, 308] if may_rest else [208, 204])
+    for n_runs in (0, 1, 2, 0):
+        model.n_runs = n_runs
+        manager.run_fullgraph(STEPS[1])
+    assert replayed == ([1, 1, 2, 1] if may_rest else [2, 2, 2, 2])
