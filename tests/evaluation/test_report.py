@@ -13,6 +13,7 @@ from juice.evaluation.report.parts import Section, Table, write_report
 from juice.evaluation.report.sections import published, sections, verdict
 from juice.evaluation.results import Store, frame_of, read_results
 from juice.files import LOOK
+from juice.head_set.head_set import HeadSet
 
 FACT = {
     "subject": "Peru",
@@ -240,6 +241,19 @@ def test_published_numbers_are_shown_next_to_those_of_the_papers_models() -> Non
     assert printed[2] == f"{numbers['substitution']:.1f}"
     text = next(section for section in made if section.title == "Toward the parametric answer").text
     assert any("ICML 2025" in sentence and "soft cap" in sentence for sentence in text)
+
+
+def test_what_a_set_costs_ordinary_text_stands_beside_its_heads() -> None:
+    head_set = HeadSet.load("head_sets/smollm2-135m-8k-lc100k-mix1-ep2/parametric")
+    given, content = results(served={"average": 0.5}), head_set.model_dump(mode="json")
+    given["targets"]["parametric"]["head_sets"] = {"served": content}
+    chosen = next(one for one in sections(given) if one.title == "What validation chose")
+    harm = content["metrics"][f"validation_{content['method']}"]["harm"]
+    assert [*harm] == ["0.5", "1", "2"]
+    assert chosen.tables[-1].rows == [
+        ["served", strength, f"{one['divergence']:.3f}", f"{one['perplexity']:.2f}"]
+        for strength, one in harm.items()
+    ]
 
 
 def test_a_cell_with_a_bar_does_not_break_its_row(tmp_path: Path) -> None:

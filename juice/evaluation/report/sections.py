@@ -412,13 +412,25 @@ def _choices(methods: Mapping[str, Any], head_sets: Mapping[str, Any]) -> Sectio
                 continue
             tuned = words(choice["tuned_on"] or "nothing: the head set's own")
             rows.append([words(name), words(domain), chosen, f"{tuned} ({choice['n_validation']})"])
-    text = [_heads_of(part, head_set) for part, head_set in head_sets.items()]
+    sets = {
+        part: HeadSet.parse(content, f"the head set {part!r} of the results")
+        for part, content in head_sets.items()
+    }
+    costs = [
+        [words(part), strength, number(harm.divergence, 3), number(harm.perplexity, 2)]
+        for part, head_set in sets.items()
+        if (found := head_set.validation()) is not None
+        for strength, harm in found.harm.items()
+    ]
     tables = [Table(("method", "domain", "choice", "tuned on"), rows)] if rows else []
+    if costs:
+        header = ("head set", "strength", "ordinary text diverges, nats a token", "perplexity ×")
+        tables.append(Table(header, costs))
+    text = [_heads_of(part, head_set) for part, head_set in sets.items()]
     return Section("What validation chose", level=3, text=text, tables=tables)
 
 
-def _heads_of(part: str, content: Mapping[str, Any]) -> str:
-    head_set = HeadSet.parse(content, f"the head set {part!r} of the results")
+def _heads_of(part: str, head_set: HeadSet) -> str:
     betas = head_set.betas()
     signed = [
         " ".join(map(head_name, heads[:N_NAMED]))
