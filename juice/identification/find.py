@@ -11,6 +11,7 @@ ranked by the sum of their scores over the types; ties go to the lower (layer, h
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -21,7 +22,7 @@ from typing import Any, Unpack
 import torch
 
 from juice.data.example import ConflictExample, examples_sha256
-from juice.data.memory import examples_of_prompts, remembered_examples
+from juice.data.memory import N_REMEMBERED, examples_of_prompts, remembered_examples
 from juice.data.readers.sources import Examples, prompts_without_answers, read_examples
 from juice.engine.contract import Capability
 from juice.errors import JuiceError, NoConsistentHeadError, UsageError
@@ -143,17 +144,25 @@ def pool_of(
     """Return the examples to draw from: those given, or what the model remembers.
 
     `memory` names the latter; it is what there is where none are given, but for the bundled model.
-    Of prompts without answers, it is what the model remembers about these. Raises ExampleError.
+    Of prompts without answers, it is what the model remembers about these. It warns where that is
+    less than is wanted. Raises ExampleError.
     """
     if examples is None:
         examples = "mini" if model.id == "mini" else MEMORY
+    seed, wanted = options.seed, N_REMEMBERED
     if examples == MEMORY:
-        return remembered_examples(
-            model, seed=options.seed, relation=options.relation, progress=progress
+        found = remembered_examples(model, seed=seed, relation=options.relation, progress=progress)
+    elif prompts := prompts_without_answers(examples):
+        wanted = min(wanted, len(prompts))
+        found = examples_of_prompts(model, prompts, seed=seed, progress=progress)
+    else:
+        return read_examples(examples, split="identification")
+    if len(found) < wanted:
+        warnings.warn(
+            f"the model remembers {len(found)} facts with confidence, of {wanted} wanted",
+            stacklevel=2,
         )
-    if prompts := prompts_without_answers(examples):
-        return examples_of_prompts(model, prompts, seed=options.seed, progress=progress)
-    return read_examples(examples, split="identification")
+    return found
 
 
 def find(

@@ -9,7 +9,7 @@ The weight of divergence changes from stage to stage, by how far divergence is f
 Each stage starts where the last one ended, and the mean over its last steps is a point on the line.
 Points are also tried at the scale at which divergence should be all that it may, since it grows
 with about the square of the scale. Of all that are within, the one that does best on facts that are
-not learned from is taken, or the same at a gentler scale where that does as well.
+not learned from is taken, or the same at a gentler scale where that wins as many conflicts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ N_LOOKED_AT = 36  # facts
 # Of the one at which divergence should be all that it may; that one is at most MOST_SCALE.
 SCALES, MOST_SCALE = (0.97, 0.85), 1.5
 GENTLE = 0.8  # times the best scale: two thirds of the divergence
-ALIKE = 0.02  # in value: the gentler is taken
+ALIKE = 0.02  # in value: the gentler is taken where it wins as many conflicts
 N_SCALED = 2  # stages, the last
 FAR_BELOW, CLOSE = 0.5, 1.05  # times what may be: there is room; the scales reach it
 
@@ -118,7 +118,8 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
     best = max(within, key=lambda one: one.value, default=None)
     if best is not None:
         scaled.append(gentle := judge.scaled(best, GENTLE))
-        if gentle.value > max(best.value - ALIKE, judge.unsteered):
+        wins_as_many = gentle.point.won >= best.point.won
+        if wins_as_many and gentle.value > max(best.value - ALIKE, judge.unsteered):
             best = gentle
     if best is None or best.value <= judge.unsteered or not best.coefficients.any():
         raise NoConsistentHeadError(

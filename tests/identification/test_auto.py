@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import juice
-from juice.data import memory
 from juice.data.example import ConflictExample
 from juice.data.judging import normalise
 from juice.errors import ExampleError, NoConsistentHeadError, UsageError
 from juice.formula import CONFLICTS
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Point
+from juice.identification import find as finding
 from juice.identification import learned as learning
 from juice.identification.auto import Way, decided, learned_ways
 from juice.identification.find import find, pool_of
@@ -231,10 +231,11 @@ def test_a_budget_that_is_no_time_is_refused(given: float | str) -> None:
 def test_mini_is_asked_what_it_remembers_only_where_that_is_asked_for(
     mini: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "N_REMEMBERED", 8)
     how, own = IdentificationOptions(relation="world_capital"), juice.read_examples("mini")
     assert pool_of(mini, None, how) == own
-    asked = pool_of(mini, "memory", how)
+    monkeypatch.setattr(finding, "N_REMEMBERED", 1000)
+    with pytest.warns(UserWarning, match="remembers 120 facts with confidence, of 1000 wanted"):
+        asked = pool_of(mini, "memory", how)
     assert {e.relation for e in asked} == {"world_capital"}
     assert not {e.prompts["clean"] for e in asked} & {e.prompts["clean"] for e in own}
 

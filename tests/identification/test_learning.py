@@ -230,17 +230,27 @@ def test_a_stage_that_leaves_room_is_tried_closer_to_what_may_be(
     assert within[0].divergence > 1.1 * first.divergence
 
 
-def test_the_gentler_of_two_scales_is_chosen_where_it_does_as_well(
-    tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("gentle", "wins_as_many"), [(0.95, True), (0.8, False)])
+def test_the_gentler_of_two_scales_is_chosen_where_it_wins_as_many(
+    tiny_one: juice.SteeredModel,
+    monkeypatch: pytest.MonkeyPatch,
+    gentle: float,
+    wins_as_many: bool,
 ) -> None:
     """Kills: a scale that is not applied, a gentler one that is taken whatever it loses."""
+    monkeypatch.setattr(learning, "GENTLE", gentle)
     whole = learned(tiny_one, max_divergence=ANYTHING)
-    gentle = whole.line[-1]
-    difference = whole.best.value - learned_at(tiny_one, monkeypatch, 10.0).value
-    for alike, scale in ((difference + 1e-6, learning.GENTLE), (difference - 1e-6, 1.0)):
-        best = learned_at(tiny_one, monkeypatch, alike)
+    point = whole.line[-1]
+    assert (point.won >= whole.best.point.won) is wins_as_many
+    alike = {10.0: wins_as_many, -10.0: False}
+    if wins_as_many:
+        difference = whole.best.value - learned_at(tiny_one, monkeypatch, 10.0).value
+        alike = {difference + 1e-6: True, difference - 1e-6: False}
+    for most, is_gentle in alike.items():
+        best = learned_at(tiny_one, monkeypatch, most)
+        scale = gentle if is_gentle else 1.0
         torch.testing.assert_close(best.coefficients, scale * whole.best.coefficients)
-        assert best.point == (gentle if scale < 1 else whole.best.point)
+        assert best.point == (point if is_gentle else whole.best.point)
         nats = nats_of(tiny_one, best.coefficients, "june")
         assert best.point.divergence == pytest.approx(nats, rel=1e-3)
 
