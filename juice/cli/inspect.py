@@ -205,10 +205,7 @@ def facts(head_set: HeadSet) -> list[tuple[str, str]]:
             lines.append((f"{method} did", f"{changes} ({judged})"))
             if measured.coverage:
                 lines.append((f"{method} covers", measured.coverage))
-            lines += [
-                (f"{method} harm", f"strength {strength}: ordinary text diverges by {harm}")
-                for strength, harm in measured.harm.items()
-            ]
+            lines += [(f"{method} harm", line) for line in measured.harm_lines]
         if gate := head_set.gate(method):
             lines += [(f"{method} gate", str(rule)) for rule in gate.rules]
     return lines

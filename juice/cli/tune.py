@@ -107,8 +107,8 @@ def answer_effect(head_set: HeadSet, method: Method) -> None:
         )
     if measured.coverage:
         console.answer(f"  covers       {measured.coverage}")
-    for strength, harm in measured.harm.items():
-        console.answer(f"  harm         strength {strength}: ordinary text diverges by {harm}")
+    for line in measured.harm_lines:
+        console.answer(f"  harm         {line}")
     if beyond := measured.beyond:
         console.answer(
             f"  beyond       {beyond.won:.2f} of the conflicts would be won at "

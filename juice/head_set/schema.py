@@ -409,6 +409,7 @@ class Point(Part):
 
 HARM_STRENGTHS = (0.5, 1.0, 2.0)
 CLEARLY_MORE = 0.05  # of the conflicts
+NEED_NO_STEERING = ("clean", "true")  # no context, or one that says what the model remembers
 
 
 class Validation(Part):
@@ -466,9 +467,22 @@ class Validation(Part):
         return f"{of}; no gain: {which}" if lost else of
 
     def broken(self, accepted_loss: float) -> dict[str, tuple[float, float]]:
-        """Return the clean prompts' shares where more of these break than may, by kind."""
-        found = self.side_effects.items()
-        return {k: (a, b) for k, (a, b) in found if k == "clean" and a - b > accepted_loss}
+        """Return the shares of prompts that need no steering, by kind, where more break than may.
+
+        Others are endangered by what steering is for, and only reported.
+        """
+        found = ((kind, self.side_effects.get(kind, (0.0, 0.0))) for kind in NEED_NO_STEERING)
+        return {kind: (a, b) for kind, (a, b) in found if round(a - b, 9) > accepted_loss}
+
+    @property
+    def harm_lines(self) -> list[str]:
+        """What each strength does to ordinary text, and where that is more than is allowed."""
+        lines = []
+        for strength, harm in self.harm.items():
+            is_beyond = strength == "1" and harm.divergence > (self.allowed or math.inf)
+            more = f" (beyond the {self.allowed:g} allowed)" if is_beyond else ""
+            lines.append(f"strength {strength}: ordinary text diverges by {harm}{more}")
+        return lines
 
 
 def checked_metrics(value: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from juice.cli.tune import answer_effect
 from juice.errors import HeadSetError, HeadSetNotFoundError
 from juice.head_set.head_set import HeadSet
 from juice.head_set.library import find_head_set, find_scores
@@ -121,6 +122,18 @@ def test_inspect_maps_the_scores_and_marks_the_chosen_heads() -> None:
     assert "[ ] chosen, to be added; ( ) chosen, to be taken away" in legend
     assert "█ above zero, toward the context; █ and - below zero, toward memory" in legend
     assert "│ the clean run goes along in these layers" in legend
+
+
+def test_what_a_set_could_not_reach_and_what_is_beyond_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changed = {**MEASURED, "allowed": 0.04}
+    measured = content(metrics={"validation_juice": changed})
+    answer_effect(HeadSet.parse(measured, "test"), "juice")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "strength 1: ordinary text diverges by 0.044 nats a token" in said
+    assert said.count("(beyond the 0.04 allowed)") == 1
+    assert "0.95 of the conflicts would be won at 0.210 nats a token (--max-divergence)" in said
 
 
 def test_inspect_shows_the_harm_and_its_page_the_line_as_well(tmp_path: Path) -> None:

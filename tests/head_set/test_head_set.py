@@ -385,15 +385,18 @@ def test_scores_that_are_not_those_of_the_set_are_refused(
         HeadSet.load(tmp_path / "context")
 
 
-@pytest.mark.parametrize(("accepted", "kinds"), [(0.1, {"clean"}), (0.2, set()), (0.0, {"clean"})])
-def test_clean_prompts_that_break_beyond_what_is_accepted_are_named(
+@pytest.mark.parametrize(
+    ("accepted", "kinds"),
+    [(0.2, set()), (0.1, {"clean"}), (0.05, {"clean"}), (0.04, {"clean", "true"})],
+)
+def test_prompts_without_a_conflict_that_break_beyond_what_is_accepted_are_named(
     accepted: float, kinds: set[str]
 ) -> None:
     """Others are endangered by what steering is for, and only reported."""
-    measured = HeadSet.parse(content(metrics={"validation_juice": MEASURED}), "test").validation()
-    assert measured.broken(accepted).keys() == kinds
+    changed = {**MEASURED, "side_effects": {**MEASURED["side_effects"], "true": [0.95, 0.9]}}
+    measured = HeadSet.parse(content(metrics={"validation_juice": changed}), "test").validation()
     assert {kind: list(shares) for kind, shares in measured.broken(accepted).items()} == {
-        kind: MEASURED["side_effects"][kind] for kind in kinds
+        kind: changed["side_effects"][kind] for kind in kinds
     }
 
 
