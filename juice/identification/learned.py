@@ -9,7 +9,9 @@ The weight of divergence changes from stage to stage, by how far divergence is f
 Each stage starts where the last one ended, and the mean over its last steps is a point on the line.
 Points are also tried at the scale at which divergence should be all that it may, since it grows
 with about the square of the scale. Of all that are within, the one that does best on facts that are
-not learned from is taken, or the same at a gentler scale where that wins as many conflicts.
+not learned from is taken, or the same at a gentler scale where that wins as many conflicts. In two
+runs the layers between the lowest and the highest work twice, so outer ones that have little are
+left out on the same terms.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ N_LOOKED_AT = 36  # facts
 # Of the one at which divergence should be all that it may; that one is at most MOST_SCALE.
 SCALES, MOST_SCALE = (0.97, 0.85), 1.5
 GENTLE = 0.8  # times the best scale: two thirds of the divergence
-ALIKE = 0.02  # in value: the gentler is taken where it wins as many conflicts
+ALIKE = 0.02  # in value: the gentler, or narrower, is taken where it wins as many conflicts
+NARROW = 0.1  # of the sum of squares: what the outer layers that two runs do without may have
 N_SCALED = 2  # stages, the last
 FAR_BELOW, CLOSE = 0.5, 1.05  # times what may be: there is room; the scales reach it
 
@@ -117,10 +120,9 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
     within = [one for one in (*stages, *scaled) if one.point.divergence <= most]
     best = max(within, key=lambda one: one.value, default=None)
     if best is not None:
-        scaled.append(gentle := judge.scaled(best, GENTLE))
-        wins_as_many = gentle.point.won >= best.point.won
-        if wins_as_many and gentle.value > max(best.value - ALIKE, judge.unsteered):
-            best = gentle
+        best = judge.as_good(best, scaled, judge.scaled(best, GENTLE))
+        if method == "juice":  # the layers from the lowest to the highest work twice
+            best = judge.as_good(best, scaled, judge.narrowed(best))
     if best is None or best.value <= judge.unsteered or not best.coefficients.any():
         raise NoConsistentHeadError(
             f"no coefficients toward {task.target} do better than no steering within "
@@ -154,6 +156,25 @@ class _Judge:
         found = self._search.judged(kept)
         point = Point(weight=weight, scale=scale, won=found.won, divergence=found.divergence)
         return Reached(kept, found.value, point)
+
+    def narrowed(self, one: Reached) -> Reached:
+        """Return what coefficients do without those of outer layers, of little size."""
+        kept, point = one.coefficients.clone(), one.point
+        sizes = kept.double().square().sum(1).tolist()  # by layer
+        left, (first, last) = NARROW * sum(sizes), (0, len(sizes) - 1)
+        while first < last and (least := min(sizes[first], sizes[last])) <= left:
+            outer = first if sizes[first] == least else last
+            kept[outer] = 0.0
+            left -= least
+            first, last = first + (outer == first), last - (outer == last)
+        return self._read(kept, point.weight, point.scale)
+
+    def as_good(self, best: Reached, tried: list[Reached], other: Reached) -> Reached:
+        """Return what costs less where it does as well, else the best; note that it was tried."""
+        tried.append(other)
+        wins_as_many = other.point.won >= best.point.won
+        is_alike = other.value > max(best.value - ALIKE, self.unsteered)
+        return other if wins_as_many and is_alike else best
 
     def scaled_within(self, stage: Reached, most: float) -> Iterator[Reached]:
         """Yield what the stage does at other scales, until one is within what may be."""

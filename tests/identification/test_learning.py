@@ -173,7 +173,9 @@ def test_what_is_chosen_lies_within_the_allowed_divergence(
     assert weights[0] == learning.FIRST_WEIGHT
     for before, after in pairwise(weights):
         assert 1 < after / before <= learning.MOST_CHANGE
-    *scaled, gentler = [point for point in found.line if point.scale < 1]
+    scaled = [point for point in found.line if point.scale < 1]
+    n_cheaper = 2 if method == "juice" else 1  # in two runs a narrower one is tried as well
+    scaled, (gentler, *_) = scaled[:-n_cheaper], scaled[-n_cheaper:]
     n_scaled = min(len(whole), learning.N_SCALED)
     assert n_scaled <= len(scaled) <= n_scaled * len(learning.SCALES)
     assert sum(point.divergence <= most for point in scaled) <= n_scaled, "the rest is as good"
@@ -253,6 +255,38 @@ def test_the_gentler_of_two_scales_is_chosen_where_it_wins_as_many(
         assert best.point == (point if is_gentle else whole.best.point)
         nats = nats_of(tiny_one, best.coefficients, "june")
         assert best.point.divergence == pytest.approx(nats, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("share", "alike", "left_out"),
+    [
+        (0.1, 10.0, [0]),
+        (0.1, -10.0, []),
+        (0.3, 10.0, []),  # without two layers it wins less
+    ],
+)
+def test_outer_layers_that_two_runs_do_as_well_without_are_left_out(
+    tiny_one: juice.SteeredModel,
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    alike: float,
+    left_out: list[int],
+) -> None:
+    """Kills: an inner layer, too many, one that is left out whatever that loses."""
+    monkeypatch.setattr(learning, "GENTLE", 1.0)
+    monkeypatch.setattr(learning, "NARROW", share)
+    whole = learned(tiny_one, method="juice", max_divergence=ANYTHING).best
+    sizes = whole.coefficients.square().sum(1)
+    n_within = 1 if share == 0.1 else 2
+    assert sizes[:n_within].sum() < share * sizes.sum() < sizes[: n_within + 1].sum()
+    monkeypatch.setattr(learning, "ALIKE", alike)
+    found = learned(tiny_one, method="juice", max_divergence=ANYTHING)
+    expected = whole.coefficients.clone()
+    expected[left_out] = 0.0
+    torch.testing.assert_close(found.best.coefficients, expected)
+    assert (found.line[-1].won >= whole.point.won) == (n_within == 1)
+    nats = nats_of(tiny_one, expected, "juice")
+    assert found.best.point.divergence == pytest.approx(nats, rel=1e-3)
 
 
 def learned_at(
