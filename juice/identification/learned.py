@@ -137,7 +137,7 @@ class _Judge:
     """What coefficients do on facts that are not learned from."""
 
     def __init__(self, search: Search, task: Task, method: Method) -> None:
-        self._search, self._target = search, task.target
+        self._search, self._target, self._most = search, task.target, task.options.max_divergence
         self._runs = "one run" if method == "june" else "two runs"
         self.key = f"learning {task.target} {method}"
         self.unsteered = search.unsteered.value
@@ -174,7 +174,8 @@ class _Judge:
         tried.append(other)
         wins_as_many = other.point.won >= best.point.won
         is_alike = other.value > max(best.value - ALIKE, self.unsteered)
-        return other if wins_as_many and is_alike else best
+        is_within = other.point.divergence <= self._most
+        return other if wins_as_many and is_alike and is_within else best
 
     def scaled_within(self, stage: Reached, most: float) -> Iterator[Reached]:
         """Yield what the stage does at other scales, until one is within what may be."""

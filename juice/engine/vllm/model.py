@@ -339,7 +339,7 @@ class Steered(Base):
         if not metadata:
             self.table.clear()
             choose(torch.arange(max(1, len(positions) // 2)))  # some of them, and not all
-            # Nobody's step is there to warm up all that may run.
+            # A step of nobody is a dummy: it warms up all that may run.
             for n_runs in (1, 2) if self.has_twin else (2,):
                 with self._running(n_runs):
                     output = super().forward(*arguments, **kwargs)
