@@ -130,7 +130,8 @@ test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 	  tests/engine/vllm tests/engine/test_*.py integration/ray/test_one_machine.py
 	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile \
-	  tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py tests/engine/vllm/test_layers.py \
+	  tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
+	  tests/engine/vllm/test_layers.py \
 	  -k "Qwen2 or (float32 and slots) or compiled_step"
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
