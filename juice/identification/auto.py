@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from juice.engine.steer import Steer, unsteered
@@ -17,14 +18,15 @@ from juice.errors import NoConsistentHeadError
 from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Betas, Methods, Point
-from juice.identification.learned import Reached, heads_of, learn, scores_of
+from juice.identification.first_tokens import table_of
+from juice.identification.learned import Reached, heads_of, learn, responses_of, scores_of
+from juice.identification.ordinary import expected_divergence
 from juice.identification.outcomes import Z_LIKELY, Trials, difference_interval
 from juice.identification.task import Task
-from juice.identification.tune import COMPARED_AT, UNSTEERED, Search, measured
+from juice.identification.tune import UNSTEERED, Pair, Search, measured, steering
 
 BASE = -1  # the choice not to steer, beside the indices of ways
-# The first betas of a few heads: the gentler may be within what divergence may be, where 1 is not.
-TRIED_FIRST = (*COMPARED_AT, (0.5, -0.5), (0.25, -0.25))
+FIRST_BETAS = (0.25, 0.5, 1.0)  # of a few heads: that which is within what divergence may be
 WITHIN_REACH = 0.15  # of the value of what was learned: a search of betas may gain this much
 
 
@@ -89,11 +91,20 @@ def _tuned(task: Task, candidates: Sequence[HeadSet], at_least: float) -> list[W
     Betas are searched where a candidate comes near to a value at the first ones that are tried.
     """
     search = Search.of(task, "juice", task.held_out)
-    head_set, pairs = search.best(candidates, TRIED_FIRST, at_least)
+    head_set, pairs = search.best(candidates, partial(_first_pairs, task), at_least)
     if not pairs or pairs[0] == UNSTEERED:
         return []
     plus, minus = pairs[0]
     return [Way(head_set.with_betas("juice", Betas(plus=plus, minus=minus)), "juice")]
+
+
+def _first_pairs(task: Task, head_set: HeadSet) -> list[Pair]:
+    """Return the largest betas at which ordinary text should diverge by no more than it may."""
+    model, most = task.model, task.options.max_divergence
+    unit = table_of(model.loaded, steering(model, head_set, (1.0, -1.0), "juice"))
+    at_one = expected_divergence(responses_of(task), unit)  # grows with the square of the betas
+    beta = max((b for b in FIRST_BETAS if b * b * at_one <= most), default=FIRST_BETAS[0])
+    return [(beta, -beta)]
 
 
 def decided(task: Task, ways: Sequence[Way]) -> HeadSet:

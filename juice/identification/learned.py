@@ -104,7 +104,7 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
     most, quiet = task.options.max_divergence, replace(task, progress=silent)
     judge = _Judge(Search.of(quiet, method, task.held_out, N_LOOKED_AT), task, method)
     stages = [Reached.of_plain(kept) for kept in task.unfinished.get(judge.key) or ()]
-    lessons, metric = Lessons(task, task.examples, method), _Metric(_responses(task))
+    lessons, metric = Lessons(task, task.examples, method), _Metric(responses_of(task))
     weight = FIRST_WEIGHT if start is None else start.point.weight
     for i in range(N_STAGES):
         if i >= len(stages):
@@ -225,7 +225,7 @@ class _Metric:
         return (new.sign() * left).float().view_as(coefficients)
 
 
-def _responses(task: Task) -> torch.Tensor:
+def responses_of(task: Task) -> torch.Tensor:
     """Return how ordinary text responds to each head: the same for both targets and methods."""
     key = "responses of ordinary text"
     if (kept := task.unfinished.get(key)) is None:

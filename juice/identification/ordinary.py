@@ -141,6 +141,16 @@ def responses(model: SteeredModel, progress: Progress) -> torch.Tensor:
     return every * shares
 
 
+def expected_divergence(responses: torch.Tensor, coefficients: torch.Tensor) -> float:
+    """Return how far small coefficients make ordinary text diverge, in nats a token: c F c / 2.
+
+    Args:
+        responses: What `responses` returned, [pieces, n_layers, n_heads].
+        coefficients: Those of all heads, float32 [n_layers, n_heads].
+    """
+    return float((responses * coefficients).sum((1, 2)).square().mean() / 2)
+
+
 def divergence(clean: torch.Tensor, steered: torch.Tensor) -> torch.Tensor:
     """Return KL(clean || steered) of log-probabilities [places, vocabulary], in nats [places]."""
     return (clean.exp() * (clean - steered)).sum(-1)

@@ -270,16 +270,18 @@ class Search:
     def best(
         self,
         candidates: Sequence[HeadSet],
-        compared_at: Sequence[Pair] = COMPARED_AT,
+        compared_at: Callable[[HeadSet], Sequence[Pair]] = lambda _: COMPARED_AT,
         at_least: float = -math.inf,
     ) -> tuple[HeadSet, list[Pair]]:
         """Return the best candidate, and the pairs of betas that were tried on it, best first.
 
-        Candidates are compared at a few pairs. Where none of these has the value `at_least`,
-        nothing is searched, and there are no pairs.
+        Candidates are compared at a few pairs, of COARSE's betas. Where none of these has the value
+        `at_least`, nothing is searched, and there are no pairs.
         """
         starts = [
-            (one, pair) for one in candidates for pair in grid_of(one, self._method, compared_at)
+            (one, pair)
+            for one in candidates
+            for pair in grid_of(one, self._method, compared_at(one))
         ]
         found = self._values(starts, "comparing candidates for")
         if max(found) < at_least:

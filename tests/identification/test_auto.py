@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,15 +17,17 @@ from juice.data.judging import normalise
 from juice.errors import ExampleError, NoConsistentHeadError, UsageError
 from juice.formula import CONFLICTS
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import Point
+from juice.head_set.schema import Betas, Point
+from juice.identification import auto
 from juice.identification import find as finding
 from juice.identification import learned as learning
-from juice.identification.auto import Way, decided, learned_ways
+from juice.identification.auto import Way, best_way, decided, learned_ways
 from juice.identification.find import find, pool_of
 from juice.identification.learned import Reached
 from juice.identification.options import IdentificationOptions
 from juice.identification.task import Task, Unfinished
-from juice.identification.tune import Search
+from juice.identification.tune import Search, harm_of
+from juice.progress import silent
 from tests.support import tiny
 from tests.support.conflicts import conflicts
 from tests.support.marks import FEW_EXAMPLES
@@ -257,3 +260,30 @@ def test_betas_of_a_few_heads_are_searched_only_where_they_may_reach_what_was_le
     chosen, pairs = Search.of(task, "juice", task.held_out).best([few], at_least=reached)
     assert chosen is few
     assert bool(pairs) == (reached < 0)
+
+
+def test_a_few_heads_are_compared_at_the_largest_betas_that_should_be_within(
+    model: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is within is told by a hundredth of the betas' square. Kills: betas for their square."""
+    few = model.make_head_set(name="own", target="context", plus=[(1, 2), (2, 0)], minus=[(0, 1)])
+    compared = list[tuple[float, float]]()
+
+    def best(_: Search, candidates: Sequence[HeadSet], at: Any, *_more: Any) -> Any:
+        compared.extend(pair for one in candidates for pair in at(one))
+        return candidates[0], []
+
+    def nothing_learned(*_: object) -> list[Way]:
+        raise NoConsistentHeadError("nothing")
+
+    gentle = few.with_betas("juice", Betas(plus=0.1, minus=-0.1))
+    at_one = 100 * harm_of(model, gentle, "juice", silent)["1"].divergence
+    monkeypatch.setattr(Search, "best", best)
+    monkeypatch.setattr(auto, "learned_ways", nothing_learned)
+    unfinished, facts = Unfinished(), conflicts()
+    for most in (2 * at_one, at_one / 2, at_one / 8, at_one / 100):
+        how = IdentificationOptions(target="context", max_divergence=most)
+        given = {"examples": facts, "validation": facts, "options": how, "unfinished": unfinished}
+        with pytest.raises(NoConsistentHeadError):
+            best_way(Task(model=model, target="context", **given), lambda: [few])
+    assert compared == [(1.0, -1.0), (0.5, -0.5), (0.25, -0.25), (0.25, -0.25)]
