@@ -37,7 +37,7 @@ from juice.identification.task import Unfinished
 from juice.model.definition import PaddedPrompts
 from juice.model.layout import AttentionLayer
 from juice.model.loaded import LoadedModel
-from juice.model.steering_hooks import at_z
+from juice.model.steering_hooks import at_z, this_thread, working_for
 from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
 
@@ -245,11 +245,18 @@ def differentiable(loaded: LoadedModel) -> Iterator[None]:
 
 @contextmanager
 def checkpointed(loaded: LoadedModel) -> Iterator[None]:
-    """Keep only the layers' inputs for the backward pass, where the layers can do so."""
-    layers = [s.layer for s in loaded.layout.layers]
+    """Keep only the layers' inputs for the backward pass, where the layers can do so.
+
+    On a GPU another thread computes that, in which the layers run again, and are steered again.
+    """
+    layers, thread = [s.layer for s in loaded.layout.layers], this_thread()
     flags: dict[str, Any] = {
         "gradient_checkpointing": True,
-        "_gradient_checkpointing_func": partial(checkpoint, use_reentrant=False),
+        "_gradient_checkpointing_func": partial(
+            checkpoint,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), working_for(thread)),
+        ),
         # The layer's own flag, not its children's: nothing is dropped out.
         "training": True,
     }

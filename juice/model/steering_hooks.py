@@ -236,12 +236,36 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
         yield
 
 
+class _Worker(local):
+    """The thread that this one works for; None: itself."""
+
+    thread: int | None = None
+
+
+_worker = _Worker()
+
+
+def this_thread() -> int:
+    """Return the thread that runs this, or that for which it is run."""
+    return _worker.thread or get_ident()
+
+
+@contextmanager
+def working_for(thread: int) -> Iterator[None]:
+    """Let hooks of another thread act here, such as where derivatives are computed for it."""
+    before, _worker.thread = _worker.thread, thread
+    try:
+        yield
+    finally:
+        _worker.thread = before
+
+
 def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook that acts on the calls of this thread alone, from its registration on."""
-    thread = get_ident()
+    thread = this_thread()
 
     def act(*args: Any) -> Any:
-        return hook(*args) if get_ident() == thread else None
+        return hook(*args) if this_thread() == thread else None
 
     return act
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -10,9 +12,11 @@ from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Request
 from juice.engine.steer import Steering, SteeringReport
 from juice.errors import UnsupportedModelError
+from juice.formula import METHODS
 from juice.identification import attribution as dual_run
 from juice.identification import attribution as under_test
-from juice.identification.attribution import gradients
+from juice.identification.attribution import backward, gradients
+from juice.model.loaded import LoadedModel
 from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, SWITCH, Architecture, build
 
@@ -130,6 +134,29 @@ def test_micro_batches_and_checkpoints_change_nothing(
         again = gradients(model.loaded, PROMPTS, lead, at).by_head
         assert not any(module.training for module in network.modules())
         assert torch.equal(again, apart.by_head)
+
+
+def test_layers_that_another_thread_computes_again_are_steered_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU autograd has a thread of its own. Kills: hooks that act in one thread alone."""
+    calls: list[int] = []
+
+    def elsewhere(loaded: LoadedModel, value: torch.Tensor) -> None:
+        calls.append(1)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(backward, loaded, value).result()
+
+    with juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer()) as model:
+        at = coefficients(model, 2)
+        for method in METHODS:
+            here = gradients(model.loaded, PROMPTS, lead, at, method=method)
+            with monkeypatch.context() as patch:
+                patch.setattr(under_test, "N_LARGE", 0)
+                patch.setattr(under_test, "backward", elsewhere)
+                there = gradients(model.loaded, PROMPTS, lead, at, method=method)
+            torch.testing.assert_close(there.by_head, here.by_head, atol=1e-5, rtol=1e-4)
+    assert calls
 
 
 def test_weights_get_no_gradients_and_are_trainable_again() -> None:
