@@ -91,8 +91,8 @@ class FirstTokens:
                         tokens = answers[batch][:, None]
                         answer = logits.gather(1, tokens)
                         other = logits.scatter(1, tokens, -torch.inf).amax(1, keepdim=True)
-                        right[i, batch] = (answer > other)[:, 0].double().cpu()
-                        lead[i, batch] = (answer - other).sigmoid()[:, 0].double().cpu()
+                        right[i, batch] = (answer > other)[:, 0].cpu().double()
+                        lead[i, batch] = (answer - other).sigmoid()[:, 0].cpu().double()
                         advance(len(batch))
                     if not self._keeps:
                         run.forget()

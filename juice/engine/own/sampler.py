@@ -72,7 +72,7 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         rows, drawing = on_device(logits, among), [draws[i] for i in among]
         mass, tokens = leave(logits[rows], [draw.sampling for draw in drawing])
         cumulative = mass.cumsum(-1)
-        uniform = on_device(logits, [draw.uniform for draw in drawing], torch.float64)
+        uniform = on_device(logits, [draw.uniform for draw in drawing], _widest(logits))
         target = (uniform * cumulative[:, -1]).long()[:, None]
         picked = torch.searchsorted(cumulative, target, right=True).clamp(max=mass.shape[-1] - 1)
         drawn = picked if tokens is None else tokens.gather(-1, picked)
@@ -147,7 +147,7 @@ def first_mass(
     """Return the mass that `top_p` and `min_p` leave, and its tokens, as `first_tokens` does."""
     keys, n = _keys(logits), logits.shape[-1]
     whole = _mass(logits, logits.amax(-1, keepdim=True), options).sum(-1, keepdim=True)
-    share = on_device(logits, [sampling.top_p for sampling in options], torch.float64)[:, None]
+    share = on_device(logits, [sampling.top_p for sampling in options], _widest(logits))[:, None]
     n_candidates = min(n, N_CANDIDATES) if logits.device.type == "cpu" else n
     while True:
         mass, tokens = _likeliest(keys, logits, options, n_candidates)
@@ -176,6 +176,11 @@ def _likeliest(
     return _mass(likeliest, likeliest[:, :1], options), tokens
 
 
+def _widest(tensor: torch.Tensor) -> torch.dtype:
+    """Return the widest floating dtype that a tensor's device has."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
 def _mass(
     logits: torch.Tensor, most: torch.Tensor, options: Sequence[SamplingOptions]
 ) -> torch.Tensor:
@@ -183,7 +188,7 @@ def _mass(
 
     Logits are float32 [rows, tokens]; `most` has the largest of each row, float32 [rows, 1].
     """
-    dtype = torch.float32 if logits.device.type == "mps" else torch.float64
+    dtype = _widest(logits)
     temperature = on_device(logits, [sampling.temperature for sampling in options], dtype)[:, None]
     # The largest becomes 0, so a tiny temperature gives minus infinity at worst.
     return ((logits.to(dtype) - most) / temperature).exp_().mul_(UNIT).round_().long()
@@ -197,7 +202,7 @@ def _cut(
     A token stays while the mass before it is below the share. Mass is int64 [rows, candidates], the
     likeliest first, and the whole int64 [rows, 1].
     """
-    share = on_device(mass, [sampling.top_p for sampling in options], torch.float64)[:, None]
+    share = on_device(mass, [sampling.top_p for sampling in options], _widest(mass))[:, None]
     return _likely_enough(mass.where(mass.cumsum(-1) - mass < share * whole, 0), options)
 
 
@@ -205,7 +210,7 @@ def _likely_enough(mass: torch.Tensor, options: Sequence[SamplingOptions]) -> to
     """Cut off what is below `min_p` of the likeliest token, whose mass is a whole unit."""
     if not any(sampling.min_p for sampling in options):
         return mass
-    least = on_device(mass, [sampling.min_p * UNIT for sampling in options], torch.float64)[:, None]
+    least = on_device(mass, [sampling.min_p * UNIT for sampling in options], _widest(mass))[:, None]
     return mass.where(mass >= least, 0)
 
 
