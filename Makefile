@@ -132,7 +132,7 @@ test-vllm: $(VLLM_STAMP)
 	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile \
 	  tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
 	  tests/engine/vllm/test_layers.py \
-	  -k "Qwen2 or (float32 and slots) or compiled_step"
+	  -k "Qwen2 or (float32 and slots) or compiled_step or breakable"
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
 	  -W default --numprocesses 2 --dist loadfile \
 	  tests/server/test_generate_route.py tests/server/test_openai.py \

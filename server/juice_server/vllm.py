@@ -36,6 +36,15 @@ HOMES = {
     "scheduler": ("juice.engine.vllm.patches", "salting_scheduler"),
 }
 STEER = TypeAdapter(SteerField)
+# The routes whose `vllm_xargs` reach the sampling parameters; /invocations leads to the others.
+STEERED = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/responses",
+    "/v1/messages",
+    "/invocations",
+)
 
 
 class Steering:
@@ -71,13 +80,17 @@ class Steering:
             return body  # vLLM refuses it, or it is no JSON at all
         if not isinstance(fields, dict):
             return body
-        others = fields.get("vllm_xargs")
+        others, params = fields.get("vllm_xargs"), fields.get("sampling_params")
         others = dict(others) if isinstance(others, dict) else {}
-        if taken := sorted(FIELDS & others.keys()):
-            raise RequestError(
-                f"vllm_xargs holds {taken[0]!r}, which JuICE writes itself; send steer",
-                param="vllm_xargs",
-            )
+        given: dict[str, Any] = {"vllm_xargs": others}
+        if isinstance(params, dict):
+            given["sampling_params.extra_args"] = params.get("extra_args")
+        for where, names in given.items():
+            if isinstance(names, dict) and (taken := sorted(FIELDS & names.keys())):
+                raise RequestError(
+                    f"{where} holds {taken[0]!r}, which JuICE writes itself; send steer",
+                    param=where,
+                )
         asked = fields.pop("steer", None)
         if asked is None:
             asked = others.pop("steer", None)
@@ -95,7 +108,17 @@ class Steering:
             )
         if self._model is None:
             self._model = PlainVllm.of(scope["app"].state.vllm_config)
-        fields["vllm_xargs"] = {**others, **self._model.extra_args(steer)}
+        if written := self._model.extra_args(steer):
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if path not in STEERED:
+                raise MissingCapabilityError(
+                    f"{path} takes no steering; expected one of {', '.join(STEERED)}"
+                )
+            if fields.get("use_beam_search"):
+                raise MissingCapabilityError(
+                    "vLLM's beam search does not steer; drop use_beam_search or steer"
+                )
+        fields["vllm_xargs"] = {**others, **written}
         return json.dumps(fields).encode()
 
 

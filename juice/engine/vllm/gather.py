@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode, VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -31,7 +32,8 @@ def may_gather(vllm_config: VllmConfig, layers: Layers) -> bool:
     if mode != CompilationMode.NONE:
         torch._dynamo.config.capture_dynamic_output_shape_ops = True
     may = mode == CompilationMode.NONE or (mode != CompilationMode.VLLM_COMPILE and layers.twin)
-    return may and vllm_config.device_config.device_type == "cpu"
+    has_graphs = vllm_config.device_config.device_type != "cpu" or is_breakable_cudagraph_enabled()
+    return may and not has_graphs
 
 
 def choose(sources: torch.Tensor) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
+from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers.attention import Attention, MLAAttention
@@ -221,12 +222,17 @@ class Steered(Base):
             if vllm_config.device_config.device_type == "cpu":
                 take_back_by_state()
             score_both()
+            if self.layers.window:
+                # It has room for a step's tokens, and the window runs more.
+                vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
             self.n_runs = 2
             self._gathering = Gathering(vllm_config)
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             self.is_compiled = not getattr(self.model, "do_not_compile", True)
             self.has_twin = self.is_compiled and has_twin(vllm_config, self.layers)
-            self.may_rest = bool(self.layers.window) and (self.has_twin or not self.is_compiled)
+            # Breakable graphs are replayed by a description that says nothing of companions.
+            chooses = self.has_twin or not (self.is_compiled or is_breakable_cudagraph_enabled())
+            self.may_rest = bool(self.layers.window) and chooses
             self._twin: tuple[nn.Module, ...] = ()  # no module of this one: it shares all of them
             self.compiled_in: set[str] = set()  # folders
 
@@ -281,6 +287,9 @@ class Steered(Base):
             self.text_config.num_attention_heads,
             torch.device(self.device_config.device),
         )
+        for name, tensor in vars(self.table).items():
+            if isinstance(tensor, torch.Tensor):  # what sleeps comes back where it is a buffer
+                self.register_buffer(f"juice_{name.strip('_')}", tensor, persistent=False)
         self.companions = Companions(
             self.table,
             self.layers.window,
@@ -334,8 +343,12 @@ class Steered(Base):
         arguments = (input_ids, positions, intermediate_tensors, inputs_embeds)
         if self.companions.dense is not None or not self.layers.steered:
             return super().forward(*arguments, **kwargs)
-        compilation = self.vllm_config.compilation_config
-        metadata = get_forward_context().attn_metadata if is_forward_context_available() else None
+        compilation, metadata = self.vllm_config.compilation_config, None
+        if is_forward_context_available():
+            context = get_forward_context()
+            metadata = context.attn_metadata
+            if self.layers.window:  # experts would look for as many tokens as the window runs
+                context.is_padding = None
         if not metadata:
             self.table.clear()
             choose(torch.arange(max(1, len(positions) // 2)))  # some of them, and not all

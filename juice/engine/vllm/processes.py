@@ -19,6 +19,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
+from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -139,6 +140,16 @@ def check_config(config: VllmConfig) -> None:
         raise UnsupportedModelError(
             "replicas that share experts agree on the tokens of a step, and companions are more: "
             "leave out data parallelism, or start servers apart"
+        )
+    if config.kv_transfer_config is not None:
+        raise UnsupportedModelError(
+            "keys and values that are kept or sent by their tokens alone would be shared by what "
+            "is steered differently: leave out the connector (--kv-transfer-config)"
+        )
+    if is_breakable_cudagraph_enabled() and not config.use_v2_model_runner:
+        raise UnsupportedModelError(
+            "vLLM's V1 model runner would replay breakable graphs of steps that are not steered: "
+            "take V2 (VLLM_USE_V2_MODEL_RUNNER=1), or start with VLLM_USE_BREAKABLE_CUDAGRAPH=0"
         )
     if config.speculative_config is not None:
         raise UnsupportedModelError(

@@ -29,11 +29,18 @@ from juice.engine.vllm.arguments import Coefficients
 from juice.formula import add_scaled
 from juice.model.steering_hooks import hooked
 
+# That attend at once: scores of all pairs would take gigabytes beside what vLLM has taken.
+N_QUERIES = 256
+
 
 def two_runs(
-    model: Any, vllm_config: VllmConfig, tokens: Sequence[int], coefficients: Coefficients | None
+    model: Any,
+    vllm_config: VllmConfig,
+    tokens: Sequence[int],
+    coefficients: Coefficients | None,
+    n_last: int,
 ) -> torch.Tensor | None:
-    """Return the logits after every token, float32 [tokens, vocabulary].
+    """Return the logits after the last tokens, float32 [n_last, vocabulary].
 
     None on ranks that do not compute logits. Without coefficients there is one run, unsteered.
     """
@@ -60,7 +67,7 @@ def two_runs(
         if coefficients is not None:
             with _at_projections(model, _adding(model, coefficients, clean)):
                 hidden = run()
-        logits = None if hidden is None else model.compute_logits(hidden)
+        logits = None if hidden is None else model.compute_logits(hidden[-n_last:])
     return None if logits is None else logits.float()
 
 
@@ -68,13 +75,28 @@ def dense_attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     """Attend to every earlier token, [1, heads, tokens, d_head] to [tokens, heads * d_head]."""
-    arguments = module.attention_arguments
-    n, groups = query.shape[2], query.shape[1] // key.shape[1]
+    groups, positions = query.shape[1] // key.shape[1], torch.arange(query.shape[2])
     key, value = (x.float().repeat_interleave(groups, 1) for x in (key, value))
-    scores = query.float() @ key.transpose(-1, -2) * arguments["scale"]
+    parts = [
+        _attended(module, query[:, :, some].float(), key, value, some.to(query.device))
+        for some in positions.split(N_QUERIES)
+    ]
+    return torch.cat(parts, 2)[0].transpose(0, 1).flatten(1).to(query.dtype)
+
+
+def _attended(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Attend from some positions, to [1, heads, positions, d_head]; all are float32."""
+    arguments = module.attention_arguments
+    scores = query @ key.transpose(-1, -2) * arguments["scale"]
     if cap := arguments.get("logits_soft_cap"):
         scores = cap * torch.tanh(scores / cap)
-    distance = torch.arange(n, device=query.device)[:, None] - torch.arange(n, device=query.device)
+    distance = positions[:, None] - torch.arange(key.shape[2], device=key.device)
     hidden = distance < 0
     if window := module.attn.sliding_window:
         hidden |= distance >= window
@@ -84,7 +106,7 @@ def dense_attention(
         weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    return (weights @ value)[0].transpose(0, 1).flatten(1).to(query.dtype)
+    return weights @ value
 
 
 @contextmanager
@@ -198,10 +220,10 @@ class WorkerExtension:
         """
         model = self.model_runner.get_model()
         steering = None if coefficients is None else Coefficients.from_json(coefficients)
-        logits = two_runs(model, self.vllm_config, tokens, steering)
+        logits = two_runs(model, self.vllm_config, tokens, steering, len(read) + 1)
         if logits is None:
             return None
-        scores = logits[-len(read) - 1 : -1].log_softmax(-1)
+        scores = logits[:-1].log_softmax(-1)
         return scores.gather(1, torch.tensor(read, device=scores.device)).tolist()
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from vllm import envs
 from vllm.config import CUDAGraphMode
+from vllm.forward_context import get_forward_context
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from juice.checks.two_runs import VLLM, check_vllm
@@ -73,6 +74,16 @@ class Workers:
         """Return how often they did on the first rank, since this was last asked for."""
         return int(self._call(_n_shadows)[0])
 
+    def padding_is_told(self) -> set[bool]:
+        """Return whether steps told experts which tokens are padding, since this was last asked."""
+        told: set[bool] = self._call(_padding_is_told)[0]
+        return told
+
+    def lost_in_sleep(self) -> list[str]:
+        """Return the tensors of the table that vLLM would not bring back from a deep sleep."""
+        lost: list[str] = self._call(_lost_in_sleep)[0]
+        return lost
+
     def replay_whole_steps(self) -> None:
         """Let the models believe that steps are captured as graphs, whole, as on a GPU."""
         self._call(_replay_whole_steps)
@@ -104,6 +115,7 @@ def _undo(_worker: Any) -> None:
 
 
 _n_tokens: dict[int, int] = {}
+_told: set[bool] = set()
 
 
 def _count(worker: Any) -> None:
@@ -111,6 +123,7 @@ def _count(worker: Any) -> None:
 
         def note(_module: Any, args: tuple[torch.Tensor, ...], layer: int = layer) -> None:
             _n_tokens[layer] = max(_n_tokens.get(layer, 0), args[0].shape[-2])
+            _told.add(get_forward_context().is_padding is not None)
 
         projection.register_forward_pre_hook(note)
 
@@ -119,6 +132,20 @@ def _most_tokens(_worker: Any) -> dict[int, int]:
     counted = dict(_n_tokens)
     _n_tokens.clear()
     return counted
+
+
+def _padding_is_told(_worker: Any) -> set[bool]:
+    told = set(_told)
+    _told.clear()
+    return told
+
+
+def _lost_in_sleep(worker: Any) -> list[str]:
+    model = worker.model_runner.get_model()
+    kept = {buffer.data_ptr() for buffer in model.buffers()}
+    tensors = {k: v for k, v in vars(model.table).items() if isinstance(v, torch.Tensor)}
+    assert tensors
+    return [name for name, tensor in tensors.items() if tensor.data_ptr() not in kept]
 
 
 _attended: list[Any] = []

@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, ModelCudaGraphM
 import juice
 from juice.engine.contract import Engine
 from juice.engine.request import Request
+from juice.engine.vllm import worker
 from juice.engine.vllm.arguments import Layers, choose_layers
 from juice.engine.vllm.model import starts_of
 from juice.engine.vllm.slots import capture_both
@@ -142,12 +143,14 @@ def test_only_steps_with_two_runs_have_companions(root: Path) -> None:
         started(root / "model", window="1-2", head_sets=root / "head_sets") as engine,
     ):
         workers = mistakes.Workers(engine)
+        assert not workers.lost_in_sleep()
         workers.count()
         for method, n in (("none", 10), ("june", 10), ("juice", 20), ("june", 10)):
             given = {} if method == "none" else {"steering": steering(heads, method)}
             engine.generate([Request.of(prompt_ids=ids, max_tokens=1, **given)])
             engine.preempt().result()  # so that none of it is cached
             assert workers.most_tokens() == {0: 10, 1: n, 2: n, 3: 10}
+        assert workers.padding_is_told() == {False}, "experts would look for as many tokens"
         of_both = [{}, {"steering": steering(heads)}]
         requests = [Request.of(prompt_ids=(1,), max_tokens=40, **given) for given in of_both]
         engine.generate([request.with_options(ignore_eos=True) for request in requests])
@@ -195,6 +198,52 @@ def test_a_whole_step_that_is_replayed_does_all_that_one_may_need(root: Path) ->
             engine.generate([Request.of(prompt_ids=(1, 2, 3), max_tokens=1, **given)])
             engine.preempt().result()
             assert workers.most_tokens() == {0: 3, 1: 6, 2: 6, 3: 3}
+
+
+def test_breakable_graphs_always_run_companions_or_are_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are replayed whoever is in a step: V2 captures them with companions, V1 without hooks.
+
+    Kills: prompts whose clean run is left out, as vLLM's invariant mode on GPUs has such graphs.
+    """
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
+    start = started(root / "model", window="1-2", head_sets=root / "head_sets")
+    if not envs.VLLM_USE_V2_MODEL_RUNNER:
+        with (
+            pytest.raises(UnsupportedModelError, match=r"V2 .*VLLM_USE_BREAKABLE_CUDAGRAPH=0"),
+            start,
+        ):
+            pass
+        return
+    with mistakes.possible(), start as engine:
+        workers = mistakes.Workers(engine)
+        workers.count()
+        for given in ({}, {"steering": steering({(1, 1): 1.0, (2, 0): 1.0})}):
+            engine.generate([Request.of(prompt_ids=(1, 2, 3), max_tokens=1, **given)])
+            assert workers.most_tokens() == {0: 3, 1: 6, 2: 6, 3: 3}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"logits_soft_cap": 2.0}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}]
+)
+def test_the_definition_attends_in_parts_as_at_once(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, n_heads, 13, 8, generator=generator) for n_heads in (4, 2, 2)
+    )
+    for window in (None, 5):
+        module = SimpleNamespace(
+            attention_arguments={"scale": 0.3, **options},
+            attn=SimpleNamespace(sliding_window=window),
+        )
+        given = []
+        for n in (1000, 4):
+            monkeypatch.setattr(worker, "N_QUERIES", n)
+            given.append(worker.dense_attention(module, query, key, value))
+        torch.testing.assert_close(*given)
 
 
 def test_attention_that_does_not_say_where_requests_begin_is_refused() -> None:

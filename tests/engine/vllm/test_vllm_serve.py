@@ -146,6 +146,8 @@ def test_xargs_steer_too(client: openai.OpenAI) -> None:
         ({"steer": {"target": "parametric", "method": "grd"}}, 400, "methods cad.*grd"),
         ({"vllm_xargs": {"juice": "{}"}}, 400, "send steer"),
         ({"vllm_xargs": {"steer": "{"}}, 400, "not JSON"),
+        ({"sampling_params": {"extra_args": {"juice": "{}"}}}, 400, "extra_args .* send steer"),
+        ({"steer": "context", "use_beam_search": True}, 400, "beam search"),
     ],
 )
 def test_what_cannot_be_steered_is_refused(
@@ -154,6 +156,18 @@ def test_what_cannot_be_steered_is_refused(
     with pytest.raises(openai.APIStatusError, match=reason) as caught:
         complete(client, **extra)
     assert caught.value.status_code == status
+
+
+def test_a_route_that_would_not_steer_is_refused(client: openai.OpenAI) -> None:
+    """Kills: 200 for an answer that nobody steered."""
+    url = str(client.base_url).replace("/v1/", "")
+    body = {"model": client.models.list().data[0].id, "prompt": PROMPT}
+    for path, answer in (("/tokenize", 200), ("/v1/embeddings", 404)):
+        refused = httpx.post(f"{url}{path}", json={**body, "steer": "context"})
+        assert refused.status_code == 400
+        assert f"{path} takes no steering; expected one of /v1/completions" in refused.text
+        unsteered = httpx.post(f"{url}{path}", json={**body, "steer": "none"})
+        assert unsteered.status_code == answer
 
 
 @pytest.mark.long
@@ -190,13 +204,16 @@ def test_a_start_that_could_steer_wrongly_fails_with_what_is_missing(folder: Pat
         "scheduler_cls": "--scheduler-cls juice",
         "logits_processors": "--logits-processors juice",
         "model_impl": "--model-impl transformers",
+        "kv_transfer_config": "--kv-transfer-config",
     }
+    connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     tiny = {"dtype": "float32", "max_model_len": 128, "block_size": 32, "max_num_seqs": 4}
     tiny |= {"kv_cache_memory_bytes": 33554432, "enforce_eager": True}
     lines = [
         json.dumps(
             {"model": str(folder / "model"), **tiny}
             | {each: value for each, value in OPTIONS.items() if each != name}
+            | ({name: connector} if name == "kv_transfer_config" else {})
         )
         for name in reasons
     ]
