@@ -89,7 +89,8 @@ def run(
         head_set.save(folders[head_set.name], overwrite=force)
     if html is not None:
         write_page(html, sets, overwrite=force)
-    found.unfinished.remove()
+    if len(saved) == len(sets):
+        found.unfinished.remove()  # else --force takes up what was computed
     if saved:
         _say_what_serves(out, loaded.description.identity, {one.name for one in saved})
     if reasons := [f"{name}: not saved, because {why}" for name, why in refused.items() if why]:

@@ -61,6 +61,7 @@ Text = Annotated[str, BeforeValidator(lambda v: _not_blank(v) if isinstance(v, s
 Answers = Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 Control = Literal["true", "irrelevant"]
 QUESTION = re.compile(r"question:", re.IGNORECASE)
+SENTENCE_END = re.compile(r"[.?!]\s")
 QUESTION_TEMPLATE = "Question: {question} Answer:"
 MAX_SUBJECT = 80  # characters of a question that stands for its subject
 
@@ -165,16 +166,20 @@ def without_context(example: ConflictExample, conflict_type: ConflictType) -> st
     """Return a conflict prompt without its context.
 
     That is its last `Question: ...`, or the example's question or clean prompt if the prompt ends
-    with it and it begins before that. Where the prompt has none of these, it is the example's
-    question, else its clean prompt, else the prompt unchanged.
+    with it and it begins before that. A question that begins a sentence later comes first: the
+    other is asked in the context. Where the prompt has none of these, it is the example's question,
+    else its clean prompt, else the prompt unchanged.
     """
     prompt = example.prompts[conflict_type]
     known = [text for text in (example.question, example.prompts.get("clean")) if text]
     questions = list(QUESTION.finditer(prompt))
     start = questions[-1].start() if questions else 0
     for text in known:
-        if prompt.endswith(text) and (start == 0 or len(text) >= len(prompt) - start):
-            return text
+        if prompt.endswith(text):
+            before = prompt[start : len(prompt) - len(text)]
+            is_later = text == example.question and SENTENCE_END.search(before)
+            if start == 0 or not before or is_later:
+                return text
     return prompt[start:] if start > 0 else next(iter(known), prompt)
 
 

@@ -12,13 +12,14 @@ token the model finds most probable on the clean prompt is scored ("Datasets and
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, cycle, zip_longest
 from random import Random
 
-from juice.data.example import ConflictExample, draw, fact_keys, judged_types
+from juice.data.example import ConflictExample, draw, fact_keys, judged_types, to_json_line
 from juice.errors import ExampleError, UsageError
 from juice.formula import ConflictType, Target
 from juice.head_set.head_set import HeadSet
@@ -231,16 +232,44 @@ def taking_turns(examples: Sequence[ConflictExample], target: Target) -> list[Co
     ]
 
 
+def with_prompts_that_most_have(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
+    """Leave out a kind of prompt that less than half of the examples have, and say so.
+
+    Examples without a kind that others have cannot be used beside them.
+    """
+    counts = Counter(kind for e in examples for kind in e.prompts)
+    rare = {kind for kind, n in counts.items() if 2 * n < len(examples)}
+    if not rare:
+        return list(examples)
+    kinds = " and ".join(f"{kind} ({counts[kind]})" for kind in sorted(rare))
+    warnings.warn(
+        f"few of {len(examples)} examples have a prompt that is {kinds}: it is left out",
+        stacklevel=2,
+    )
+    kept = [{kind: p for kind, p in e.prompts.items() if kind not in rare} for e in examples]
+    return [
+        e.model_copy(update={"prompts": prompts})
+        for e, prompts in zip(examples, kept, strict=True)
+        if prompts
+    ]
+
+
 def usable_examples(
-    model: SteeredModel, examples: Sequence[ConflictExample], options: IdentificationOptions
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    options: IdentificationOptions,
+    *,
+    n_kept: int = N_TUNED_ON,
 ) -> tuple[list[ConflictExample], list[ConflictExample]]:
     """Draw the examples to identify on from those that can be scored.
 
-    Returns them and all that were not drawn. With a `relation`, only its examples are drawn, and
-    those whose answers begin alike only where the others are too few. Warns of examples that cannot
-    be scored, with the first reason, and of few. Raises ExampleError when
-    too few are left.
+    Returns them and all others, about other facts. With a `relation`, only its examples are drawn,
+    and those whose answers begin alike only where the others are too few. Of few that the model
+    knows, a share is drawn, unless nothing is to be kept to validate on (`n_kept`). Warns of
+    examples that cannot be scored, with the first reason, and of few. Raises ExampleError when too
+    few are left.
     """
+    examples = list({to_json_line(e): e for e in examples}.values())
     candidates, apart, reasons = [], [], []
     pool = [e for e in examples if options.relation in (None, e.relation)]
     wanted = {t for e in pool for t in e.prompts}
@@ -273,18 +302,21 @@ def usable_examples(
     if options.method == "probe":
         drawn, _ = draw(candidates, options.n_wanted(len(candidates)), options.seed)
     else:
-        drawn = _draw_known(model, candidates, options)
-    chosen = set(map(id, drawn))
-    return drawn, [e for e in examples if id(e) not in chosen]
+        drawn = _draw_known(model, candidates, options, n_kept)
+    keys, facts = fact_keys(examples), set(fact_keys(drawn))
+    return drawn, [e for e, key in zip(examples, keys, strict=True) if key not in facts]
 
 
 def _draw_known(
-    model: SteeredModel, candidates: Sequence[ConflictExample], options: IdentificationOptions
+    model: SteeredModel,
+    candidates: Sequence[ConflictExample],
+    options: IdentificationOptions,
+    n_kept: int,
 ) -> list[ConflictExample]:
     """Draw examples that the model answers right without a context, in file order."""
     n = options.n_wanted(len(candidates))
     draw(candidates, n, options.seed)  # complains of too few
-    known = known_share(model, candidates, options.seed, n)
+    known = known_share(model, candidates, options.seed, n + n_kept)
     if not known:
         raise ExampleError(
             f"the model answers none of {len(candidates)} clean prompts right; "
@@ -296,7 +328,9 @@ def _draw_known(
             "few may be weak",
             stacklevel=3,
         )
-    chosen = set(map(id, known))
+    if n_kept:
+        n = min(n, options.n_wanted(len(known)))
+    chosen = set(map(id, known[:n]))
     return [e for e in candidates if id(e) in chosen]
 
 

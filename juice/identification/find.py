@@ -21,7 +21,7 @@ from typing import Any, Unpack
 
 import torch
 
-from juice.data.example import ConflictExample, examples_sha256
+from juice.data.example import ConflictExample, examples_sha256, fact_keys
 from juice.data.memory import N_REMEMBERED, examples_of_prompts, remembered_examples
 from juice.data.readers.sources import Examples, prompts_without_answers, read_examples
 from juice.engine.contract import Capability
@@ -38,6 +38,7 @@ from juice.identification.examples import (
     known_share,
     usable_examples,
     validation_share,
+    with_prompts_that_most_have,
     with_scored_answers,
 )
 from juice.identification.options import (
@@ -149,12 +150,13 @@ def pool_of(
     """
     if examples is None:
         examples = "mini" if model.id == "mini" else MEMORY
-    seed, wanted = options.seed, N_REMEMBERED
+    wanted = max(N_REMEMBERED, (options.n_examples or 0) + N_TUNED_ON)
+    asked: dict[str, Any] = {"n": wanted, "seed": options.seed, "progress": progress}
     if examples == MEMORY:
-        found = remembered_examples(model, seed=seed, relation=options.relation, progress=progress)
+        found = remembered_examples(model, relation=options.relation, **asked)
     elif prompts := prompts_without_answers(examples):
         wanted = min(wanted, len(prompts))
-        found = examples_of_prompts(model, prompts, seed=seed, progress=progress)
+        found = examples_of_prompts(model, prompts, **asked)
     else:
         return read_examples(examples, split="identification")
     if len(found) < wanted:
@@ -191,9 +193,18 @@ def find(
     began = monotonic() if began is None else began
     for name in options.names.values():
         check_name(name)
-    drawn, rest = usable_examples(model, with_scored_answers(model, examples), options)
+    scored, n_kept = with_scored_answers(model, examples), 0 if validation else N_TUNED_ON
+    scored = with_prompts_that_most_have(scored)
+    drawn, rest = usable_examples(model, scored, options, n_kept=n_kept)
     if validation is not None:
         held_out = with_scored_answers(model, validation)
+        found_on = set(fact_keys(drawn))
+        if n_alike := sum(key in found_on for key in fact_keys(held_out)):
+            warnings.warn(
+                f"{n_alike} of {len(held_out)} validation examples are about facts that find the "
+                "heads, too: what is measured on these says little of others",
+                stacklevel=2,
+            )
     elif options.method == "probe":
         held_out = validation_share(rest, options.seed, n=N_TUNED_ON)
     else:

@@ -24,7 +24,13 @@ import torch
 from juice.data.example import ConflictExample
 from juice.data.memory import open_prompts
 from juice.formula import Method
-from juice.identification.attribution import FP16_SCALE, DualRun, backward, differentiable
+from juice.identification.attribution import (
+    FP16_SCALE,
+    MAX_TOKENS,
+    DualRun,
+    backward,
+    differentiable,
+)
 from juice.identification.first_tokens import MOST_KEPT, Asked, conflict_prompts, protected_prompts
 from juice.identification.ordinary import divergence, ordinary_pieces
 from juice.identification.task import Task
@@ -145,8 +151,13 @@ class Lessons:
         self, asked: Sequence[Asked | LeftAlone], n: int, rng: Random, *, lead: bool = False
     ) -> list[Batch]:
         # Prompts of like lengths need little padding.
-        mixed = sorted(rng.sample(asked, len(asked)), key=lambda one: len(one[0]))
-        chunks = [mixed[at : at + n] for at in range(0, len(mixed), n)]
+        chunks: list[list[Asked | LeftAlone]] = []
+        for one in sorted(rng.sample(asked, len(asked)), key=lambda one: len(one[0])):
+            has_room = chunks and (len(chunks[-1]) + 1) * len(one[0]) <= MAX_TOKENS
+            if has_room and len(chunks[-1]) < n:
+                chunks[-1].append(one)
+            else:
+                chunks.append([one])
         batches = []
         for some in chunks:
             answers = [token for _, token in some if token is not None]

@@ -37,7 +37,7 @@ HELD_OUT_EVERY = 5
 # The pieces that tell what a change will do, and the tokens of each.
 N_RESPONSES, N_RESPONSE_TOKENS = 128, 32
 MOST_TIMES = 3.0  # the median length of a response: longer ones are few, and would decide alone
-# Logits that are held at once, of one of two runs: 256 MB in float32.
+# Logits that are held at once, of one of two runs, unless a piece has more: 256 MB in float32.
 MOST_LOGITS = 64_000_000
 
 

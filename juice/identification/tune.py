@@ -275,6 +275,8 @@ class Search:
     ) -> tuple[HeadSet, list[Pair]]:
         """Return the best candidate, and the pairs of betas that were tried on it, best first.
 
+        Those that are no better than no steering are left out, unless all are.
+
         Candidates are compared at a few pairs, of COARSE's betas. Where none of these has the value
         `at_least`, nothing is searched, and there are no pairs.
         """
@@ -287,11 +289,17 @@ class Search:
         if max(found) < at_least:
             return candidates[0], []
         best = starts[max(range(len(starts)), key=lambda i: found[i])][0]
-        pairs = climb(
-            lambda new: self._values([(best, pair) for pair in new], "searching betas of"),
-            {pair: value for (one, pair), value in zip(starts, found, strict=True) if one is best},
-        )
-        return best, pairs
+        tried = {
+            pair: value for (one, pair), value in zip(starts, found, strict=True) if one is best
+        }
+
+        def values(new: Sequence[Pair]) -> list[float]:
+            of_new = self._values([(best, pair) for pair in new], "searching betas of")
+            tried.update(zip(new, of_new, strict=True))
+            return of_new
+
+        pairs = climb(values, dict(tried))
+        return best, [p for p in pairs if tried[p] > self.unsteered.value] or pairs
 
     def judged(self, coefficients: torch.Tensor) -> Judged:
         """Return what coefficients for all heads do, float32 [n_layers, n_heads]."""
@@ -320,7 +328,8 @@ class Search:
     ) -> list[Judged]:
         """Judge ways of steering; answers are not read where divergence is `most` times too large.
 
-        Such a way has the value that it would have if it won everything and broke nothing.
+        Such a way counts as if it won everything and broke nothing. Beyond what divergence may be
+        none is better than no steering.
         """
         before, options, progress = self._before, self._task.options, self._task.progress
         harm = self._text.harm(steerings, progress, f"{description}, ordinary text")
@@ -339,7 +348,9 @@ class Search:
                 )
                 value = fmean(map(reading.score, self._groups)) - broken
                 won = fmean(reading.right[t] for t in self._groups)
-            found.append(Judged(value - excess, won, harm[i].divergence))
+            if excess:
+                value = min(value, self.unsteered.value) - excess
+            found.append(Judged(value, won, harm[i].divergence))
         return found
 
     @cached_property

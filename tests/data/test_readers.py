@@ -347,6 +347,13 @@ def test_faitheval_with_two_answers_takes_either_for_memory(tmp_path: Path) -> N
     assert example.relation == "faitheval_inconsistent"
 
 
+def test_questions_with_one_right_answer_are_not_taken_for_faitheval(tmp_path: Path) -> None:
+    """Those of MRQA, and of many who have documents, have the same columns."""
+    row = {"qid": "1", "question": "Who?", "context": "Ann said so.", "answers": ["Ann", "ann"]}
+    with pytest.raises(ExampleError, match="`juice examples` makes conflicts"):
+        read_examples(write_json(tmp_path / "mrqa.json", row))
+
+
 def test_faitheval_sets_are_read_from_the_hub(hub: dict) -> None:
     hub["Salesforce/FaithEval-unanswerable-v1.0"] = {"test": [UNANSWERABLE]}
     hub["Salesforce/FaithEval-inconsistent-v1.0"] = {"test": [INCONSISTENT]}

@@ -267,6 +267,12 @@ def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample
     assert context_end(e, "coherent") == e.prompts["coherent"].index("Question:")
     given = e.model_copy(update={"question": "Say:", "prompts": {"substitution": "Told. Say:"}})
     assert without_context(given, "substitution") == "Say:"
+    faq = {"substitution": "Question: Who sits there? In Oslo, all do. Where is Oslo? Say."}
+    given = e.model_copy(update={"question": "Where is Oslo? Say.", "prompts": faq})
+    assert without_context(given, "substitution") == "Where is Oslo? Say."
+    asked = {"substitution": "Told. Question: Where is Oslo? Say."}
+    given = given.model_copy(update={"prompts": asked})
+    assert without_context(given, "substitution") == "Question: Where is Oslo? Say."
     assert (
         context_end(e.model_copy(update={"prompts": {"substitution": "No seam"}}), "substitution")
         is None

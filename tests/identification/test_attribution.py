@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import juice
-from juice.data.example import ConflictExample
+from juice.data.example import ConflictExample, fact_keys
 from juice.errors import ExampleError
 from juice.head_set.head_set import HeadSet
 from juice.identification.attribution import attribute_heads
@@ -84,6 +84,62 @@ def test_a_small_file_leaves_half_of_its_examples_for_tuning(
     few = known_examples(mini, pool[:14])[:10]
     drawn, rest = usable_examples(mini, few, ATTRIBUTION)
     assert (len(drawn), len(rest)) == (5, 5)
+
+
+@FEW_EXAMPLES
+def test_of_few_that_the_model_knows_some_are_left_for_validation(
+    mini: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    """Kills: a share of the file, most of which is unknown. Rows and facts count once."""
+    known = known_examples(mini, pool[:60])[:20]
+    asked = {id(e) for e in known}
+    others = [e for e in pool if id(e) not in asked][:30]
+    unknown = [e.model_copy(update={"parametric_answer": ("Nowhere",)}) for e in others]
+    other_wordings = [
+        e.model_copy(update={"prompts": {**e.prompts, "clean": f"So, {e.prompts['clean']}"}})
+        for e in known
+    ]
+    file = [*known, *unknown, *known, *unknown]
+    for method, n in (("auto", 12), ("attribution", 10)):
+        how = IdentificationOptions(method=method)
+        drawn, rest = usable_examples(mini, file, how)
+        assert len(drawn) == n
+        assert known_examples(mini, rest) == [e for e in known if e not in drawn]
+        assert len(rest) == len(known) + len(unknown) - n
+        found, left = usable_examples(mini, [*file, *other_wordings], how.but(n_examples=n))
+        assert not {*fact_keys(left)} & {*fact_keys(found)}
+    every, _ = usable_examples(mini, file, IdentificationOptions(), n_kept=0)
+    assert every == known
+
+
+@FEW_EXAMPLES
+def test_a_few_prompts_of_a_kind_do_not_shut_out_the_examples_without_them(
+    mini: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    """Kills: five rows that find heads, and one that tunes, of forty that are known."""
+    known = known_examples(mini, pool[:40])[:24]
+    few = [
+        e.model_copy(update={"prompts": {k: p for k, p in e.prompts.items() if k != "coherent"}})
+        for e in known[3:]
+    ]
+    with pytest.warns(UserWarning, match=r"few of 24 examples .* coherent \(3\): it is left out"):
+        found = juice.identify(
+            mini, [*known[:3], *few], target="context", method="attribution", top_k=3
+        )
+    assert found.identification.conflict_types == ("substitution",)
+    assert found.identification.n_examples == 12
+    assert found.validation().n_examples == 12
+
+
+@FEW_EXAMPLES
+def test_validation_on_facts_that_find_the_heads_is_warned_of(
+    mini: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    few, options = known_examples(mini, pool[:14])[:8], {"target": "context", "tune": False}
+    with pytest.warns(UserWarning, match="4 of 5 validation examples are about facts that find"):
+        juice.identify(
+            mini, few[:4], validation=few[:5], method="attribution", n_examples=4, **options
+        )
 
 
 def test_facts_that_the_model_does_not_know_find_no_heads() -> None:

@@ -22,7 +22,9 @@ from juice.identification import auto
 from juice.identification import find as finding
 from juice.identification import learned as learning
 from juice.identification.auto import Way, best_way, decided, learned_ways
+from juice.identification.examples import known_examples
 from juice.identification.find import find, pool_of
+from juice.identification.first_tokens import table_of
 from juice.identification.learned import Reached
 from juice.identification.options import IdentificationOptions
 from juice.identification.task import Task, Unfinished
@@ -237,9 +239,10 @@ def test_mini_is_asked_what_it_remembers_only_where_that_is_asked_for(
     how, own = IdentificationOptions(relation="world_capital"), juice.read_examples("mini")
     assert pool_of(mini, None, how) == own
     monkeypatch.setattr(finding, "N_REMEMBERED", 1000)
-    with pytest.warns(UserWarning, match="remembers 120 facts with confidence, of 1000 wanted"):
-        asked = pool_of(mini, "memory", how)
-    assert {e.relation for e in asked} == {"world_capital"}
+    founders = how.but(relation="company_founder")
+    with pytest.warns(UserWarning, match=r"remembers \d+ facts with confidence, of 1000 wanted"):
+        asked = pool_of(mini, "memory", founders)
+    assert {e.relation for e in asked} == {"company_founder"}
     assert not {e.prompts["clean"] for e in asked} & {e.prompts["clean"] for e in own}
 
 
@@ -287,3 +290,20 @@ def test_a_few_heads_are_compared_at_the_largest_betas_that_should_be_within(
         with pytest.raises(NoConsistentHeadError):
             best_way(Task(model=model, target="context", **given), lambda: [few])
     assert compared == [(1.0, -1.0), (0.5, -0.5), (0.25, -0.25), (0.25, -0.25)]
+
+
+def test_what_diverges_a_little_more_than_it_may_is_no_better_than_no_steering(
+    mini: juice.SteeredModel,
+) -> None:
+    """Kills: conflicts that are won at the cost of the bound."""
+    facts = known_examples(mini, juice.read_examples("mini")[:12])
+    table = table_of(mini.loaded, mini.resolve(juice.Steer(target="context")))
+    most = 1000.0
+    for is_within in (True, False):
+        how = IdentificationOptions(target="context", max_divergence=most, protect=())
+        task = Task(model=mini, target="context", validation=facts, options=how)
+        search = Search.of(task, "juice", facts)
+        found, unsteered = search.judged(table), search.unsteered
+        assert found.won > unsteered.won + 0.2
+        assert (found.value > unsteered.value) == is_within
+        most = found.divergence / 1.05

@@ -214,6 +214,10 @@ def test_a_set_that_breaks_clean_prompts_is_not_saved_unless_it_is_forced(
     assert not (tmp_path / "sets").exists()
     before, after = re.findall(r"^ +clean +(\S+) -> (\S+)", refused.stdout, re.MULTILINE)[0]
     assert float(after) < float(before)
+    forced = command("identify", *place, *PROBES, "--top-k", "5", "--accepted-loss", "0", "--force")
+    assert forced.returncode == 0, forced.stderr
+    assert "came from an interrupted run" in forced.stderr, "it was computed again"
+    assert [*(tmp_path / "sets").rglob("context")]
 
 
 @pytest.mark.long

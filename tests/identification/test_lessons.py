@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from random import Random
 from statistics import mean
+from typing import Any
 
 import pytest
 import torch
@@ -218,6 +219,27 @@ def test_prompts_that_leave_open_what_is_said_are_left_alone_with_clean_ones(
     assert not asked & expected
     lessons_of(model, protect=("clean",), seed=5)
     assert asked > expected
+
+
+def test_long_prompts_run_together_as_far_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kills: six prompts of any length, with the gradients of all."""
+    sizes: list[tuple[int, int]] = []
+
+    def noted(loaded: object, prompts: list[tuple[int, ...]], *more: Any, **named: Any) -> Any:
+        sizes.append((len(prompts), max(map(len, prompts))))
+        return attribution.DualRun(loaded, prompts, *more, **named)
+
+    monkeypatch.setattr(lessons, "DualRun", noted)
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    lessons_of(model)
+    most = max(n * length for n, length in sizes)
+    sizes.clear()
+    monkeypatch.setattr(lessons, "MAX_TOKENS", most // 2)
+    lessons_of(model)
+    assert all(n == 1 or n * length <= most // 2 for n, length in sizes)
+    assert max(n for n, _ in sizes) > 1
 
 
 def test_clean_runs_are_kept_while_there_is_room_and_no_run_is_dropped_again(

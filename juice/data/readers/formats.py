@@ -322,6 +322,11 @@ def read_faitheval_open(row: Fields, _name: str) -> Fields:
     if not answers:
         raise ExampleError("answers is not a list of texts; expected words to abstain, or answers")
     is_open = all(any(w in normalise(a) for w in ABSTENTIONS) for a in answers)
+    if not is_open and len({*map(normalise, answers)}) < 2:
+        raise ExampleError(
+            "answers holds one answer; expected the two of FaithEval's inconsistent rows. Of "
+            "questions, contexts and right answers `juice examples` makes conflicts"
+        )
     say, told = (SAY_UNKNOWN, ABSTENTIONS) if is_open else (SAY_CONFLICT, CONFLICT_WORDS)
     fields = passage_fields(question, f"{passage} {say}", () if is_open else answers, told)
     if is_open:
