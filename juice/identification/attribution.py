@@ -198,16 +198,12 @@ def gradients(
 def backward(loaded: LoadedModel, value: torch.Tensor) -> None:
     """Add an objective's derivatives to its leaves.
 
-    Raises UnsupportedModelError where gradients do not pass through the model, and JuiceError where
-    there is not enough memory.
+    Raises UnsupportedModelError where gradients do not pass through the model.
     """
     try:
         value.backward()  # type: ignore[no-untyped-call]
-    except torch.OutOfMemoryError as error:
-        raise JuiceError(
-            "there is not enough memory for the gradients; load the model with --dtype bfloat16, "
-            "or find heads without gradients, with --method probe"
-        ) from error
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         name = type(loaded.model).__name__
         quantized = f" ({loaded.quantization})" if loaded.quantization else ""
@@ -219,7 +215,11 @@ def backward(loaded: LoadedModel, value: torch.Tensor) -> None:
 
 @contextmanager
 def differentiable(loaded: LoadedModel) -> Iterator[None]:
-    """Let gradients pass through a model, but not to its weights."""
+    """Let gradients pass through a model, but not to its weights.
+
+    Raises UnsupportedModelError for weights that are elsewhere, and JuiceError where there is not
+    enough memory for what is done within.
+    """
     model = loaded.model
     if any(p.device.type == "meta" for p in model.parameters()):
         raise UnsupportedModelError(
@@ -240,7 +240,14 @@ def differentiable(loaded: LoadedModel) -> Iterator[None]:
                     module._buffers[name] = buffer.clone()
         if sum(p.numel() for p in model.parameters()) > N_LARGE:
             stack.enter_context(checkpointed(loaded))
-        yield
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise JuiceError(
+                "there is not enough memory for the gradients; load the model with --dtype "
+                "bfloat16, give shorter examples, or find heads without gradients, with --method "
+                "probe"
+            ) from error
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from juice.engine.steer import Steering
+from juice.errors import JuiceError
 from juice.formula import Method
 from juice.head_set.schema import Harm
 from juice.identification.attribution import FP16_SCALE, DualRun, backward, differentiable
@@ -116,6 +117,8 @@ def responses(model: SteeredModel, progress: Progress) -> torch.Tensor:
     model draws at all places of a piece, over the root of their number. The mean of the responses'
     outer products is the Fisher information F of a token: small coefficients c make text diverge by
     about c F c / 2, in one run as in two, whose derivatives at zero are the same.
+
+    Raises JuiceError where activations overflow.
     """
     loaded, generator = model.loaded, torch.Generator().manual_seed(0)
     pieces = ordinary_pieces(model, N_RESPONSE_TOKENS).learned_from
@@ -129,6 +132,11 @@ def responses(model: SteeredModel, progress: Progress) -> torch.Tensor:
             rows = torch.zeros(shape, device=loaded.device, requires_grad=True)
             with loaded.turn, run.steered(rows):
                 told = run.logits().log_softmax(-1)
+                if told.isnan().any():
+                    raise JuiceError(
+                        "the model's activations overflow on ordinary text; load it with --dtype "
+                        "float32"
+                    )
                 drawn = torch.multinomial(told.detach().exp().cpu(), 1, generator=generator)
                 backward(loaded, told.gather(1, drawn.to(loaded.device)).sum() * scale)
             assert rows.grad is not None

@@ -11,7 +11,7 @@ import juice
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Request
 from juice.engine.steer import Steering, SteeringReport
-from juice.errors import UnsupportedModelError
+from juice.errors import JuiceError, UnsupportedModelError
 from juice.formula import METHODS
 from juice.identification import attribution as dual_run
 from juice.identification import attribution as under_test
@@ -157,6 +157,18 @@ def test_layers_that_another_thread_computes_again_are_steered_there(
                 there = gradients(model.loaded, PROMPTS, lead, at, method=method)
             torch.testing.assert_close(there.by_head, here.by_head, atol=1e-5, rtol=1e-4)
     assert calls
+
+
+def test_memory_that_runs_out_on_either_way_is_an_error_with_the_remedy() -> None:
+    def lacking(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    with juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer()) as model:
+        norm = model.loaded.model.model.norm
+        for register in (norm.register_forward_pre_hook, norm.register_full_backward_hook):
+            with register(lacking), pytest.raises(JuiceError, match="--dtype bfloat16"):
+                gradients(model.loaded, PROMPTS, lead)
+        gradients(model.loaded, PROMPTS, lead)
 
 
 def test_weights_get_no_gradients_and_are_trainable_again() -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 import juice
 from juice.engine.steer import Steering, unsteered
+from juice.errors import JuiceError
 from juice.identification import ordinary
 from juice.identification.ordinary import OrdinaryText, ordinary_pieces
 from juice.progress import silent
@@ -178,6 +179,13 @@ def test_responses_tell_how_far_small_coefficients_make_text_diverge(
         true.append(harm_of(network, pieces, heads, method)[0])
         told.append(ordinary.expected_divergence(responses, table))
     assert sum(told) == pytest.approx(sum(true), rel=0.35)
+
+
+def test_activations_that_overflow_are_an_error_with_the_remedy() -> None:
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    model.loaded.model.lm_head.weight.data.fill_(torch.inf)
+    with pytest.raises(JuiceError, match="--dtype float32"):
+        ordinary.responses(model, silent)
 
 
 def test_few_pieces_do_not_decide_alone(monkeypatch: pytest.MonkeyPatch) -> None:
