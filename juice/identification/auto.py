@@ -108,7 +108,10 @@ def _first_pairs(task: Task, head_set: HeadSet) -> list[Pair]:
 
 
 def decided(task: Task, ways: Sequence[Way]) -> HeadSet:
-    """Return a head set with the best way of each method, measured; the best is its default."""
+    """Return a head set with the best way of each method, measured.
+
+    The best is its default, unless it breaks what needs no steering and the other does not.
+    """
     steers = [Steer(target=task.target, head_set=way.head_set, method=way.method) for way in ways]
     tried = {BASE: unsteered(), **{i: task.model.resolve(one) for i, one in enumerate(steers)}}
     trials = Trials(
@@ -130,4 +133,15 @@ def decided(task: Task, ways: Sequence[Way]) -> HeadSet:
     }
     chosen = ways[first].head_set.model_copy(update={"methods": Methods(**given)})
     lines = {method: ways[i].line for method, i in best.items()}
-    return measured(task, chosen, trials, BASE, best, lines)
+    found = measured(task, chosen, trials, BASE, best, lines)
+
+    harmless = [
+        method
+        for method in best
+        if (what := found.validation(method)) is not None
+        and not what.is_weak
+        and not what.broken(task.options.accepted_loss)
+    ]
+    if harmless and found.method not in harmless:
+        return found.model_copy(update={"method": harmless[0]})
+    return found

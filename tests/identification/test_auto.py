@@ -307,3 +307,23 @@ def test_what_diverges_a_little_more_than_it_may_is_no_better_than_no_steering(
         assert found.won > unsteered.won + 0.2
         assert (found.value > unsteered.value) == is_within
         most = found.divergence / 1.05
+
+
+def test_a_way_that_breaks_clean_prompts_is_not_the_default_beside_one_that_does_not(
+    mini: juice.SteeredModel,
+) -> None:
+    """Kills: a good set that is refused for the harm of another way that wins more."""
+    facts = known_examples(mini, juice.read_examples("mini")[:16])
+    heads = mini.head_sets.get("context").heads
+    ways = [
+        way(mini, method, plus=heads.plus, minus=heads.minus, beta_plus=plus, beta_minus=minus)
+        for method, plus, minus in (("june", 0.25, -0.25), ("juice", 1.0, -2.0))
+    ]
+    how = IdentificationOptions(target="context", name="own")
+    found = decided(Task(model=mini, target="context", validation=facts, options=how), ways)
+    gentle, strong = found.validation("june"), found.validation("juice")
+    assert strong.gain > gentle.gain + 0.1
+    assert strong.broken(0.1)
+    assert not gentle.broken(0.1)
+    assert not gentle.is_weak
+    assert found.method == "june"
