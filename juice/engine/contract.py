@@ -423,11 +423,18 @@ CGROUP = Path("/sys/fs/cgroup")
 SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5, "mps": 0.5}
 
 
-def settled(limits: Limits, max_positions: int | None, device: torch.device) -> Limits:
+def settled(
+    limits: Limits, max_positions: int | None, layers_on: Mapping[torch.device, int]
+) -> Limits:
     """Return the limits for a loaded model, with the open ones filled in.
 
-    Keys and values are on the device. Raises RequestError for a `max_model_len` beyond
-    `max_positions`, the model's context in tokens.
+    Args:
+        limits: Those that were given.
+        max_positions: The model's context in tokens.
+        layers_on: The number of layers on each device, whose keys and values are there, too.
+
+    Raises:
+        RequestError: `max_model_len` is beyond the model's context.
     """
     if limits.max_model_len and max_positions and limits.max_model_len > max_positions:
         raise RequestError(
@@ -435,18 +442,24 @@ def settled(limits: Limits, max_positions: int | None, device: torch.device) -> 
             "tokens: choose at most that",
             param="max_model_len",
         )
-    share = SHARE_OF_FREE.get(device.type, 0.5)
+    n_layers = sum(layers_on.values())
+    # Each device bounds all: its layers have a part of every token.
+    room = min(
+        SHARE_OF_FREE.get(device.type, 0.5) * free_bytes(device) * n_layers / n_here
+        for device, n_here in layers_on.items()
+    )
     return replace(
         limits,
         max_model_len=limits.max_model_len or max_positions,
-        kv_memory_bytes=limits.kv_memory_bytes or max(MIB, int(share * free_bytes(device))),
+        kv_memory_bytes=limits.kv_memory_bytes or max(MIB, int(room)),
     )
 
 
 def free_bytes(device: torch.device) -> int:
     """Return the bytes free on a device; for a CPU, what the machine and its cgroup leave."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     available = _available_bytes()
     try:
         # A container's limit; "max" where there is none.

@@ -8,6 +8,7 @@ loaded or after, and restore the compiled code afterwards.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,6 +84,12 @@ class LoadedModel:
     def device(self) -> torch.device:
         """The device of the inputs."""
         return input_device(self.model)
+
+    @property
+    def n_layers_on(self) -> Counter[torch.device]:
+        """The number of layers on each device; those that are fetched run on the inputs'."""
+        devices = (next(layer.projection.parameters()).device for layer in self.layout.layers)
+        return Counter(self.device if at.type == "meta" else at for at in devices)
 
     @property
     def dtype(self) -> torch.dtype:

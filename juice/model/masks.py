@@ -63,13 +63,12 @@ class AttentionPattern:
 
         `positions` are those of the queries: int64 [rows, queries].
         """
-        keys = torch.arange(n_keys, device=positions.device)
-        distance = positions[:, None, :, None] - keys  # [rows, 1, queries, n_keys]
+        keys, queries = torch.arange(n_keys, device=positions.device), positions[:, None, :, None]
         masks = {}
         for kind, sliding_window in self.sliding_windows.items():
-            hidden = distance < 0
+            hidden = keys > queries  # [rows, 1, queries, n_keys]
             if sliding_window is not None:
-                hidden |= distance >= sliding_window
+                hidden |= keys <= queries - sliding_window
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
             masks[kind] = mask.masked_fill_(hidden, torch.finfo(dtype).min)
         return masks if self.by_name else next(iter(masks.values()))

@@ -14,8 +14,10 @@ from starlette.testclient import TestClient
 
 import juice
 from juice.checks.doctor import diagnose
+from juice.engine import contract
 from juice.engine.answer import Sink, Update
 from juice.engine.contract import Capability, Engine
+from juice.engine.load_options import Limits
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Contrast, Request, Running
 from juice.errors import (
@@ -31,6 +33,7 @@ from juice.head_set.head_set import HeadSet
 from juice.steered_model import SteeredModel
 from juice_server import app as server
 from juice_server.settings import Settings
+from tests.support import tiny
 from tests.support.canned_engine import WORDS, CannedEngine, CannedRequest
 from tests.support.conflicts import examples
 from tests.support.running import loaded
@@ -314,3 +317,23 @@ def test_each_prompt_may_have_options(model: SteeredModel, kind: type) -> None:
     model.generate(["a", "a"], each)
     given = [one.request.options.max_tokens for one in model.engine.submitted]
     assert sorted(given) == [2, 4]
+
+
+def test_keys_and_values_fit_on_every_device_that_has_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kills: the memory of the inputs' device for all layers."""
+    free = {"cuda:0": 20 << 30, "cuda:1": 1 << 30}
+    monkeypatch.setattr(contract, "free_bytes", lambda device: free[str(device)])
+    first, second = map(torch.device, free)
+    found = contract.settled(Limits(), 128, {first: 8, second: 24})
+    assert found.kv_memory_bytes == int(0.8 * (1 << 30) * 32 / 24)
+    alone = contract.settled(Limits(), 128, {first: 32})
+    assert alone.kv_memory_bytes == int(0.8 * (20 << 30))
+    given = contract.settled(Limits(kv_memory_bytes=5), 128, {first: 8, second: 24})
+    assert given.kv_memory_bytes == 5
+
+
+def test_a_models_layers_are_counted_where_they_are() -> None:
+    with juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer()) as model:
+        assert model.loaded.n_layers_on == {torch.device("cpu"): tiny.N_LAYERS}

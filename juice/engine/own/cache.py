@@ -280,7 +280,7 @@ class SlotCache(Cache):
 
     def _roll_back(self, done: list[int], had: ShelfSize) -> None:
         try:
-            for i in done:
+            for i in reversed(done):
                 self.slot_layers[i].resize(had.n_mains, had.n_companions[i], had.n_positions)
         except Exception as error:
             raise SlotsBrokenError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections import abc
 from contextlib import suppress
@@ -167,6 +168,7 @@ class Loop:
         self._inbox = inbox
         self._decode_rows: dict[tuple[Sequence, ...], tuple[int, ForwardRows]] = {}
         self._deterministic = deterministic
+        self._most_new = sys.maxsize  # tokens of a row in a forward; lowered where memory lacks
         self.shelves = Shelves(loaded.layout.n_layers)
         self._measure()
         self.shelves.max_bytes = limits.kv_memory_bytes
@@ -243,6 +245,7 @@ class Loop:
         if not chosen:
             return
         self.beat = time.monotonic()
+        chosen = [(sequence, min(n, self._most_new)) for sequence, n in chosen]
         try:
             rows = self.rows_of([sequence for sequence, _ in chosen])
             n_tokens = dict(chosen)
@@ -256,17 +259,37 @@ class Loop:
         except Exception as error:
             if _is_fatal(error):
                 raise
-            if len(chosen) == 1:
-                self._fail(chosen[0][0], error)
-            else:
-                LOG.warning(
-                    "a forward of %d requests failed; running each alone: %r", len(chosen), error
-                )
-                for sequence, n in chosen:
-                    if sequence in self.shelves:  # it has left if its other row failed
-                        self._advance([(sequence, n)])
+            failure, reason, lacks_memory = _failure(error), repr(error), _lacks_memory(error)
+            if len(chosen) == 1 and not lacks_memory:
+                _log(error)
+        else:
+            self._after(rows, batch.n_tokens, results)
             return
-        for sequence, n_new in zip(rows.sequences, batch.n_tokens, strict=True):
+        # Out here nothing holds what the forward had computed.
+        if lacks_memory and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        (first, n), *others = chosen
+        if others:
+            LOG.warning(
+                "a forward of %d requests failed; running each alone: %s", len(chosen), reason
+            )
+            for sequence, n in chosen:
+                if sequence in self.shelves:  # it has left if its other row failed
+                    self._advance([(sequence, n)])
+        elif n > 1 and lacks_memory and not self._deterministic:
+            LOG.warning("no memory for %d tokens at once; half of that from here on", n)
+            self._most_new = n // 2
+            self._advance([(first, n)])
+        else:
+            if lacks_memory:
+                LOG.warning("a request failed: %s", reason)
+            self._fail(first, failure)
+
+    def _after(
+        self, rows: ForwardRows, n_tokens: abc.Sequence[int], results: abc.Sequence[Outcome]
+    ) -> None:
+        """Take what a forward gave, and let those leave that are done."""
+        for sequence, n_new in zip(rows.sequences, n_tokens, strict=True):
             sequence.n_cached += n_new
         # Rows are ordered newest first, so here the oldest start to decode first; below the newest
         # leave first. No row has to move.
@@ -297,7 +320,8 @@ class Loop:
             if _is_fatal(error):
                 raise
             owner.transcript.finish_reason = None
-            self._fail(sequence, error)
+            _log(error)
+            self._fail(sequence, _failure(error))
 
     def rows_of(self, sequences: list[Sequence]) -> ForwardRows:
         """Return the rows of some sequences; those that decode are kept until a row changes."""
@@ -315,16 +339,13 @@ class Loop:
             self._decode_rows[together] = version, rows
         return rows
 
-    def _fail(self, sequence: Sequence, error: Exception) -> None:
+    def _fail(self, sequence: Sequence, failure: JuiceError) -> None:
         """End the request of a sequence, and erase its keys and values."""
-        LOG.warning(
-            "a request failed: %r", error, exc_info=None if isinstance(error, JuiceError) else error
-        )
         for row in sequence.owner.rows:
             for row_list in self.shelves[row].table.lists_of(row):
                 row_list.erase(row)
         self.shelves.leave(sequence.owner)
-        self._tell(sequence.owner, _failure(error))
+        self._tell(sequence.owner, failure)
 
     @staticmethod
     def _tell(sequence: Sequence, error: JuiceError | None) -> None:
@@ -332,17 +353,25 @@ class Loop:
             sequence.transcript.fail(error or GenerationError("the request was dropped"))
 
 
+def _log(error: Exception) -> None:
+    is_ours = isinstance(error, JuiceError)
+    LOG.warning("a request failed: %r", error, exc_info=None if is_ours else error)
+
+
+def _lacks_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in OUT_OF_MEMORY
+    )
+
+
 def _failure(error: Exception) -> JuiceError:
+    """Return what the caller of a request that failed is told."""
     if isinstance(error, JuiceError):
         return error
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        words in str(error) for words in OUT_OF_MEMORY
-    ):
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    if _lacks_memory(error):
         return GenerationError(
-            "there is not enough memory for this request; shorten it, or lower max_batch or "
-            "kv_memory"
+            "there is not enough memory for this request; shorten it, or lower max_batch, "
+            "kv_memory or max_prefill_tokens"
         )
     return GenerationError(f"the request failed in the model: {error!r}")
 

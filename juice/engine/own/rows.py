@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import torch
+
 from juice.engine.own.cache import ShelfSize, SlotCache
 from juice.engine.own.sequence import Sequence
 
@@ -242,10 +244,12 @@ class Shelves:
         self._shelf_of.clear()
 
     def free(self) -> None:
-        """Give back the memory of the shelves on which there is no row."""
-        for shelf in self:
-            if shelf.is_empty:
-                shelf.cache.free()
+        """Give back the memory of the shelves on which there is no row, to other processes, too."""
+        idle = [shelf for shelf in self if shelf.is_empty and shelf.cache.n_allocated_bytes]
+        for shelf in idle:
+            shelf.cache.free()
+        if idle and torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _left_for(self, shelf: Shelf, n_bytes: int) -> int | None:
         """Return the most bytes that a shelf may take; others give up what they do not need.

@@ -58,7 +58,9 @@ class BatchingEngine(Engine):
     ) -> None:
         self._loaded = loaded
         self.mode = mode or Mode(own_masks=loaded.mask_pattern is None)
-        self.limits = settled(limits or Limits(), self.description.max_positions, loaded.device)
+        self.limits = settled(
+            limits or Limits(), self.description.max_positions, loaded.n_layers_on
+        )
         self._inbox = Inbox()
         self.deterministic = deterministic
         self.loop = Loop(loaded, self.limits, self._inbox, self.mode, deterministic=deterministic)

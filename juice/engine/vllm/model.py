@@ -243,10 +243,14 @@ class Steered(Base):
 
     def load_weights(self, weights: Any) -> set[str]:
         """Load the weights; those of GPT-2's projections are stored transposed."""
-        return super().load_weights(
+        loaded = super().load_weights(
             (name, weight.t().contiguous() if _module_name(name) in self.transposed else weight)
             for name, weight in weights
         )
+        for module in self.model.modules():
+            if (shadow := getattr(module, "shadow", None)) is not None:
+                share_scales(module.attn, shadow.attn)
+        return loaded
 
     def _create_hf_to_vllm_mapper(self) -> None:
         """Skip whole names alone: vLLM takes GPT-2's `c_attn.bias` for its mask `attn.bias`."""
@@ -418,6 +422,13 @@ class MultiModalCausalLM(NotSteered, backend.TransformersMultiModalForCausalLM):
 
 class MultiModalMoECausalLM(NotSteered, backend.TransformersMultiModalMoEForCausalLM):
     """One with a mixture of experts."""
+
+
+def share_scales(attn: nn.Module, shadow: nn.Module) -> None:
+    """Give a shadow the scales of quantised keys and values that were loaded for its layer."""
+    for name in ("q_scale", "k_scale", "v_scale", "prob_scale"):
+        if isinstance(scale := getattr(attn, name, None), nn.Parameter):
+            getattr(shadow, name).data.copy_(scale.data)
 
 
 def starts_of(metadata: dict[str, Any]) -> torch.Tensor:

@@ -203,6 +203,33 @@ def test_an_engine_that_lost_its_slots_stops_and_reports_it() -> None:
     assert not model.engine.status.is_alive
 
 
+def test_a_chunk_that_memory_lacks_for_is_halved_and_what_it_held_is_let_go() -> None:
+    """Kills: a prompt that fails where a shorter chunk would fit; tensors of a failed forward, kept
+    while its requests are tried alone.
+    """
+    model, most, held = loaded(), 16, list[weakref.ref[torch.Tensor]]()
+    rng = Random(5)
+    prompts = [tuple(rng.randrange(1, 283) for _ in range(n)) for n in (60, 33, 9)]
+    asked = [Request.of(prompt_ids=p, max_tokens=6, ignore_eos=True) for p in prompts]
+    expected = [model.engine.generate([request])[0] for request in asked]
+
+    def lacks(_module: object, args: tuple[torch.Tensor, ...]) -> None:
+        assert not [ref for ref in held if ref() is not None], "a failed forward still holds memory"
+        if args[0].numel() > most:
+            computed = torch.zeros(args[0].shape)
+            held.append(weakref.ref(computed))
+            raise torch.OutOfMemoryError("no memory is left")
+
+    model.loaded.model.get_input_embeddings().register_forward_pre_hook(lacks)
+    collector = Collector()
+    model.engine.submit(asked, collector)
+    collector.wait(3)
+    for i, alone in enumerate(expected):
+        assert collector.completion(i).token_ids == alone.token_ids
+        assert collector.completion(i).logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    assert held
+
+
 def test_memory_that_runs_out_as_a_request_joins_ends_only_that_request() -> None:
     model = loaded()
     request = Request.of(

@@ -18,7 +18,7 @@ from juice.engine.contract import Engine
 from juice.engine.request import Request
 from juice.engine.vllm import worker
 from juice.engine.vllm.arguments import Layers, choose_layers
-from juice.engine.vllm.model import starts_of
+from juice.engine.vllm.model import share_scales, starts_of
 from juice.engine.vllm.slots import capture_both
 from juice.errors import HeadSetMismatchError, RequestError, UnsupportedModelError
 from juice.formula import Method
@@ -244,6 +244,15 @@ def test_the_definition_attends_in_parts_as_at_once(
             monkeypatch.setattr(worker, "N_QUERIES", n)
             given.append(worker.dense_attention(module, query, key, value))
         torch.testing.assert_close(*given)
+
+
+def test_companions_have_the_scales_that_were_loaded_for_their_layer() -> None:
+    """vLLM loads them by name, and those of another name stay at -1, which means none."""
+    attn, shadow = torch.nn.Module(), torch.nn.Module()
+    for module, value in ((attn, 0.5), (shadow, -1.0)):
+        module.k_scale = torch.nn.Parameter(torch.tensor(value), requires_grad=False)
+    share_scales(attn, shadow)
+    assert float(shadow.k_scale) == 0.5
 
 
 def test_attention_that_does_not_say_where_requests_begin_is_refused() -> None:
