@@ -334,12 +334,14 @@ class VllmEngine(Engine):
         at = max(busy_since, self.statistics.at if self.statistics else 0)
         n_running = min(n_open, newest.num_running_reqs if newest else 0)
         n_bytes = self.limits.kv_memory_bytes or 0
+        # Reports come with steps, and what is cancelled last has none.
+        used = newest.kv_cache_usage if newest and n_open else 0.0
         return Status(
             is_alive=self._open.stopped is None and not self._llm.errored,
             heartbeat_age_s=time.monotonic() - at if n_open else 0.0,
             n_running=n_running,
             n_waiting=n_open - n_running,
-            n_kv_bytes=round((newest.kv_cache_usage if newest else 0.0) * n_bytes),
+            n_kv_bytes=round(used * n_bytes),
             max_kv_bytes=n_bytes,
             steps=dict(self.statistics.steps) if self.statistics else {},
         )
