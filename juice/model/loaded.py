@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import RLock
 from typing import Any
 
@@ -88,8 +89,13 @@ class LoadedModel:
     @property
     def n_layers_on(self) -> Counter[torch.device]:
         """The number of layers on each device; those that are fetched run on the inputs'."""
-        devices = (next(layer.projection.parameters()).device for layer in self.layout.layers)
-        return Counter(self.device if at.type == "meta" else at for at in devices)
+        found = Counter[torch.device]()
+        for layer in self.layout.layers:
+            projection = layer.projection  # some quantised ones have no parameters
+            held = next(chain(projection.parameters(), projection.buffers()), None)
+            at = self.device if held is None else held.device
+            found[self.device if at.type == "meta" else at] += 1
+        return found
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -337,3 +339,9 @@ def test_keys_and_values_fit_on_every_device_that_has_layers(
 def test_a_models_layers_are_counted_where_they_are() -> None:
     with juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer()) as model:
         assert model.loaded.n_layers_on == {torch.device("cpu"): tiny.N_LAYERS}
+        packed, empty = torch.nn.Module(), torch.nn.Module()  # as GPTQ's, without parameters
+        packed.register_buffer("qweight", torch.zeros(2))
+        fetched = torch.nn.Linear(2, 2, device="meta")
+        layers = [SimpleNamespace(projection=one) for one in (packed, empty, fetched)]
+        other = replace(model.loaded, layout=SimpleNamespace(layers=layers))
+        assert other.n_layers_on == {torch.device("cpu"): 3}

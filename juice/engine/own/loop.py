@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections import abc
 from contextlib import suppress
@@ -168,7 +167,6 @@ class Loop:
         self._inbox = inbox
         self._decode_rows: dict[tuple[Sequence, ...], tuple[int, ForwardRows]] = {}
         self._deterministic = deterministic
-        self._most_new = sys.maxsize  # tokens of a row in a forward; lowered where memory lacks
         self.shelves = Shelves(loaded.layout.n_layers)
         self._measure()
         self.shelves.max_bytes = limits.kv_memory_bytes
@@ -245,7 +243,7 @@ class Loop:
         if not chosen:
             return
         self.beat = time.monotonic()
-        chosen = [(sequence, min(n, self._most_new)) for sequence, n in chosen]
+        chosen = [(sequence, min(n, sequence.most_new)) for sequence, n in chosen]
         try:
             rows = self.rows_of([sequence for sequence, _ in chosen])
             n_tokens = dict(chosen)
@@ -277,8 +275,8 @@ class Loop:
                 if sequence in self.shelves:  # it has left if its other row failed
                     self._advance([(sequence, n)])
         elif n > 1 and lacks_memory and not self._deterministic:
-            LOG.warning("no memory for %d tokens at once; half of that from here on", n)
-            self._most_new = n // 2
+            LOG.warning("no memory for %d tokens of a request at once; half of that is tried", n)
+            first.most_new = n // 2
             self._advance([(first, n)])
         else:
             if lacks_memory:

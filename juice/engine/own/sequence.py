@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import torch
@@ -39,6 +40,7 @@ class Sequence:
         self._owner: Sequence | None = None
         self.cancelled: JuiceError | None = None
         self.n_cached = 0
+        self.most_new = sys.maxsize  # tokens in a forward; lowered where memory lacks for more
         self._generator = new_generator(request.options)
         self._uniform: float | None = None
         self._held: torch.Tensor | None = None

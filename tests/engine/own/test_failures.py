@@ -230,6 +230,22 @@ def test_a_chunk_that_memory_lacks_for_is_halved_and_what_it_held_is_let_go() ->
     assert held
 
 
+def test_chunks_of_others_stay_whole_when_a_request_fails_at_every_length(
+    faulty: SteeredModel,
+) -> None:
+    """Kills: an engine that prefills a token at a time ever after."""
+    sick = Request.of(prompt_ids=(GREEDY,) * 20, max_tokens=4)
+    collector, lengths = Collector(), list[int]()
+    faulty.engine.submit([sick], collector)
+    collector.wait(1)
+    assert "not enough memory" in str(collector.error())
+    faulty.loaded.model.get_input_embeddings().register_forward_pre_hook(
+        lambda _module, args: lengths.append(args[0].shape[1])
+    )
+    faulty.engine.generate([Request.of(prompt_ids=(5,) * 20, max_tokens=1)])
+    assert lengths == [20]
+
+
 def test_memory_that_runs_out_as_a_request_joins_ends_only_that_request() -> None:
     model = loaded()
     request = Request.of(
