@@ -125,7 +125,11 @@ class ConflictExample(BaseModel):
     @property
     def max_tokens(self) -> int:
         """The number of tokens of an answer that are generated to judge it."""
-        return MAX_SENTENCE_TOKENS if self.match == "sentence" else max(MAX_TOKENS, self.n_words)
+        if self.match == "sentence":
+            return MAX_SENTENCE_TOKENS
+        longest = max(len(a.split()) for a in (*self.parametric_answer, *self.context_answer))
+        longer = 2 * (self.n_words + longest) if longest > self.n_words else 0
+        return max(MAX_TOKENS, self.n_words, longer)
 
 
 def parse_example(row: Any, where: str) -> ConflictExample:

@@ -2,7 +2,8 @@
 
     normalise(text)  lower case, accents and punctuation stripped, white space folded
     contains         an accepted answer is contained in the first words of the output: five
-                     (ParaConflict), or as many as the data set says (NQ-Swap: 20)
+                     (ParaConflict), or as many as the data set says (NQ-Swap: 20); an answer of
+                     more words begins there
     begins           the first n words of the output are an accepted answer of n words
     exact            the first line of the output is an accepted answer, articles aside
 
@@ -36,9 +37,17 @@ def normalise(text: str) -> str:
 
 
 def contains_answer(output: str, accepted: Iterable[str], n_words: int = N_WORDS) -> bool:
-    """Return whether an accepted answer is contained in the first words of the output."""
-    head = normalise(" ".join(output.split()[:n_words]))
-    return any(answer in head for answer in map(normalise, accepted) if answer)
+    """Return whether an accepted answer is contained in the first words of the output.
+
+    An answer of more than `n_words` words begins there.
+    """
+    words = output.split()
+
+    def head(answer: str) -> str:
+        longer = len(answer.split())
+        return normalise(" ".join(words[: n_words if longer <= n_words else n_words - 1 + longer]))
+
+    return any(answer in head(answer) for answer in map(normalise, accepted) if answer)
 
 
 def begins_with_answer(output: str, accepted: Iterable[str]) -> bool:

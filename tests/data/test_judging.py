@@ -28,6 +28,10 @@ from juice.data.judging import begins_with_answer, contains_answer, is_among, no
         (" Paris", [], False),
         (" Paris", ["..."], False),
         (" one two three four five six", ["five six"], False),
+        (" one two three four five six", ["one two three four five six"], True),
+        (" It is one two three four five six", ["one two three four five six"], True),
+        (" a b c d e one two three four five six", ["one two three four five six"], False),
+        (" one two three four five seven", ["one two three four five six"], False),
     ],
 )
 def test_an_answer_counts_within_the_first_five_words(
@@ -80,7 +84,14 @@ def test_each_rule_judges_what_the_other_would_not() -> None:
     assert example(six, match="begins").is_right(f" {six}", "parametric")
     assert example("Paris", match="exact").is_right(" The Paris.\nQuestion: Who", "parametric")
     assert not example("Paris", match="exact").is_right(" Paris, of course", "parametric")
-    assert not example(six).is_right(f" {six}", "parametric")
+    assert not example("Paris", match="exact").is_right(" one of Paris", "parametric")
+
+
+def test_an_answer_longer_than_the_words_looked_at_gets_words_and_tokens_for_itself() -> None:
+    long = "the return of the king to the white city of Minas Tirith"
+    assert example(long).is_right(f" {long}.", "parametric")
+    assert example(long).max_tokens == 2 * (5 + 12)
+    assert example(long, n_words=20).max_tokens == 20
 
 
 def test_a_data_set_may_look_further_than_five_words_and_gets_tokens_for_it() -> None:
