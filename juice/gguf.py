@@ -138,8 +138,9 @@ class GgufFile:
     @property
     def name(self) -> str:
         """The model's name in the file, or the file's, as a slug."""
-        name = self.field("general.name") or self.path.stem
-        return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+        names = (self.field("general.name") or "", self.path.stem, "model")
+        slugs = (re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") for name in names)
+        return next(filter(None, slugs))
 
     @property
     def quantization(self) -> str:
@@ -206,6 +207,10 @@ def _reader(path: Path) -> GGUFReader:
         raise ModelNotFoundError(
             f"{path} is not a whole GGUF file ({first_line(error)}); get it again"
         ) from error
+    if reader.byte_order == "S":
+        raise UnsupportedModelError(
+            f"{path} is big-endian, and this machine is not; get the file for such machines"
+        )
     return reader
 
 
@@ -315,8 +320,13 @@ def _sliding(file: GgufFile) -> dict[str, Any]:
             f"{file.path.name} says of {len(slides)} layers whether their windows slide, and has "
             f"{n_layers}; get it again"
         )
+    width = file.of_model("attention.sliding_window")
+    if width is None and file.architecture.model_type != "gemma2":  # older files of which have none
+        raise UnsupportedModelError(
+            f"{file.path.name} does not say how wide its sliding windows are; get a newer file"
+        )
     return {
-        "sliding_window": file.of_model("attention.sliding_window"),
+        "sliding_window": width or 4096,
         "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
     }
 

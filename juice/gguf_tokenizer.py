@@ -162,13 +162,14 @@ def _byte_level(file: FileOfFields, split: Split) -> Tokenizer:
 def _sentencepiece(file: FileOfFields) -> Tokenizer:
     """Return a tokenizer of characters; two neighbours are merged that score best together."""
     vocabulary = _vocabulary(file)
-    scores = dict(zip(vocabulary, file.field("tokenizer.ggml.scores"), strict=False))
+    tokens, scores = (file.field(f"tokenizer.ggml.{name}") for name in ("tokens", "scores"))
+    scored = dict(zip(tokens, scores, strict=False))  # of tokens alike the last, as in there
     unknown = token_id(file, "unknown")
     backend = Tokenizer(
         BPE(
             vocabulary,
-            generate_merges(vocabulary, scores),
-            unk_token=None if unknown is None else file.field("tokenizer.ggml.tokens")[unknown],
+            generate_merges(vocabulary, scored),
+            unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
         )

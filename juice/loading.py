@@ -272,7 +272,7 @@ def _from_file(path: Path, options: LoadOptions, *, deterministic: bool) -> dict
             stored,
             sampled_rows,
             attn_implementation=options.attn_implementation,
-            dtype=torch.bfloat16 if dtype == "auto" else dtype,
+            dtype=stored.dtype if dtype == "auto" else dtype,
             **placed,
         )
         network = file.network if "device_map" in placed else file.network.to(device)

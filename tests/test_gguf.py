@@ -14,6 +14,7 @@ import pytest
 import torch
 from gguf import (
     GGMLQuantizationType,
+    GGUFEndian,
     GGUFWriter,
     RopeScalingType,
     TokenType,
@@ -214,6 +215,40 @@ def test_other_architectures_are_refused_with_those_that_work(tmp_path: Path) ->
         match=r"architecture 'mamba'.*expected llama, qwen2, qwen3, gemma2, gemma3",
     ):
         read_gguf(path, first_rows)
+
+
+def test_a_file_for_machines_with_another_order_of_bytes_is_refused(tmp_path: Path) -> None:
+    """Kills: numbers of which the bytes are read backwards."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, model_of("llama"), "llama", endianness=GGUFEndian.BIG)
+    with pytest.raises(UnsupportedModelError, match="is big-endian, and this machine is not"):
+        read_gguf(path, first_rows)
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gemma3"])
+def test_a_file_without_the_width_of_its_windows_has_the_usual_one_or_is_refused(
+    case: str, tmp_path: Path
+) -> None:
+    """Kills: no width, with which no prompt is read."""
+
+    def change(writer: GGUFWriter) -> None:
+        writer.kv_data[0].pop(f"{case}.attention.sliding_window")
+
+    path = write_gguf(tmp_path / "tiny.gguf", model_of(case), case, change=change)
+    if case == "gemma2":
+        assert read_gguf(path, first_rows).network.config.sliding_window == 4096
+    else:
+        with pytest.raises(UnsupportedModelError, match="not say how wide its sliding windows"):
+            read_gguf(path, first_rows)
+
+
+def test_a_model_whose_name_makes_no_slug_is_called_like_its_file(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.kv_data[0].pop("general.name")
+        writer.add_name("\u6a21\u578b")
+
+    path = write_gguf(tmp_path / "Tiny_1.gguf", model_of("llama"), "llama", change=change)
+    assert read_gguf(path, first_rows).name == "tiny-1"
 
 
 def test_other_ways_to_split_text_are_refused(tmp_path: Path) -> None:

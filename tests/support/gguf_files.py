@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
+from gguf import GGMLQuantizationType, GGUFEndian, GGUFWriter, TokenType, quantize
 from transformers import PreTrainedModel
 
 from tests.support.tiny import tiny_tokenizer
@@ -57,6 +57,7 @@ def write_gguf(
     tensors: dict[str, torch.Tensor] | None = None,
     change: Callable[[GGUFWriter], object] = lambda _: None,
     without: frozenset[str] = frozenset(),
+    endianness: GGUFEndian = GGUFEndian.LITTLE,
 ) -> Path:
     """Write a model and the tiny tokenizer to a file.
 
@@ -68,9 +69,10 @@ def write_gguf(
         tensors: More tensors, as they are.
         change: Adds or replaces fields.
         without: Names of tensors to leave out.
+        endianness: The order of a number's bytes.
     """
     config = model.config
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, endianess=endianness)
     writer.add_name("Tiny Model 1.0")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
