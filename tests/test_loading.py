@@ -70,3 +70,14 @@ def test_a_nonsensical_configuration_is_one_clear_error(tmp_path: Path, config: 
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ModelNotFoundError, match="cannot be loaded"):
         load_model(tmp_path)
+
+
+def test_answers_end_at_the_tokenizers_end_beside_those_of_the_model() -> None:
+    """Kills: a model tuned for chats, whose tokenizer alone names the end of a turn."""
+    network = tiny.tiny_model("llama")
+    network.generation_config.eos_token_id = [7, 9]
+    tokenizer = tiny.tiny_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "A"})
+    with juice.load(network, tokenizer=tokenizer) as model:
+        ends = model.engine.description.stop_token_ids
+    assert ends == {7, 9, tokenizer.convert_tokens_to_ids("A")}

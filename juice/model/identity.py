@@ -165,16 +165,17 @@ def describe(
     config = text_config(model)
     lengths = (getattr(config, field, None) for field in ("max_position_embeddings", "max_seq_len"))
     stops = getattr(model.generation_config, "eos_token_id", None)
-    if stops is None:
-        stops = tokenizer.eos_token_id
-    named = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    # Those who tune a model for chats often change the tokenizer's alone.
+    ends = [*(stops if isinstance(stops, list) else [stops]), tokenizer.eos_token_id]
     return ModelDescription(
         identity=identity,
         tokenizer=tokenizer,
         heads_per_layer=tuple(layer.n_heads for layer in layout.layers),
         max_positions=next((value for value in lengths if isinstance(value, int)), None),
         vocabulary_size=int(config.vocab_size),
-        stop_token_ids=frozenset(token for token in named if 0 <= token < config.vocab_size),
+        stop_token_ids=frozenset(
+            token for token in ends if token is not None and 0 <= token < config.vocab_size
+        ),
         **how,
     )
 

@@ -96,10 +96,21 @@ class PromptForm:
     def encode(self, text: str, *, add_special_tokens: bool | None = None) -> tuple[int, ...]:
         """Return a whole guarded text's tokens.
 
-        Special ones are added where no chat template has them.
+        Special ones are added where no chat template has them, before the text alone: what a
+        tokenizer for training puts behind it would end a prompt that goes on.
         """
         adds = self.chat_template is None if add_special_tokens is None else add_special_tokens
-        return tuple(self.control.encode(text, add_special_tokens=adds))
+        ids = tuple(self.control.encode(text, add_special_tokens=adds))
+        return ids[: len(ids) - self._n_behind] if adds else ids
+
+    @cached_property
+    def _n_behind(self) -> int:
+        """The number of special tokens that the tokenizer puts behind a text."""
+        word = self.control.encode("a", add_special_tokens=False)
+        whole = self.control.encode("a", add_special_tokens=True)
+        n = len(word)
+        starts = (i for i in range(len(whole) - n + 1) if whole[i : i + n] == word)
+        return len(whole) - n - next(starts, len(whole) - n)
 
     def behind(self, context: str, prompt: str) -> str:
         """Return a prompt behind its context, which is data, as guarded text."""
@@ -159,7 +170,8 @@ class PromptForm:
             before = self.encode(text[:start].rstrip(), add_special_tokens=adds)
             return _first_difference(before, self.encode(text, add_special_tokens=adds))
         spans = self.control.spans(text, add_special_tokens=adds)
-        return next((i for i, (a, b) in enumerate(spans) if b > max(a, start)), len(spans))
+        n = len(spans) - (self._n_behind if adds else 0)
+        return next((i for i, (a, b) in enumerate(spans) if b > max(a, start)), n)
 
     def rendered(
         self, messages: Sequence[Message], options: Mapping[str, Any] = MappingProxyType({})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from tokenizers import processors
+
 from juice.identification.examples import scored_prompt
+from juice.model.prompts import PromptForm
 from tests.support import tiny
 from tests.support.chat_templates import END, PLAIN, TURNS, loaded, tokenizer
 from tests.support.conflicts import examples
@@ -79,3 +82,18 @@ def test_plain_prompts_keep_their_own_start_token_and_a_space_before_the_answer(
         scored.answer_tokens["parametric"]
         == tokenizer()(" Paris", add_special_tokens=False)["input_ids"][0]
     )
+
+
+def test_nothing_is_behind_a_prompt_that_goes_on() -> None:
+    """Kills: the end of text that a tokenizer for training puts there."""
+    known = tokenizer()
+    ends = known.convert_tokens_to_ids("A")
+    for begins in ("", f"{END} "):
+        known.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{begins}$A A", special_tokens=[(END, 0), ("A", ends)]
+        )
+        form = PromptForm(known)
+        ids = form.tokens("Capital of Peru:")
+        assert known("Capital of Peru:")["input_ids"] == [*ids, ends]
+        assert form.joined("Capital of Peru:", "Lima")[1] == len(ids)
+        assert form.position_behind("Told.", "") == len(form.encode(form.behind("Told.", " ")))
