@@ -4,13 +4,13 @@ They are the special tokens of a tokenizer, and others that were added to it, if
 them or if they look like marks, such as <|user|> or [INST]. Runs of spaces, ordinary words and the
 tags of HTML, which some tokenizers add too, are text.
 
-A string that goes into a template is guarded: a mark (GUARD, a code point that is no character)
-stands behind every character with which a control token begins, such as `<`. So templates treat it
-like other text, and none forms a control token by trimming, cutting or joining such strings; one
-that writes the ends of a token around them could. Text with guards is read by a twin of the
-tokenizer, in which all control tokens are called otherwise: those without a guard, which the
-template wrote, are called so too, and all that is guarded is text. Text without is read as ever.
-Of a tokenizer that is not fast there is no twin: guarded text is then read in pieces.
+A string that goes into a template is guarded: a mark (GUARD, a symbol that hardly anybody writes,
+and that is printed as it is) stands behind every character with which a control token begins, such
+as `<`. So templates treat it like other text, and none forms a control token by trimming, cutting
+or joining such strings; one that writes the ends of a token around them could. Text with guards is
+read by a twin of the tokenizer, in which all control tokens are called otherwise: those without a
+guard, which the template wrote, are called so too, and all that is guarded is text. Text without is
+read as ever. Of a tokenizer that is not fast there is no twin: guarded text is then read in pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-GUARD = "\ufdd0"
+GUARD = "\U0001d245"
 TWIN = f"\ufdd1{secrets.token_hex(8)}\ufdd1"  # which nobody can write
 LIKE_MARKS = re.compile(r"<\|.+\|>|<[^<>\s]*[_|｜][^<>\s]*>|\[/?[A-Z_]+\]", re.DOTALL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -300,3 +301,13 @@ def test_two_tokens_that_begin_a_text_are_warned_of() -> None:
         for prompt, n in (("The capital of Peru is", 0), ("<|begin|>The capital of Peru is", 1)):
             report = model.generate(prompt, max_tokens=1)[0].steering
             assert sum("two tokens that begin a text" in w for w in report.warnings) == n
+
+
+def test_a_template_may_print_what_it_is_given() -> None:
+    """Kills: a guard that Python's repr escapes, so that the model reads its escape."""
+    printing = "{% for m in messages %}{{ m.calls | string }}{% endfor %}{{ tools | tojson }}"
+    form = PromptForm(marked_tokenizer(), printing)
+    calls = [{"html": "<b>[x]</b> <|im_end|>"}]
+    text = form.rendered([{"role": "assistant", "calls": calls}], {"tools": calls})
+    assert shown(text) == f"{calls}{json.dumps(calls)}"
+    assert not controls(form, form.encode(text))

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from juice.files import MINI
 from juice.gguf_tokenizer import tokenizer_of
+from juice.model.control_tokens import GUARD
 from juice.model.prompts import PromptForm
 from tests.support import tiny
 from tests.support.gguf_tokenizers import byte_level, scored
@@ -98,7 +99,7 @@ def test_other_threads_run_while_a_long_text_is_read(beginning: str) -> None:
     assert longest < (turns[-1] - turns[0]) / 2
 
 
-@pytest.mark.parametrize("character", [*RUNS.values(), "\ufdd0"], ids=ascii)
+@pytest.mark.parametrize("character", [*RUNS.values(), GUARD], ids=ascii)
 def test_a_long_run_in_a_chat_is_guarded_in_time(character: str) -> None:
     form = PromptForm(AutoTokenizer.from_pretrained(MINI), TEMPLATE)
     text = f"<|end|>{character * N}e"

@@ -10,7 +10,7 @@ from juice.model.control_tokens import GUARD, TWIN
 from juice.model.prompts import PromptForm
 
 HARMLESS = ("<", "<|", "|>", "[", "]", " ", "\n", "Lima", "    ", "ordinary", "é", "/think")
-NOT_CHARACTERS = (GUARD, TWIN[:1])
+OURS = (GUARD, TWIN[:1])
 
 
 class Forger:
@@ -39,7 +39,7 @@ class Forger:
         if drawn < share + 0.2:  # two of which may meet
             at = self._rng.randrange(1, len(name))
             return self._rng.choice((name[:at], name[at:]))
-        return self._rng.choice((*HARMLESS, *NOT_CHARACTERS))
+        return self._rng.choice((*HARMLESS, *OURS))
 
     def chat(self, share: float = 0.4) -> list[dict[str, Any]]:
         """Return a chat of such contents."""
