@@ -89,6 +89,9 @@ def _decoder_layers(model: PreTrainedModel, config: PretrainedConfig) -> nn.Modu
     n_layers = config.num_hidden_layers
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == n_layers]
     candidates = [m for m in lists if all(_attentions(layer) for layer in m)]
+    # The tower of a model that sees or hears may have as many layers as its decoder.
+    decoder = set(model.get_decoder().modules())
+    candidates.sort(key=lambda m: m not in decoder)
     if not candidates:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no list of {n_layers} layers with one attention module "

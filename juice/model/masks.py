@@ -105,7 +105,7 @@ def attention_pattern(model: PreTrainedModel) -> AttentionPattern | None:
 
 def _sliding_window(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
     """Return the sliding window; many configurations have a number that no code reads."""
-    code = sys.modules[type(model).__module__]
+    code = sys.modules[type(model.get_decoder()).__module__]  # of what a wrapper has within
     if getattr(config, "use_sliding_window", True) is False or not hasattr(
         code, "create_sliding_window_causal_mask"
     ):

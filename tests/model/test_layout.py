@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MistralConfig,
+    PretrainedConfig,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import juice
 from juice.engine.request import Request
 from juice.model.layout import resolve
+from juice.model.masks import attention_pattern
 from tests.support import oracle, tiny
 
 
@@ -65,3 +74,35 @@ def test_a_sliding_window_that_the_models_code_ignores_is_not_applied() -> None:
     model = juice.load(network, tokenizer=tiny.tiny_tokenizer())
     request = Request.of(prompt_ids=tuple(ids), max_tokens=5, ignore_eos=True)
     assert list(model.engine.generate([request])[0].token_ids) == expected
+
+
+def seeing(text: PretrainedConfig, n_seeing_layers: int) -> LlavaForConditionalGeneration:
+    """Return a tiny model that sees, with so many layers that do, and a text decoder."""
+    vision = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=n_seeing_layers,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+        projection_dim=16,
+    )
+    torch.manual_seed(0)
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=299)
+    return tiny.with_large_weights(LlavaForConditionalGeneration(config)).eval()
+
+
+def test_the_decoder_of_a_model_that_sees_is_found_beside_as_many_layers_that_see() -> None:
+    text = tiny.tiny_model("llama").config
+    network = seeing(text, text.num_hidden_layers)
+    layers = network.get_decoder().layers
+    assert [one.layer for one in resolve(network).layers] == list(layers)
+
+
+def test_the_sliding_window_of_a_decoder_within_another_model_is_its_own() -> None:
+    """Kills: a look at the code of the outer model, which knows no windows."""
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    text = MistralConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, sliding_window=8)
+    pattern = attention_pattern(seeing(text, 1))
+    assert pattern is not None
+    assert pattern.sliding_windows == {"sliding_attention": 8}
