@@ -18,7 +18,6 @@ import torch.distributed as dist
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -45,6 +44,7 @@ from juice.model.identity import (
     identify_model,
     sampled_rows,
     source_of,
+    stored_tokenizer,
     weights_folder,
 )
 from juice.model.layout import Layout, resolve
@@ -216,7 +216,7 @@ def _from_pretrained(
     source, name = source_of(model), options.quantization
     where: dict[str, Any] = {"revision": options.revision, "trust_remote_code": False}
     with _explained(model, device, placed):
-        tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        tokenizer = stored_tokenizer(source, **where)
         config = AutoConfig.from_pretrained(source, **where)
         packed = name is not None or getattr(config, "quantization_config", None) is not None
         placed["dtype"], reason = choose_dtype(

@@ -185,6 +185,18 @@ def source_of(model: str | Path) -> str:
     return str(MINI) if str(model) == "mini" else str(model)
 
 
+def stored_tokenizer(source: str, **where: Any) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a hub id or folder.
+
+    Never that of the package mistral-common, where it is installed: it has no chat template, nor
+    tokens to look at.
+    """
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        source, mistral_format=False, **where
+    )
+    return tokenizer
+
+
 def weights_folder(source: str, revision: str | None) -> Path | None:
     """Return the folder of a model's files; None where they are not on this machine."""
     config_file = cached_file(
@@ -234,7 +246,7 @@ def describe_stored(model: str, options: LoadOptions, **how: Any) -> ModelDescri
     source = source_of(model)
     where: dict[str, Any] = {"revision": options.revision, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        tokenizer = stored_tokenizer(source, **where)
         config = AutoConfig.from_pretrained(source, **where)
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config)

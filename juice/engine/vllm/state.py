@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
@@ -35,6 +34,7 @@ from juice.engine.steer import MAX_SCHEDULE
 from juice.engine.structure import Constraint, Structure, Structures, rule_out
 from juice.engine.vllm.arguments import STRUCTURE, Coefficients, check_origin
 from juice.errors import RequestError, UnsupportedModelError
+from juice.model.identity import stored_tokenizer
 
 OWN, CLEAN = 0, 1
 ENDLESS = 2**62
@@ -271,7 +271,7 @@ class StructureProcessor(LogitsProcessor, V2LogitsProcessor):
 
     def _structures_of(self, stop_token_ids: tuple[int, ...]) -> Structures:
         if stop_token_ids not in self._structures:
-            tokenizer: Any = AutoTokenizer.from_pretrained(
+            tokenizer = stored_tokenizer(
                 self._config.tokenizer, revision=self._config.tokenizer_revision
             )
             self._structures[stop_token_ids] = Structures(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import mistral_common
 import pytest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -156,3 +158,13 @@ def test_an_engine_that_was_idle_is_not_stuck_when_work_comes(folder: Path) -> N
         engine.submit([request], collector)
         assert engine.status.heartbeat_age_s < 100
         collector.wait(1)
+
+
+def test_the_tokenizer_of_a_model_is_its_folders_beside_mistrals_own_format(tmp_path: Path) -> None:
+    """Kills: the tokenizer of mistral-common, which vLLM installs, and which reads no prompt."""
+    folder = tiny.save(tmp_path, wide("Mistral").build())
+    data = Path(mistral_common.__file__).with_name("data")
+    shutil.copy(data / "tekken_240718.json", folder / "tekken.json")
+    with juice.load(folder) as model:
+        assert model.tokenize("Hello") == tuple(tiny.tiny_tokenizer()("Hello")["input_ids"])
+        assert model.generate("Hello", max_tokens=2)
