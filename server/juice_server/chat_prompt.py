@@ -57,7 +57,7 @@ def prompt_of(
     """
     if translator.chat_model.prompts.chat_template is None:
         raise RequestError(
-            f"{translator.model_name} has no chat template; use /v1/completions or /generate",
+            f"{translator.model_name} {translator.why_no_chat}; use /v1/completions or /generate",
             param="messages",
         )
     chat, before = _Turns(translator.chat_model, messages, options), ""

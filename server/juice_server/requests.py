@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from juice.engine.answer import ScoredToken
 from juice.engine.request import GenerationOptions, Request
 from juice.engine.steer import Steer
 from juice.engine.structure import Structure
-from juice.errors import ContextLengthError, RequestError
+from juice.errors import ContextLengthError, JuiceError, RequestError
 from juice.formula import STEER_TARGETS, SteerTarget
 from juice.head_set.library import HeadSetLibrary
 from juice.steered_model import SteeredModel
@@ -31,6 +32,7 @@ from juice_server.settings import Settings
 from juice_server.tools import format_of
 from juice_server.trace import trace_of
 
+LOG = logging.getLogger("juice_server")
 T = TypeVar("T")
 
 
@@ -191,8 +193,13 @@ class Translator:
 
     def __init__(self, model: SteeredModel, settings: Settings) -> None:
         self.model = model
-        # For prompts that went through the tokenizer's chat template, if it has one.
-        self.chat_model = model.with_chat_template(model.own_chat_template)
+        # For prompts that went through the tokenizer's chat template, if it has one that serves.
+        self.chat_model, self.why_no_chat = model, "has no chat template"
+        try:
+            self.chat_model = model.with_chat_template(model.own_chat_template)
+        except JuiceError as error:
+            self.why_no_chat = f"serves no chats, since {error}"
+            LOG.warning("%s %s; give another with --chat-template FILE", model.id, self.why_no_chat)
         if self.chat_model.prompts.chat_template is not None:
             self.chat_model.prompts.control.prepare()
         self.settings = settings

@@ -53,3 +53,17 @@ def test_a_model_without_a_template_refuses_to_chat(tmp_path: Path) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages"
     assert "no chat template" in answer.json()["error"]["message"]
+
+
+def test_a_template_that_refuses_a_users_message_leaves_out_chats_alone(tmp_path: Path) -> None:
+    """Kills: a server that does not start for want of the chats that nobody sends."""
+    tokenizer = tiny.tiny_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('begin with a system message') }}"
+    model = tiny.save(tmp_path / "model", tiny.tiny_model("llama"), tokenizer)
+    with serving("--model", str(model)) as server:
+        said = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT).json()["error"]
+        prompt = {"prompt": "hi", "max_tokens": 1}
+        assert httpx.post(f"{server.url}/generate", json=prompt).status_code == 200
+        assert "--chat-template FILE" in server.errors()
+    assert said["param"] == "messages"
+    assert "begin with a system message" in said["message"]
