@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import juice
 from juice.engine.load_options import LoadOptions
@@ -81,3 +82,21 @@ def test_answers_end_at_the_tokenizers_end_beside_those_of_the_model() -> None:
     with juice.load(network, tokenizer=tokenizer) as model:
         ends = model.engine.description.stop_token_ids
     assert ends == {7, 9, tokenizer.convert_tokens_to_ids("A")}
+
+
+def test_experts_whose_training_balances_them_share_steps_like_others() -> None:
+    """Kills: the loss of that, which fails on masks that are given, so the model makes its own."""
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=tiny.VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        output_router_logits=True,
+    )
+    network = tiny.with_large_weights(MixtralForCausalLM(config))
+    with juice.load(network, tokenizer=tiny.tiny_tokenizer()) as model:
+        assert not model.engine.details["own_masks"]

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from juice.engine.contract import ModelDescription
 from juice.head_set.schema import ModelIdentity
 from juice.model.identity import describe
-from juice.model.layout import Layout
+from juice.model.layout import Layout, text_config
 from juice.model.masks import AttentionPattern
 from juice.model.steering_hooks import ModelHooks
 
@@ -77,7 +77,12 @@ class LoadedModel:
         self.model._juice_hooked = False
 
     def run(self, **inputs: Any) -> Any:
-        """Run one forward, uncompiled, and return the model's output."""
+        """Run one forward, uncompiled, and return the model's output.
+
+        Without the loss of a training that balances experts, which takes no masks but its own.
+        """
+        if getattr(text_config(self.model), "output_router_logits", False):
+            inputs["output_router_logits"] = False
         with uncompiled(self.modules):
             return self.model(**inputs)
 
