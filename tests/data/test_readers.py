@@ -266,6 +266,50 @@ def test_a_malformed_memotrap_row_is_named_with_its_field(
     assert "1-proverb-ending.csv:3" in str(caught.value)
 
 
+def test_cells_of_csv_hold_lists_and_objects_as_json_or_as_python_writes_them(
+    tmp_path: Path,
+) -> None:
+    given = {**OURS, "subject": "Perú", "controls": {}, "popularity": 2.5, "n_words": 3}
+    bare = {**OURS, "controls": "", "popularity": "", "n_words": ""}
+    expected = read_examples([given, OURS])
+    for write in (json.dumps, str):
+        lists = [
+            {k: write(v) if isinstance(v, list | dict) else v for k, v in row.items()}
+            for row in (given, bare)
+        ]
+        assert read_examples(write_csv(tmp_path / "ours.csv", *lists)) == expected
+    nulls = {**OURS, "prompts": str({**OURS["prompts"], "coherent": None})}
+    (example,) = read_examples(write_csv(tmp_path / "nulls.csv", nulls))
+    assert set(example.prompts) == {"clean"}
+    swap = {**NQSWAP, "org_answer": "['Rosa', \"Rosa Bell\"]", "sub_answer": '["Hugo"]'}
+    (example,) = read_examples(write_csv(tmp_path / "nq.csv", swap))
+    assert (example.parametric_answer, example.context_answer) == (("Rosa", "Rosa Bell"), ("Hugo",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[INST] Who? [/INST]", "[sic]", "{a}", "[b'a']", "[" * 9000 + "]", r"['\\d' '", r'["\ud800"]'],
+)
+def test_a_cell_in_brackets_that_is_no_list_stays_text(tmp_path: Path, text: str) -> None:
+    file = write_csv(tmp_path / "a.csv", {"a": text})
+    assert [row.values for row in read_rows(file)] == [{"a": text}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "['Rosa' 'Rosa Bell']",
+        "[\"O'Neill\"\n 'Rosa' ... 'Bell']",
+        "array(['Rosa'], dtype=object)",
+        "{'label': array(['A'], dtype=object)}",
+    ],
+)
+def test_a_list_as_numpy_writes_it_is_refused(tmp_path: Path, text: str) -> None:
+    """Python would read the first as one answer, 'RosaRosa Bell'."""
+    with pytest.raises(ExampleError, match=r"a\.csv:3: b is a list as NumPy writes it.*as JSON"):
+        read_rows(write_csv(tmp_path / "a.csv", {"a": "x", "b": "y"}, {"a": "x", "b": text}))
+
+
 def test_an_nqswap_row_has_its_question_after_the_swapped_passage(tmp_path: Path) -> None:
     (example,) = read_examples(
         write_json(tmp_path / "nq.json", {**NQSWAP, "question": "who painted the ceiling ?"})

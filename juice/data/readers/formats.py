@@ -6,7 +6,6 @@ function below makes a row the fields of an example, or finds that the row holds
 
 from __future__ import annotations
 
-import ast
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any, TypeGuard
 
 from juice.data.example import MAX_SUBJECT, ConflictExample, parse_example, question_prompt
 from juice.data.judging import is_among, normalise
-from juice.data.readers.rows import Row, texts_of
+from juice.data.readers.rows import Row, list_or_text, texts_of
 from juice.errors import ExampleError
 
 PROMPTS = ("Clean Prompt", "Substitution Conflict", "Coherent Conflict")
@@ -122,6 +121,11 @@ def format_of(row: Row) -> Format:
     )
 
 
+def read_ours(row: Fields, _name: str) -> Fields:
+    """Read a row of JuICE's format; an optional field that is empty, as in CSV, is missing."""
+    return {name: value for name, value in row.items() if value != "" or name in OURS.columns}
+
+
 def read_paraconflict(row: Fields, name: str) -> Fields:
     """Read a row of ParaConflict ("Taming Knowledge Conflicts in Language Models").
 
@@ -217,19 +221,13 @@ def read_memotrap(row: Fields, name: str) -> Fields:
 
 
 def _classes(value: Any) -> list[str]:
-    example = "such as [' one.', ' other.']"
-    if isinstance(value, str):
-        try:
-            value = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-            raise ExampleError(
-                f"classes is {value[:40]!r}; expected a list of endings, {example}"
-            ) from error
-    if not _are_texts(value) or len(value) < 2:
+    endings = list_or_text(value) if isinstance(value, str) else value
+    if not _are_texts(endings) or len(endings) < 2:
         raise ExampleError(
-            f"classes is not a list of two or more texts; expected the endings, {example}"
+            f"classes is {str(value)[:40]!r}; expected a list of two or more texts, the endings, "
+            "such as [' one.', ' other.']"
         )
-    return list(value)
+    return endings
 
 
 def _instruction_and_text(prompt: str) -> tuple[str | None, str | None]:
@@ -516,9 +514,7 @@ def _are_texts(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-OURS = Format(
-    "JuICE", ("subject", "parametric_answer", "context_answer", "prompts"), lambda row, _name: row
-)
+OURS = Format("JuICE", ("subject", "parametric_answer", "context_answer", "prompts"), read_ours)
 FORMATS = (
     OURS,
     Format("ParaConflict", ("Subject", "Answer", "Distracted Token", *PROMPTS), read_paraconflict),

@@ -1,19 +1,23 @@
 """The rows of a file, of a folder that holds a data set, or of a data set on the hub.
 
 A row is its place and its values by column; the formats (juice.data.readers.formats) say what they
-mean. A file whose name ends in .csv is CSV with a header; any other is a JSON array when it begins
-with `[`, else JSON lines. Text is UTF-8, with or without a byte order mark. `datasets`, of the
-extra `eval`, is imported when a data set is read. A data set's own code is never run.
+mean. A file whose name ends in .csv is CSV with a header, where lists and objects stand in their
+cells as JSON or as Python writes them; any other is a JSON array when it begins with `[`, else JSON
+lines. Text is UTF-8, with or without a byte order mark. `datasets`, of the extra `eval`, is
+imported when a data set is read. A data set's own code is never run.
 
 A field of a row is found by its name, whatever the user's column is called.
 """
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
+import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +30,11 @@ MAX_BYTES = 1 << 30
 PREFERRED_SPLITS = ("dev", "validation", "test")
 SAVED_FILES = ("dataset_info.json", "dataset_dict.json")
 QUOTE = "quote cells that hold commas or line breaks"
+# How NumPy writes texts: without commas, which Python would join to one, or as `array([...])`.
+QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+NUMPY = re.compile(
+    rf"\[\s*{QUOTED}(?:\s+(?:{QUOTED}|\.\.\.))+\s*\]|(?:[\[{{].*[\[:,]\s*)?array\(\[.*", re.DOTALL
+)
 
 
 class Row(NamedTuple):
@@ -172,7 +181,14 @@ def _csv_rows(text: str, path: Path) -> Iterator[Row]:
                     f"{path}:{line}: the row has too {'many' if None in values else 'few'} cells; "
                     f"expected {len(columns)} cells, as in the header; {QUOTE}"
                 )
-            yield Row(f"{path}:{line}", dict(values))
+            for column, cell in values.items():
+                if NUMPY.fullmatch(cell):
+                    raise ExampleError(
+                        f"{path}:{line}: {column} is a list as NumPy writes it, {cell[:40]!r}; "
+                        "write it as JSON, or save the data as JSON lines or parquet"
+                    )
+            read = {column: list_or_text(cell) for column, cell in values.items()}
+            yield Row(f"{path}:{line}", without_nulls(read))
             line = reader.line_num + 1
     except csv.Error as error:
         raise ExampleError(
@@ -247,6 +263,23 @@ def columns_of(
     return {field: column for field, column in found.items() if column is not None}
 
 
+def list_or_text(text: str) -> Any:
+    """Return the list or object that a text is in JSON, or as Python writes it; else the text."""
+    bare = text.strip()
+    if bare[:1] + bare[-1:] not in ("[]", "{}"):
+        return text
+    for read in (json.loads, ast.literal_eval):
+        # A prompt or an answer may be in brackets, and say what JSON has no word for.
+        with (
+            suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError),
+            warnings.catch_warnings(action="ignore"),
+        ):
+            value = read(bare)
+            json.dumps(value, ensure_ascii=False).encode()
+            return value
+    return text
+
+
 def text_of(value: Any) -> str | None:
     """Return the text of a value, stripped; None if it has no text, as pandas' NaN has none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -255,15 +288,14 @@ def text_of(value: Any) -> str | None:
 
 
 def texts_of(value: Any) -> tuple[str, ...]:
-    """Return the distinct texts of a text, a list, a JSON list, or SQuAD's `{"text": [...]}`.
+    """Return the distinct texts of a text, a list, a list as text, or SQuAD's `{"text": [...]}`.
 
     Empty when any item has no text.
     """
+    if isinstance(value, str):
+        value = list_or_text(value)
     if isinstance(value, dict):
         value = value.get("text")
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with suppress(ValueError, RecursionError):  # an answer may begin with a bracket
-            value = json.loads(value)
     texts = [text_of(v) for v in value] if isinstance(value, list) else [text_of(value)]
     known = [text for text in texts if text is not None]
     return tuple(dict.fromkeys(known)) if len(known) == len(texts) else ()
