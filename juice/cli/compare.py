@@ -38,12 +38,12 @@ def run(
     """Say which of two head sets gives their target's answer more often, on the same examples.
 
     Each steers as it is served by default, without a gate, at strength 1. Examples of facts that
-    one of them was found on are left out.
+    one of them was found on are left out, and those that are too long or lack a prompt of most.
     """
     from juice.data.readers.sources import read_examples
     from juice.engine.steer import Steer, unsteered
     from juice.evaluation.splits import limited
-    from juice.identification.examples import unseen
+    from juice.identification.examples import comparable, unseen
     from juice.identification.outcomes import Trials, difference_interval
 
     read = read_examples(data, split="test")
@@ -63,7 +63,8 @@ def run(
     if len(left) < len(read):
         n = len(read) - len(left)
         console.note(f"{n} of {len(read)} examples found or tuned one of the sets: left out")
-    examples = limited(left, limit, seed)
+    usable = comparable(loaded, left, target)
+    examples = limited(usable, limit, seed)
     steerings = {
         "unsteered": unsteered(),
         **{
@@ -79,7 +80,7 @@ def run(
     found = {
         "target": target,
         "n_examples": len(examples),
-        "n_left_out": len(read) - len(left),
+        "n_left_out": len(read) - len(usable),
         "sets": {name: steerings[name].report.head_set for name in sides},
         "accuracy": {name: each.accuracy for name, each in outcomes.items()},
         "difference": fmean(gains),

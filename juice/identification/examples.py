@@ -254,6 +254,45 @@ def with_prompts_that_most_have(examples: Sequence[ConflictExample]) -> list[Con
     ]
 
 
+def comparable(
+    model: SteeredModel, examples: Sequence[ConflictExample], target: Target
+) -> list[ConflictExample]:
+    """Return the examples on which ways of steering toward a target can be compared.
+
+    Their judged prompts leave room for an answer and are of the same conflict types. Warns of what
+    is left out. Raises ExampleError when none is left.
+    """
+    types = judged_types(target, examples, any)
+    judged = [{t: e.prompts[t] for t in types if t in e.prompts} for e in examples]
+    able = [
+        e.model_copy(update={"prompts": prompts})
+        for e, prompts in zip(examples, judged, strict=True)
+        if prompts and _fits(model, e, prompts)
+    ]
+    if n_unfit := len(examples) - len(able):
+        warnings.warn(
+            f"{n_unfit} of {len(examples)} examples are left out: a prompt is too long for the "
+            f"model, or none is judged toward {target}",
+            stacklevel=2,
+        )
+    common = with_prompts_that_most_have(able)
+    wanted = judged_types(target, common, any)
+    alike = [e for e in common if e.prompts.keys() >= set(wanted)]
+    if not alike:
+        raise ExampleError(
+            f"none of {len(examples)} examples can be compared on: they are too long for the "
+            f"model, or share no conflict type for {target} ({', '.join(wanted) or 'none'} in "
+            "all); give examples with the same conflict types"
+        )
+    if n_partial := len(able) - len(alike):
+        warnings.warn(
+            f"{n_partial} of {len(examples)} examples are left out: they lack a prompt that "
+            "others have",
+            stacklevel=2,
+        )
+    return alike
+
+
 def usable_examples(
     model: SteeredModel,
     examples: Sequence[ConflictExample],

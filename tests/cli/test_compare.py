@@ -90,6 +90,37 @@ def test_facts_that_one_of_the_sets_was_found_on_are_left_out(
     assert (none.returncode, "found or tuned on all examples" in none.stderr) == (2, True)
 
 
+def test_examples_that_are_too_long_or_lack_a_prompt_are_left_out_and_counted(
+    tmp_path: Path,
+) -> None:
+    examples = [e.model_dump(exclude_defaults=True) for e in library.read_examples("mini")[:N]]
+    clean, substitution, coherent = ("clean", "substitution", "coherent")
+    examples[0]["prompts"][coherent] *= 400
+    del examples[1]["prompts"][clean]
+    for example in examples[3:]:
+        del example["prompts"][coherent]
+    examples[4]["prompts"] = {coherent: examples[4]["prompts"][substitution]}
+    data = tmp_path / "some.jsonl"
+
+    def compared(rows: list[dict]) -> CompletedProcess[str]:
+        data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return juice("compare", "parametric", "parametric", "--data", str(data), "--json")
+
+    done = compared(examples)
+    found = json.loads(done.stdout)
+    assert (found["n_examples"], found["n_left_out"]) == (N - 3, 3)
+    assert set(found["accuracy"]["a"]) == {clean, substitution}
+    assert f"1 of {N} examples are left out: a prompt is too long" in done.stderr
+    assert f"few of {N - 1} examples have a prompt that is coherent (3): it is left" in done.stderr
+    assert f"2 of {N} examples are left out: they lack a prompt that others have" in done.stderr
+    for example, kind in zip(examples, (clean, substitution) * N, strict=False):
+        example["prompts"] = {kind: "Its capital is"}
+    nothing = compared(examples)
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert f"none of {N} examples can be compared on" in nothing.stderr
+    assert "give examples with the same conflict types" in nothing.stderr
+
+
 def test_the_verdict_names_the_better_one_or_neither(weak: Path) -> None:
     given = ("--data", "mini", "--limit", "40")
     better = juice("compare", str(weak), "parametric", *given).stdout.splitlines()[-1]
