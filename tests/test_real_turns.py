@@ -62,7 +62,15 @@ def test_a_chat_goes_on_with_its_replies(mini: juice.SteeredModel, positions: st
             found = rows[f"turn {turn}, divergence"]["divergence"]
             assert math.isclose(found, fmean(nats), abs_tol=1e-4)
             assert abs(found) > 1e-3
+            assert rows[f"turn {turn}, divergence"]["interval"] is None
         text += f"{reply.strip()}<|end|>"
+
+
+def test_the_interval_of_divergences_is_as_wide_as_chats_differ() -> None:
+    """They are nats, of no bound. The oracle is a table: t is 4.3027 at two degrees of freedom."""
+    low, high = turns.interval_over_chats([1.0, 2.0, 6.0]) or (0, 0)
+    half = 4.3027 * math.sqrt(7 / 3)
+    assert (low, high) == pytest.approx((3 - half, 3 + half), abs=1e-3)
 
 
 def test_the_first_turns_are_about_the_same_as_the_last() -> None:

@@ -12,20 +12,23 @@ rows give
     memory, context   the share of replies that hold the answer of memory, and of the document
     divergence        log p(unsteered) - log p(steered) of a reply that the unsteered model draws at
                       temperature 1 to the same chat, in nats: the mean over its tokens. That is
-                      KL(unsteered || steered), estimated; its interval is over chats
+                      KL(unsteered || steered), estimated; its interval is Student's t over chats
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
+
+from scipy import stats
 
 import juice
 from benchmarks import rig
@@ -36,7 +39,7 @@ from juice.cli import console
 from juice.cli.options import quiet_libraries
 from juice.engine.steer import Steer
 from juice.errors import UsageError
-from juice.identification.outcomes import difference_interval
+from juice.identification.outcomes import Interval
 from juice.model.prompts import Message
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
@@ -142,8 +145,16 @@ def _divergence_row(
         "way": way.name,
         "n": len(nats),
         "divergence": fmean(nats) if nats else None,
-        "interval": difference_interval(nats),
+        "interval": interval_over_chats(nats),
     }
+
+
+def interval_over_chats(nats: Sequence[float]) -> Interval | None:
+    """Return Student's t interval, of 95 %, of a mean of divergences; None for less than two."""
+    if len(nats) < 2:
+        return None
+    half = float(stats.t.ppf(0.975, len(nats) - 1)) * stdev(nats) / math.sqrt(len(nats))
+    return Interval(fmean(nats) - half, fmean(nats) + half)
 
 
 def ways_in_turns(model: SteeredModel) -> list[Way]:
