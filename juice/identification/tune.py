@@ -32,7 +32,12 @@ from juice.errors import ExampleError, UsageError
 from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import HARM_STRENGTHS, Betas, Harm, Point, Validation
-from juice.identification.examples import in_form_of_examples, taking_turns, with_scored_answers
+from juice.identification.examples import (
+    in_form_of_examples,
+    taking_turns,
+    unseen,
+    with_scored_answers,
+)
 from juice.identification.first_tokens import (
     FirstTokens,
     Reading,
@@ -75,7 +80,7 @@ def tune(
     """Return the head set with a method's best betas, what they did, and their gate.
 
     Prompts take the form in which the set's heads were found: plain, or in a chat; it warns where
-    the examples were made in another.
+    the examples were made in another, and of those about facts that found or tuned the set.
 
     Args:
         model: The model.
@@ -92,6 +97,12 @@ def tune(
     """
     examples = read_examples(validation, split="validation")
     model.check_fits(head_set)
+    if n_alike := len(examples) - len(unseen(examples, [head_set])):
+        warnings.warn(
+            f"{n_alike} of {len(examples)} validation examples are about facts that found or tuned "
+            f"the head set {head_set.name!r}: what is measured on these says little of others",
+            stacklevel=2,
+        )
     model = in_form_of_examples(model.in_form_of(head_set), examples, is_chosen=True)
     task = Task(
         model=model,
