@@ -371,7 +371,16 @@ def test_transfer_tests_the_heads_of_each_relation_on_all(
     ]
     assert table.rows[1][1:] == [f"{100 * fmean(right[name][1]):.1f}" for name in names]
     assert f"gain {100 * (home - before):+.1f} points there" in section.text[1]
-    assert "Find heads on examples of your own task." in section.text[1]
+    for interval, told in (
+        (
+            (0.01, 0.2),
+            "+1.0 to +20.0 (95 %), fact by fact. Find heads on examples of your own task",
+        ),
+        ((-0.03, 0.07), "These facts do not tell whether heads found elsewhere help less"),
+        ((-0.2, -0.01), "Heads found elsewhere help more"),
+    ):
+        section = finding("transfer", "context", {**result, "interval": interval})
+        assert section.text[1].endswith(f"{told}.")
 
     def knows_one(model: Any, pool: list[ConflictExample], *more: Any, **options: Any) -> Any:
         if pool[0].relation == "book_author":

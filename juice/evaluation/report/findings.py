@@ -168,12 +168,19 @@ def _stability(result: Result, target: str) -> Described:  # noqa: ARG001
 def _transfer(result: Result, target: str) -> Described:
     home, elsewhere = result["gain_at_home"], result["gain_elsewhere"]
     share = f": {percent(max(0.0, elsewhere / home))} % of it carries over" if home > 0 else ""
+    low, high = result["interval"]
+    if low > 0:
+        told = "Find heads on examples of your own task"
+    elif high < 0:
+        told = "Heads found elsewhere help more"
+    else:
+        told = "These facts do not tell whether heads found elsewhere help less"
     text = [
         f"How often facts of each relation get the {target} answer under conflict, with the heads "
         f"that each relation finds by {result['way']}, on facts that are not tested on; percent.",
         f"Heads found on a relation gain {100 * home:+.1f} points there and {100 * elsewhere:+.1f} "
-        f"on the others{share}. The difference is {between(*result['interval'])} (95 %), fact by "
-        "fact. Find heads on examples of your own task.",
+        f"on the others{share}. The difference is {100 * low:+.1f} to {100 * high:+.1f} (95 %), "
+        f"fact by fact. {told}.",
         *(f"{a}: {row['problem']}" for a, row in result["found_on"].items() if "problem" in row),
     ]
     rows = {"none, unsteered": result["unsteered"]}
