@@ -365,11 +365,19 @@ def test_a_gate_needs_the_form_in_which_it_was_measured(mini: juice.SteeredModel
 def test_parts_that_are_measured_apart_are_joined(result: dict[str, Any]) -> None:
     """Kills: rows twice, rows of a set that has changed, rows of another model."""
     rows = result["rows"]
+    of_facts, of_chat = (("parametric", "context", "prose"), ("chat",))
     parts = [
-        {**result, "rows": [row for row in rows if (row["part"] == "chat") == is_chat]}
+        measure.headed(
+            {**result, "rows": [row for row in rows if (row["part"] in of_chat) == is_chat]},
+            {"command": f"chat: {is_chat}"},
+            of_chat if is_chat else of_facts,
+        )
         for is_chat in (False, True)
     ]
     whole = measure.joined(parts[0], parts[1])
+    commands = {part: header["command"] for part, header in whole["parts"].items()}
+    assert commands == {**dict.fromkeys(of_facts, "chat: False"), "chat": "chat: True"}
+    assert whole["parts"]["prose"]["head_sets"] == result["head_sets"]
     assert sorted(map(str, whole["rows"])) == sorted(map(str, rows))
     assert measure.joined(whole, parts[1])["rows"] == whole["rows"]
     changed = deepcopy(parts[1])

@@ -5,9 +5,9 @@
         [--allow-unverified] [--parts parametric,context,prose,chat] [--strengths 0.5,1,2]
 
 prints a table and writes one JSON document. Of a large model the parts may be measured one by one:
-those that are in FILE.json, of the same sets, stay there. Answers about facts are kept in
-FILE.answers, and what was read of prose in FILE.prose, until it is done: the same command goes on
-where it was cut off.
+those that are in FILE.json, of the same sets, stay there, and `parts` has the command, the machine
+and the sets of each. Answers about facts are kept in FILE.answers, and what was read of prose in
+FILE.prose, until it is done: the same command goes on where it was cut off.
 
 MODEL is what `juice.load` takes, and PATH what `juice.read_examples` takes, such as a folder with
 ParaConflict's files. The sets are those of FOLDER that are called `parametric` and `context`, as
@@ -187,7 +187,8 @@ def _described(head_set: HeadSet, asked: SteeredModel) -> dict[str, Any]:
 def joined(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Return a result with the rows of an earlier one that it lacks, where both are of one model.
 
-    Rows of a set that has changed are left out.
+    Rows of a set that has changed are left out. Each part keeps the header with which it was
+    measured.
     """
     if any(before[part] != result[part] for part in ("model", "facts")):
         return result
@@ -203,7 +204,19 @@ def joined(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
             if t == row["part"] or t in row["way"] or row["part"] == "chat"
         )
     ]
-    return {**result, "rows": [*kept, *result["rows"]]}
+    left = set(map(_part, kept))
+    parts = {part: header for part, header in before.get("parts", {}).items() if part in left}
+    return {**result, "parts": {**parts, **result["parts"]}, "rows": [*kept, *result["rows"]]}
+
+
+def headed(found: dict[str, Any], header: dict[str, Any], parts: Sequence[str]) -> dict[str, Any]:
+    """Return a result with the header of its run, which is also that of the parts measured."""
+    of_part = {**header, "head_sets": found["head_sets"]}
+    return {**header, "parts": dict.fromkeys(parts, of_part), **found}
+
+
+def _part(row: Row) -> str:
+    return "prose" if row["measure"] == prose.MEASURE else str(row["part"])
 
 
 def key(row: Row) -> tuple[Any, ...]:
@@ -284,7 +297,8 @@ def main(arguments: Sequence[str]) -> None:
         found = measure(model, plan, console.progress)
         command = shlex.join(["python", "-m", "integration.real.measure", *arguments])
         shown = command.replace(str(Path.home()), "~")
-        result = {"command": shown, "versions": versions(), "machine": rig.machine(), **found}
+        header = {"command": shown, "versions": versions(), "machine": rig.machine()}
+        result = headed(found, header, plan.parts)
     if given.out is not None:
         if given.out.exists():
             result = joined(json.loads(given.out.read_text()), result)

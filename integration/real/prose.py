@@ -24,6 +24,7 @@ from juice.identification.task import Unfinished
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
+MEASURE = "harm to prose"
 N_TOKENS = 20_000
 CHUNK = 512
 
@@ -79,7 +80,7 @@ def _row(way: Way, strength: float, found: Sequence[Harm], n_tokens: int) -> Row
     half = Z * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return {
         "part": way.steer.target,
-        "measure": "harm to prose",
+        "measure": MEASURE,
         "way": way.name,
         "strength": strength,
         "n": len(found),
