@@ -396,6 +396,9 @@ def test_questions_with_one_right_answer_are_not_taken_for_faitheval(tmp_path: P
     row = {"qid": "1", "question": "Who?", "context": "Ann said so.", "answers": ["Ann", "ann"]}
     with pytest.raises(ExampleError, match="`juice examples` makes conflicts"):
         read_examples(write_json(tmp_path / "mrqa.json", row))
+    aliases = {**row, "answers": ["Ann", "Anna"], "detected_answers": {"text": ["Ann"]}}
+    with pytest.raises(ExampleError, match=r"detected_answers is one of MRQA.*`juice examples`"):
+        read_examples(write_json(tmp_path / "mrqa.json", {**aliases, "subset": "SQuAD"}))
 
 
 def test_faitheval_sets_are_read_from_the_hub(hub: dict) -> None:

@@ -306,6 +306,7 @@ CONFLICT_WORDS = (
 SAY_UNKNOWN = "If the passage does not tell, the answer is: unknown."
 SAY_CONFLICT = "If the passage gives answers that contradict each other, the answer is: conflict."
 FAITHEVAL_WORDS = 50
+MRQA_COLUMNS = ("detected_answers", "context_tokens", "question_tokens")  # which FaithEval lacks
 
 
 def read_faitheval_open(row: Fields, _name: str) -> Fields:
@@ -314,7 +315,13 @@ def read_faitheval_open(row: Fields, _name: str) -> Fields:
     The passage gives no answer, or two, and the prompt says what to answer then: that is the
     context answer, looked for in the first 50 words. `answers` of an unanswerable row are words
     for that, so what memory says is not known; those of an inconsistent row are the two answers.
+    Rows of MRQA have the same columns and more, and are refused: theirs are names of one answer.
     """
+    if more := [column for column in MRQA_COLUMNS if column in row]:
+        raise ExampleError(
+            f"the column {more[0]} is one of MRQA, whose answers are right ones and no conflict; "
+            "`juice examples` makes conflicts of questions, contexts and right answers"
+        )
     question, passage = text_columns(row, "question", "context")
     answers = texts_of(row["answers"])
     if not answers:
