@@ -112,8 +112,8 @@ def run(
     """Measure what steering does to a model on your data, against its baselines; write a report."""
     require_extra()
     if asked.checkpoints:
-        if chat_template is not None:
-            raise UsageError("--checkpoints measures plain prompts; leave --chat-template out")
+        others = {"model": model != "mini", "chat_template": chat_template, "head_sets": head_sets}
+        _refuse_unused(asked, wanted, *(name for name, given in others.items() if given))
         _report(_measure_checkpoints(out, asked, wanted, loading, overwrite=force), as_json=json)
         return
     from juice.evaluation.run import evaluate_data, read_templates, read_texts
@@ -133,11 +133,24 @@ def run(
     _report(store, as_json=json)
 
 
+def _refuse_unused(asked: Asked, wanted: EvaluationOptions, *others: str) -> None:
+    """Raise UsageError for flags that say nothing where checkpoints are measured."""
+    used = ("data", "checkpoints", "limit", "seed")
+    given = [
+        name
+        for each in (asked, wanted)
+        for name in each.changed(*(n for n in type(each).model_fields if n not in used))
+    ]
+    if unused := [f"--{name.replace('_', '-')}" for name in (*given, *others)]:
+        raise UsageError(
+            "--checkpoints measures how models that are not steered rely on the context of plain "
+            f"prompts; leave {', '.join(unused)} out"
+        )
+
+
 def _measure_checkpoints(
     out: Path, asked: Asked, wanted: EvaluationOptions, loading: LoadOptions, *, overwrite: bool
 ) -> Store:
-    if asked.seeds > 1:
-        raise UsageError("--checkpoints measures nothing that a seed finds; leave --seeds out")
     others = [
         name for name in LoadOptions.model_fields if name not in ("device", "dtype", "threads")
     ]

@@ -57,12 +57,6 @@ class LoadOptions(Options):
         default=None, description="eager, sdpa or another of transformers'."
     )
 
-    def changed(self, *names: str) -> list[str]:
-        """Return the options among these that are not at their defaults."""
-        return [
-            name for name in names if getattr(self, name) != type(self).model_fields[name].default
-        ]
-
 
 EngineName = Literal["own", "vllm"]
 

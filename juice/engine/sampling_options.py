@@ -47,6 +47,12 @@ class Options(BaseModel):
                 f"{path} is {shortened(error.errors()[0]['input'])}: {problem}", param=name
             ) from error
 
+    def changed(self, *names: str) -> list[str]:
+        """Return the options among these that are not at their defaults."""
+        return [
+            name for name in names if getattr(self, name) != type(self).model_fields[name].default
+        ]
+
 
 MAX_BIASES = 1024
 Bias = Annotated[float, Field(ge=-100, le=100)]

@@ -34,7 +34,20 @@ ROOT = Path(__file__).parents[2]
         (("--methods", "cad,cocoa", "--target", "parametric"), "do not steer toward parametric"),
         (("--methods", "grd", "--target", "context"), "do not steer toward context"),
         (("--limit", "0"), "limit is 0"),
-        (("--seeds", "2", "--checkpoints", "/nowhere"), "leave --seeds out"),
+        *(
+            ((*given, "--checkpoints", "/nowhere"), f"leave {given[0]} out")
+            for given in (
+                *(("--seeds", "2"), ("--methods", "june"), ("--analyses", "heads")),
+                *(("--head-set", "x"), ("--model", "x"), ("--templates", "x"), ("--text", "x")),
+                *(("--validation", "x"), ("--examples", "x"), ("--target", "context")),
+                *(("--relation", "x"), ("--head-sets", "x"), ("--chat-template", "none")),
+                *(("--top-k", "3"), ("--n-examples", "3")),
+            )
+        ),
+        (
+            ("--checkpoints", "/nowhere", "--text", "x", "--top-k", "3"),
+            "leave --text, --top-k out",
+        ),
     ],
 )
 def test_what_a_user_gets_wrong_is_one_line_and_leaves_no_report(
