@@ -64,6 +64,7 @@ def run(
     given = []
     if examples not in (None, MEMORY) and not prompts_without_answers(examples):
         given = read_examples(examples, split="identification")
+    held_out = None if validation is None else read_examples(validation, split="validation")
     loaded = options.in_chat(options.load(model, loading), chat_template, given)
     began = monotonic()
     pool = given or pool_of(loaded, examples, how, console.progress)
@@ -71,7 +72,7 @@ def run(
         loaded,
         pool,
         how,
-        validation=read_examples(validation, split="validation") if validation else None,
+        validation=held_out,
         progress=console.progress,
         # Beside the folder of head sets: one that holds none would hide the shipped ones.
         began=began,
@@ -84,9 +85,9 @@ def run(
     sets = list(found.head_sets.values())
     refused = {one.name: _why_not(one, how) for one in sets if not force}
     saved = [one for one in sets if not refused.get(one.name)]
-    _report(sets, folders, as_json=json)
     for head_set in saved:
         head_set.save(folders[head_set.name], overwrite=force)
+    _report(sets, folders, refused, as_json=json)
     if html is not None:
         write_page(html, sets, overwrite=force)
     if len(saved) == len(sets):
@@ -114,10 +115,20 @@ def _why_not(head_set: HeadSet, how: IdentificationOptions) -> str:
     )
 
 
-def _report(sets: list[HeadSet], folders: dict[str, Path], *, as_json: bool) -> None:
+def _report(
+    sets: list[HeadSet], folders: dict[str, Path], refused: dict[str, str], *, as_json: bool
+) -> None:
     if as_json:
         console.answer_json(
-            [{"path": str(folders[one.name]), **one.model_dump(mode="json")} for one in sets]
+            [
+                {
+                    "path": str(folders[one.name]),
+                    "saved": not refused.get(one.name),
+                    "not_saved_because": refused.get(one.name) or None,
+                    **one.model_dump(mode="json"),
+                }
+                for one in sets
+            ]
         )
         return
     for head_set in sets:

@@ -128,9 +128,9 @@ def identify(
     how = IdentificationOptions.of(target=target, **options)
     if chat_template is not None:
         model = model.with_chat_template(None if chat_template == "none" else chat_template)
+    held_out = None if validation is None else read_examples(validation, split="validation")
     began = monotonic()
     pool = pool_of(model, examples, how, progress)
-    held_out = None if validation is None else read_examples(validation, split="validation")
     model = in_form_of_examples(model, pool, is_chosen=chat_template is not None)
     found = find(model, pool, how, validation=held_out, progress=progress, began=began)
     return found.head_sets[target]

@@ -84,9 +84,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     words = ("--target", "parametric", "--html", str(out / "page.html"), "--json", *FREER)
     done = command("identify", "--examples", str(file), "--out", str(out / "sets"), *words)
     assert done.returncode == 0, done.stderr
-    assert [line["path"] for line in json.loads(done.stdout)] == [
-        str(out / "sets" / "mini" / "parametric")
-    ]
+    (found,) = json.loads(done.stdout)
+    assert found["path"] == str(out / "sets" / "mini" / "parametric")
+    assert (found["saved"], found["not_saved_because"]) == (True, None)
     return out, done.stderr
 
 
@@ -205,19 +205,37 @@ def test_a_set_that_breaks_clean_prompts_is_not_saved_unless_it_is_forced(
     With `--force`, such words save a set above.
     """
     place = ("--examples", str(file), "--out", str(tmp_path / "sets"))
-    refused = command("identify", *place, *PROBES, "--top-k", "5", "--accepted-loss", "0")
+    refused = command("identify", *place, *PROBES, "--top-k", "5", "--accepted-loss", "0", "--json")
     assert refused.returncode == 1
     assert "context: not saved, because it breaks clean prompts, which need no steering" in (
         " ".join(refused.stderr.split())
     )
     assert "--force" in refused.stderr
     assert not (tmp_path / "sets").exists()
-    before, after = re.findall(r"^ +clean +(\S+) -> (\S+)", refused.stdout, re.MULTILINE)[0]
+    told = {one["name"]: one for one in json.loads(refused.stdout)}["context"]
+    assert not told["saved"]
+    before, after = re.findall(
+        r"clean prompts.* \((\S+) -> (\S+) right", told["not_saved_because"]
+    )[0]
     assert float(after) < float(before)
     forced = command("identify", *place, *PROBES, "--top-k", "5", "--accepted-loss", "0", "--force")
     assert forced.returncode == 0, forced.stderr
     assert "came from an interrupted run" in forced.stderr, "it was computed again"
     assert [*(tmp_path / "sets").rglob("context")]
+
+
+def test_validation_examples_are_read_before_a_model_is_loaded(file: Path, tmp_path: Path) -> None:
+    """The model is not there either, and takes longer to load than a file to read."""
+    words = (
+        "--examples",
+        str(file),
+        "--model",
+        str(tmp_path / "model"),
+        "--validation",
+        "/no.jsonl",
+    )
+    done = command("identify", *words, "--out", str(tmp_path / "sets"))
+    assert (done.returncode, "/no.jsonl" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.long
