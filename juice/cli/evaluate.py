@@ -223,14 +223,11 @@ def _names(option: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 def _report(store: Store, *, as_json: bool) -> None:
     from juice.evaluation.report.sections import sections
-    from juice.evaluation.results import FILE
 
     out, cached = store.folder, store.n_cached
     console.note(f"{store.n_computed} units of work computed, {cached} were already in {out}")
     if as_json:
-        tables = sorted(table.name for table in out.glob("*.csv"))
-        files = [FILE, "report.md", "report.html", *tables]
-        console.answer_json({"out": str(out), "files": files, "n_cached": cached})
+        console.answer_json({"out": str(out), "files": store.files, "n_cached": cached})
         return
     for section in sections(store.results):
         if section.items:

@@ -22,7 +22,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, reduce
 from itertools import pairwise
 from pathlib import Path
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 FORMAT = "juice.evaluation/2"
 FILE = "results.json"
+REPORT = ("report.md", "report.html")
 AVERAGE = "average"
 ACCURACY = "accuracy"
 N_POPULARITY_BINS = 3
@@ -299,7 +302,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, identity: Mapping[str, Any], *, overwrite: bool = False) -> Store:
-        """Open a folder for an evaluation.
+        """Open a folder for an evaluation, of which `overwrite` removes what another has written.
 
         Raises OutputError for a folder that cannot be made or, without `overwrite`, that holds
         another evaluation or something else.
@@ -316,12 +319,20 @@ class Store:
                     "give another --out, or --force"
                 )
         try:
+            if overwrite:
+                _remove(folder)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
                 f"cannot make the folder {folder}: {error}; give another --out"
             ) from error
         return store
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the report's files: the document, its pages, and the tables with rows."""
+        tables = [name for name in COLUMNS if len(frame_of(self.results, name))]
+        return [FILE, *REPORT, *(f"{name}.csv" for name in sorted(tables))]
 
     def _resume(self, found: dict[str, Any]) -> None:
         mine, theirs = self.results["identity"], found.get("identity", {})
@@ -393,6 +404,24 @@ def read_results(folder: Path) -> dict[str, Any]:
             f"{folder / FILE} is not of the format {FORMAT}; give another --out, or --force"
         )
     return found
+
+
+def _remove(folder: Path) -> None:
+    """Remove the files of the evaluation that a folder holds, and no others."""
+    if not (folder / FILE).is_file():
+        return
+    with suppress(OSError, ValueError):  # an interrupted evaluation has none
+        drawn = re.findall(r"\]\((figures/[^/)]+\.png)\)", (folder / REPORT[0]).read_text("utf-8"))
+        for picture in drawn:
+            (folder / picture).unlink(missing_ok=True)
+    seeds = folder / "seeds"
+    for seed in seeds.iterdir() if seeds.is_dir() else ():
+        _remove(seed)
+    for name in (*REPORT, *(f"{name}.csv" for name in COLUMNS), FILE):
+        (folder / name).unlink(missing_ok=True)
+    for place in (folder / "figures", seeds, folder):
+        with suppress(OSError):  # it holds something else, or is not there
+            place.rmdir()
 
 
 def _plain(value: Any) -> Any:

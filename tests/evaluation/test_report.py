@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from juice.evaluation.report.parts import Section, Table, write_report
-from juice.evaluation.report.sections import published, sections, verdict
+from juice.evaluation.report.sections import published, sections, verdict, write
 from juice.evaluation.results import Store, frame_of, read_results
 from juice.files import LOOK
 from juice.head_set.head_set import HeadSet
@@ -201,6 +201,31 @@ def test_the_page_is_one_file_that_loads_nothing_and_agrees_with_the_markdown(
     assert "Not available: no heads" in markdown
     assert (tmp_path / "figures" / "parametric-methods.png").read_bytes().startswith(b"\x89PNG")
     assert "figures/parametric-methods.png" in markdown
+
+
+def test_starting_anew_removes_what_another_evaluation_has_written_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """Its tables, seeds and pictures would stay beside the new report as if they were its own."""
+    out = tmp_path / "out"
+    mine = [out / "notes.csv", out / "figures" / "mine.png", out / "seeds" / "3" / "notes.txt"]
+    old = [
+        *(out / name for name in ("results.json", "report.html", "seeds.csv", "checkpoints.csv")),
+        *(out / "seeds" / "1" / name for name in ("results.json", "accuracy.csv")),
+        out / "figures" / "checkpoints.png",
+    ]
+    for path in (*mine, *old):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    (out / "report.md").write_text("![A series](figures/checkpoints.png)\n")
+    store = Store.open(out, {"seed": 0}, overwrite=True)
+    assert sorted(path for path in out.rglob("*") if path.is_file()) == sorted(mine)
+    assert not (out / "seeds" / "1").exists()
+    store.results |= results(original={"world_capital": 0.5, "average": 0.5})
+    store.save()
+    write(store)
+    assert store.files == ["results.json", "report.md", "report.html", "accuracy.csv"]
+    assert {*store.files, "notes.csv"} == {path.name for path in out.iterdir() if path.is_file()}
 
 
 def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
