@@ -90,6 +90,27 @@ def test_choices_and_streams_have_the_decision(client: httpx.Client) -> None:
     assert last["steering"]["gate"]["steers"] is False
 
 
+@pytest.mark.parametrize("route", ["/generate", "/v1/completions"])
+def test_of_several_prompts_each_choice_says_what_its_gate_decided(
+    client: httpx.Client, route: str
+) -> None:
+    prompts = {"prompt": [KNOWN, UNKNOWN], "context": [claim(KNOWN), claim(UNKNOWN)], "n": 2}
+    answer = ask(client, route=route, **prompts)
+    applied = [choice["steering"]["applied"] for choice in answer["choices"]]
+    assert applied == [True, True, False, False]
+    gates = [choice["steering"]["gate"]["steers"] for choice in answer["choices"]]
+    assert gates == applied
+    assert answer["steering"] == answer["choices"][0]["steering"]
+    alone = ask(client, route=route, n=2)
+    assert all("steering" not in choice for choice in alone["choices"])
+
+
+def test_of_a_list_of_one_prompt_the_answer_has_one_report(client: httpx.Client) -> None:
+    for route in ("/generate", "/v1/completions"):
+        answer = ask(client, route=route, prompt=[KNOWN], context=[claim(KNOWN)], n=2)
+        assert all("steering" not in choice for choice in answer["choices"])
+
+
 def test_question_positions_are_the_librarys(
     client: httpx.Client, model: juice.SteeredModel
 ) -> None:

@@ -76,6 +76,8 @@ class Choice(Answer):
     """`stop`, or `length` after `max_tokens`."""
     logprobs: list[TokenScore] | None = ABSENT
     """Its tokens, where `logprobs` was asked for."""
+    steering: SteeringReport | None = ABSENT
+    """What was applied to it, where there are several prompts."""
 
 
 class GenerateResponse(Answer):
@@ -90,7 +92,7 @@ class GenerateResponse(Answer):
     finish_reason: FinishReason
     """`stop`, or `length` after `max_tokens`."""
     steering: SteeringReport
-    """What was applied."""
+    """What was applied; of several prompts, to the first."""
     usage: Usage
     """Tokens of prompts and answers."""
     timing: Timing
@@ -182,7 +184,9 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf) 
     translator = service.translator.trusting(request, body)
     prompts = await translator.joined_off_loop(request, body.prompt, body.context)
     requests = await translator.requests(request, prompts, body, top_logprobs=body.logprobs or 0)
-    renderer = GenerateRenderer(service, request, has_logprobs=body.logprobs is not None)
+    renderer = GenerateRenderer(
+        service, request, n_prompts=len(prompts), has_logprobs=body.logprobs is not None
+    )
     return await renderer.answered(requests, is_stream=body.stream)
 
 
@@ -230,6 +234,12 @@ class GenerateRenderer(NativeRenderer):
         "choices": {"__all__": {"text", "logprobs"}},
     }
 
+    def __init__(
+        self, service: Service, request: Request, *, n_prompts: int, has_logprobs: bool
+    ) -> None:
+        super().__init__(service, request, has_logprobs=has_logprobs)
+        self._n_prompts = n_prompts
+
     def events(self, update: Update) -> Iterable[Event]:
         return self.piece(update, {"text": update.text, "index": update.index})
 
@@ -240,6 +250,8 @@ class GenerateRenderer(NativeRenderer):
                 text=completion.text,
                 finish_reason=completion.finish_reason,
                 logprobs=self.logprobs(completion.tokens),
+                # A gate decides about each prompt.
+                steering=completion.steering if self._n_prompts > 1 else None,
             )
             for i, completion in enumerate(completions)
         ]

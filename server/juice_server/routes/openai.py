@@ -151,7 +151,7 @@ class OpenAIAnswer(Answer):
     usage: Usage
     """Tokens of prompts and answers."""
     steering: SteeringReport
-    """What was applied."""
+    """What was applied; of several prompts, to the first."""
 
 
 class CompletionLogprobs(Answer):
@@ -178,6 +178,8 @@ class CompletionChoice(Answer):
     """`stop`, or `length` after `max_tokens`."""
     logprobs: CompletionLogprobs | None
     """Its tokens, where `logprobs` was asked for."""
+    steering: SteeringReport | None = ABSENT
+    """What was applied to it, where there are several prompts."""
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -389,7 +391,10 @@ class CompletionRenderer(OpenAIRenderer):
         for i, done in enumerate(completions):
             text = {"text": self._echoed(i) + done.text}
             logprobs = self._logprobs(i, done.tokens, done.prompt_tokens)
-            choices.append(_choice(i, text, done.finish_reason, logprobs))
+            choice = _choice(i, text, done.finish_reason, logprobs)
+            if len(self._body.prompt) > 1:  # a gate decides about each
+                choice["steering"] = done.steering
+            choices.append(choice)
         return self._whole(choices, completions[0].steering)
 
     def events(self, update: Update) -> Iterable[Event]:
