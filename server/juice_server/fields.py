@@ -55,8 +55,8 @@ def is_none(value: Any) -> bool:
 ABSENT: Any = Field(default=None, exclude_if=is_none)
 STEERING_HEADER = "x-juice-steering"
 APPLIED = (
-    "What was applied: a JSON object with some of the fields of `steering`. A stream's is written "
-    "before a gate has decided."
+    "What was applied: a JSON object with some of the fields of `steering`, those that are alike "
+    "for all prompts. A stream with a gate has no `applied` there."
 )
 
 

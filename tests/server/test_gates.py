@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -109,6 +110,22 @@ def test_of_a_list_of_one_prompt_the_answer_has_one_report(client: httpx.Client)
     for route in ("/generate", "/v1/completions"):
         answer = ask(client, route=route, prompt=[KNOWN], context=[claim(KNOWN)], n=2)
         assert all("steering" not in choice for choice in answer["choices"])
+
+
+@pytest.mark.parametrize("route", ["/generate", "/v1/completions"])
+def test_the_header_says_only_what_holds_for_all_prompts(client: httpx.Client, route: str) -> None:
+    body = {"steer": AUTO, "max_tokens": 2}
+
+    def told(*questions: str, **more: Any) -> dict[str, Any]:
+        contexts = [claim(question) for question in questions]
+        sent = {**body, "prompt": questions, "context": contexts, **more}
+        return json.loads(client.post(route, json=sent).headers["x-juice-steering"])
+
+    assert "applied" not in told(KNOWN, UNKNOWN)
+    assert told(KNOWN, UNKNOWN)["head_set"] == "parametric"
+    assert (told(KNOWN, KNOWN)["applied"], told(UNKNOWN)["applied"]) == (True, False)
+    assert "applied" not in told(UNKNOWN, stream=True), "the gate has still to decide"
+    assert told(UNKNOWN, stream=True, steer="parametric")["applied"] is True
 
 
 def test_question_positions_are_the_librarys(

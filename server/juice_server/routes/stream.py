@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -89,7 +89,7 @@ class Renderer(ABC):
 
         def rendered() -> Response:
             answer = self.of(completions).model_dump(by_alias=True)
-            return JSONResponse(answer, headers=_told(completions[0].steering))
+            return JSONResponse(answer, headers=_told(one.steering for one in completions))
 
         return await asyncio.to_thread(rendered)
 
@@ -124,12 +124,23 @@ class Renderer(ABC):
             if self.says_done:
                 yield DONE
 
-        return EventStream(lines(), _told(requests[0].steering.report), updates)
+        reports = [request.steering.report for request in requests]
+        undecided = {"applied"} if any(request.gate for request in requests) else ()
+        return EventStream(lines(), _told(reports, undecided), updates)
 
 
-def _told(steering: SteeringReport) -> dict[str, str]:
-    """Return the header that says what was applied, for clients that drop unknown fields."""
-    told = {name: value for name, value in steering.to_dict().items() if name in TOLD}
+def _told(reports: Iterable[SteeringReport], undecided: Collection[str] = ()) -> dict[str, str]:
+    """Return the header that says what was applied, for clients that drop unknown fields.
+
+    It leaves out what is undecided, and what does not hold for all answers.
+    """
+    first, *others = reports
+    told = {
+        name: getattr(first, name)
+        for name in TOLD
+        if name not in undecided
+        and all(getattr(other, name) == getattr(first, name) for other in others)
+    }
     return {STEERING_HEADER: json.dumps(told, separators=(",", ":"))}
 
 
