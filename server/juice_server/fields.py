@@ -440,9 +440,15 @@ def _unwrapped(body: dict[str, Any]) -> dict[str, Any]:
 
 # The fields of `steer` itself, and what stands for it elsewhere.
 NEARLY_STEER = frozenset(
-    {"extra_body", "steering", "target", "head_set", "head_sets", "strength", "method", "gate"}
+    {"extra_body", "target", "head_set", "head_sets", "strength", "method", "gate"}
     | {"positions", "beta", "beta_plus", "beta_minus", "heads", "coefficients"}
 )
+
+
+def _is_nearly_steer(name: str) -> bool:
+    folded = name.casefold()
+    is_near = "steer" in folded or get_close_matches(folded, ["steer"], 1, 0.8)
+    return name in NEARLY_STEER or bool(is_near)
 
 
 class StreamOptions(Documented):
@@ -483,8 +489,7 @@ class OpenAIFields(GenerationFields):
                 found = UNSUPPORTED.get(name)
             if found is not None and not found.asks_for_nothing(value):
                 raise _refusal(name, f"the field {name} is not served here; {found.remedy}")
-            is_near = name in NEARLY_STEER or get_close_matches(name.casefold(), ["steer"], 1, 0.8)
-            if name != "steer" and value is not None and is_near:
+            if name not in cls.model_fields and value is not None and _is_nearly_steer(name):
                 # Tolerated as unknown, it would pass unsteered.
                 message = f"the field {name} does not steer; use steer, at the top level"
                 raise _refusal(name, message)

@@ -74,7 +74,7 @@ ASKED: dict[str, Any] = {
     "prediction": {"type": "content", "content": "x"},
     "web_search_options": {"search_context_size": "low"},
     # What belongs into steer.
-    **{key: {"steer": "context"} for key in ("extra_body", "steering")},
+    "extra_body": {"steer": "context"},
     **dict.fromkeys(("target", "head_set", "method"), "context"),
     "head_sets": {"context": "context"},
     **dict.fromkeys(("strength", "beta", "beta_plus", "beta_minus"), 2.0),

@@ -62,7 +62,13 @@ def test_without_it_the_answer_is_another_and_says_so(client: httpx.Client, door
 
 
 NEARLY: dict[str, dict[str, Any]] = {
-    "misspelt": {"steering": "parametric"},
+    **{
+        name: {name: "parametric"}
+        for name in (
+            *("steering", "Steer", "steet", "steer_to", "steer_toward", "steer_target"),
+            *("steer_mode", "juice_steer", "juiceSteer", "steering_target"),
+        )
+    },
     "its content alone": {"target": "parametric"},
     "extra_body as a field": {"extra_body": {"steer": "parametric"}},
     "an unknown target": {"steer": "truth"},
