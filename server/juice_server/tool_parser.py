@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from pydantic_core import from_json
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
@@ -23,6 +24,8 @@ from juice_server.tools import FORMATS, Format, Offer, Spelling
 
 # Mistral's templates take ids of nine letters and digits only.
 ID_LENGTH, ID_CHARACTERS = 9, string.ascii_letters + string.digits
+# What parsers of JSON raise, the second where it is nested too deeply.
+NOT_JSON = (ValueError, RecursionError)
 NAMED = re.compile(r"\s*(?P<name>[\w.:-]+)(?:\[CALL_ID\]\w+)?\[ARGS\](?P<arguments>.*)", re.DOTALL)
 
 
@@ -88,7 +91,7 @@ class CallReader(Reader):
     """Reads an answer that may call functions, whose form nothing enforces.
 
     transformers' `ResponseParser` finds the calls. What looks like one but names no function that
-    may be called, or is no JSON, stays text: nothing is lost.
+    may be called, or is no JSON that can be sent, stays text: nothing is lost.
     """
 
     def __init__(self, form: Format, offer: Offer, prompt: str) -> None:
@@ -107,7 +110,7 @@ class CallReader(Reader):
             self._unsettled += character
             try:
                 events = self._parser.feed(character)
-            except ValueError:
+            except NOT_JSON:
                 parts += self._given_up()
                 self._parser = self._new_parser("")
             else:
@@ -118,7 +121,7 @@ class CallReader(Reader):
         self._is_ending = True
         try:
             _, events = self._parser.finalize()
-        except ValueError:
+        except NOT_JSON:
             parts = self._given_up()
         else:
             # JSON is whole or not; of anything else, only its end tells that a call is.
@@ -206,7 +209,7 @@ def _objects(text: str) -> tuple[list[Any], str]:
     while rest:
         try:
             value, end = decoder.raw_decode(rest)
-        except ValueError:
+        except NOT_JSON:
             return found, rest
         found.append(value)
         rest = rest[end:].lstrip(" \n;,]")
@@ -218,14 +221,14 @@ def _call(value: Any) -> Call | None:
     if not isinstance(called, dict) or not isinstance(called.get("name"), str):
         return None
     arguments = called.get("arguments", called.get("parameters", {}))
-    if isinstance(arguments, str):
-        try:
+    try:
+        if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        except ValueError:
-            return None
-    if not isinstance(arguments, dict):
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        from_json(text.encode())  # as clients read it, who know no lone surrogates
+    except NOT_JSON:
         return None
-    return Call(new_id(), called["name"], json.dumps(arguments, ensure_ascii=False))
+    return Call(new_id(), called["name"], text) if isinstance(arguments, dict) else None
 
 
 def new_id() -> str:

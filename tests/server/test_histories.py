@@ -91,6 +91,14 @@ def test_what_a_message_had_comes_back_as_one_turn() -> None:
     assert told == {"role": "tool", "tool_call_id": "c1", "content": "Error: no net"}
 
 
+@pytest.mark.parametrize("value", ['"\\ud800"', "1e999", "9" * 5000, "[" * 300])
+def test_enforced_arguments_that_cannot_be_sent_are_a_block_of_text(value: str) -> None:
+    """A grammar lets them pass: they are JSON, but not to every reader."""
+    arguments = f'{{"a": {value}}}'
+    block = block_of(Call("c1", "f", arguments)).model_dump()
+    assert block == {"type": "text", "text": arguments}
+
+
 @pytest.mark.parametrize(
     "turn",
     [

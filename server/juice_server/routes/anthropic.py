@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -347,11 +348,11 @@ class MessageRenderer(Renderer):
 
     def of(self, completions: list[Completion]) -> MessageAnswer:
         done = completions[0]
-        parts = whole(self._reader, done.text) or [Words("")]
-        self._kinds += map(type, parts)
+        blocks = [block_of(part) for part in whole(self._reader, done.text) or [Words("")]]
+        has_calls = any(isinstance(block, ToolUseBlock) for block in blocks)
         return MessageAnswer(
-            **self._frame([block_of(part) for part in parts]),
-            **self._stopped(done),
+            **self._frame(blocks),
+            **self._stopped(done, has_calls=has_calls),
             usage=self._usage(self._trace.n_generated_tokens),
             steering=done.steering,
         )
@@ -376,7 +377,7 @@ class MessageRenderer(Renderer):
         yield {"type": "content_block_stop", "index": len(self._kinds) - 1}
         yield {
             "type": "message_delta",
-            "delta": self._stopped(done),
+            "delta": self._stopped(done, has_calls=Call in self._kinds),
             "usage": self._usage(self._trace.n_generated_tokens).model_dump(),
             "steering": done.steering.to_dict(),
         }
@@ -408,12 +409,12 @@ class MessageRenderer(Renderer):
             "content": content,
         }
 
-    def _stopped(self, done: Completion) -> Event:
+    def _stopped(self, done: Completion, *, has_calls: bool) -> Event:
         """Return why the answer ends: at its own end, at a stop sequence, or at the bound."""
         reason, first = "end_turn", None
         if done.finish_reason == "length":
             reason = "max_tokens"
-        elif Call in self._kinds:
+        elif has_calls:
             reason = "tool_use"
         elif done.stop_string in self._body.stop_sequences:
             reason, first = "stop_sequence", done.stop_string
@@ -429,12 +430,19 @@ class MessageRenderer(Renderer):
 
 
 def block_of(part: WholePart) -> TextPart | ThinkingBlock | ToolUseBlock:
-    """Return a part of an answer as a block; arguments as far as they came."""
+    """Return a part of an answer as a block; arguments as far as they came.
+
+    Those that are no JSON that can be sent, such as 1e999, become text.
+    """
     if isinstance(part, Words):
         return TextPart(type="text", text=part.text)
     if isinstance(part, Thought):
         return ThinkingBlock(type="thinking", thinking=part.text)
-    arguments = from_json(part.arguments or "{}", allow_partial=True)
+    try:
+        arguments = from_json(part.arguments or "{}", allow_partial=True)
+        json.dumps(arguments, allow_nan=False)
+    except ValueError:
+        return TextPart(type="text", text=part.arguments)
     return ToolUseBlock(type="tool_use", id=part.id, name=part.name, input=arguments)
 
 

@@ -75,6 +75,36 @@ def held(parts: list[Part]) -> list[object]:
     return made
 
 
+# Arguments that Python reads as JSON, or cannot read, and that nobody can send.
+UNSENDABLE = [
+    '{"city": "\\ud800"}',
+    '{"\\udc00": 1}',
+    '{"days": NaN}',
+    '{"days": -Infinity}',
+    '{"days": 1e999}',
+    f'{{"days": {"9" * 5000}}}',
+    f'{{"city": {"[" * 300}{"]" * 300}}}',
+    f'{{"city": {"[" * 3000}{"]" * 3000}}}',
+]
+
+
+@pytest.mark.parametrize("arguments", UNSENDABLE, ids=[each[:16] for each in UNSENDABLE])
+@pytest.mark.parametrize("name", ["hermes", "llama3", "json", "mistral_args"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_call_that_cannot_be_sent_is_text(name: str, arguments: str, *, as_text: bool) -> None:
+    """Kills: an answer that ends in a failure because of what the model wrote."""
+    given = json.dumps(arguments) if as_text else arguments
+    call = f'{{"name": "weather", "arguments": {given}}}'
+    answer = {
+        "hermes": f"<tool_call>{call}</tool_call>",
+        "llama3": call,
+        "json": f"[{call}]",
+        "mistral_args": f"[TOOL_CALLS]weather[ARGS]{given}",
+    }[name]
+    for step in (3, len(answer)):
+        assert held(read(FORMATS[name], answer, step=step)) == [answer]
+
+
 @pytest.mark.parametrize(("name", "answer", "expected"), ANSWERS)
 def test_an_answer_holds_the_same_however_it_is_cut(
     name: str, answer: str, expected: list[object] | None

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from juice_server.tool_parser import MAX_CALLS
+from tests.support.reciting import CUE, reciting
 from tests.support.serving import serving
 
 WEATHER = {
@@ -375,3 +376,25 @@ def test_what_cannot_be_offered_is_refused_with_the_field(
     assert answer.status_code == 400, answer.text
     found = answer.json()["error"]["param"]
     assert found == param if param is None else str(found).startswith(param), answer.text
+
+
+# JSON to Python, and not to be sent: half of a pair, and no number.
+UNSENDABLE = '<tool_call>{"name": "now", "arguments": {"a": ["\\ud800", 1e999]}}</tool_call>'
+
+
+def test_a_model_that_writes_what_cannot_be_sent_is_answered_as_text(tmp_path: Path) -> None:
+    template = "{{ tools and '<tool_call>' }}{{ messages[0].content }}" + CUE
+    folder = reciting(tmp_path, [UNSENDABLE], template)
+    routes: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": ASKED, "tools": [TOOLS[1]]},
+        "/v1/responses": {"input": "x", "tools": [FLAT[1]]},
+        "/v1/messages": {"messages": ASKED, "tools": [{"name": "now", "input_schema": {}}]},
+    }
+    with serving("--model", str(folder), "--served-model-name", "m") as running:
+        for route, body in routes.items():
+            for stream in (False, True):
+                sent = {"model": "m", "max_tokens": 9, "temperature": 0, "stream": stream, **body}
+                answer = httpx.post(running.url + route, json=sent, timeout=60)
+                assert answer.status_code == 200, answer.text
+                assert json.dumps(UNSENDABLE)[1:-1] in answer.text, route
+                assert '"error":{' not in answer.text
