@@ -144,7 +144,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     """Return the arguments of a call; raises ValueError."""
     try:
         found = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the arguments of a call are no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError("the arguments of a call are a JSON object as text; this is another value")

@@ -247,7 +247,7 @@ class StructuredOutputs(Documented, extra="forbid"):
 def _parsed(value: Any) -> Any:
     """Read the text of an object, as some clients send it."""
     if isinstance(value, str):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             return json.loads(value)
     return value
 
@@ -432,7 +432,7 @@ def _unwrapped(body: dict[str, Any]) -> dict[str, Any]:
     if isinstance(asked, str) and asked.lstrip().startswith("{"):  # as they hold no objects
         try:
             asked = json.loads(asked)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _refusal("vllm_xargs", f"vllm_xargs.steer is not JSON: {error}") from None
     rest = {name: value for name, value in body.items() if name != "vllm_xargs"}
     return {**rest, "steer": asked}

@@ -17,6 +17,7 @@ import asyncio
 import fcntl
 import json
 import logging
+import re
 import termios
 from array import array
 from collections.abc import Callable, Coroutine
@@ -385,18 +386,59 @@ def replaying(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
+MAX_DEPTH = 100
+TOO_DEEP = f"lists and objects are nested more than {MAX_DEPTH} levels deep; send a flatter one"
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
 class StrictRequest(Request):
-    """A request whose JSON has every field once, and no number that cannot be read."""
+    """A request whose JSON is text that can be sent on, nested no deeper than what reads it goes.
+
+    It has every field once, and no number that cannot be read.
+    """
 
     async def json(self) -> Any:
         """Return the body; raises HTTPException for what no field can be."""
         body = await self.body()
         try:
-            return json.loads(body, object_pairs_hook=without_twins, parse_int=_whole)
-        except (json.JSONDecodeError, UnicodeDecodeError):
+            text = body.decode("utf-8-sig")
+            content = json.loads(text, object_pairs_hook=without_twins, parse_int=_whole)
+            _check_text(text, content)
+            _check_depth(text, content)
+        except json.JSONDecodeError:
             raise
+        except UnicodeDecodeError as error:
+            reason = f"the body is not UTF-8: {error.reason} at byte {error.start}; send UTF-8"
+            raise HTTPException(400, reason) from error
+        except RecursionError as error:
+            raise HTTPException(400, f"in the body {TOO_DEEP}") from error
         except ValueError as error:
             raise HTTPException(400, f"in the body {error}") from error
+        return content
+
+
+def _check_text(text: str, content: Any) -> None:
+    """Raise ValueError for half of a pair of surrogates, which is no character."""
+    if SURROGATE.search(text) is None:
+        return  # what is UTF-8 has none, unless escaped
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        raise ValueError(f"{half} is half of a character; send both halves, or neither") from None
+
+
+def _check_depth(text: str, content: Any) -> None:
+    """Raise ValueError for JSON that is nested too deeply."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        held = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [inner for one in held for inner in one if isinstance(inner, dict | list)]
+        if not level:
+            return
+    raise ValueError(TOO_DEEP)
 
 
 def _whole(digits: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from typing import Any
 
 import httpx
 import pytest
@@ -146,6 +147,95 @@ def test_what_no_field_can_be_is_refused_with_the_reason(
     message = answer.json()["error"]["message"]
     assert reason in message
     assert "Exceeds" not in message
+
+
+TURN = {"role": "user", "content": "x"}
+FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
+
+
+def nested(depth: int) -> Any:
+    """Return a list in a list, and so on: as many as the depth says."""
+    made: list[Any] = []
+    for _ in range(depth - 1):
+        made = [made]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/responses", {"input": "x", "metadata": {"a": "\ud800"}}),
+        ("/v1/responses", {"input": "x", "metadata": {"\udfff": "a"}}),
+        ("/v1/responses", {"input": "x", "instructions": "a\ud800b"}),
+        ("/v1/chat/completions", {"messages": [TURN], "chat_template_kwargs": {"a": "\ud800"}}),
+        ("/generate", {"prompt": "x", "stop": "\udc00"}),
+    ],
+)
+def test_half_of_a_character_is_refused_wherever_it_is(
+    client: httpx.Client, route: str, body: dict[str, Any]
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = client.post(route, content=json.dumps(body), headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert "is half of a character; send both halves" in answer.json()["error"]["message"]
+
+
+def test_a_character_of_two_halves_is_one(client: httpx.Client) -> None:
+    raw = json.dumps({"input": "x", "max_output_tokens": 1, "metadata": {"a": "🙂"}})
+    assert "\\ud83d" in raw
+    answer = client.post("/v1/responses", content=raw, headers={"content-type": "application/json"})
+    assert answer.json()["metadata"] == {"a": "🙂"}
+
+
+@pytest.mark.parametrize("depth", [101, 400, 900, 100_000])
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [TURN], "chat_template_kwargs": {"a": 0}}),
+        (
+            "/v1/responses",
+            {"input": "x", "tools": [{**FUNCTION, "strict": True, "parameters": {"a": 0}}]},
+        ),
+        ("/v1/completions", {"prompt": "x", "guided_json": {"a": 0}}),
+    ],
+)
+def test_what_is_nested_too_deeply_is_refused(
+    client: httpx.Client, route: str, body: dict[str, Any], depth: int
+) -> None:
+    raw = json.dumps(body).replace('"a": 0', f'"a": {"[" * depth}{"]" * depth}')
+    answer = client.post(route, content=raw, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert "nested more than 100 levels deep" in answer.json()["error"]["message"]
+
+
+def test_a_hundred_levels_are_taken(client: httpx.Client) -> None:
+    for depth, status in ((98, 200), (99, 400)):  # within two objects
+        options = {"a": nested(depth)}
+        body = {"messages": [TURN], "max_tokens": 1, "chat_template_kwargs": options}
+        assert client.post("/v1/chat/completions", json=body).status_code == status
+
+
+def test_json_within_text_may_be_nested_too_deeply_too(client: httpx.Client) -> None:
+    deep = '{"a":' * 5000
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": deep}}
+    bodies: list[dict[str, Any]] = [
+        {"messages": [TURN, {"role": "assistant", "tool_calls": [call]}]},
+        {"messages": [TURN], "vllm_xargs": {"steer": deep}},
+        {"messages": [TURN], "structured_outputs": deep},
+    ]
+    for body in bodies:
+        answer = client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400, answer.text
+
+
+def test_a_body_that_is_not_utf_8_is_refused_in_words(client: httpx.Client) -> None:
+    headers = {"content-type": "application/json"}
+    for raw in (b'{"prompt": "\xff"}', b'{"prompt": "\xed\xa0\x80"}'):
+        answer = client.post("/generate", content=raw, headers=headers)
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert message.startswith("the body is not UTF-8: ")
+        assert message.endswith(" at byte 12; send UTF-8")
 
 
 @pytest.mark.parametrize("field", ["guided_json", "response_format", "structured_outputs"])
