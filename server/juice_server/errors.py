@@ -102,6 +102,8 @@ ANTHROPICS_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# What OpenAI's and Anthropic's clients would send again by themselves, to run and fail again.
+IN_VAIN = frozenset({"timeout", "non_finite_logits"})
 RETRY_AFTER_S = {"queue_full": 1.0, "not_ready": 5.0}  # where nothing was measured
 
 
@@ -213,13 +215,16 @@ def failure_of(error: Exception) -> Failure:
         message = "the server failed on this request; its log has the details"
     status, code = next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)
     retry_s = getattr(error, "retry_after_s", None) or RETRY_AFTER_S.get(code)
+    headers = {"x-should-retry": "false"} if code in IN_VAIN else {}
+    if retry_s:
+        headers["retry-after"] = str(math.ceil(retry_s))
     return Failure(
         status=status,
         message=message,
         type=TYPES.get(status, "server_error"),
         param=getattr(error, "param", None),
         code=code,
-        headers={"retry-after": str(math.ceil(retry_s))} if retry_s else {},
+        headers=headers,
     )
 
 

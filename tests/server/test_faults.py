@@ -13,8 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
+from juice.errors import NonFiniteError
+from juice_server.errors import failure_of
 from juice_server.process import connection_bound
 from tests.support.serving import CONFLICT, LONG, Server, events, gauge, raw_post, serving, within
 
@@ -294,3 +297,22 @@ def test_a_request_that_takes_too_long_is_a_503_or_an_event_and_frees_its_rows()
             assert response.status_code == 200
             assert events(response)[-1]["error"]["code"] == "timeout"
         within(20, lambda: is_idle(server), "its rows are free")
+
+
+def test_openais_client_does_not_send_again_what_took_too_long() -> None:
+    """By itself it would: a 503 is sent three times, and each time runs to the same end."""
+    with (
+        serving("--request-timeout", "0.4", "--log-format", "json") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused") as api,
+    ):
+        with pytest.raises(openai.InternalServerError, match="took more than") as refused:
+            api.completions.create(
+                model="mini", prompt=CONFLICT, max_tokens=480, n=8, extra_body={"ignore_eos": True}
+            )
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        seen = [line["code"] for line in server.log() if line.get("route") == "/v1/completions"]
+    assert seen == ["timeout"]
+
+
+def test_logits_that_are_not_finite_are_not_asked_for_again() -> None:
+    assert failure_of(NonFiniteError()).headers == {"x-should-retry": "false"}
