@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -161,8 +162,10 @@ class Service:
             raise NotReadyError(SHUTTING_DOWN)
         trace, loop = trace_of(request.scope), asyncio.get_running_loop()
         queue: asyncio.Queue[Update] = asyncio.Queue()
+        n_new = Counter[int]()
 
         def sink(update: Update) -> None:
+            n_new[update.index] += len(update.tokens)
             if update.is_last or not only_last:
                 loop.call_soon_threadsafe(queue.put_nowait, update)
 
@@ -191,6 +194,9 @@ class Service:
             self._open.discard(queue)
             for _ in range(n_open):
                 self.metrics.failed(CancelledError("the request ended early"))
+            abandoned = [i for i in range(len(requests)) if i not in submission.ended]
+            submission.n_abandoned_tokens = sum(n_new[i] for i in abandoned)
+            self.metrics.generated(submission.n_abandoned_tokens, trace)
             for turn in turns:
                 turn.cancel()
 

@@ -24,12 +24,14 @@ ACCEPTED_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 class Submission:
     """Requests that an HTTP request submits at once, and their completions so far, by number.
 
-    So many of them in a row as there are choices share a prompt.
+    So many of them in a row as there are choices share a prompt. `n_abandoned_tokens`
+    are those that were generated for requests that did not complete.
     """
 
     requests: Sequence[Request]
     n_choices: int
     ended: dict[int, Completion] = field(default_factory=dict)
+    n_abandoned_tokens: int = 0
 
     @property
     def completions(self) -> list[Completion]:
@@ -40,6 +42,11 @@ class Submission:
     def n_prompt_tokens(self) -> int:
         """The tokens of the prompts, each once."""
         return sum(len(one.prompt_ids) for one in self.requests[:: self.n_choices])
+
+    @property
+    def n_generated_tokens(self) -> int:
+        """The tokens of all choices that are complete or abandoned."""
+        return self.n_abandoned_tokens + sum(len(one.tokens) for one in self.completions)
 
     @property
     def n_cached_tokens(self) -> int:
@@ -96,8 +103,8 @@ class Trace:
 
     @property
     def n_generated_tokens(self) -> int:
-        """The tokens of all choices that are complete."""
-        return sum(len(completion.tokens) for completion in self.completions)
+        """The tokens of all choices that are complete or abandoned."""
+        return sum(submission.n_generated_tokens for submission in self.submissions)
 
 
 def trace_of(scope: Scope) -> Trace:

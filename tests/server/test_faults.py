@@ -296,6 +296,7 @@ def test_a_request_that_takes_too_long_is_a_503_or_an_event_and_frees_its_rows()
         ) as response:
             assert response.status_code == 200
             assert events(response)[-1]["error"]["code"] == "timeout"
+        assert gauge(server.url, "generated_tokens_total") > 0, "what was made is counted"
         within(20, lambda: is_idle(server), "its rows are free")
 
 

@@ -19,7 +19,7 @@ from juice.engine.answer import Completion, Update
 from juice.engine.request import Request
 from juice.engine.steer import SteeringReport
 from juice.errors import JuiceError
-from juice_server.errors import Failure, failure_of
+from juice_server.errors import ANSWERS, ClientGoneError, Failure, failure_of
 from juice_server.fields import STEERING_HEADER, Answer
 from juice_server.http import while_present
 from juice_server.service import Service
@@ -43,12 +43,19 @@ class EventStream(StreamingResponse):
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
         super().__init__(lines, media_type="text/event-stream", headers=headers)
-        self._updates = updates
+        self._updates, self._is_sent = updates, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
+        """Send the stream, and record where its client does not stay to its end."""
         async with aclosing(self._updates):
             await super().__call__(scope, receive, send)
+        if not self._is_sent:
+            trace_of(scope).code = ANSWERS[ClientGoneError][1]
+
+    async def stream_response(self, send: Send) -> None:
+        """Send all of it; cancelled when the client leaves."""
+        await super().stream_response(send)
+        self._is_sent = True
 
 
 class Renderer(ABC):

@@ -200,10 +200,8 @@ class Metrics:
         """Count a generation, its tokens and its gate's decision, and observe its times."""
         times_s, n_new = completion.timing.tokens_s, len(completion.tokens)
         start_s = completion.timing.queued_s
-        self._count("juice_generated_tokens", n=n_new)
+        self.generated(n_new, trace)
         self._count("vllm:request_success", completion.finish_reason)
-        if trace.client.has_key:
-            self._count("juice_key_tokens", trace.client.name, "generated", n=n_new)
         if completion.steering.gate is not None:
             self._count("juice_gated", str(completion.steering.gate.steers).lower())
         self._observe("juice_prompt_length_tokens", completion.n_prompt_tokens)
@@ -224,6 +222,12 @@ class Metrics:
             self._observe("vllm:request_time_per_output_token_seconds", each_s)
         gaps_s = (after - before for before, after in pairwise(times_s))
         self._observe("juice_inter_token_latency_seconds", *gaps_s)
+
+    def generated(self, n_tokens: int, trace: Trace) -> None:
+        """Count new tokens, of generations that ended or were abandoned."""
+        self._count("juice_generated_tokens", n=n_tokens)
+        if trace.client.has_key:
+            self._count("juice_key_tokens", trace.client.name, "generated", n=n_tokens)
 
     def read_prompts(self, submission: Submission, trace: Trace) -> None:
         """Count the tokens of prompts that were submitted."""

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.serving import BEARER, CONFLICT, Server
+from tests.support.serving import BEARER, CONFLICT, Server, raw_post, within
 
 
 def samples(server: Server) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -88,6 +88,33 @@ def test_lengths_and_times_are_those_of_the_request(server: Server) -> None:
     assert queue_s + prefill_s == pytest.approx(timing["first_token_s"], abs=1e-3)
     duration_s = total(grown, "juice_request_duration_seconds_sum", route="/generate")
     assert end_s < duration_s < took_s
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_a_client_that_leaves_are_counted_once_and_logged(
+    server: Server, stream: bool
+) -> None:
+    growth, name = Growth(server), f"leaves-{stream}"
+    body = {"prompt": CONFLICT, "max_tokens": 480, "ignore_eos": True, "n": 2, "stream": stream}
+    headers = {**BEARER, "x-request-id": name}
+
+    def line() -> dict[str, Any]:
+        return next((each for each in server.log() if each.get("id") == name), {})
+
+    asked = raw_post(body).replace(
+        b"\r\n", "".join(f"\r\n{k}: {v}" for k, v in headers.items()).encode() + b"\r\n", 1
+    )
+    with server.connect() as connection:
+        connection.sendall(asked)
+        within(20, lambda: total(growth(), "juice_step_generations_total") >= 20, "it runs")
+    within(20, lambda: bool(line()), "it is logged")
+    grown, logged = growth(), line()
+    assert (logged["status"], logged["code"]) == (200 if stream else 499, "client_gone")
+    n = logged["generated_tokens"]
+    assert 0 < n < 960, "it did not run to its end"
+    assert total(grown, "juice_generated_tokens_total") == n
+    assert total(grown, "vllm:generation_tokens_total") == n
+    assert total(grown, "juice_key_tokens_total", kind="generated") == n
 
 
 def test_choices_of_a_request_are_generations_of_their_own(server: Server) -> None:
