@@ -17,8 +17,10 @@ import asyncio
 import fcntl
 import json
 import logging
+import math
 import re
 import termios
+import time
 from array import array
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -57,6 +59,8 @@ T = TypeVar("T")
 # Connections beyond the bound that wait for their request, to be told why there is no room.
 OVERFLOW = 32
 REFUSAL_S = 2.0
+WARN_S = 60.0
+LOG = logging.getLogger("juice_server")
 
 
 class GuardedProtocol(H11Protocol):
@@ -71,6 +75,7 @@ class GuardedProtocol(H11Protocol):
     write_stall_s: float
     max_connections: int
     max_per_address: int
+    refused: Refusals
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,7 +95,9 @@ class GuardedProtocol(H11Protocol):
         self._refusal = self._crowded()
         if self._refusal is None:
             self._headers_timer.start()
-        elif len(self.connections) > self.max_connections + OVERFLOW:
+            return
+        self.refused.add(self._refusal)
+        if len(self.connections) > self.max_connections + OVERFLOW:
             transport.abort()
         else:
             # A refusal that is sent before the request would be lost to a client that still sends.
@@ -201,6 +208,27 @@ class GuardedProtocol(H11Protocol):
         self.transport.abort()
 
 
+class Refusals:
+    """Counts the connections that are refused, and warns of them once a minute."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics, self._n, self._warned = metrics, 0, -math.inf
+
+    def add(self, failure: Failure) -> None:
+        """Count one more."""
+        self._metrics.rejected(failure.code or "")
+        self._n += 1
+        now = time.monotonic()
+        if now - self._warned < WARN_S:
+            return
+        LOG.warning(
+            "connections are refused; where they are wanted, raise --max-connections or"
+            " --max-connections-per-address",
+            extra={"fields": {"refused": self._n, "reason": failure.message}},
+        )
+        self._n, self._warned = 0, now
+
+
 class _Timer:
     """Calls an action once, some seconds after the start, unless stopped."""
 
@@ -240,7 +268,7 @@ def _refused(message: str) -> Failure:
     )
 
 
-def guarded(settings: Settings, max_connections: int) -> type[GuardedProtocol]:
+def guarded(settings: Settings, max_connections: int, refused: Refusals) -> type[GuardedProtocol]:
     """Return a protocol class with the bounds of the settings, and this one."""
     most = settings.max_connections_per_address or max(1, max_connections * 9 // 10)
     bounds = {
@@ -248,6 +276,7 @@ def guarded(settings: Settings, max_connections: int) -> type[GuardedProtocol]:
         "write_stall_s": settings.write_stall,
         "max_connections": max_connections,
         "max_per_address": most,
+        "refused": refused,
     }
     return type("Guarded", (GuardedProtocol,), bounds)
 

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from juice.errors import JuiceError, UsageError
 from juice.steered_model import SteeredModel
 from juice_server.app import create, create_admin
-from juice_server.http import guarded
+from juice_server.http import Refusals, guarded
 from juice_server.keys import Keys
 from juice_server.service import Service
 from juice_server.settings import Settings, injected_names
@@ -132,11 +132,14 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
     service: Service = app.state.service
     n_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = connection_bound(settings.max_connections, n_files)
-    config = _config(settings, app, settings.port, most)
+    refused = Refusals(service.metrics)
+    config = _config(settings, app, settings.port, most, refused)
     admin = None
     if settings.admin_port is not None:
         probes = create_admin(service)
-        admin = _config(settings, probes, settings.admin_port, ADMIN_CONNECTIONS, lifespan="off")
+        admin = _config(
+            settings, probes, settings.admin_port, ADMIN_CONNECTIONS, refused, lifespan="off"
+        )
     server = Server(config, service, keys, admin)
     LOG.info("settings", extra={"fields": settings.public()})
     if ignored := injected_names():
@@ -155,13 +158,18 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
 
 
 def _config(
-    settings: Settings, app: FastAPI, port: int, max_connections: int, **options: Any
+    settings: Settings,
+    app: FastAPI,
+    port: int,
+    max_connections: int,
+    refused: Refusals,
+    **options: Any,
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         host=settings.host,
         port=port,
-        http=guarded(settings, max_connections),
+        http=guarded(settings, max_connections, refused),
         ws="none",
         log_config=None,
         access_log=False,

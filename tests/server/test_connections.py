@@ -62,10 +62,15 @@ def test_idle_connections_make_room_and_a_busy_server_says_so() -> None:
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "too_many_connections"
         assert answer.headers["retry-after"] == "1"
+        assert httpx.get(f"{server.url}/readyz").status_code == 503
         for connection in (*idle, *more, *busy):
             connection.close()
         time.sleep(0.3)
         assert httpx.get(f"{server.url}/readyz").status_code == 200
+        counted = 'juice_rejections_total{reason="too_many_connections"} 2.0'
+        assert counted in httpx.get(f"{server.url}/metrics").text
+        (warned,) = [line for line in server.errors().splitlines() if "are refused" in line]
+        assert 'refused=1 reason="8 connections are open; try again later"' in warned
 
 
 def test_a_crowd_of_silent_connections_without_a_key_does_not_shut_out_those_with_one() -> None:

@@ -107,6 +107,7 @@ REJECTIONS = (
     "body_too_large",
     "body_timeout",
     "context_length_exceeded",
+    "too_many_connections",
 )
 
 
@@ -185,7 +186,7 @@ class Metrics:
         self._count("juice_requests", route, str(status), trace.code, trace.steer)
         self._observe("juice_request_duration_seconds", trace.age_s, labels=(route,))
         if trace.code in REJECTIONS:
-            self._count("juice_rejections", trace.code)
+            self.rejected(trace.code)
         if trace.client.has_key:
             self._count("juice_key_requests", trace.client.name)
         if completions := trace.completions:
@@ -195,6 +196,10 @@ class Metrics:
             self._observe("vllm:request_max_num_generation_tokens", longest)
             self._observe("vllm:request_params_max_tokens", most)
             self._observe("vllm:request_params_n", trace.n_choices)
+
+    def rejected(self, reason: str) -> None:
+        """Count a refusal; a connection's has no request."""
+        self._count("juice_rejections", reason)
 
     def completed(self, completion: Completion, request: Request, trace: Trace) -> None:
         """Count a generation, its tokens and its gate's decision, and observe its times."""
