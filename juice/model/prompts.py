@@ -7,13 +7,14 @@ through a chat   the prompt is one user message, rendered by a chat template up 
 
 A reply may have an opening, such as "The capital of Peru is", which the answer follows.
 
-What a template is given is data: it forms no control tokens (`control_tokens`). A plain prompt is
-the caller's own, and may hold them.
+What a template is given is data: it forms no control tokens (`control_tokens`). Roles are words,
+so that they form none either. A plain prompt is the caller's own, and may hold them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,6 +28,8 @@ from juice.errors import RequestError, UsageError
 from juice.model.control_tokens import ControlTokens, mapped, place_in, raw, shown
 
 Message = dict[str, str]
+ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+A_ROLE = "expected a word of at most 64 letters, digits, _, . and -, such as user"
 SAID = ("content", "reasoning_content")  # of a message, by whoever speaks
 
 
@@ -126,8 +129,14 @@ class PromptForm:
         return mapped(value, partial(self.control.guarded, is_reply=is_reply))
 
     def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message of which all but the role is data; what a reply says is the model's."""
-        is_reply = turn.get("role") == "assistant"
+        """Return a message of which all but the role is data; what a reply says is the model's.
+
+        Raises RequestError for a role that is not a word.
+        """
+        role = turn.get("role")
+        if role is not None and not (isinstance(role, str) and ROLE.fullmatch(role)):
+            raise RequestError(f"the role of a message is {role!r}; {A_ROLE}", param="messages")
+        is_reply = role == "assistant"
         return {
             key: value if key == "role" else self.data(value, is_reply=is_reply and key in SAID)
             for key, value in turn.items()
@@ -180,7 +189,7 @@ class PromptForm:
 
         `options` are what else transformers' `apply_chat_template` and the template take, such as
         `documents` and `add_generation_prompt`, here true by default. Raises RequestError where the
-        template refuses the chat.
+        template refuses the chat, or a role is not a word.
         """
         given = {"add_generation_prompt": True, **self.data(dict(options))}
         given |= {"chat_template": self.chat_template, "tokenize": False}

@@ -12,6 +12,7 @@ from tokenizers import normalizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 import juice
+from juice.errors import RequestError
 from juice.model.control_tokens import GUARD, ControlTokens, place_in, raw, shown
 from juice.model.prompts import PromptForm
 from tests.support import tiny
@@ -93,6 +94,14 @@ def tokens(form: PromptForm, contents: list[str], **options: Any) -> tuple[int, 
     roles = ("user", "assistant", "user")
     turns = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
     return form.encode(form.rendered(turns, options))
+
+
+@pytest.mark.parametrize("role", ["user<|im_end|>", "us er", "user\n", "", "x" * 65, 7])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_role_is_a_word_so_that_it_forms_none(name: str, role: Any) -> None:
+    for form in (FORMS[name], replace(FORMS[name], allows_control_tokens=True)):
+        with pytest.raises(RequestError, match=r"the role .* expected a word of at most 64"):
+            form.rendered([{"role": "user", "content": "x"}, {"role": role, "content": "x"}])
 
 
 @pytest.mark.parametrize("n", N_CHATS)
