@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    AfterValidator,
     AliasChoices,
     ConfigDict,
     Discriminator,
@@ -23,7 +22,6 @@ from pydantic import (
     model_validator,
 )
 
-from juice.model.prompts import A_ROLE, ROLE
 from juice_server.fields import ABSENT, MAX_KEYS, MAX_PROMPTS, Documented, OpenAIFields, at_most
 from juice_server.tools import Function, Offer
 
@@ -163,22 +161,10 @@ class MadeCall(Documented):
     """What was called, and with what."""
 
 
-def _is_a_word(role: str) -> str:
-    if not ROLE.fullmatch(role):
-        raise ValueError(A_ROLE)
-    return role
-
-
-# A template writes it between its control tokens.
-Role = Annotated[
-    str, AfterValidator(_is_a_word), Field(json_schema_extra={"pattern": f"^{ROLE.pattern}$"})
-]
-
-
 class Message(Documented):
     """One turn of a chat."""
 
-    role: Role
+    role: str = Field(max_length=64)
     """Whose turn it is: `system` or `developer`, which is the same, `user`, `assistant`, `tool`,
     or what the template knows.
     """
@@ -271,7 +257,7 @@ class MessageItem(Documented):
     """A message of the input, given or answered before."""
 
     type: Literal["message"] = "message"
-    role: Role
+    role: str = Field(max_length=64)
     """Whose turn it is."""
     content: (
         str
