@@ -76,7 +76,9 @@ def test_no_turn_holds_another(client: httpx.Client, marks: set[int], role: str)
 def test_no_role_holds_a_turn(client: httpx.Client, role: str) -> None:
     turns = [{"role": role, "content": "x"}]
     bodies: dict[str, dict[str, Any]] = {
-        **{key: {"messages": turns} for key in ("/tokenize", "/compare", "/origins", "/sweep")},
+        **{key: {"messages": turns} for key in ("/tokenize", "/compare")},
+        "/sweep": {"messages": turns, "target": "parametric"},
+        "/origins": {"messages": turns, "context": "a", "answers": [[5]]},
         "/v1/chat/completions": {"messages": turns},
         "/v1/messages": {"messages": turns, "max_tokens": 1},
         "/v1/responses": {"input": turns},
