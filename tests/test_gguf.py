@@ -9,6 +9,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from gguf import (
     dequantize,
     quantize,
 )
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 import juice
 from juice.errors import (
@@ -31,6 +32,7 @@ from juice.errors import (
     UsageError,
 )
 from juice.gguf import read_gguf
+from tests.support.commands import invoke
 from tests.support.commands import juice as juice_command
 from tests.support.gguf_files import name_of, write_gguf
 from tests.support.tiny import tiny_tokenizer, with_large_weights
@@ -350,6 +352,32 @@ def test_a_set_of_another_quantisation_says_so(quantised: Path, tmp_path: Path) 
     trusting = juice.load(coarser, dtype="float32", allow_unverified=True)
     with pytest.warns(UserWarning, match=words):
         assert trusting.generate("abc", steer=steer)[0].steering.head_set == "own"
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_command_leaves_nothing_where_it_is_cut_off_and_else_a_whole_folder(
+    quantised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    folder = tmp_path / "made" / "new"
+    if is_there:
+        folder.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    for problem, code, said in (
+        (KeyboardInterrupt(), 130, "nothing was written"),
+        (OSError(28, "No space left on device"), 2, "No space left on device"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(PreTrainedTokenizerBase, "save_pretrained", Mock(side_effect=problem))
+            done = invoke("convert", str(quantised), str(folder))
+        assert (done[0], said in done[2]) == (code, True), done
+        assert sorted(tmp_path.rglob("*")) == before
+    assert invoke("convert", str(quantised), str(folder))[0] == 0
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert [*folder.parent.iterdir()] == [folder]
+    (tmp_path / "other").mkdir()
+    assert folder.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_vllm_and_other_arguments_are_refused_with_what_to_do(quantised: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -25,6 +26,8 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Write a GGUF file as an ordinary model folder, its weights dequantised."""
+    from safetensors import SafetensorError
+
     from juice.errors import OutputError, UsageError
     from juice.gguf import read_gguf
     from juice.model.identity import sampled_rows
@@ -36,10 +39,20 @@ def run(
         raise OutputError(f"{folder} is not an empty folder; give another, or remove it")
     options.quiet_libraries()
     model = read_gguf(file, sampled_rows, dtype=DTYPES[dtype])
+    place = folder.resolve()
+    there = next(path for path in (place, *place.parents) if path.exists())
     try:
-        model.network.save_pretrained(folder)
-        model.tokenizer.save_pretrained(folder)
-    except OSError as error:
+        with TemporaryDirectory(prefix=".juice-convert-", dir=there) as hidden:
+            whole = Path(hidden, "model")
+            model.network.save_pretrained(whole)
+            model.tokenizer.save_pretrained(whole)
+            if there == place:  # which may be a volume, that nothing can be renamed to
+                for path in whole.iterdir():
+                    path.rename(place / path.name)
+            else:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                whole.rename(place)
+    except (OSError, SafetensorError) as error:
         raise OutputError(f"cannot write to {folder}: {error}; give another folder") from error
     written = {"path": str(folder), "name": model.name, "dtype": dtype, **model.origin}
     console.answer_either(str(folder), written, as_json=json)
