@@ -142,43 +142,42 @@ class RateLimits:
     def __init__(self) -> None:
         self._buckets: dict[tuple[Hashable, str, int], _Bucket] = {}
 
-    def take(self, client: Client, n_tokens: int) -> None:
-        """Take one request and its tokens.
+    def take_request(self, client: Client) -> None:
+        """Take one HTTP request; raises RateLimitedError where this minute's are used up."""
+        self._take(client, "requests", client.requests_per_minute, 1)
+
+    def take_tokens(self, client: Client, n: int) -> None:
+        """Take tokens of prompts and answers.
 
         Raises:
             RateLimitedError: The allowance of this minute is used up.
-            RequestError: The request has more tokens than a minute's allowance.
+            RequestError: There are more tokens than a minute's allowance.
         """
-        wanted = {"requests": 1, "tokens": n_tokens}
-        buckets = self._buckets_of(client)
-        for kind, bucket in buckets.items():
-            if wanted[kind] > bucket.per_minute:
-                raise RequestError(
-                    f"the request may use {wanted[kind]} {kind}, prompt and max_tokens; this key "
-                    f"has {bucket.per_minute} a minute: ask for less"
-                )
-        waits = {kind: bucket.wait_s(wanted[kind]) for kind, bucket in buckets.items()}
-        kind = max(waits, key=waits.__getitem__, default="")
-        if kind and waits[kind]:
-            raise RateLimitedError(
-                f"this key may use {buckets[kind].per_minute} {kind} a minute; try again later",
-                retry_after_s=waits[kind],
+        most = client.tokens_per_minute
+        if most is not None and n > most:
+            raise RequestError(
+                f"the request may use {n} tokens, prompt and max_tokens; this key has {most} a "
+                "minute: ask for less"
             )
-        for kind, bucket in buckets.items():
-            bucket.add(-wanted[kind])
+        self._take(client, "tokens", most, n)
 
     def give_back(self, client: Client, n_tokens: int) -> None:
         """Give back tokens that were not used."""
-        if bucket := self._buckets_of(client).get("tokens"):
-            bucket.add(n_tokens)
+        if (most := client.tokens_per_minute) is not None:
+            self._bucket(client, "tokens", most).add(n_tokens)
 
-    def _buckets_of(self, client: Client) -> dict[str, _Bucket]:
-        bounds = {"requests": client.requests_per_minute, "tokens": client.tokens_per_minute}
-        return {
-            kind: self._buckets.setdefault((client.name, kind, bound), _Bucket(bound))
-            for kind, bound in bounds.items()
-            if bound is not None
-        }
+    def _take(self, client: Client, kind: str, most: int | None, n: int) -> None:
+        if most is None:
+            return
+        bucket = self._bucket(client, kind, most)
+        if wait_s := bucket.wait_s(n):
+            raise RateLimitedError(
+                f"this key may use {most} {kind} a minute; try again later", retry_after_s=wait_s
+            )
+        bucket.add(-n)
+
+    def _bucket(self, client: Client, kind: str, most: int) -> _Bucket:
+        return self._buckets.setdefault((client.name, kind, most), _Bucket(most))
 
 
 class Dispatcher:
@@ -204,6 +203,14 @@ class Dispatcher:
         """The rows that are held by requests that have their turn."""
         return self._queue.n_running
 
+    def admit(self, client: Client) -> None:
+        """Count an HTTP request, however many it submits.
+
+        Raises RateLimitedError where the client's key may send no more in this minute.
+        """
+        with self._lock:
+            self._limits.take_request(client)
+
     def submit(self, requests: Sequence[Request], sink: Sink) -> list[Turn]:
         """Queue all requests of one `Client` or none; return their turns.
 
@@ -213,7 +220,7 @@ class Dispatcher:
 
         Raises:
             RequestError: One of them cannot run.
-            RateLimitedError: The client's key may not use so much in a minute.
+            RateLimitedError: The client's key may not use so many tokens in a minute.
             BusyError: Too many wait.
         """
         for request in requests:
@@ -231,7 +238,7 @@ class Dispatcher:
                     f"this request needs {n}: try again later",
                     retry_after_s=self._throughput.wait_s(excess),
                 )
-            self._limits.take(client, sum(request.n_tokens for request in requests))
+            self._limits.take_tokens(client, sum(request.n_tokens for request in requests))
             self._queue.put(turns)
         self.call_up()
         return turns

@@ -33,7 +33,7 @@ class Client:
         has_key: Whether it has a key.
         scopes: Its permissions.
         priority: The lowest number, so the most urgent priority, that it may use.
-        requests_per_minute: The most requests that it may send.
+        requests_per_minute: The most HTTP requests that generate which it may send.
         tokens_per_minute: The most tokens that they may have, prompts and answers.
         max_running: The most of its generations that run at the same time.
         max_waiting: The most of its generations that wait.

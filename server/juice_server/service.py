@@ -146,6 +146,11 @@ class Service:
             return "engine stuck"
         return "draining" if self.is_leaving or self.is_draining else "ready"
 
+    def admit(self, request: HttpRequest) -> None:
+        """Count a request that generates, before any work on it; raises RateLimitedError."""
+        if self._dispatcher is not None:
+            self._dispatcher.admit(trace_of(request.scope).client)
+
     async def updates(
         self, request: HttpRequest, requests: Sequence[Request], *, only_last: bool = False
     ) -> AsyncGenerator[Update]:
@@ -229,3 +234,12 @@ async def service_of(request: HttpRequest) -> Service:
 
 
 ServiceOf = Annotated[Service, Depends(service_of)]
+
+
+async def admitting_service(request: HttpRequest, service: ServiceOf) -> Service:
+    """Return the service once it has admitted a request that generates."""
+    service.admit(request)
+    return service
+
+
+AdmittingService = Annotated[Service, Depends(admitting_service)]

@@ -86,18 +86,19 @@ def test_a_minutes_allowance_is_used_up_refills_and_takes_back(
     monkeypatch.setattr(dispatcher.time, "monotonic", lambda: now)
     limits = RateLimits()
     client = Client(name="a", requests_per_minute=3, tokens_per_minute=100)
-    limits.take(client, 60)
+    limits.take_tokens(client, 60)
     with pytest.raises(RateLimitedError, match="100 tokens a minute") as caught:
-        limits.take(client, 60)
+        limits.take_tokens(client, 60)
     assert caught.value.retry_after_s == pytest.approx(12)
     limits.give_back(client, 20)
-    limits.take(client, 60)
+    limits.take_tokens(client, 60)
+    for _ in range(3):
+        limits.take_request(client)
     now = 3.0
-    limits.take(client, 5)
     with pytest.raises(RateLimitedError, match="3 requests a minute") as caught:
-        limits.take(client, 0)
+        limits.take_request(client)
     assert caught.value.retry_after_s == pytest.approx(17)
-    limits.take(Client(name="b", requests_per_minute=1), 10**6)
+    limits.take_tokens(Client(name="b", requests_per_minute=1), 10**6)
 
 
 def test_a_place_in_the_queue_takes_as_long_as_others_lately(
@@ -154,7 +155,14 @@ def test_each_key_may_do_what_the_file_says_and_the_file_is_read_again(tmp_path:
         assert get("/info", "generates") == get("/metrics", "generates") == 403
         assert get("/healthz", "generates") == 200
 
-        assert [post("few").status_code for _ in range(3)] == [200, 200, 429]
+        # One request, however often it generates; of too many none is looked at.
+        sweep = {"prompt": CONFLICT, "target": "parametric", "strengths": [0, 1]}
+        swept = httpx.post(f"{server.url}/sweep", json=sweep, headers=bearer("few"), timeout=60)
+        assert swept.status_code == 200, swept.text
+        assert [post("few").status_code for _ in range(2)] == [200, 429]
+        assert post("few", prompt=["x"] * 2000).status_code == 429
+        tokenized = {"json": {"text": "x"}, "headers": bearer("few")}
+        assert httpx.post(f"{server.url}/tokenize", **tokenized).status_code == 200
         limited = post("few")
         assert limited.json()["error"]["code"] == "rate_limit_exceeded"
         assert 1 <= int(limited.headers["retry-after"]) <= 60

@@ -34,7 +34,7 @@ from juice_server.errors import Failure, in_anthropics_words
 from juice_server.fields import MAX_TOKENS, Answer, Documented, Unsupported, at_most, streamed
 from juice_server.http import StrictRoute
 from juice_server.routes.stream import Event, Renderer
-from juice_server.service import Service, ServiceOf
+from juice_server.service import AdmittingService, Service, ServiceOf
 from juice_server.tool_parser import Arguments, Call, Part, Thought, WholePart, Words, whole
 from juice_server.tools import Function, Offer
 
@@ -307,7 +307,7 @@ router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/v1/messages", response_model=MessageAnswer, responses=streamed(EVENTS))
-async def messages(body: MessagesRequest, request: Request, service: ServiceOf) -> Response:
+async def messages(body: MessagesRequest, request: Request, service: AdmittingService) -> Response:
     """Answer a chat."""
     chat = await chat_of(service.translator, request, body)
     renderer = MessageRenderer(service, request, body, chat)

@@ -30,7 +30,7 @@ from juice_server.requests import TokenProbability, TokenScore, Translator
 from juice_server.routes.explain import NamedHeadSets, Question, request_for, steered_otherwise
 from juice_server.routes.native import NativeRenderer, Timing
 from juice_server.routes.stream import Event
-from juice_server.service import Service, ServiceOf
+from juice_server.service import AdmittingService, Service
 from juice_server.trace import trace_of
 
 MAX_COLUMNS = 16
@@ -110,7 +110,7 @@ router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/compare", response_model=CompareResponse, responses=streamed())
-async def compare(body: CompareRequest, request: Request, service: ServiceOf) -> Response:
+async def compare(body: CompareRequest, request: Request, service: AdmittingService) -> Response:
     """Show what context and memory would each answer.
 
     With `stream`: events {"target", "text"}, or {"column", "text"} with its number, with `logprobs`

@@ -38,7 +38,7 @@ from juice_server.fields import (
 )
 from juice_server.http import StrictRoute
 from juice_server.requests import Prompt, TokenProbability, Translator, finite
-from juice_server.service import Service, ServiceOf
+from juice_server.service import AdmittingService, Service
 from juice_server.trace import trace_of
 
 
@@ -297,7 +297,7 @@ router = APIRouter(route_class=StrictRoute)
 
 @router.post("/explain")
 async def explain(
-    body: ExplainRequest, request: HttpRequest, service: ServiceOf
+    body: ExplainRequest, request: HttpRequest, service: AdmittingService
 ) -> ExplainResponse:
     """Show what could have come in a token's place, and which heads decided."""
     steer, translator = body.steer(body.strength), service.translator
@@ -372,7 +372,7 @@ def _difference(completion: Completion) -> float:
 
 @router.post("/origins")
 async def origins(
-    body: OriginsRequest, request: HttpRequest, service: ServiceOf
+    body: OriginsRequest, request: HttpRequest, service: AdmittingService
 ) -> OriginsResponse:
     """Show whether the tokens of answers come from the context or from memory.
 
@@ -412,7 +412,9 @@ LEAST = 1e-300
 
 
 @router.post("/sweep")
-async def sweep(body: SweepRequest, request: HttpRequest, service: ServiceOf) -> SweepResponse:
+async def sweep(
+    body: SweepRequest, request: HttpRequest, service: AdmittingService
+) -> SweepResponse:
     """Show at which strength one answer takes the place of another."""
     return await _Sweep(body, request, service).run()
 

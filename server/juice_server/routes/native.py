@@ -32,7 +32,7 @@ from juice_server.fields import (
 from juice_server.http import StrictRoute
 from juice_server.requests import TokenScore
 from juice_server.routes.stream import Event, Renderer
-from juice_server.service import Service, ServiceOf
+from juice_server.service import AdmittingService, Service, ServiceOf
 
 
 class GenerateRequest(GenerationFields):
@@ -176,7 +176,7 @@ router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/generate", response_model=GenerateResponse, responses=streamed())
-async def generate(body: GenerateRequest, request: Request, service: ServiceOf) -> Response:
+async def generate(body: GenerateRequest, request: Request, service: AdmittingService) -> Response:
     """Continue one or more prompts.
 
     With `stream`: events {"text", "index"}, a last one with the rest, and [DONE].

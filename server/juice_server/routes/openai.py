@@ -31,7 +31,7 @@ from juice_server.fields import (
 from juice_server.http import StrictRoute
 from juice_server.requests import Offsets, TokenTexts, finite
 from juice_server.routes.stream import Event, Renderer
-from juice_server.service import Service, ServiceOf
+from juice_server.service import AdmittingService, Service
 from juice_server.tool_parser import Arguments, Call, Part, Reader, Thought, Words, whole
 from juice_server.tools import Offer
 
@@ -355,7 +355,9 @@ router = APIRouter(route_class=StrictRoute)
 @router.post(
     "/v1/completions", response_model=CompletionAnswer, responses=streamed(COMPLETION_EVENTS)
 )
-async def completions(body: CompletionRequest, request: Request, service: ServiceOf) -> Response:
+async def completions(
+    body: CompletionRequest, request: Request, service: AdmittingService
+) -> Response:
     """Continue one or more prompts."""
     scored_prompt = body.echo and (body.logprobs is not None or body.max_tokens == 0)
     translator = service.translator.trusting(request, body)
@@ -451,7 +453,7 @@ class CompletionRenderer(OpenAIRenderer):
 
 
 @router.post("/v1/chat/completions", response_model=ChatAnswer, responses=streamed(CHAT_EVENTS))
-async def chat(body: ChatRequest, request: Request, service: ServiceOf) -> Response:
+async def chat(body: ChatRequest, request: Request, service: AdmittingService) -> Response:
     """Answer a chat."""
     n_top = body.top_logprobs or 0
     chat = await chat_of(service.translator, request, body, top_logprobs=n_top)

@@ -41,7 +41,7 @@ from juice_server.fields import (
 from juice_server.http import StrictRoute
 from juice_server.routes.openai import ScoredPlace, scored_places
 from juice_server.routes.stream import Event, Renderer
-from juice_server.service import Service, ServiceOf
+from juice_server.service import AdmittingService, Service
 from juice_server.tool_parser import Arguments, Call, Part, Thought, WholePart, Words, whole
 from juice_server.tools import Offer
 
@@ -360,7 +360,9 @@ router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/v1/responses", response_model=ResponseAnswer, responses=streamed(EVENTS))
-async def responses(body: ResponsesRequest, request: Request, service: ServiceOf) -> Response:
+async def responses(
+    body: ResponsesRequest, request: Request, service: AdmittingService
+) -> Response:
     """Answer a chat."""
     n_top = body.top_logprobs or 0
     chat = await chat_of(service.translator, request, body, top_logprobs=n_top)
