@@ -402,7 +402,9 @@ class BodyIntake:
             f"the body has more than {self._max_bytes} bytes; "
             "send less, or raise the server's max_body"
         )
-        return Failure(status=413, message=reason, code="body_too_large", headers=CLOSE)
+        # The connection stays open: where it is closed before the client has sent all of its body,
+        # the answer is lost.
+        return Failure(status=413, message=reason, code="body_too_large")
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:

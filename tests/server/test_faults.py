@@ -100,6 +100,27 @@ def test_a_body_over_the_limit_is_a_413_declared_or_chunked(server: Server) -> N
     )
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_client_that_sends_all_of_a_body_over_the_limit_reads_the_413(
+    server: Server, is_chunked: bool
+) -> None:
+    """And may go on with its next request."""
+    size = 4_000_000
+    framing = "transfer-encoding: chunked" if is_chunked else f"content-length: {size}"
+    body = b"%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n" if is_chunked else b"x" * size
+    head = f"POST /generate HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode()
+    with server.connect() as connection:
+        connection.sendall(head + body)
+        answer = b""
+        while b"body_too_large" not in answer:
+            part = connection.recv(65536)
+            assert part, f"closed after {answer!r}"
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 413")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"HTTP/1.1 200" in answer[answer.index(b"body_too_large") :] + connection.recv(65536)
+
+
 @pytest.mark.parametrize("request_lines", [
     b"GET /readyz HTTP/1.1\r\n\r\n",  # no host
     b"GET /readyz HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
