@@ -14,6 +14,7 @@ import pytest
 
 from docs_site.reference import commands
 from juice_server.app import create
+from juice_server.errors import ANSWERS, CLIENT_GONE
 from juice_server.settings import Settings
 from tests.support.page_blocks import PAGES, ROOT
 from tests.support.serving import serving
@@ -110,6 +111,15 @@ def test_the_reference_has_every_metric() -> None:
     assert not [name for name in sorted(names) if f"`{name}`" not in text]
     listed = set(re.findall(r"`((?:juice_|vllm:)[a-z0-9_]+)`", text))
     assert not listed - names
+
+
+def test_the_reference_has_every_error_of_the_server() -> None:
+    text = "\n".join(file.read_text() for file in (ROOT / "server").rglob("*.py"))
+    answered = {code for status, code in ANSWERS.values() if status != CLIENT_GONE}
+    answered |= set(re.findall(r'\bcode="([a-z_]+)"', text)) | {"bad_request", "method_not_allowed"}
+    page = (REFERENCE / "http.md").read_text().partition("\n## Errors\n")[2]
+    rows = re.findall(r"(?m)^\| \d{3} \|([^|]+)\|", page)
+    assert answered <= {code for row in rows for code in re.findall(r"`([a-z_]+)`", row)}
 
 
 def test_the_reference_has_every_route() -> None:

@@ -281,6 +281,7 @@ STATUSES = {
     403: "The key may not do this.",
     404: "No such model or head set.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     422: "The head set was made for another model.",
     429: "Too much waits, or the key has used up its minute; see Retry-After.",
     500: "A fault of the server; its log has the details.",

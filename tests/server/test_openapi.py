@@ -82,7 +82,7 @@ def test_every_status_and_the_key_are_documented(server: Server) -> None:
     for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"):
         operation = document["paths"][path]["post"]
         assert operation["security"] == either
-        assert {"200", "400", "401", "403", "404", "413", "422", "429", "500", "503"} <= {
+        assert {"200", "400", "401", "403", "404", "413", "415", "422", "429", "500", "503"} <= {
             *operation["responses"]
         }
         schema = operation["responses"]["422"]["content"]["application/json"]["schema"]
