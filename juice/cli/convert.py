@@ -10,6 +10,9 @@ import typer
 
 from juice.cli import console, options
 
+# transformers has its own tokenizer for some models, whatever the folder says.
+ODD = ("cafe\u0301 \u1112\u1161\u11ab", "I'LL 1234 \n\n x\t ", "\u6f22\u5b57 \U0001f600 \u03a9")
+
 
 def run(
     file: Annotated[
@@ -30,7 +33,7 @@ def run(
 
     from juice.errors import OutputError, UsageError
     from juice.gguf import read_gguf
-    from juice.model.identity import sampled_rows
+    from juice.model.identity import sampled_rows, stored_tokenizer
     from juice.placement import DTYPES
 
     if dtype not in DTYPES:
@@ -46,6 +49,13 @@ def run(
             whole = Path(hidden, "model")
             model.network.save_pretrained(whole)
             model.tokenizer.save_pretrained(whole)
+            read = stored_tokenizer(str(whole))
+            for text in ODD:
+                if read(text)["input_ids"] != model.tokenizer(text)["input_ids"]:
+                    console.note(
+                        f"transformers reads {text!a}, and its like, from {folder} as other tokens "
+                        "than the file has for it"
+                    )
             if there == place:  # which may be a volume, that nothing can be renamed to
                 for path in whole.iterdir():
                     path.rename(place / path.name)
