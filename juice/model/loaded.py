@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from threading import RLock
 from typing import Any
@@ -77,14 +78,15 @@ class LoadedModel:
         self.model._juice_hooked = False
 
     def run(self, **inputs: Any) -> Any:
-        """Run one forward, uncompiled, and return the model's output.
-
-        Without the loss of a training that balances experts, which takes no masks but its own.
-        """
-        if getattr(text_config(self.model), "output_router_logits", False):
-            inputs["output_router_logits"] = False
+        """Run one forward, uncompiled, and return the model's output."""
         with uncompiled(self.modules):
-            return self.model(**inputs)
+            return self.model(**inputs, **self._options)
+
+    @cached_property
+    def _options(self) -> dict[str, Any]:
+        """Options of every forward: no loss that balances experts, which takes no masks of ours."""
+        balances = getattr(text_config(self.model), "output_router_logits", False)
+        return {"output_router_logits": False} if balances else {}
 
     @property
     def device(self) -> torch.device:
