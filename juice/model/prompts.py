@@ -29,7 +29,6 @@ from juice.model.control_tokens import ControlTokens, mapped, place_in, raw, sho
 
 Message = dict[str, str]
 ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-A_ROLE = "expected a word of at most 64 letters, digits, _, . and -, such as user"
 SAID = ("content", "reasoning_content")  # of a message, by whoever speaks
 
 
@@ -135,7 +134,11 @@ class PromptForm:
         """
         role = turn.get("role")
         if role is not None and not (isinstance(role, str) and ROLE.fullmatch(role)):
-            raise RequestError(f"the role of a message is {role!r}; {A_ROLE}", param="messages")
+            raise RequestError(
+                f"the role of a message is {role!r}; expected a word of at most 64 letters, digits,"
+                " _, . and -, such as user",
+                param="messages",
+            )
         is_reply = role == "assistant"
         return {
             key: value if key == "role" else self.data(value, is_reply=is_reply and key in SAID)
