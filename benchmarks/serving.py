@@ -120,7 +120,7 @@ async def crowd(port: int, n_clients: int) -> Counter[int]:
         )
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = (
-            "POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: "
+            "POST /generate HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: "
             f"application/json\r\ncontent-length: {len(body)}"
         )
         writer.write(f"{head}\r\n\r\n{body}".encode())

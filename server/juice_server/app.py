@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from asyncio import create_task, to_thread
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +32,7 @@ from juice_server import errors
 from juice_server.errors import ErrorAnswer, MessagesErrorAnswer, documented
 from juice_server.fields import STEERING_HEADER
 from juice_server.head_sets import check_start
-from juice_server.http import BodyIntake, KeyCheck, Observer, PlainPath
+from juice_server.http import BodyIntake, HostCheck, KeyCheck, Observer, PlainPath
 from juice_server.keys import Keys
 from juice_server.routes import about, anthropic, compare, explain, native, openai, responses
 from juice_server.service import Service
@@ -151,13 +151,15 @@ def create(
     settings: Settings,
     keys: Keys | None = None,
     *,
+    hosts: Collection[str] | None = None,
     on_ready: Callable[[SteeredModel], None] = lambda _model: None,
     on_failure: Callable[[JuiceError], None] = lambda _error: None,
 ) -> FastAPI:
     """Make the app; once it starts, the model loads in the background.
 
     `on_ready` is called with the loaded model, `on_failure` when it cannot be loaded or its engine
-    is lost. Without `keys`, nobody needs one. Raises UsageError for traces that cannot be sent.
+    is lost. Without `keys`, nobody needs one. It is asked by any host, or by loopback ones and
+    `hosts` alone. Raises UsageError for traces that cannot be sent.
     """
     model_name = settings.served_model_name or settings.model
     metrics, spans = Metrics(model_name), None
@@ -209,6 +211,8 @@ def create(
     app.include_router(about.open_router)
     app.include_router(pages)
     guard(app, settings, keys)
+    if hosts is not None:
+        app.add_middleware(HostCheck, hosts=hosts)
     describe_fields(app)
     app.add_middleware(Observer, metrics=metrics, spans=spans)
     allow_origins(app, settings)

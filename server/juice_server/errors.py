@@ -278,7 +278,7 @@ def _got(error: dict[str, Any]) -> str:
 STATUSES = {
     400: "Something in the request is wrong; the error names the field.",
     401: "No key, or an unknown one.",
-    403: "The key may not do this.",
+    403: "The key may not do this, or the host is not allowed.",
     404: "No such model or head set.",
     413: "The body is too large.",
     415: "The body is compressed.",

@@ -3,6 +3,7 @@
 - Connections are bounded in number, in all and of an address, and in the time for headers and
   without reading. Of too many, the one that has been idle longest makes room, those that never
   showed a key first; where none is idle, the new one gets a 503.
+- A host is refused where a page of another site could make it up.
 - A key is needed where any are set, except for probes and pages.
 - A body is received as a whole, within a size and a time, before the app sees any of it.
 - No field of a body is given twice: programs differ in which of the two they take.
@@ -22,9 +23,10 @@ import re
 import termios
 import time
 from array import array
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import h11
@@ -335,6 +337,46 @@ def _sent_key(scope: Scope) -> bytes:
     headers: dict[bytes, bytes] = dict(reversed([*scope["headers"]]))  # the first of each name
     kind, _, key = headers.get(b"authorization", b"").partition(b" ")
     return (headers.get(b"x-api-key") or (key if kind.lower() == b"bearer" else b"")).strip()
+
+
+class HostCheck:
+    """The middleware that refuses requests for a host which is neither loopback nor listed.
+
+    A web page can lead a host of its own to 127.0.0.1, and then read what a server there answers
+    to anybody (DNS rebinding). Probes reveal nothing, so they pass.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app, self._hosts = app, frozenset(host.casefold() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._app
+        if scope["type"] == "http" and scope["path"] not in PROBES:
+            host = Headers(scope=scope).get("host", "localhost")  # HTTP/1.0 need not have one
+            name = _without_port(host)
+            if name not in self._hosts and not _is_loopback(name):
+                answer = _of_another_host(host).response(scope)
+        await answer(scope, receive, send)
+
+
+def _without_port(host: str) -> str:
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.rstrip(".").casefold()
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
+
+
+def _of_another_host(host: str) -> Failure:
+    reason = (
+        f"the request is for the host {host[:100]!r}, but this server has no keys and answers for "
+        "localhost; allow the host (--allowed-hosts), or set --api-key"
+    )
+    return Failure(status=403, message=reason, code="host_not_allowed")
 
 
 class PlainPath:

@@ -128,7 +128,7 @@ def serve(settings: Settings, on_ready: Callable[[SteeredModel], None]) -> None:
 
     _check_ports(settings)
     keys = settings.read_keys()
-    app = create(settings, keys, on_ready=on_ready, on_failure=fail)
+    app = create(settings, keys, hosts=settings.hosts, on_ready=on_ready, on_failure=fail)
     service: Service = app.state.service
     n_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = connection_bound(settings.max_connections, n_files)

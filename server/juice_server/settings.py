@@ -173,6 +173,8 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     """A file with one key per line, or a .toml file with what each may do."""
     root_path: Annotated[str, AfterValidator(_prefix)] = ""
     """The prefix under which a proxy offers the server, such as /juice."""
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Hosts beside localhost by which it may be asked without keys, separated by commas; or *."""
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
     """Origins of web pages that may send requests, separated by commas."""
 
@@ -257,6 +259,15 @@ class Settings(BaseSettings, LoadOptions, EngineOptions):
     def is_open(self) -> bool:
         """Whether other machines can reach the server, and anybody may use it."""
         return self.host not in LOOPBACK and not self.needs_key
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """The hosts beside localhost by which it may be asked; None: any.
+
+        So it is where whoever asks has a key, or may be on another machine.
+        """
+        is_checked = self.host in LOOPBACK and not self.needs_key and "*" not in self.allowed_hosts
+        return self.allowed_hosts if is_checked else None
 
     @property
     def needs_key(self) -> bool:

@@ -48,7 +48,7 @@ def all_of(connection: socket.socket) -> bytes:
 def test_headers_that_arrive_slowly_are_cut_off(server: Server) -> None:
     with server.connect() as silent, server.connect() as slow:
         begun = time.monotonic()
-        slow.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\nx-a: ")
+        slow.sendall(b"POST /generate HTTP/1.1\r\nhost: localhost\r\nx-a: ")
         assert silent.recv(1) == b""
         with suppress(ConnectionResetError):
             assert slow.recv(1) == b""
@@ -78,7 +78,7 @@ def test_a_body_without_a_clear_end_is_a_400_and_the_end_of_the_connection(
     server: Server, rest: bytes, code: bytes
 ) -> None:
     with server.connect() as connection:
-        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\n" + rest)
+        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: localhost\r\n" + rest)
         answer = all_of(connection)
     assert answer.startswith(b"HTTP/1.1 400")
     assert code in answer
@@ -108,7 +108,7 @@ def test_a_client_that_sends_all_of_a_body_over_the_limit_reads_the_413(
     size = 4_000_000
     framing = "transfer-encoding: chunked" if is_chunked else f"content-length: {size}"
     body = b"%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n" if is_chunked else b"x" * size
-    head = f"POST /generate HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode()
+    head = f"POST /generate HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n".encode()
     with server.connect() as connection:
         connection.sendall(head + body)
         answer = b""
@@ -117,7 +117,7 @@ def test_a_client_that_sends_all_of_a_body_over_the_limit_reads_the_413(
             assert part, f"closed after {answer!r}"
             answer += part
         assert answer.startswith(b"HTTP/1.1 413")
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b"HTTP/1.1 200" in answer[answer.index(b"body_too_large") :] + connection.recv(65536)
 
 
@@ -171,7 +171,7 @@ def test_probes_answer_head_and_read_no_body(server: Server, path: str) -> None:
         return
     with server.connect() as connection:
         # Twice what a body may have, and never sent: the answer does not wait for it.
-        head = f"GET {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 40000\r\n\r\n"
+        head = f"GET {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 40000\r\n\r\n"
         connection.sendall(head.encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
@@ -206,7 +206,7 @@ def test_a_client_that_reads_slowly_gets_everything() -> None:
     """Its answer outlasts several stall limits; only a client that reads nothing is cut off."""
     body = json.dumps({"text": "ÿ" * 300_000}, ensure_ascii=False).encode()
     head = (
-        "POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type:"
+        "POST /tokenize HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type:"
         f" application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     with serving("--write-stall", "0.5") as server, socket.socket() as connection:

@@ -18,7 +18,7 @@ from juice_server.app import create
 from juice_server.keys import Keys
 from juice_server.settings import Settings
 from tests.support.every_route import path_of, routes_of
-from tests.support.serving import KEYS, LONG, Server, serving
+from tests.support.serving import BEARER, KEYS, LONG, Server, serving
 
 # What needs no key: the probes, which tell nothing else, and pages, which ask for one.
 PROBES = {"/healthz", "/readyz", "/health", "/ping"}
@@ -221,3 +221,47 @@ def test_schemathesis_finds_no_5xx_and_no_answer_that_is_not_documented(
         n_cases, n_passed = re.search(r"(\d+) generated, (\d+) passed", done.stdout).groups()
         assert n_cases == n_passed
         assert int(n_passed) > 40 * n
+
+
+def test_a_page_that_leads_its_own_host_here_reads_nothing() -> None:
+    """Kills: DNS rebinding of a server that answers everybody, since nobody else can reach it."""
+    with serving("--allowed-hosts", "Proxy.example, other.example") as server:
+
+        def status(host: str | None, path: str = "/info") -> int:
+            line = "" if host is None else f"host: {host}\r\n"
+            version = "1.0" if host is None else "1.1"
+            with server.connect() as connection:
+                connection.sendall(f"GET {path} HTTP/{version}\r\n{line}\r\n".encode())
+                return int(connection.recv(4096).split()[1])
+
+        own = ("localhost", f"127.0.0.1:{server.port}", "[::1]:8000", "LOCALHOST.", "a.localhost")
+        assert [status(host) for host in (*own, None)] == [200] * 6
+        assert [status(host) for host in ("proxy.example:80", "OTHER.example")] == [200] * 2
+        others = (
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "10.0.0.1",
+            "",
+        )
+        for path in ("/info", "/", "/metrics", "/generate", "/no"):
+            assert [status(host, path) for host in others] == [403] * 5, path
+        assert status("evil.example", "/healthz") == 200, "a probe"
+        answer = httpx.post(
+            f"{server.url}/generate", json={"prompt": "x"}, headers={"host": "evil.example:8000"}
+        )
+        assert answer.json()["error"]["code"] == "host_not_allowed"
+        assert "'evil.example:8000'" in answer.json()["error"]["message"]
+        assert "x-request-id" in answer.headers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--host", "0.0.0.0"), ("--api-key", KEYS[0]), ("--allowed-hosts", "*")],  # noqa: S104
+)
+def test_any_host_may_be_asked_for_with_a_key_from_elsewhere_or_where_that_is_allowed(
+    options: tuple[str, ...],
+) -> None:
+    with serving(*options) as server:
+        headers = {"host": "any.example", **BEARER}
+        assert httpx.get(f"{server.url}/info", headers=headers).status_code == 200

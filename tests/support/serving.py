@@ -147,7 +147,7 @@ def raw_post(body: dict, path: str = "/generate") -> bytes:
     """Return the bytes of a POST request."""
     content = json.dumps(body).encode()
     return (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length:"
-        f" {len(content)}\r\n\r\n".encode()
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n".encode()
         + content
     )

@@ -25,6 +25,7 @@ UNBOUNDED = ("max_connections", "max_connections_per_address", "header_timeout",
 NOT_HERE = {
     "host": "use http_options: host",
     "port": "use http_options: port",
+    "allowed_hosts": "Ray Serve's proxy is asked by any host",
     "admin_port": "/readyz is on the port of Ray Serve, and Ray exports metrics on each host",
     **dict.fromkeys(UNBOUNDED, "Ray Serve's proxy has no such bound; put a proxy before it"),
     "lame_duck": "Ray Serve stops sending to a replica before it ends it",
