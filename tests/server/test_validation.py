@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 import juice
 from juice.errors import ContextLengthError
 from juice.model.control_tokens import ControlTokens
+from juice_server.http import StrictRequest
 from juice_server.requests import Translator
 from juice_server.routes.native import DetokenizeRequest, GenerateRequest
 from juice_server.routes.openai import ChatRequest, CompletionRequest
@@ -226,6 +228,24 @@ def test_json_within_text_may_be_nested_too_deeply_too(client: httpx.Client) -> 
     for body in bodies:
         answer = client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize(("n_bytes", "is_let"), [(1_000, False), (1_000_000, True)])
+def test_while_a_large_body_is_parsed_others_are_served(n_bytes: int, is_let: bool) -> None:
+    """Nothing here waits for a client: another task goes on only where the parser lets it."""
+    body = json.dumps({"a": [{}] * (n_bytes // 4)}).encode()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def run() -> None:
+        served: list[bool] = []
+        asyncio.get_running_loop().call_soon(served.append, True)
+        content = await StrictRequest({"type": "http", "headers": []}, receive).json()
+        assert len(content["a"]) == n_bytes // 4
+        assert bool(served) is is_let
+
+    asyncio.run(run())
 
 
 def test_a_body_that_is_not_utf_8_is_refused_in_words(client: httpx.Client) -> None:
