@@ -202,7 +202,8 @@ class WorkerExtension:
             # vLLM counts the seconds of its own compiler alone, and estimates graphs where it
             # settles the memory for keys and values.
             "compile_s": round(config.compilation_config.compilation_time, 1) or None,
-            "n_compiled_bytes": sum(map(_size_of, model.compiled_in)),
+            # PyTorch's own cache lies beside the folders of the variants.
+            "n_compiled_bytes": sum(map(_size_of, {Path(at).parent for at in model.compiled_in})),
             "n_graph_bytes": getattr(self, "cudagraph_memory_estimate", None),
             "n_kv_bytes": n_ranks * sum(tensor.size for tensor in caches.kv_cache_tensors),
             "n_kv_bytes_per_token": round(n_ranks * sum(per_token.values())),
@@ -227,9 +228,9 @@ class WorkerExtension:
         return scores.gather(1, torch.tensor(read, device=scores.device)).tolist()
 
 
-def _size_of(folder: str) -> int:
+def _size_of(folder: Path) -> int:
     """Return the bytes of the files in a folder."""
-    return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _spec_of(spec: Any, name: str) -> Any:
