@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from juice.engine.vllm.engine import VllmEngine
 
 # Unless the environment says otherwise, vLLM reports nothing to its makers, its log is short, and
-# what it compiles is kept for the next start: ahead of time it cannot keep models of transformers.
+# what it compiles is kept for the next start: ahead of time 0.32 cannot keep transformers' models.
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",

@@ -1,4 +1,4 @@
-"""Three patches of vLLM 0.32, for steering beside its caches, its sampler and its CPU worker.
+"""Three patches of vLLM 0.32 and 0.33, for steering beside its caches, sampler and CPU worker.
 
 The scheduler: cached keys and values depend on how their request is steered, so the salt of a
 request's blocks holds its coefficients. It is set where requests join, whoever sent them; unsteered
