@@ -205,7 +205,8 @@ class WorkerExtension:
             # PyTorch's own cache lies beside the folders of the variants.
             "n_compiled_bytes": sum(map(_size_of, {Path(at).parent for at in model.compiled_in})),
             "n_graph_bytes": getattr(self, "cudagraph_memory_estimate", None),
-            "n_kv_bytes": n_ranks * sum(tensor.size for tensor in caches.kv_cache_tensors),
+            # All of a rank's layers lie in one piece of memory, whose size each entry has.
+            "n_kv_bytes": n_ranks * max(tensor.size for tensor in caches.kv_cache_tensors),
             "n_kv_bytes_per_token": round(n_ranks * sum(per_token.values())),
             "n_companion_kv_bytes_per_token": round(
                 n_ranks * sum(n for name, n in per_token.items() if ".shadow." in name)

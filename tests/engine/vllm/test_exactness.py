@@ -21,7 +21,7 @@ from juice.engine.vllm.arguments import Coefficients, Layers
 from juice.engine.vllm.processes import PROCESSOR, SCHEDULER
 from tests.support import oracle, tiny
 from tests.support.mixed import mixed_requests
-from tests.support.on_vllm import ON_CPU, let_vllm_compile, started, wide
+from tests.support.on_vllm import ON_CPU, SMALL, let_vllm_compile, started, wide
 from tests.support.running import assert_completes
 
 ARCHITECTURES = (
@@ -61,6 +61,8 @@ def assert_served(name: str, folder: Path, mixed: Mixed, **options: object) -> N
     with started(folder, **options) as engine:
         assert engine.details["compiled"] is not options.get("enforce_eager", True)
         assert engine.details["twin"] is (options.get("twin") is True)
+        n_ranks = 2 if options.keys() & {"tp", "pp"} else 1
+        assert engine.status.max_kv_bytes <= n_ranks * (SMALL.kv_memory_bytes or 0)
         twice = [engine.generate([request for request, _, _ in mixed]) for _ in range(2)]
     for i, (request, heads, method) in enumerate(mixed):
         expected = oracle.generate(
