@@ -141,6 +141,11 @@ def check_config(config: VllmConfig) -> None:
             "replicas that share experts agree on the tokens of a step, and companions are more: "
             "leave out data parallelism, or start servers apart"
         )
+    if config.aux_output_config.enable_return_routed_experts:
+        raise UnsupportedModelError(
+            "the experts of companions would be returned with those of rows: leave out "
+            "--enable-return-routed-experts"
+        )
     if config.kv_transfer_config is not None:
         raise UnsupportedModelError(
             "keys and values that are kept or sent by their tokens alone would be shared by what "

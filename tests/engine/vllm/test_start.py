@@ -110,8 +110,8 @@ def test_an_option_that_vllm_or_steering_cannot_bear_is_refused(
         pass
 
 
-def test_replicas_that_share_experts_are_refused(tmp_path: Path) -> None:
-    """Under a plain `vllm serve`, which has them; what JuICE starts itself has none."""
+def test_replicas_that_share_experts_and_reports_of_these_are_refused(tmp_path: Path) -> None:
+    """Under a plain `vllm serve`, which has them; what JuICE starts itself has no replicas."""
     tiny.save(tmp_path, wide("Mixtral").build())
     given = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64}
     ours = {"scheduler_cls": SCHEDULER, "logits_processors": [PROCESSOR]}
@@ -119,6 +119,10 @@ def test_replicas_that_share_experts_are_refused(tmp_path: Path) -> None:
     check_config(config)
     config.parallel_config.data_parallel_size = 2
     with pytest.raises(UnsupportedModelError, match="leave out data parallelism"):
+        check_config(config)
+    config.parallel_config.data_parallel_size = 1
+    config.aux_output_config.enable_return_routed_experts = True
+    with pytest.raises(UnsupportedModelError, match="--enable-return-routed-experts"):
         check_config(config)
 
 
