@@ -25,7 +25,8 @@ PAGE = ROOT / "docs" / "how-to" / "kubernetes.md"
 
 @pytest.fixture
 def servers() -> Iterator[tuple[Server, Server]]:
-    started = Server("--lame-duck", "4"), Server()
+    asked = ("--allowed-hosts", "juice")  # the name of the block's upstream
+    started = Server(*asked, "--lame-duck", "4"), Server(*asked)
     try:
         for server in started:
             server.wait_until_ready()
