@@ -78,6 +78,8 @@ class Steering:
             fields = json.loads(body)
         except ValueError:
             return body  # vLLM refuses it, or it is no JSON at all
+        except RecursionError as error:
+            raise RequestError("the body is nested too deeply; send a flatter one") from error
         if not isinstance(fields, dict):
             return body
         others, params = fields.get("vllm_xargs"), fields.get("sampling_params")
@@ -128,7 +130,7 @@ def _parsed(asked: Any) -> Steer:
         if isinstance(asked, str) and asked.lstrip().startswith("{"):
             asked = json.loads(asked)
         steer = STEER.validate_python(asked)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise RequestError(f"steer is not JSON: {error}", param="steer") from error
     except ValidationError as error:
         errors = [{**each, "loc": ("body", "steer", *each["loc"])} for each in error.errors()]

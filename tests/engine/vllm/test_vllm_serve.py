@@ -146,6 +146,7 @@ def test_xargs_steer_too(client: openai.OpenAI) -> None:
         ({"steer": {"target": "parametric", "method": "grd"}}, 400, "methods cad.*grd"),
         ({"vllm_xargs": {"juice": "{}"}}, 400, "send steer"),
         ({"vllm_xargs": {"steer": "{"}}, 400, "not JSON"),
+        pytest.param({"steer": '{"a":' * 9999}, 400, "not JSON", id="text nested deeply"),
         ({"sampling_params": {"extra_args": {"juice": "{}"}}}, 400, "extra_args .* send steer"),
         ({"steer": "context", "use_beam_search": True}, 400, "beam search"),
     ],
@@ -156,6 +157,13 @@ def test_what_cannot_be_steered_is_refused(
     with pytest.raises(openai.APIStatusError, match=reason) as caught:
         complete(client, **extra)
     assert caught.value.status_code == status
+
+
+def test_a_body_that_is_nested_too_deeply_is_refused(client: openai.OpenAI) -> None:
+    body = f'{{"steer": "context", "prompt": {"[" * 9999}'
+    refused = httpx.post(f"{client.base_url}completions", content=body)
+    assert refused.status_code == 400
+    assert "send a flatter one" in refused.text
 
 
 def test_a_route_that_would_not_steer_is_refused(client: openai.OpenAI) -> None:
