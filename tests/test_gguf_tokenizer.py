@@ -72,7 +72,7 @@ def test_a_text_begins_as_llama_cpp_begins_it_where_the_file_does_not_say(pre: s
 
 def test_the_best_scored_neighbours_are_merged_first() -> None:
     letters = dict.fromkeys("abc", -100.0)
-    file = scored({**letters, "ab": -1.0, "bc": -2.0}, add_space_prefix=False)
+    file = scored({**letters, "ab": -2.0, "bc": -1.0}, add_space_prefix=False)
     assert tokens_in(file, "abc") == ["<s>", "a", "bc"]
     other = scored({**letters, "ab": -1.0, "bc": -2.0}, add_space_prefix=False)
     assert tokens_in(other, "abc") == ["<s>", "ab", "c"]

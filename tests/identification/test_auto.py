@@ -37,7 +37,7 @@ from tests.support.marks import FEW_EXAMPLES
 pytestmark = FEW_EXAMPLES
 GOOD = {"plus": [(1, 2), (2, 0)], "beta_plus": 6.0}
 IDLE = {"plus": [(0, 0)], "beta_plus": 1e-4}
-N_FACTS = 6
+N_FACTS, N_TOKENS = 6, 15
 # A random model gains little, so that little is asked of it.
 FREE = {"n_examples": 4, "protect": (), "penalty": 0.0}
 
@@ -78,6 +78,7 @@ def task_of(model: juice.SteeredModel, *good: Way) -> Task:
                     context_answer=tuple(right),
                     prompts=of_fact,
                     match="begins",
+                    n_words=N_TOKENS,  # so that answers have no more tokens than these
                 )
             )
     facts = facts[:N_FACTS]
@@ -88,7 +89,7 @@ def task_of(model: juice.SteeredModel, *good: Way) -> Task:
 
 def answers(model: juice.SteeredModel, way: Way, prompts: list[str]) -> list[str]:
     steer = juice.Steer(target="context", head_set=way.head_set, method=way.method)
-    return [done.text for done in model.generate(prompts, steer=steer, max_tokens=15)]
+    return [done.text for done in model.generate(prompts, steer=steer, max_tokens=N_TOKENS)]
 
 
 def n_right(task: Task, way: Way) -> int:
