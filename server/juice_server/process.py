@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from juice.errors import JuiceError, UsageError
 from juice.steered_model import SteeredModel
 from juice_server.app import create, create_admin
-from juice_server.http import Refusals, guarded
+from juice_server.connections import Refusals, guarded
 from juice_server.keys import Keys
 from juice_server.service import Service
 from juice_server.settings import Settings, injected_names
