@@ -26,6 +26,17 @@ MAX_DIVERGENCE = 0.05
 TOP_K = "expected at least 1 (5 up to about 3B parameters, 10 above)"
 
 
+# The ways that take an option; the others refuse it.
+TAKEN_BY: dict[str, tuple[Way, ...]] = {
+    "alphas_plus": ("probe",),
+    "alphas_minus": ("probe",),
+    "top_k": ("auto", "attribution", "probe"),
+    "penalty": ("auto", "learned"),
+    "budget": ("auto", "learned"),
+    "tune": ("attribution", "probe"),
+    "june": ("attribution", "learned", "probe"),
+}
+
 DURATION, UNITS = re.compile(r"(\d+(?:\.\d+)?)([smh])"), {"s": 1, "m": 60, "h": 3600}
 
 
@@ -77,10 +88,11 @@ class IdentificationOptions(Options):
     relation: str | None = Field(default=None, description="Draw examples of this relation only.")
     seed: int = Field(default=0, description="Seed of what is drawn.")
     top_k: int | None = Field(
-        default=None, description="Heads of each sign; else 3, 5 and 10 compete; 5 for probes."
+        default=None,
+        description="Heads of each sign; else 3, 5 and 10 compete; 5 for probes. Not for learned.",
     )
     alphas_plus: tuple[float, ...] = Field(
-        default=ALPHAS_PLUS, description="Probing scales of the + heads."
+        default=ALPHAS_PLUS, description="Probing scales of the + heads (probe)."
     )
     alphas_minus: tuple[float, ...] = Field(
         default=ALPHAS_MINUS, description="The same of the - heads; write it with `=`."
@@ -88,7 +100,8 @@ class IdentificationOptions(Options):
     penalty: float | None = Field(
         default=None,
         ge=0,
-        description="What a learned beta of 1 costs, in nats; else 0.01. Fewer heads above.",
+        description="What a learned beta of 1 costs, in nats; else 0.01. Fewer heads above "
+        "(auto, learned).",
     )
     max_divergence: float = Field(
         default=MAX_DIVERGENCE,
@@ -97,7 +110,8 @@ class IdentificationOptions(Options):
     )
     budget: str | None = Field(
         default=None,
-        description="Time after which the best so far is taken, such as 90s, 5m or 1h.",
+        description="Time after which the best so far is taken, such as 90s, 5m or 1h "
+        "(auto, learned).",
     )
     protect: tuple[Protected, ...] = Field(
         default=PROTECTED,
@@ -108,8 +122,11 @@ class IdentificationOptions(Options):
     accepted_loss: float = Field(
         default=0.1, ge=0, le=1, description="The share of these that may break at no cost."
     )
-    tune: bool = Field(default=True, description="Tune the betas.")
-    june: bool = Field(default=False, description="Also tune the betas of the single run (JuNe).")
+    tune: bool = Field(default=True, description="Tune the betas (attribution, probe).")
+    june: bool = Field(
+        default=False,
+        description="Also tune the betas of the single run (JuNe); auto does so anyway.",
+    )
 
     @field_validator("budget", mode="before")
     @classmethod
@@ -148,6 +165,12 @@ class IdentificationOptions(Options):
             raise UsageError(
                 "--name names one head set; give --target parametric or --target context with it"
             )
+        for name in self.changed(*TAKEN_BY):
+            if self.method not in TAKEN_BY[name]:
+                raise UsageError(
+                    f"{name} says nothing to the method {self.method}; leave it out, or take "
+                    f"{' or '.join(TAKEN_BY[name])}"
+                )
         return self
 
     def but(self, **changes: Any) -> Self:

@@ -35,6 +35,22 @@ def test_options_of_the_wrong_sign_or_size_are_refused(
         IdentificationOptions(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        *(("auto", name) for name in ("alphas_plus", "june", "tune")),
+        *(("learned", name) for name in ("alphas_minus", "top_k", "tune")),
+        *(("attribution", name) for name in ("alphas_plus", "penalty", "budget")),
+        *(("probe", name) for name in ("penalty", "budget")),
+    ],
+)
+def test_an_option_that_a_method_does_not_take_is_refused(method: str, option: str) -> None:
+    values = {"alphas_plus": (1.0,), "alphas_minus": (-3.0,), "june": True, "tune": False}
+    values |= {"top_k": 5, "penalty": 0.5, "budget": "1m"}
+    with pytest.raises(UsageError, match=f"{option} says nothing to the method {method}"):
+        IdentificationOptions(method=method, **{option: values[option]})
+
+
 def test_a_target_without_heads_does_not_fail_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
