@@ -7,6 +7,7 @@ that the results depend on, a later run of the same command finds it.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from juice.data.example import ConflictExample, examples_sha256, fact_keys, judged_types
-from juice.errors import ExampleError
+from juice.errors import ExampleError, OutputError
 from juice.files import write_lines
 from juice.formula import ConflictType, Method, Target
 from juice.head_set.head_set import HeadSet
@@ -61,6 +62,7 @@ class UnfinishedFile(Unfinished):
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
         super().__init__()
         self._path, self._identity = path, json.loads(json.dumps(identity))
+        self._can_write = True
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["identity"] == self._identity:
@@ -69,10 +71,16 @@ class UnfinishedFile(Unfinished):
             pass
 
     def put(self, key: str, result: Any) -> None:
-        """Keep a result and write the file. Raises OutputError."""
+        """Keep a result and write the file; warn once where it cannot be written."""
         super().put(key, result)
+        if not self._can_write:
+            return
         content = {"identity": self._identity, "results": self._results}
-        write_lines(self._path, [json.dumps(content)], overwrite=True)
+        try:
+            write_lines(self._path, [json.dumps(content)], overwrite=True)
+        except OutputError as error:
+            self._can_write = False
+            warnings.warn(f"an interrupted run would begin anew: {error}", stacklevel=2)
 
     def remove(self) -> None:
         """Remove the file: the identification is done."""

@@ -135,6 +135,15 @@ def test_what_one_target_reads_of_another_did_not_come_from_an_interrupted_run()
     assert found.unfinished.n_found == 0
 
 
+def test_a_folder_that_cannot_be_written_costs_no_result(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    kept = UnfinishedFile(tmp_path / "file" / "kept.json", {})
+    with pytest.warns(UserWarning, match=r"would begin anew.*kept\.json"):
+        kept.put("first", [1])
+    kept.put("second", [2])  # of which nothing is said
+    assert (kept.get("first"), kept.get("second")) == ([1], [2])
+
+
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"identity": {}, "results": 3}'])
 def test_a_file_that_is_not_ours_is_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "kept.json").write_text(content)
