@@ -92,7 +92,8 @@ class FirstTokens:
                         answer = logits.gather(1, tokens)
                         other = logits.scatter(1, tokens, -torch.inf).amax(1, keepdim=True)
                         right[i, batch] = (answer > other)[:, 0].cpu().double()
-                        lead[i, batch] = (answer - other).sigmoid()[:, 0].cpu().double()
+                        ahead = (answer - other).sigmoid().nan_to_num(0.0)  # activations overflow
+                        lead[i, batch] = ahead[:, 0].cpu().double()
                         advance(len(batch))
                     if not self._keeps:
                         run.forget()

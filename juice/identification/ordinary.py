@@ -40,6 +40,7 @@ N_RESPONSES, N_RESPONSE_TOKENS = 128, 32
 MOST_TIMES = 3.0  # the median length of a response: longer ones are few, and would decide alone
 # Logits that are held at once, of one of two runs, unless a piece has more: 256 MB in float32.
 MOST_LOGITS = 64_000_000
+MOST_NATS = 50.0  # a token, also where activations overflow
 
 
 class Pieces(NamedTuple):
@@ -101,12 +102,11 @@ class OrdinaryText:
                 n_read += len(targets)
                 n_followed += int(follows.sum())
                 advance(1)
+        means = totals / torch.tensor([max(1, n_read), max(1, n_followed)])
+        means = means.nan_to_num(nan=MOST_NATS).clamp(max=MOST_NATS)
         return [
-            Harm(
-                divergence=max(0.0, nats / max(1, n_read)),
-                perplexity=math.exp(min(surprise / max(1, n_followed), 50.0)),
-            )
-            for nats, surprise in totals.tolist()
+            Harm(divergence=max(0.0, nats), perplexity=math.exp(surprise))
+            for nats, surprise in means.tolist()
         ]
 
 
@@ -160,8 +160,11 @@ def expected_divergence(responses: torch.Tensor, coefficients: torch.Tensor) -> 
 
 
 def divergence(clean: torch.Tensor, steered: torch.Tensor) -> torch.Tensor:
-    """Return KL(clean || steered) of log-probabilities [places, vocabulary], in nats [places]."""
-    return (clean.exp() * (clean - steered)).sum(-1)
+    """Return KL(clean || steered) of log-probabilities [places, vocabulary], in nats [places].
+
+    A token that cannot come counts nothing.
+    """
+    return (clean.exp() * (clean - steered)).where(clean != -torch.inf, 0.0).sum(-1)
 
 
 def _batches(

@@ -188,6 +188,22 @@ def test_activations_that_overflow_are_an_error_with_the_remedy() -> None:
         ordinary.responses(model, silent)
 
 
+def test_activations_that_overflow_when_steered_are_the_greatest_harm() -> None:
+    model = juice.load(tiny.tiny_model("llama").half(), tokenizer=tiny.tiny_tokenizer())
+    tried = [steered_by(model, {(0, 0): 99.0, (1, 0): -1.0}, "june"), unsteered()]
+    model.loaded.model.model.layers[0].self_attn.o_proj.weight.data.mul_(1e4)
+    overflowing, none = OrdinaryText(model.loaded, PIECES, "june").harm(tried, silent, "")
+    assert overflowing.divergence == ordinary.MOST_NATS
+    assert none.divergence == 0
+
+
+def test_a_token_that_cannot_come_hides_no_divergence() -> None:
+    clean = torch.tensor([[0.5, 0.5, 0.0]]).log()
+    steered = torch.tensor([[0.9, 0.1, 0.0]]).log()
+    by_hand = 0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)
+    assert float(ordinary.divergence(clean, steered)) == pytest.approx(by_hand)
+
+
 def test_few_pieces_do_not_decide_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
     given = []
