@@ -66,6 +66,7 @@ SUPPORTS = (
 )
 # What follows an answer, and the words with which no name begins.
 AFTER = re.compile(r"[.,;:!?\n\"()\[\]{}|*]| (?:and|or|in|is|was|who|which|that|with|of the) ")
+N_LETTERS = 2  # the most of an answer that must be what is said first
 NO_NAMES = {
     *("a", "all", "also", "an", "any", "based", "called", "from", "in", "it", "its", "known"),
     *("located", "made", "named", "no", "none", "not", "of", "one", "our", "part", "same", "so"),
@@ -347,8 +348,13 @@ def _example(
     i = rng.randrange(N_WORDINGS - 1)
     clean, opening = _worded(model, relation, subject, i)
     others = sorted({one.answer for one in facts if one.relation.name == relation.name})
-    first = model.first_token(clean, fact.answer, opening=opening)
-    rest = [o for o in rng.sample(others, len(others)) if normalise(o) != normalise(fact.answer)]
+    first, own = model.first_token(clean, fact.answer, opening=opening), normalise(fact.answer)
+    # Of two of which one holds the other, as of football and American football, both are right.
+    rest = [
+        o
+        for o in rng.sample(others, len(others))
+        if normalise(o) not in own and own not in normalise(o)
+    ]
     # Where none begins otherwise, as with years, the two are told apart by later tokens.
     apart = (o for o in rest if model.first_token(clean, o, opening=opening) not in (first, None))
     told = next(apart, next(iter(rest), None))
@@ -373,6 +379,8 @@ def _example(
             "substitution": f"{relation.statement(subject, told, j)} {clean}",
             "coherent": f"{passage} {asked}",
         },
+        # One or two letters, such as the symbol of hydrogen, are in many words.
+        match="begins" if min(len(own), len(normalise(told))) <= N_LETTERS else "contains",
         opening=opening,
         chat_template_sha256=model.chat_template_sha256,
     )

@@ -183,6 +183,26 @@ def test_a_false_context_tells_another_answer_that_begins_otherwise_where_one_do
         remembered(Recalling({SUBJECTS[0]: " Lima", SUBJECTS[1]: " Lima"}))
 
 
+def test_of_two_answers_that_contradict_neither_holds_the_other() -> None:
+    """What repeats American football has football in it, too."""
+    knows = [" football", " American football", " hockey", " ice hockey"]
+    found = remembered(Recalling(dict(zip(SUBJECTS, knows, strict=False))))
+    assert len(found) == 4
+    for e in found.values():
+        assert not e.is_right(f" {e.context_answer[0]}.", "parametric")
+        assert not e.is_right(f" {e.parametric_answer[0]}.", "context")
+    with pytest.raises(ExampleError):
+        remembered(Recalling(dict(zip(SUBJECTS, knows[:2], strict=False))))
+
+
+def test_an_answer_of_one_or_two_letters_must_be_what_is_said_first() -> None:
+    symbols = Recalling(dict(zip(SUBJECTS, (" H", " Cu", " Zn"), strict=False)))
+    hydrogen = remembered(symbols)[SUBJECTS[0]]
+    assert hydrogen.is_right(" H, the first", "parametric")
+    assert not hydrogen.is_right(" Cu, the chemical", "parametric")
+    assert not hydrogen.is_right(" not known here", "parametric")
+
+
 @pytest.mark.parametrize("chat", [None, CHAT])
 def test_prompts_state_what_is_false_and_end_with_what_was_asked(chat: str | None) -> None:
     """In a chat the statement up to its answer opens the reply."""
