@@ -271,9 +271,10 @@ def unknown_subjects(examples: Sequence[ConflictExample], seed: int) -> list[Con
 def irrelevant_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
     """Return the examples with an irrelevant context, or with that of another subject.
 
-    That is one of another relation, where there is any. Examples whose contexts cannot be parted
-    are left out.
+    That is one of another relation, where there is any, drawn with a seed of 0. Examples whose
+    contexts cannot be parted are left out.
     """
+    rng = Random(0)
     known = [e for e in examples if e.parametric_answer]
     made = [_with_control(e, "irrelevant") for e in known if "irrelevant" in e.controls]
     whole = [
@@ -288,7 +289,8 @@ def irrelevant_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExa
         told = [o for o in others if o.prompts.keys() == example.prompts.keys()]
         apart = [o for o in told if o.relation != example.relation] or told
         if apart:
-            prompts = {t: _in_context_of(apart[0], example, t) for t in example.prompts}
+            other = rng.choice(apart)
+            prompts = {t: _in_context_of(other, example, t) for t in example.prompts}
             made.append(example.model_copy(update={"prompts": prompts, "context": None}))
     return made
 

@@ -230,6 +230,17 @@ def test_an_irrelevant_context_is_of_another_relation_and_what_is_asked_stays(
             assert contexts[context].relation != e.relation
 
 
+def test_irrelevant_contexts_are_many(pool: list[ConflictExample]) -> None:
+    """Kills: the first fact of the next relation, for all facts of one."""
+    some = sorted(pool, key=lambda e: e.relation or "")[::10]
+    made = irrelevant_contexts(some)
+    contexts = {
+        control.prompts["substitution"].removesuffix(without_context(e, "substitution"))
+        for e, control in zip(some, made, strict=True)
+    }
+    assert len(contexts) > len(some) / 3
+
+
 def test_an_irrelevant_context_needs_another_fact_whose_context_can_be_parted(
     pool: list[ConflictExample],
 ) -> None:
