@@ -228,9 +228,14 @@ def examples_sha256(examples: Sequence[ConflictExample]) -> str:
 
 
 def fact_keys(examples: Iterable[ConflictExample]) -> list[str]:
-    """Return the keys of the examples' facts: hashes of relation and subject, in any case."""
-    facts = (f"{e.relation or ''}\n{e.subject}".casefold() for e in examples)
-    return [hashlib.sha256(fact.encode()).hexdigest()[:12] for fact in facts]
+    """Return the keys of the examples' facts."""
+    return [fact_key(e.relation, e.subject) for e in examples]
+
+
+def fact_key(relation: str | None, subject: str) -> str:
+    """Return the key of a fact: a hash of its relation and subject, in any case."""
+    fact = f"{relation or ''}\n{subject}".casefold()
+    return hashlib.sha256(fact.encode()).hexdigest()[:12]
 
 
 def to_json_line(example: ConflictExample) -> str:

@@ -19,9 +19,16 @@ from functools import lru_cache
 from itertools import chain, cycle, zip_longest
 from random import Random
 
-from juice.data.example import ConflictExample, draw, fact_keys, judged_types, to_json_line
+from juice.data.example import (
+    ConflictExample,
+    draw,
+    fact_key,
+    fact_keys,
+    judged_types,
+    to_json_line,
+)
 from juice.errors import ExampleError, UsageError
-from juice.formula import ConflictType, Target
+from juice.formula import METHODS, ConflictType, Target
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import short
 from juice.identification.options import IdentificationOptions
@@ -39,10 +46,26 @@ def unseen(
 ) -> list[ConflictExample]:
     """Return the examples of facts that none of the head sets was found or tuned on.
 
-    A set without facts does not say on which it was.
+    A set without facts does not say on which it was. Where an example's relation has a name that
+    the sets do not know, or none, a fact of the same subject is taken for its own, whichever of
+    their relations it has.
     """
-    given, seen = list(examples), {key for head_set in head_sets for key in head_set.facts}
-    return [e for e, key in zip(given, fact_keys(given), strict=True) if key not in seen]
+    sets = list(head_sets)
+    seen = {key for head_set in sets for key in head_set.facts}
+    known = {name for head_set in sets for name in _relations_of(head_set)}
+
+    def keys(example: ConflictExample) -> Iterator[str]:
+        relation, subject = example.relation, example.subject
+        for name in {relation, None} if relation in known else {relation, None, *known}:
+            yield fact_key(name, subject)
+
+    return [e for e in examples if seen.isdisjoint(keys(e))]
+
+
+def _relations_of(head_set: HeadSet) -> set[str]:
+    """Return the relations of the facts that chose a set's betas, so far as it says."""
+    found = (head_set.validation(method) for method in METHODS)
+    return {name for one in found if one is not None for name in one.by_relation}
 
 
 def in_form_of_examples(

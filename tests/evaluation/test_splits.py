@@ -20,6 +20,7 @@ from juice.evaluation.methods import methods_for
 from juice.evaluation.splits import Data, domain_of, limited, split
 from juice.identification.examples import (
     known_share,
+    unseen,
     usable_examples,
     validation_share,
     with_scored_answers,
@@ -97,6 +98,22 @@ def test_what_a_served_set_was_tuned_on_is_not_tested(model: juice.SteeredModel)
             tuned_on = {(e.relation, e.subject) for e in shared}
             assert len(tuned_on) >= 40
             assert not tested & tuned_on
+
+
+@pytest.mark.parametrize("relation", ["capital_of_country", None])
+def test_facts_are_recognised_under_another_name_of_their_relation(
+    model: juice.SteeredModel, relation: str | None
+) -> None:
+    head_set, every = model.head_sets.get("context"), juice.read_examples("mini")
+    capitals = [e for e in every if e.relation == "world_capital"]
+    found = head_set.identification.model_copy(update={"facts": tuple(fact_keys(capitals[:9]))})
+    measured = head_set.validation().model_dump() | {"by_relation": {"world_capital": (0.5, 9)}}
+    head_set = head_set.model_copy(update={"identification": found}).with_metrics(
+        {f"validation_{head_set.method}": measured}
+    )
+    renamed = [e.model_copy(update={"relation": relation}) for e in capitals]
+    assert unseen(capitals, [head_set]) == capitals[9:]
+    assert unseen(renamed, [head_set]) == renamed[9:]
 
 
 @pytest.mark.long
