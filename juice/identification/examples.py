@@ -183,11 +183,19 @@ def validation_share(
     return draw(examples, n, seed)[0] if examples else []
 
 
+def spread(candidates: Sequence[ConflictExample], seed: int) -> Iterator[ConflictExample]:
+    """Yield the examples in a seeded order that takes the relations in turn."""
+    rng, by_relation = Random(seed), dict[str | None, list[ConflictExample]]()
+    for example in rng.sample(candidates, len(candidates)):
+        by_relation.setdefault(example.relation, []).append(example)
+    yield from filter(None, chain.from_iterable(zip_longest(*by_relation.values())))
+
+
 def known_share(
     model: SteeredModel, examples: Sequence[ConflictExample], seed: int, n: int = N_TUNED_ON
 ) -> list[ConflictExample]:
     """Draw examples until n are there that the model knows and has room to answer."""
-    order, known = list(_spread(examples, seed)), list[ConflictExample]()
+    order, known = list(spread(examples, seed)), list[ConflictExample]()
     while order and len(known) < n:
         asked, order = order[: 2 * n], order[2 * n :]
         known += known_examples(model, [e for e in asked if _fits(model, e, ("clean",))])
@@ -401,11 +409,3 @@ def _fits(model: SteeredModel, example: ConflictExample, types: Iterable[Conflic
     given = (example.prompts[t] for t in types if t in example.prompts)
     asked = (model.tokenize(prompt, opening=example.opening) for prompt in given)
     return all(model.fits(ids, max_tokens=example.max_tokens) for ids in asked)
-
-
-def _spread(candidates: Sequence[ConflictExample], seed: int) -> Iterator[ConflictExample]:
-    """Yield the examples in a seeded order that takes the relations in turn."""
-    rng, by_relation = Random(seed), dict[str | None, list[ConflictExample]]()
-    for example in rng.sample(candidates, len(candidates)):
-        by_relation.setdefault(example.relation, []).append(example)
-    yield from filter(None, chain.from_iterable(zip_longest(*by_relation.values())))

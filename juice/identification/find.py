@@ -36,6 +36,7 @@ from juice.identification.examples import (
     N_TUNED_ON,
     in_form_of_examples,
     known_share,
+    spread,
     usable_examples,
     validation_share,
     with_prompts_that_most_have,
@@ -283,9 +284,10 @@ def _scores(
     task: Task, targets: dict[Target, tuple[ConflictType, ...]]
 ) -> dict[Target, HeadScores]:
     """Return the scores of every head for each target, from one pass over a task's examples."""
-    # Those of a few examples compete with coefficients that are learned from all.
-    options, n = task.options, N_DIFFERENTIATED if task.options.method == "auto" else None
-    score = partial(attribute_heads, task.model, task.examples[:n])
+    options, examples = task.options, task.examples
+    if options.method == "auto":  # a few compete with coefficients that are learned from all
+        examples = list(spread(examples, options.seed))[:N_DIFFERENTIATED]
+    score = partial(attribute_heads, task.model, examples)
     if options.method == "probe":
         score = partial(
             score_heads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -177,6 +178,28 @@ def test_by_default_both_runs_are_learned_and_the_set_says_how_it_was_chosen(
     assert found.validation("june").line
     found.save(tmp_path / "own")
     assert HeadSet.load(tmp_path / "own").validation() == found.validation()
+
+
+def test_the_few_examples_on_which_heads_compete_are_of_all_relations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file may have one relation after the other."""
+    model, scored = juice.load("mini"), list[ConflictExample]()
+
+    def attribute(_model: object, examples: Sequence[ConflictExample], **_: object) -> None:
+        scored.extend(examples)
+        raise NoConsistentHeadError("enough")
+
+    def learn_nothing(*_: object) -> None:
+        raise NoConsistentHeadError("nothing")
+
+    monkeypatch.setattr(finding, "attribute_heads", attribute)
+    monkeypatch.setattr(auto, "learned_ways", learn_nothing)
+    with pytest.raises(NoConsistentHeadError, match="nothing"):
+        find(model, juice.read_examples("mini"), IdentificationOptions(target="context"))
+    counts = Counter(one.relation for one in scored)
+    assert len(counts) == 6
+    assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_what_one_run_reached_is_kept_where_two_reach_nothing(model: juice.SteeredModel) -> None:
