@@ -17,7 +17,7 @@ left out on the same terms.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from math import ceil, sqrt
 from random import Random
@@ -33,7 +33,6 @@ from juice.identification.lessons import Lessons
 from juice.identification.ordinary import responses
 from juice.identification.task import Task
 from juice.identification.tune import Search
-from juice.progress import silent
 
 FIRST_WEIGHT, N_STAGES = 10.0, 4
 LEAST_CHANGE, MOST_CHANGE = 0.5, 2.0  # of the weight, from stage to stage
@@ -101,8 +100,8 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
         NoConsistentHeadError: Nothing within the allowed divergence is better than no steering.
         UnsupportedModelError: Gradients do not pass through the model.
     """
-    most, quiet = task.options.max_divergence, replace(task, progress=silent)
-    judge = _Judge(Search.of(quiet, method, task.held_out, N_LOOKED_AT), task, method)
+    most = task.options.max_divergence
+    judge = _Judge(Search.of(task, method, task.held_out, N_LOOKED_AT), task, method)
     stages = [Reached.of_plain(kept) for kept in task.unfinished.get(judge.key) or ()]
     lessons, metric = Lessons(task, task.examples, method), _Metric(responses_of(task))
     weight = FIRST_WEIGHT if start is None else start.point.weight

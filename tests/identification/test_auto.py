@@ -241,6 +241,7 @@ def test_a_budget_that_is_over_at_once_still_gives_a_set_from_one_step(
     learned = {what: n for what, n in n_done.items() if what.startswith("learning")}
     assert learned == {"learning context in one run": 1}
     assert "scoring heads" not in n_done
+    assert n_done["reading context answers, ordinary text"] > 0  # what is learned is judged aloud
 
 
 @pytest.mark.parametrize(
