@@ -301,8 +301,8 @@ def irrelevant_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExa
 
 
 def _with_control(example: ConflictExample, control: Control) -> ConflictExample:
-    """Return an example with a control in place of its prompts with a conflict."""
-    conflict = next(t for t in example.prompts if t != "clean")
+    """Return an example with a control in place of its prompts with a conflict, if it has any."""
+    conflict: ConflictType = next((t for t in example.prompts if t != "clean"), "substitution")
     prompts: dict[ConflictType, str] = {
         t: prompt for t, prompt in example.prompts.items() if t == "clean"
     }

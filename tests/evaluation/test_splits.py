@@ -283,6 +283,10 @@ def test_controls_that_come_with_an_example_are_taken(pool: list[ConflictExample
     elsewhere = irrelevant_contexts([given, other, pool[-1]])
     assert elsewhere[0].prompts["substitution"] == controls["irrelevant"]
     assert elsewhere[1:] == irrelevant_contexts([other, pool[-1]])
+    clean = {"clean": given.prompts["clean"]}
+    alone = given.model_copy(update={"prompts": clean})
+    for made, control in ((true_contexts, "true"), (irrelevant_contexts, "irrelevant")):
+        assert [e.prompts for e in made([alone])] == [clean | {"substitution": controls[control]}]
 
 
 def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample]) -> None:
