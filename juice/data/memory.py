@@ -191,7 +191,8 @@ def remembered_examples(
         At most n examples, fewer where the model remembers less.
 
     Raises:
-        ExampleError: There is no such relation, or the model remembers nothing.
+        ExampleError: There is no such relation, or the model remembers nothing, or nothing that
+            another answer of its relation contradicts.
     """
     known = {one.name: one for one in relations()}
     if relation is not None and relation not in known:
@@ -210,7 +211,8 @@ def examples_of_prompts(
 ) -> list[ConflictExample]:
     """Ask a model about prompts of one's own, without answers; see `remembered_examples`.
 
-    Raises ExampleError for a row without a prompt, and where the model remembers nothing.
+    Raises ExampleError for a row without a prompt, and where the model remembers nothing, or
+    nothing that another answer of its relation contradicts.
     """
     return _examples(model, [_relation_of(row) for row in rows], n, seed, progress)
 
@@ -242,6 +244,12 @@ def _examples(
 ) -> list[ConflictExample]:
     facts = _remembered(model, among, n, Random(seed), progress)
     examples = [e for e in (_example(model, fact, facts, seed) for fact in facts) if e is not None]
+    if not examples and facts:
+        raise ExampleError(
+            f"the model remembers {len(facts)} facts, but none has another answer of its relation "
+            "to contradict it; give more prompts of each relation, or the same relation to all "
+            "whose answers are of one kind"
+        )
     if not examples:
         n_subjects = sum(len(one.subjects) for one in among)
         raise ExampleError(

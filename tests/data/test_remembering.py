@@ -179,7 +179,7 @@ def test_a_false_context_tells_another_answer_that_begins_otherwise_where_one_do
         assert told[0] != e.parametric_answer[0][0]
     two = remembered(Recalling({SUBJECTS[0]: " Lima", SUBJECTS[1]: " Lusaka"}))
     assert [e.context_answer for e in two.values()] == [("Lusaka",), ("Lima",)]
-    with pytest.raises(ExampleError, match=r"three wordings.*--examples"):
+    with pytest.raises(ExampleError, match=r"2 facts, .* another answer of its relation"):
         remembered(Recalling({SUBJECTS[0]: " Lima", SUBJECTS[1]: " Lima"}))
 
 
@@ -343,6 +343,15 @@ def test_prompts_without_answers_contradict_each_other_within_a_relation(chat: s
     assert "Which town does Ada live in?" in ada.prompts["clean"]
     assert "Oslo" in ada.prompts["substitution"]
     assert bool(ada.opening) == bool(bob.opening) == bool(chat)
+
+
+def test_prompts_with_a_relation_each_lack_an_answer_that_contradicts_them() -> None:
+    """Kills: a complaint that the model does not know what it was asked."""
+    alone = [{**row, "relation": f"of row {i}"} for i, row in enumerate(PROMPTS)]
+    with pytest.raises(ExampleError, match=r"3 facts, .*; give more prompts of each relation"):
+        asked(alone)
+    with pytest.raises(ExampleError, match="in three wordings about none of 1 subjects"):
+        asked([{"prompt": "The name of the dog is"}])
 
 
 def test_a_row_without_a_prompt_is_named() -> None:
