@@ -198,7 +198,7 @@ def find(
     scored = with_prompts_that_most_have(scored)
     drawn, rest = usable_examples(model, scored, options, n_kept=n_kept)
     if validation is not None:
-        held_out = with_scored_answers(model, validation)
+        held_out = with_prompts_that_most_have(with_scored_answers(model, validation))
         found_on = set(fact_keys(drawn))
         if n_alike := sum(key in found_on for key in fact_keys(held_out)):
             warnings.warn(

@@ -113,6 +113,7 @@ def test_of_few_that_the_model_knows_some_are_left_for_validation(
 
 
 @FEW_EXAMPLES
+@pytest.mark.usefixtures("little_text")
 def test_a_few_prompts_of_a_kind_do_not_shut_out_the_examples_without_them(
     mini: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
@@ -122,13 +123,19 @@ def test_a_few_prompts_of_a_kind_do_not_shut_out_the_examples_without_them(
         e.model_copy(update={"prompts": {k: p for k, p in e.prompts.items() if k != "coherent"}})
         for e in known[3:]
     ]
-    with pytest.warns(UserWarning, match=r"few of 24 examples .* coherent \(3\): it is left out"):
-        found = juice.identify(
-            mini, [*known[:3], *few], target="context", method="attribution", top_k=3
-        )
+    mixed, options = [*known[:3], *few], {"target": "context", "method": "attribution", "top_k": 3}
+    left_out = r"few of 24 examples .* coherent \(3\): it is left out"
+    with pytest.warns(UserWarning, match=left_out):
+        found = juice.identify(mini, mixed, **options)
     assert found.identification.conflict_types == ("substitution",)
     assert found.identification.n_examples == 12
     assert found.validation().n_examples == 12
+    with pytest.warns(UserWarning, match=left_out):
+        validated = juice.identify(mini, pool[40:60], validation=mixed, protect=(), **options)
+    assert validated.validation().n_examples == 24
+    with pytest.warns(UserWarning, match=left_out):
+        tuned = juice.tune(mini, mini.head_sets.get("context"), mixed)
+    assert tuned.validation().n_examples == 24
 
 
 @FEW_EXAMPLES
