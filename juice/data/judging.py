@@ -29,11 +29,24 @@ MAX_TOKENS = 15
 
 
 def normalise(text: str) -> str:
-    """Lower-case, strip accents and punctuation, fold white space."""
+    """Lower-case, strip accents and punctuation, fold white space.
+
+    Marks that make another letter stay, such as vowel signs, tone marks and the voicing of kana.
+    """
     # Mathematical letter forms are capital letters only once they are decomposed.
     lowered = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).lower())
-    kept = (c for c in lowered if not unicodedata.category(c).startswith(("M", "P")))
-    return " ".join("".join(kept).split())
+    kept = (c for c in lowered if not unicodedata.category(c).startswith("P") and not _is_accent(c))
+    return unicodedata.normalize("NFC", " ".join("".join(kept).split()))
+
+
+def _is_accent(c: str) -> bool:
+    """Return whether a character is a mark that may be left out, of no letter's own."""
+    category, place = unicodedata.category(c), unicodedata.combining(c)
+    if not category.startswith("M"):
+        return False
+    # Classes of Unicode: overlays, Hebrew and Arabic points, and accents of any script.
+    is_optional = place == 1 or 10 <= place <= 36 or place >= 200
+    return is_optional or category == "Me" or "VARIATION SELECTOR" in unicodedata.name(c, "")
 
 
 def contains_answer(output: str, accepted: Iterable[str], n_words: int = N_WORDS) -> bool:
