@@ -43,6 +43,7 @@ from juice.data.judging import (
     is_whole_answer,
 )
 from juice.data.passages import MAX_SENTENCE_TOKENS, first_sentence, swapped, verdict
+from juice.data.scripts import joins_the_next
 from juice.errors import ExampleError, first_problem
 from juice.formula import CONFLICT_TYPES, OTHER, ConflictType, Target
 
@@ -255,7 +256,7 @@ def true_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
         if "true" in e.controls
         else _replaced(e, dict.fromkeys(e.context_answer, e.answer("parametric")))
         for e in examples
-        if e.parametric_answer and ("true" in e.controls or _is_about_something(e))
+        if e.parametric_answer and ("true" in e.controls or is_about_something(e))
     )
     return [example for example in made if example is not None]
 
@@ -266,7 +267,7 @@ def unknown_subjects(examples: Sequence[ConflictExample], seed: int) -> list[Con
     Of several words the longest is invented: New Zealand becomes New Quailoth.
     """
     rng, made = Random(seed), list[ConflictExample | None]()
-    for example in filter(_is_about_something, examples):
+    for example in filter(is_about_something, examples):
         longest = max(example.subject.split(), key=len, default="")
         name = example.subject.replace(longest, invented_name(rng), 1)
         made.append(_replaced(example, {example.subject: name}))
@@ -321,10 +322,17 @@ def invented_name(rng: Random) -> str:
     return ("".join(syllables) + rng.choice(CODAS)).capitalize()
 
 
-def _is_about_something(example: ConflictExample) -> bool:
-    asked = (example.question or "").removeprefix("Question:").strip()
-    is_question = example.subject.endswith("?") or asked.startswith(example.subject)
-    return example.match != "begins" and not is_question
+def is_about_something(example: ConflictExample) -> bool:
+    """Return whether an example is about what its subject names, not an instruction or question."""
+    return example.match != "begins" and not _is_about_its_question(example)
+
+
+def _is_about_its_question(example: ConflictExample) -> bool:
+    """Return whether an example's subject is no name, but its question or how that begins."""
+    asked, subject = (example.question or "").removeprefix("Question:").strip(), example.subject
+    # Where words have no spaces between them, questions often begin with the name.
+    is_name = joins_the_next(subject) and len(subject) < MAX_SUBJECT and subject != asked
+    return subject.endswith(("?", "？")) or (asked.startswith(subject) and not is_name)
 
 
 def _replaced(example: ConflictExample, new: dict[str, str]) -> ConflictExample | None:

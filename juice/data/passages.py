@@ -1,8 +1,9 @@
 """Answers in passages and in replies: where they are, and if a sentence gives them.
 
-In a passage answers are found as whole words, ignoring case unless they are in capitals, such as
-"US". A sentence ends at a full stop, question mark or exclamation mark that is followed by a space
-but not by a lower-case letter, and not after an initial or a title.
+In a passage answers are found as whole words, where their script parts words (juice.data.scripts),
+ignoring case unless they are in capitals, such as "US". A sentence ends at a full stop, question
+mark or exclamation mark that is followed by a space but not by a lower-case letter, and not after
+an initial or a title.
 
 The first sentence of a reply is judged wherever in it the answer is (`verdict`):
 
@@ -13,9 +14,9 @@ The first sentence of a reply is judged wherever in it the answer is (`verdict`)
     unclear          it occurs, but is denied ("not Lima"), is one of several ("Cusco or Lima"), or
                      another answer is given, too
 
-Words are normalised (juice.data.judging), without articles and a possessive's s. Where a script has
-no spaces, each character is a word. What is not certain is unclear: a right answer may be missed
-("It is not Cusco but Lima"), a wrong one should not pass.
+Words are normalised (juice.data.judging), without articles and a possessive's s. Where words may
+follow each other without a space, each character is a word. What is not certain is unclear: a right
+answer may be missed ("It is not Cusco but Lima"), a wrong one should not pass.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from itertools import pairwise
 from typing import Literal
 
 from juice.data.judging import normalise
+from juice.data.scripts import apart, whole
 
 Span = tuple[int, int]
 Words = tuple[str, ...]
@@ -63,8 +65,10 @@ CHOICES = {"or", "either"}
 def find(passage: str, answers: Iterable[str]) -> list[Span]:
     """Return the spans of the answers, the longest where several begin at one place."""
     longest_first = sorted(answers, key=len, reverse=True)
-    alternatives = (re.escape(a) if a.isupper() else f"(?i:{re.escape(a)})" for a in longest_first)
-    pattern = rf"(?<!\w)(?<!\d[.,])(?:{'|'.join(alternatives)})(?!\w)(?![.,]\d)"
+    alternatives = (
+        whole(a, None if a.isupper() else f"(?i:{re.escape(a)})") for a in longest_first
+    )
+    pattern = rf"(?<!\d[.,])(?:{'|'.join(alternatives)})(?![.,]\d)"
     return [match.span() for match in re.finditer(pattern, passage)]
 
 
@@ -97,7 +101,7 @@ def sentences(passage: str) -> list[Span]:
 def swapped(text: str, new: Mapping[str, str]) -> str:
     """Return a text with whole words, or runs of them, replaced by those of `new`."""
     longest_first = sorted(new, key=len, reverse=True)
-    old = "|".join(rf"(?<!\w){re.escape(words)}(?!\w)" for words in longest_first)
+    old = "|".join(map(whole, longest_first))
     return re.sub(old, lambda match: new[match.group()], text)
 
 
@@ -195,10 +199,5 @@ def _words(text: str) -> Words:
     text = re.sub(r"(?<=\d)\.(?=\d)", "point", text)
     text = re.sub(r"(?<!\w)-(?=\d)", "minus", text)
     text = re.sub(r"(?<=\w)[-‐‑–—/](?=\w)", " ", text)
-    words = _apart(normalise(text)).split()
+    words = apart(normalise(text)).split()
     return tuple(word for word in words if word not in ARTICLES) or tuple(words)
-
-
-def _apart(text: str) -> str:
-    """Put spaces around the characters of scripts that have no letters in two cases."""
-    return "".join(c if c.lower() != c.upper() or not c.isalpha() else f" {c} " for c in text)

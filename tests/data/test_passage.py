@@ -43,6 +43,12 @@ def test_the_kind_of_an_answer_is_judged_by_its_form(answer: str, kind: str) -> 
         ("It cost $5 (five) in C++.", ["$5", "C++"], "It cost <> (five) in <>."),
         ("Zoë's house, Zoëlla", ["Zoë"], "<>'s house, Zoëlla"),
         ("Peru", ["Lima"], "Peru"),
+        ("法国的首都是巴黎。", ["巴黎"], "法国的首都是<>。"),
+        ("パリはフランスの首都です。", ["パリ"], "<>はフランスの首都です。"),
+        ("เมืองหลวงคือปารีสครับ", ["ปารีส"], "เมืองหลวงคือ<>ครับ"),
+        ("수도는 파리이다. 대파리", ["파리"], "수도는 <>이다. 대파리"),
+        ("2008年创立Apple公司，不是Applet", ["2008", "Apple"], "<>年创立<>公司，不是Applet"),
+        ("عاصمة مصر، وهو مصري", ["مصر"], "عاصمة <>، وهو مصري"),
     ],
 )
 def test_an_answer_is_replaced_wherever_it_occurs_as_whole_words(

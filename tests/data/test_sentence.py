@@ -91,6 +91,7 @@ def test_a_sentence_gives_an_answer_as_whole_words_undenied_and_alone(
         ("It is Netherlands.", "The Netherlands", "", "given"),
         ("It is the Netherlands.", "Netherlands", "", "given"),
         ("答案是北京。", "北京", "", "given"),
+        ("수도는 서울입니다.", "서울", "", "given"),
         ("No, it is not.", "No", "", "given"),
         ("The one not in Asia is Lima.", "Lima", "Which one is not in Asia?", "given"),
         ("It is Lima.", "Lima", "Is it Lima or Cusco?", "absent"),

@@ -289,6 +289,24 @@ def test_controls_that_come_with_an_example_are_taken(pool: list[ConflictExample
         assert [e.prompts for e in made([alone])] == [clean | {"substitution": controls[control]}]
 
 
+def test_subjects_and_answers_are_found_where_words_have_no_spaces_between_them() -> None:
+    """Kills: protection that vanishes in Chinese, and a name that is taken for its question."""
+    asked, told = "法国的首都是", "法国的首都是东京。"
+    e = ConflictExample(
+        subject="法国",
+        parametric_answer="巴黎",
+        context_answer="东京",
+        question=asked,
+        prompts={"clean": asked, "substitution": told + asked},
+    )
+    (truth,), (nobody,) = true_contexts([e]), unknown_subjects([e], 0)
+    assert truth.prompts["substitution"] == "法国的首都是巴黎。" + asked
+    assert "法国" not in nobody.prompts["substitution"]
+    assert nobody.prompts["substitution"].endswith(nobody.prompts["clean"])
+    for whole in (asked, f"{asked}？"):
+        assert unknown_subjects([e.model_copy(update={"subject": whole})], 0) == []
+
+
 def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample]) -> None:
     e = pool[0]
     assert without_context(e, "substitution") == e.prompts["clean"]
