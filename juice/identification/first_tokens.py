@@ -16,6 +16,7 @@ Steering toward memory endangers the first, and when strong all; toward the cont
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,6 +26,7 @@ import torch
 from juice.data.example import (
     ConflictExample,
     irrelevant_contexts,
+    is_about_something,
     prompt_alone,
     true_contexts,
     unknown_subjects,
@@ -143,8 +145,19 @@ def protected_prompts(
     """Return the prompts of some kinds that steering toward a target endangers, with their answers.
 
     Kinds that the target does not endanger, or that cannot be made of the examples, are left out.
+    It warns of those that are made by replacing a name, where the examples have names.
     """
     endangered = endangered_prompts(target, examples)
+    named = [e for e in examples if is_about_something(e) and set(e.prompts) - {"clean"}]
+    known = [e for e in named if e.parametric_answer]
+    expected = {"unknown": named if target == "parametric" else [], "true": known}
+    if lacking := [k for k, of in expected.items() if of and k in kinds and k not in endangered]:
+        warnings.warn(
+            f"nothing keeps steering toward {target} from breaking {' and '.join(lacking)} prompts:"
+            " no example has its subject, or context answer, word for word in each of its conflict"
+            " prompts; write them alike there, or leave these kinds out of --protect",
+            stacklevel=1,  # the same place each time, so that it is said once
+        )
     return asked_of(model, {kind: endangered[kind] for kind in endangered if kind in kinds})
 
 

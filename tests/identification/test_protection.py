@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 import juice
@@ -13,7 +15,7 @@ from juice.identification.first_tokens import (
     endangered_prompts,
     protected_prompts,
 )
-from juice.identification.options import IdentificationOptions
+from juice.identification.options import PROTECTED, IdentificationOptions
 from tests.support import tiny
 from tests.support.conflicts import examples
 
@@ -96,8 +98,23 @@ def test_what_is_not_asked_for_or_cannot_be_made_is_left_out(model: juice.Steere
             prompts={"substitution": "what is it?"},
         )
     ]
-    assert protected_prompts(model, "parametric", elsewhere, BOTH) == {}
     assert protected_prompts(model, "context", elsewhere, BOTH) == {}
+    with pytest.warns(UserWarning, match="toward parametric from breaking unknown prompts: no"):
+        assert protected_prompts(model, "parametric", elsewhere, BOTH) == {}
+    with pytest.warns(UserWarning, match="toward context from breaking true prompts: no example"):
+        assert protected_prompts(model, "context", elsewhere, PROTECTED) == {}
+    trap = [e.model_copy(update={"match": "begins"}) for e in elsewhere]
+    assert protected_prompts(model, "parametric", trap, PROTECTED) == {}
+
+
+def test_a_kind_that_cannot_be_protected_is_said_once(model: juice.SteeredModel) -> None:
+    """Kills: a warning from each search and each lesson."""
+    nameless = [e.model_copy(update={"subject": "Atlantis"}) for e in examples()]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for some in (nameless, nameless[1:]):
+            assert list(protected_prompts(model, "parametric", some, BOTH)) == ["clean"]
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("wrong", [{"protect": ("everything",)}, {"accepted_loss": 2.0}])
