@@ -22,7 +22,14 @@ from juice.head_set.head_set import HeadSet
 from juice.head_set.library import HeadSetLibrary
 from juice.head_set.schema import FORMAT, check_within, short
 from juice.model.loaded import LoadedModel
-from juice.model.prompts import PromptForm, own_template, read_template, sha256_of, user
+from juice.model.prompts import (
+    PromptForm,
+    followed,
+    own_template,
+    read_template,
+    sha256_of,
+    user,
+)
 from juice.progress import Progress, silent
 
 Prompt = str | Sequence[int]
@@ -326,7 +333,7 @@ class SteeredModel:
         """
         self.prompts.checked(prompt)
         if not add_special_tokens and self.prompts.chat_template is None:
-            text = f"{prompt} {opening}" if opening else prompt
+            text = followed(prompt, opening) if opening else prompt
             return self.prompts.encode(self.prompts.raw(text), add_special_tokens=False)
         return self.prompts.tokens(prompt, opening)
 

@@ -1,6 +1,7 @@
 """The form of a prompt: its tokens, and where in them an answer begins.
 
-plain            tokenizer(prompt); an answer follows after a space
+plain            tokenizer(prompt); an answer follows after a space, unless the prompt ends in white
+                 space, or the answer is in a script without spaces between words
 through a chat   the prompt is one user message, rendered by a chat template up to where the
                  assistant's turn begins; the template writes the special tokens, and an answer is
                  the beginning of that turn
@@ -24,6 +25,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from juice.data.scripts import is_spaceless
 from juice.errors import RequestError, UsageError
 from juice.model.control_tokens import ControlTokens, mapped, place_in, raw, shown
 
@@ -209,7 +211,7 @@ class PromptForm:
         words = answer.split()
         if not words:
             return None
-        ids, start = self.joined(prompt, f"{opening} {words[0]}".lstrip())
+        ids, start = self.joined(prompt, followed(opening, words[0]).lstrip())
         if opening:
             start = _first_difference(ids, self.tokens(prompt, opening))
         return ids[start] if start < len(ids) else None
@@ -221,7 +223,7 @@ class PromptForm:
 
         None where all tokens of one answer begin the other.
         """
-        one, other = (self.joined(prompt, f"{opening} {a}".lstrip())[0] for a in answers)
+        one, other = (self.joined(prompt, followed(opening, a).lstrip())[0] for a in answers)
         at = _first_difference(one, other)
         return (one[:at], (one[at], other[at])) if at < min(len(one), len(other)) else None
 
@@ -229,15 +231,18 @@ class PromptForm:
         """Return the tokens of a prompt followed by an answer, and where the answer begins.
 
         For a plain prompt, that is the first position at which `prompt + " " + answer` differs from
-        the prompt. In a chat the model has already seen the rendered prompt's own tokens when its
-        turn begins, so these stay unchanged, whatever they would merge with.
+        the prompt. Without the space, and in a chat, the model has already seen the prompt's own
+        tokens when the answer begins, so these stay unchanged, whatever they would merge with.
         """
-        if self.chat_template is None:
-            ids = self.encode(self.raw(f"{prompt} {answer}"))
-            return ids, _first_difference(ids, self.encode(self.raw(prompt)))
-        text = self.rendered([user(prompt)])
+        is_plain = self.chat_template is None
+        text = self.raw(prompt) if is_plain else self.rendered([user(prompt)])
         ids = self.encode(text)
-        turn = self._glue(prompt, text, ids, answer) + self._reply(answer)
+        if is_plain and glue_between(prompt, answer):
+            whole = self.encode(self.raw(followed(prompt, answer)))
+            return whole, _first_difference(whole, ids)
+        turn = self.raw(answer)
+        if not is_plain:
+            turn = self._glue(prompt, text, ids, answer) + self._reply(answer)
         return ids + self._behind(text, ids, turn), len(ids)
 
     def _glue(self, prompt: str, text: str, ids: tuple[int, ...], answer: str) -> str:
@@ -255,8 +260,8 @@ class PromptForm:
         # Its finished turns begin differently from an open one, for example with thoughts.
         return (
             ""
-            if not ids or text[-1:].isspace() or ids[-1] in self.tokenizer.added_tokens_decoder
-            else " "
+            if not ids or ids[-1] in self.tokenizer.added_tokens_decoder
+            else glue_between(text, answer)
         )
 
     def _reply(self, answer: str) -> str:
@@ -274,7 +279,17 @@ class PromptForm:
             end = whole[start:]
             if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == words:
                 return end
-        return self.encode(turn)
+        return self.encode(turn, add_special_tokens=False)
+
+
+def glue_between(text: str, answer: str) -> str:
+    """Return a space, or nothing where the text ends in one or the answer's script has none."""
+    return "" if text[-1:].isspace() or is_spaceless(answer) else " "
+
+
+def followed(text: str, answer: str) -> str:
+    """Return an answer that follows a text, which may be empty."""
+    return f"{text}{glue_between(text, answer)}{answer}" if text else answer
 
 
 def _first_difference(ids: tuple[int, ...], others: tuple[int, ...]) -> int:

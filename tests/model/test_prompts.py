@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tokenizers import processors
 
 from juice.identification.examples import scored_prompt
@@ -82,6 +83,36 @@ def test_plain_prompts_keep_their_own_start_token_and_a_space_before_the_answer(
         scored.answer_tokens["parametric"]
         == tokenizer()(" Paris", add_special_tokens=False)["input_ids"][0]
     )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("Capital of Peru: ", "Lima"),
+        ("Capital of Peru:\n", "Lima"),
+        ("Capital of Peru:\n\n", "Lima"),
+        ("法国的首都是", "巴黎"),
+        ("フランスの首都は", "パリ"),
+        ("เมืองหลวงคือ", "ปารีส"),
+    ],
+)
+def test_no_space_is_put_where_a_text_would_have_none(prompt: str, answer: str) -> None:
+    """Kills: a second space, and the space itself as the first token of every Chinese answer."""
+    known, model = tokenizer(), loaded(PLAIN)
+    ids, start = model.prompts.joined(prompt, answer)
+    assert ids[:start] == model.tokenize(prompt)
+    assert known.decode(ids[start:]) == answer
+    assert model.first_token(prompt, answer) == ids[start]
+    opening, glue = prompt.rstrip(), " " if answer == "Lima" else ""
+    begun = known(glue + answer, add_special_tokens=False)["input_ids"][0]
+    assert model.first_token("Told.", answer, opening=opening) == begun
+    assert known.decode(model.tokenize("Told.", opening=opening)) == f"{END}Told.{glue}{opening}"
+
+
+def test_an_answer_in_korean_has_its_space() -> None:
+    model = loaded(PLAIN)
+    ids, start = model.prompts.joined("프랑스의 수도는", "파리")
+    assert tokenizer().decode(ids[start:]) == " 파리"
 
 
 def test_nothing_is_behind_a_prompt_that_goes_on() -> None:
