@@ -6,11 +6,13 @@
 
 A JSON body may have `steer`, as on JuICE's own routes, or within `vllm_xargs` as text or JSON text.
 It becomes the coefficients that the plugin reads; what cannot be steered is refused before vLLM
-sees it, and every other request passes unchanged.
+sees it, and every other request passes unchanged. A body is read when vLLM reads it, which is after
+it has checked the key of who sends it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from importlib import import_module
 from typing import Any
@@ -19,7 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from juice.engine.contract import Capability
 from juice.engine.steer import Steer
@@ -52,24 +54,27 @@ class Steering:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._model: PlainVllm | None = None
+        self._made: asyncio.Future[PlainVllm] | None = None
         take_requests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await asyncio.wait([self._model_of(scope)])  # a failure is that of what steers
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        try:
-            body = self._translated(await Request(scope, receive).body(), scope)
-        except ClientDisconnect:
-            return
-        except (JuiceError, RequestValidationError) as error:
-            await failure_of(error).response(scope)(scope, receive, send)
-            return
-        MutableHeaders(scope=scope)["content-length"] = str(len(body))
-        await self._app(scope, replaying(body, receive), send)
+        del MutableHeaders(scope=scope)["content-length"]  # of a body that may become another
+        call = _Call(self, scope, receive, send)
+        await self._app(scope, call.receive, call.send)
 
-    def _translated(self, body: bytes, scope: Scope) -> bytes:
+    def _model_of(self, scope: Scope) -> asyncio.Future[PlainVllm]:
+        """Return the model, made once, in a thread of its own: its files are read."""
+        if self._made is None:
+            config = scope["app"].state.vllm_config
+            self._made = asyncio.ensure_future(asyncio.to_thread(PlainVllm.of, config))
+        return self._made
+
+    async def translated(self, body: bytes, scope: Scope) -> bytes:
         """Return a body with coefficients in place of `steer`.
 
         Raises JuiceError or RequestValidationError for one that cannot be steered as it asks.
@@ -108,9 +113,8 @@ class Steering:
                 "a plain vllm serve has no gates, and steers all positions by one strength; use "
                 "`juice serve --engine vllm`, or drop gate, positions and schedule"
             )
-        if self._model is None:
-            self._model = PlainVllm.of(scope["app"].state.vllm_config)
-        if written := self._model.extra_args(steer):
+        model = await asyncio.shield(self._model_of(scope))
+        if written := model.extra_args(steer):
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             if path not in STEERED:
                 raise MissingCapabilityError(
@@ -122,6 +126,47 @@ class Steering:
                 )
         fields["vllm_xargs"] = {**others, **written}
         return json.dumps(fields).encode()
+
+
+class _Call:
+    """A request whose body is translated once it is asked for.
+
+    Where that fails, the failure is the answer, and what vLLM answers to a client that it takes for
+    gone is dropped.
+    """
+
+    def __init__(self, steering: Steering, scope: Scope, receive: Receive, send: Send) -> None:
+        self._steering, self._scope = steering, scope
+        self._receive, self._send = receive, send
+        self._given: Receive | None = None  # what comes once the body is translated
+        self._has_failed = False
+
+    async def receive(self) -> Message:
+        """Return the next message, the first of which holds the whole body."""
+        if self._given is None:
+            self._given = await self._translate()
+        return await self._given()
+
+    async def send(self, message: Message) -> None:
+        """Pass on what vLLM answers."""
+        if not self._has_failed:
+            await self._send(message)
+
+    async def _translate(self) -> Receive:
+        scope, receive = self._scope, self._receive
+        try:
+            body = await Request(scope, receive).body()
+            return replaying(await self._steering.translated(body, scope), receive)
+        except ClientDisconnect:
+            pass
+        except (JuiceError, RequestValidationError) as error:
+            self._has_failed = True
+            await failure_of(error).response(scope)(scope, receive, self._send)
+        return _gone
+
+
+async def _gone() -> Message:
+    return {"type": "http.disconnect"}
 
 
 def _parsed(asked: Any) -> Steer:
