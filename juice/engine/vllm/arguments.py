@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +120,6 @@ def check_origin(extra_args: Mapping[str, Any] | None) -> None:
 
 
 LAYERS_KEY = "juice_layers"
-_chosen_by: list[Callable[[VllmConfig], Layers]] = []
 
 
 @dataclass(frozen=True)
@@ -138,12 +137,12 @@ class Layers:
     twin: bool = True
 
     @classmethod
-    def of(cls, vllm_config: VllmConfig) -> Layers:
-        """Return the layers that vLLM was started with; none where it was started without any."""
+    def of(cls, vllm_config: VllmConfig) -> Layers | None:
+        """Return the layers that a start prepares; None where JuICE is installed, and not used."""
         given = vllm_config.additional_config.get(LAYERS_KEY)
-        if given is not None:
-            return cls(range(*given["window"]), range(*given["steered"]), given["twin"])
-        return _chosen_by[-1](vllm_config) if _chosen_by else cls()
+        if given is None:
+            return None
+        return cls(range(*given["window"]), range(*given["steered"]), given["twin"])
 
     def to_config(self) -> dict[str, Any]:
         """Return them as `additional_config`, which is part of the keys of vLLM's caches."""
@@ -153,6 +152,17 @@ class Layers:
     def for_method(self, method: Method) -> range:
         """Return the layers in which a method can scale heads."""
         return self.window if method == "juice" else self.steered
+
+    def check_coefficients(self, coefficients: Coefficients, n_heads: int) -> None:
+        """Raise RequestError for coefficients of heads that these layers do not have."""
+        layers = self.steered if coefficients.is_single else self.window
+        for layer, head, _ in coefficients.heads:
+            if layer not in layers or head not in range(n_heads):
+                raise RequestError(
+                    f"head L{layer}H{head} cannot be steered: vLLM was started for "
+                    f"{described(layers)}, with {n_heads} heads each; start it again, with the "
+                    "head sets that are there now"
+                )
 
     def check(self, steering: Steering) -> None:
         """Raise HeadSetMismatchError for a steering of heads outside the layers."""
@@ -215,8 +225,3 @@ def _companions_of(sets: Iterable[HeadSet]) -> range:
     """Return the layers of the sets that steer in two runs; one layer needs no companions."""
     layers = [{head.layer for head in one.heads.all} for one in sets if one.method == "juice"]
     return span(layer for of_one in layers if len(of_one) > 1 for layer in of_one)
-
-
-def set_default(layers: Callable[[VllmConfig], Layers]) -> None:
-    """Set what chooses the layers where vLLM was started by its own command."""
-    _chosen_by.append(layers)

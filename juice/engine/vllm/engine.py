@@ -199,8 +199,11 @@ class VllmSequence:
     def take(self, output: Any) -> None:
         """Take one of vLLM's outputs: the tokens since the last one, and their log-probabilities.
 
-        Raises NonFiniteError where these are not numbers.
+        Raises NonFiniteError where these are not numbers, and GenerationError where vLLM has ended
+        the request itself.
         """
+        if output.outputs[0].finish_reason == "error":
+            raise GenerationError("the request failed in vLLM; its log has the reason")
         if not self._has_started:
             self._has_started = True
             self.transcript.start()

@@ -1,6 +1,6 @@
 """The model classes: vLLM's transformers backend, with companions in the window.
 
-They replace vLLM's own classes of the same names once a window is configured
+They replace vLLM's own classes of the same names, and do what these do unless layers are prepared
 (`juice.engine.vllm.plugin`). In the layers of the window every token runs twice, steered and clean.
 
 Before the window's first layer the tokens [1, n, width] become [1, n + k, width]: the tokens of the
@@ -29,6 +29,7 @@ from vllm.model_executor.models.transformers import vllm_attention_forward
 from vllm.model_executor.models.transformers.base import VLLM_ATTN_ATTR, Base
 from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from juice.engine.vllm.arguments import Layers
 from juice.engine.vllm.gather import Gathering, choose, may_gather, sources
@@ -214,14 +215,13 @@ class Steered(Base):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         with told():
-            self.layers = Layers.of(vllm_config)
-            if self.layers.steered:
+            prepared = Layers.of(vllm_config)
+            self.is_prepared, self.layers = prepared is not None, prepared or Layers()
+            if self.is_prepared:
                 check_config(vllm_config)
-                # Here before anything is compiled, it is part of the key of what is kept of that.
-                vllm_config.additional_config |= self.layers.to_config()
-            if vllm_config.device_config.device_type == "cpu":
-                take_back_by_state()
-            score_both()
+                score_both()
+                if vllm_config.device_config.device_type == "cpu":
+                    take_back_by_state()
             if self.layers.window:
                 # It has room for a step's tokens, and the window runs more.
                 vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
@@ -261,6 +261,8 @@ class Steered(Base):
     def _get_attn_cls(self) -> Any:
         """Return the maker of attention layers, which remembers the arguments of each."""
         cls = super()._get_attn_cls()
+        if not self.is_prepared:
+            return cls
         if cls is not Attention:
             remedy = (
                 "start vLLM with VLLM_MLA_DISABLE=1"
@@ -282,6 +284,8 @@ class Steered(Base):
         """Create the attention layers, a shadow of each in the window, and the hooks."""
         self._arguments: list[dict[str, Any]] = []
         super()._create_attention_instances(prefix)
+        if not self.is_prepared:
+            return
         ALL_ATTENTION_FUNCTIONS.register("vllm", attention)
         scheduler = self.vllm_config.scheduler_config
         self.table = Table(
@@ -329,6 +333,8 @@ class Steered(Base):
 
     def get_model_state_cls(self) -> type[Any]:
         """Return the state that the V2 model runner keeps of the model."""
+        if not self.is_prepared:
+            return DefaultModelState
         capture_both()
         return SteeredState
 
@@ -345,7 +351,7 @@ class Steered(Base):
         `input_ids` and `positions` are int64 [tokens]; the hidden states are [tokens, width].
         """
         arguments = (input_ids, positions, intermediate_tensors, inputs_embeds)
-        if self.companions.dense is not None or not self.layers.steered:
+        if not self.layers.steered or self.companions.dense is not None:
             return super().forward(*arguments, **kwargs)
         compilation, metadata = self.vllm_config.compilation_config, None
         if is_forward_context_available():
@@ -408,7 +414,7 @@ class NotSteered:
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         with told():
-            if Layers.of(vllm_config).steered:
+            if (layers := Layers.of(vllm_config)) is not None and layers.steered:
                 raise UnsupportedModelError(
                     "the model takes images or sound, with which steering in vLLM was not checked: "
                     "serve its text model, or use juice's own engine"

@@ -1,9 +1,12 @@
-"""Three patches of vLLM 0.32 and 0.33, for steering beside its caches, sampler and CPU worker.
+"""Patches of vLLM 0.32 and 0.33, for steering beside its caches, sampler and CPU worker.
 
 The scheduler: cached keys and values depend on how their request is steered, so the salt of a
 request's blocks holds its coefficients. It is set where requests join, whoever sent them; unsteered
 requests keep theirs, and share with each other. A request whose gate said no goes before all that
 wait: it has waited already.
+
+Requests: coefficients of heads that the workers do not have would end them, or be left out. Such a
+request ends alone, with an error, before it is queued.
 
 Alternatives beside watched tokens: vLLM's V1 sampler scores either the tokens that a request names
 or the likeliest ones, for the whole step; where one request names some, the others get none but the
@@ -23,13 +26,15 @@ from torch.nn.functional import pad
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.request import Request
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from juice.engine.request import MAX_TOP_LOGPROBS
-from juice.engine.vllm.arguments import FIRST, Coefficients
+from juice.engine.vllm.arguments import FIRST, Coefficients, Layers
 
 _gather = Sampler.gather_specific_token_logprobs
 
@@ -123,7 +128,27 @@ class SaltingAsyncScheduler(SaltingScheduler, AsyncScheduler):
     """vLLM's asynchronous scheduler, with salts."""
 
 
+_preprocess_add_request = EngineCore.preprocess_add_request
+
+
+def refuse_unknown_heads() -> None:
+    """Change the requests of this process, which must be the scheduler's."""
+    EngineCore.preprocess_add_request = _check_and_preprocess
+
+
+def _check_and_preprocess(self: EngineCore, request: EngineCoreRequest) -> tuple[Request, int]:
+    """Raise what vLLM turns into the error of this request alone."""
+    params = request.sampling_params
+    coefficients = Coefficients.read(params.extra_args) if params else None
+    if coefficients is not None:
+        layers = Layers.of(self.vllm_config) or Layers()
+        n_heads = self.vllm_config.model_config.hf_text_config.num_attention_heads
+        layers.check_coefficients(coefficients, n_heads)
+    return _preprocess_add_request(self, request)
+
+
 def salting_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> SaltingScheduler:
     """Return the scheduler that vLLM would take itself, with salts."""
+    refuse_unknown_heads()
     is_async = vllm_config.scheduler_config.async_scheduling
     return (SaltingAsyncScheduler if is_async else SaltingScheduler)(vllm_config, *args, **kwargs)

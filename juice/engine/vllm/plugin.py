@@ -2,7 +2,8 @@
 
 vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). It is then
 started by its own command, with the plugin, `JUICE_HEAD_SETS` and, where a set has no fingerprint,
-`JUICE_ALLOW_UNVERIFIED`. The middleware `juice_server.vllm.Steering` turns the `steer` of a request
+`JUICE_ALLOW_UNVERIFIED`. The layers of the head sets become part of vLLM's configuration, which all
+of its processes share. The middleware `juice_server.vllm.Steering` turns the `steer` of a request
 into coefficients.
 """
 
@@ -24,13 +25,13 @@ from juice.engine.steer import Steer, resolve
 from juice.engine.vllm.arguments import (
     FIRST,
     KEY,
+    LAYERS_KEY,
     STRUCTURE,
     Coefficients,
     Layers,
     accept_from,
     choose_layers,
     described,
-    set_default,
 )
 from juice.head_set.library import HeadSetLibrary
 from juice.model.identity import describe_stored
@@ -69,13 +70,16 @@ class PlainVllm:
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> PlainVllm:
-        """Return the model of vLLM's configuration."""
+        """Return the model of vLLM's configuration, with the layers that it was started for."""
         config = vllm_config.model_config
-        return cls(str(config.model), config.revision)
+        model = cls(str(config.model), config.revision)
+        if (layers := Layers.of(vllm_config)) is not None:
+            model.layers = layers
+        return model
 
     @cached_property
     def layers(self) -> Layers:
-        """The layers of the head sets."""
+        """The layers of the head sets, unless vLLM was started for others."""
         return choose_layers("auto", self.head_sets.by_name.values(), self.description.n_layers)
 
     def extra_args(self, steer: Steer) -> dict[str, Any]:
@@ -115,12 +119,13 @@ def register() -> None:
     do what vLLM's own do.
     """
     from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     end_with_parent()
     for name, target in CLASSES.items():
         ModelRegistry.register_model(name, target)
-    if os.environ.get("JUICE_HEAD_SETS"):
-        set_default(_layers)
+        if os.environ.get("JUICE_HEAD_SETS"):
+            MODELS_CONFIG_MAP[name] = OfHeadSets
     # vLLM's attention in bfloat16 on CPUs uses tile registers (AMX) without asking the system for
     # them: unless something else has, its process ends with an illegal instruction.
     if torch.cpu._is_amx_tile_supported():
@@ -148,17 +153,27 @@ def end_with_parent() -> None:
     Thread(target=follow, name="juice-parent", daemon=True).start()
 
 
-def _layers(config: VllmConfig) -> Layers:
-    """Return the layers of a model that vLLM's own command serves, and say what is missing there.
+class OfHeadSets:
+    """Adds the layers of the head sets to the configuration of vLLM's own command.
 
-    JuICE's own starts give vLLM theirs, and are checked.
+    vLLM asks it, once for each configuration that it makes. JuICE's own starts give theirs.
     """
-    layers = PlainVllm.of(config).layers
-    if layers.steered:
-        logging.getLogger("vllm.juice").warning(
-            "%s can be steered, %s in two runs; this is not checked here: `juice doctor --engine "
-            "vllm` checks it",
-            described(layers.steered),
-            described(layers.window),
-        )
-    return layers
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: Any) -> None:
+        """Leave the model's part as it is."""
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: VllmConfig) -> None:
+        """Add the layers, and say what is missing there: JuICE's own starts are checked."""
+        if LAYERS_KEY in vllm_config.additional_config:
+            return
+        layers = PlainVllm.of(vllm_config).layers
+        vllm_config.additional_config |= layers.to_config()
+        if layers.steered:
+            logging.getLogger("vllm.juice").warning(
+                "%s can be steered, %s in two runs; this is not checked here: `juice doctor "
+                "--engine vllm` checks it",
+                described(layers.steered),
+                described(layers.window),
+            )

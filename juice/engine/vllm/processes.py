@@ -123,13 +123,10 @@ PUBLIC_PROCESSOR, PUBLIC_SCHEDULER = "juice_server.vllm:RowWriter", "juice_serve
 
 def check_config(config: VllmConfig) -> None:
     """Raise UnsupportedModelError for a configuration under which steering could be wrong."""
-    scheduler = config.scheduler_config.scheduler_cls
-    is_ours = scheduler in (SCHEDULER, PUBLIC_SCHEDULER)
-    if config.cache_config.enable_prefix_caching and not is_ours:
+    if config.scheduler_config.scheduler_cls not in (SCHEDULER, PUBLIC_SCHEDULER):
         raise UnsupportedModelError(
-            "prefix caching would share what is steered differently: start vLLM with "
-            f"--scheduler-cls {PUBLIC_SCHEDULER}, or with "
-            "--no-enable-prefix-caching"
+            "prefix caching would share what is steered differently, and requests that cannot be "
+            f"steered would not end alone: start vLLM with --scheduler-cls {PUBLIC_SCHEDULER}"
         )
     processors = config.model_config.logits_processors or []
     if not {PROCESSOR, PUBLIC_PROCESSOR} & set(map(str, processors)):

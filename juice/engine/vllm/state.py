@@ -32,7 +32,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2Logi
 
 from juice.engine.steer import MAX_SCHEDULE
 from juice.engine.structure import Constraint, Structure, Structures, rule_out
-from juice.engine.vllm.arguments import STRUCTURE, Coefficients, check_origin
+from juice.engine.vllm.arguments import STRUCTURE, Coefficients, Layers, check_origin
 from juice.errors import RequestError, UnsupportedModelError
 from juice.model.identity import stored_tokenizer
 
@@ -149,6 +149,11 @@ class RowWriter(LogitsProcessor, V2LogitsProcessor):
             raise UnsupportedModelError(
                 "vLLM's own class of the model is not steered: start vLLM with --model-impl "
                 "transformers"
+            )
+        if Layers.of(vllm_config) is None:
+            raise UnsupportedModelError(
+                "nothing can be steered: start vLLM with JUICE_HEAD_SETS, and where VLLM_PLUGINS "
+                "is set let it name juice"
             )
 
     @classmethod

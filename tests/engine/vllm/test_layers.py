@@ -12,15 +12,22 @@ import torch
 from vllm import envs
 from vllm.config import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, ModelCudaGraphManager
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 import juice
 from juice.engine.contract import Engine
 from juice.engine.request import Request
 from juice.engine.vllm import worker
-from juice.engine.vllm.arguments import Layers, choose_layers
-from juice.engine.vllm.model import share_scales, starts_of
+from juice.engine.vllm.arguments import Coefficients, Layers, choose_layers
+from juice.engine.vllm.model import SteeredCausalLM, share_scales, starts_of
 from juice.engine.vllm.slots import capture_both
-from juice.errors import HeadSetMismatchError, RequestError, UnsupportedModelError
+from juice.engine.vllm.state import RowWriter
+from juice.errors import (
+    GenerationError,
+    HeadSetMismatchError,
+    RequestError,
+    UnsupportedModelError,
+)
 from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 from tests.engine.vllm import mistakes
@@ -125,6 +132,44 @@ def test_two_runs_without_a_window_are_refused_with_what_to_change(without: Engi
         without.generate([request])
     # In one layer both runs are the same.
     without.generate([Request.of(prompt_ids=(1, 2), steering=steering({(3, 0): 1.0}))])
+
+
+def test_heads_that_the_workers_do_not_have_end_their_request_alone(
+    without: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: an answer that nobody steered, an engine that one request ends."""
+    plain = Request.of(prompt_ids=(1, 2), max_tokens=2)
+    outside = [steering({(0, 1): 1.0, (3, 0): 1.0}), steering({(7, 0): 1.0}, "june")]
+    monkeypatch.setattr(Layers, "check", lambda *_: None)  # as of another scan of the head sets
+    for other in outside:
+        with pytest.raises(GenerationError, match="its log has the reason"):
+            without.generate([Request.of(prompt_ids=(1, 2), steering=other)])
+        assert without.generate([plain])
+
+
+@pytest.mark.parametrize(
+    ("heads", "is_single"),
+    [([(1, 0, 2.0)], True), ([(2, 0, 2.0), (3, 3, 1.0)], False)],
+)
+def test_coefficients_are_those_of_heads_that_are_prepared(
+    heads: list[tuple[int, int, float]], is_single: bool
+) -> None:
+    layers = Layers(window=range(2, 4), steered=range(1, 4))
+    layers.check_coefficients(Coefficients(tuple(heads), is_single), n_heads=4)
+    layer, head, value = heads[0]
+    for at in ((layer - 1, head), (4, head), (layer, 4), (layer, -1)):
+        other = (*at, value)
+        with pytest.raises(RequestError, match=f"head L{other[0]}H{other[1]} cannot be steered"):
+            layers.check_coefficients(Coefficients((*heads, other), is_single), n_heads=4)
+
+
+def test_a_start_that_prepares_nothing_is_refused_where_steering_is_asked_for() -> None:
+    """Without the plugin or JUICE_HEAD_SETS; one where JuICE is only installed is vLLM's own."""
+    transformers = SimpleNamespace(architecture="TransformersForCausalLM")
+    with pytest.raises(UnsupportedModelError, match=r"JUICE_HEAD_SETS, .* let it name juice"):
+        RowWriter(SimpleNamespace(model_config=transformers, additional_config={}))
+    unused = SimpleNamespace(is_prepared=False)
+    assert SteeredCausalLM.get_model_state_cls(unused) is DefaultModelState
 
 
 @pytest.mark.parametrize(
