@@ -12,7 +12,7 @@ same block tables, so that scheduler, block manager and sampler know nothing eit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -318,6 +318,7 @@ class Steered(Base):
             shadowed = maybe_prefix(prefix, name.removesuffix(VLLM_ATTN_ATTR)) + "shadow.attn"
             module.shadow = Shadow(Attention(**{**arguments, "prefix": shadowed}))
             layers[module.layer_idx] = self._layer_of(module)
+        check_rank(layers, self.layers.window, self.pp_group.world_size)
         self.companions.install(layers, projections)
 
     def _layer_of(self, attention_module: nn.Module) -> nn.Module:
@@ -428,6 +429,21 @@ class MultiModalCausalLM(NotSteered, backend.TransformersMultiModalForCausalLM):
 
 class MultiModalMoECausalLM(NotSteered, backend.TransformersMultiModalMoEForCausalLM):
     """One with a mixture of experts."""
+
+
+def check_rank(layers: Iterable[int], window: range, n_stages: int) -> None:
+    """Raise UnsupportedModelError where the layers of the window lie in several pipeline stages.
+
+    Between stages go the hidden states of the batch's tokens alone, not those of companions. A
+    plain `vllm serve` is asked here, where each rank knows its layers.
+    """
+    here = sorted(layers)
+    if n_stages > 1 and 0 < len(here) < len(window):
+        raise UnsupportedModelError(
+            f"the window is layers {window[0]} to {window[-1]}, but a pipeline stage has only "
+            f"{here[0]} to {here[-1]} of them: choose head sets within one stage, other stages "
+            "with VLLM_PP_LAYER_PARTITION, or tensor instead of pipeline parallelism"
+        )
 
 
 def share_scales(attn: nn.Module, shadow: nn.Module) -> None:

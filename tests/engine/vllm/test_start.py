@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 import juice
 from juice.engine.request import Request
 from juice.engine.vllm.arguments import Layers
-from juice.engine.vllm.model import MultiModalCausalLM, MultiModalMoECausalLM
+from juice.engine.vllm.model import MultiModalCausalLM, MultiModalMoECausalLM, check_rank
 from juice.engine.vllm.processes import PROCESSOR, SCHEDULER, check_config, numeric
 from juice.engine.vllm.start import check_stages
 from juice.errors import UnsupportedModelError, UsageError
@@ -83,6 +83,15 @@ def test_a_window_in_both_stages_is_refused_with_what_to_change(
     check_stages(range(1, 2), n_layers=4, n_stages=2)
     with pytest.raises(UnsupportedModelError, match="layers 0-1, 2-3: choose a window within one"):
         check_stages(range(1, 3), n_layers=4, n_stages=2)
+
+
+def test_a_rank_refuses_a_window_of_which_it_has_a_part() -> None:
+    """What a plain `vllm serve` would steer with companions that begin anew in each stage."""
+    for layers in ([], [1, 2]):
+        check_rank(layers, range(1, 3), n_stages=2)
+    check_rank([1], range(1, 3), n_stages=1)  # another has no attention
+    with pytest.raises(UnsupportedModelError, match="has only 1 to 1 of them: choose head sets"):
+        check_rank([1], range(1, 3), n_stages=2)
 
 
 @ON_CPU
