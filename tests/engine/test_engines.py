@@ -212,6 +212,29 @@ def test_watched_tokens_are_scored_at_the_first_new_position(
     assert list(done.watched) == pytest.approx([float(scores[i]) for i in (5, 3, 5)], abs=TOLERANCE)
 
 
+def test_more_watched_tokens_than_vllm_scores_at_once_have_their_scores(
+    engine: Engine, network: PreTrainedModel
+) -> None:
+    """Kills: counting the sampled token, whose score comes along, as one that is watched."""
+    scores = oracle.steered_logits(network, list(PROMPT), {})[-1].log_softmax(-1)
+    every = [token for token in range(len(scores)) if token != int(scores.argmax())][:129]
+    done = run(engine, watch=tuple(every))
+    assert list(done.watched) == pytest.approx([float(scores[i]) for i in every], abs=TOLERANCE)
+
+
+def test_a_prompt_that_fills_the_context_is_scored_or_refused(engine: Engine) -> None:
+    """vLLM samples a token even where none is asked for."""
+    n = engine.limits.max_model_len
+    whole = {"prompt_ids": (5,) * n, "max_tokens": 0, "prompt_logprobs": True}
+    if engine.name == "own":
+        assert len(run(engine, **whole).prompt_tokens) == n
+    else:
+        with pytest.raises(ContextLengthError, match=f"prompt has {n} tokens.* shorten the prompt"):
+            run(engine, **whole)
+    shorter = {**whole, "prompt_ids": (5,) * (n - 1)}
+    assert len(run(engine, **shorter).prompt_tokens) == n - 1
+
+
 def test_requests_that_watch_and_others_each_get_their_scores(engine: Engine) -> None:
     """They share steps: the others run while one after another begins to watch."""
     every = tuple(range(0, tiny.VOCAB_SIZE, 40))

@@ -220,10 +220,10 @@ class VllmSequence:
 
     def watch(self, output: Any) -> None:
         """Take the scores of some of the tokens that the request watches."""
+        watched = self.request.options.watch
         self._watched |= output.outputs[0].logprobs[0]
-        if len(self._watched) >= len(set(self.request.options.watch)):
-            scores = (self._watched[token].logprob for token in self.request.options.watch)
-            self.transcript.watched = tuple(scores)
+        if self._watched.keys() >= set(watched):
+            self.transcript.watched = tuple(self._watched[token].logprob for token in watched)
 
     def _scored(self, token: int, logprobs: Mapping[int, Any]) -> ScoredToken:
         logprob = logprobs[token].logprob
@@ -391,6 +391,9 @@ class VllmEngine(Engine):
 
     def check(self, request: Request) -> None:
         super().check(request)
+        # vLLM samples one token where none is asked for.
+        n_new = max(1, request.options.max_tokens)
+        request.with_options(max_tokens=n_new).check_length(self.limits.max_model_len)
         self.layers.check(request.steering)
 
     @property
