@@ -112,7 +112,8 @@ class Limits:
     Args:
         max_batch: How many requests run at the same time.
         max_model_len: The tokens of a request, prompt and new; None for the model's context.
-        kv_memory_bytes: The bytes for keys and values; None for a share of the memory left free.
+        kv_memory_bytes: The bytes for keys and values, over all devices; None for a share of the
+            memory left free.
         max_prefill_tokens: What a step may cost, in tokens of a short prompt.
 
     Raises:

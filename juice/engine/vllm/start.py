@@ -95,6 +95,9 @@ def engine_arguments(
     model: str, layers: Layers, limits: Limits, others: dict[str, Any]
 ) -> dict[str, Any]:
     """Return vLLM's arguments for a steered model."""
+    kv_memory = limits.kv_memory_bytes
+    if kv_memory is not None:  # of all ranks; vLLM is told that of one
+        kv_memory //= others["tensor_parallel_size"] * others["pipeline_parallel_size"]
     return {
         "model": model,
         "skip_tokenizer_init": True,
@@ -103,7 +106,7 @@ def engine_arguments(
         "max_num_seqs": limits.max_batch,
         "max_num_batched_tokens": max(limits.max_prefill_tokens, limits.max_batch),
         "max_logprobs": MAX_TOP_LOGPROBS,
-        "kv_cache_memory_bytes": limits.kv_memory_bytes,
+        "kv_cache_memory_bytes": kv_memory,
         "generation_config": "vllm",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

@@ -61,8 +61,7 @@ def assert_served(name: str, folder: Path, mixed: Mixed, **options: object) -> N
     with started(folder, **options) as engine:
         assert engine.details["compiled"] is not options.get("enforce_eager", True)
         assert engine.details["twin"] is (options.get("twin") is True)
-        n_ranks = 2 if options.keys() & {"tp", "pp"} else 1
-        assert engine.status.max_kv_bytes <= n_ranks * (SMALL.kv_memory_bytes or 0)
+        assert engine.status.max_kv_bytes <= (SMALL.kv_memory_bytes or 0)
         twice = [engine.generate([request for request, _, _ in mixed]) for _ in range(2)]
     for i, (request, heads, method) in enumerate(mixed):
         expected = oracle.generate(

@@ -17,11 +17,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 import juice
+from juice.engine.load_options import EngineOptions, Limits, LoadOptions
 from juice.engine.request import Request
 from juice.engine.vllm.arguments import Layers
 from juice.engine.vllm.model import MultiModalCausalLM, MultiModalMoECausalLM, check_rank
 from juice.engine.vllm.processes import PROCESSOR, SCHEDULER, check_config, numeric
-from juice.engine.vllm.start import check_stages
+from juice.engine.vllm.start import check_stages, engine_arguments
 from juice.errors import UnsupportedModelError, UsageError
 from tests.support import tiny
 from tests.support.on_vllm import started, wide
@@ -74,6 +75,13 @@ def test_the_arguments_that_change_numbers_are_part_of_the_fingerprint() -> None
     )
     assert one == other == {"dtype": "float32", "block_size": "32"}
     assert numeric(AsyncEngineArgs(model="a", enforce_eager=True)) == {"enforce_eager": "True"}
+
+
+def test_the_memory_for_keys_and_values_is_that_of_all_ranks() -> None:
+    ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}
+    for given, of_one in ((600, 100), (None, None)):
+        arguments = engine_arguments("a", Layers(), Limits(kv_memory_bytes=given), ranks)
+        assert arguments["kv_cache_memory_bytes"] == of_one
 
 
 def test_a_window_in_both_stages_is_refused_with_what_to_change(
