@@ -307,6 +307,7 @@ class VllmEngine(Engine):
         self._thread = Thread(target=self._loop.run_forever, name="juice-vllm", daemon=True)
         self._thread.start()
         self.statistics: Statistics | None = None
+        self._is_invariant = bool(envs.VLLM_BATCH_INVARIANT)  # now, as its processes read it
         accept_from("the engine")
         self._llm: AsyncLLM = self._call(self._start(arguments))
         self._stop = weakref.finalize(self, processes.stop, self._llm, self._loop, self._thread)
@@ -367,7 +368,7 @@ class VllmEngine(Engine):
             "version": vllm.__version__,
             "window": _first_and_last(self.layers.window),
             "steered_layers": _first_and_last(self.layers.steered),
-            "deterministic": bool(envs.VLLM_BATCH_INVARIANT),
+            "deterministic": self._is_invariant,
             **self.facts,
             "check": self.checked,
         }
@@ -381,7 +382,7 @@ class VllmEngine(Engine):
         return {
             "version": vllm.__version__,
             "window": list(self.layers.window),
-            "batch_invariant": envs.VLLM_BATCH_INVARIANT,
+            "batch_invariant": self._is_invariant,
             "attention": self.facts["attention"],
             "arguments": numeric(self._arguments),
         }

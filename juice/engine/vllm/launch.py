@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,11 +74,32 @@ def vllm_engine(
         )
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if engine.deterministic:
-        os.environ[INVARIANT] = "1"  # read when vLLM is imported
+    with _invariant_mode() if engine.deterministic else nullcontext():
+        return _started(model, options, engine, head_sets, limits or Limits())
+
+
+@contextmanager
+def _invariant_mode() -> Iterator[None]:
+    """Let what starts within have it: vLLM's processes read the variable as they start."""
+    before = os.environ.get(INVARIANT)
+    os.environ[INVARIANT] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[INVARIANT]
+        if before is not None:
+            os.environ[INVARIANT] = before
+
+
+def _started(
+    model: str,
+    options: LoadOptions,
+    engine: EngineOptions,
+    head_sets: str | Path | None,
+    limits: Limits,
+) -> VllmEngine:
     start = import_module("juice.engine.vllm.start")
     if engine.deterministic and not start.has_invariant_mode():
-        del os.environ[INVARIANT]
         raise UsageError(
             "deterministic: vLLM's batch-invariant mode has no kernels for CPUs; choose the engine "
             '"own" (--engine own), or leave deterministic out'
@@ -94,7 +117,7 @@ def vllm_engine(
         source_of(model),
         description,
         layers,
-        limits or Limits(),
+        limits,
         engine.vllm_args,
         dtype=options.dtype,
         quantization=options.quantization,

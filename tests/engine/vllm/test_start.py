@@ -20,6 +20,7 @@ import juice
 from juice.engine.load_options import EngineOptions, Limits, LoadOptions
 from juice.engine.request import Request
 from juice.engine.vllm.arguments import Layers
+from juice.engine.vllm.launch import vllm_engine
 from juice.engine.vllm.model import MultiModalCausalLM, MultiModalMoECausalLM, check_rank
 from juice.engine.vllm.processes import PROCESSOR, SCHEDULER, check_config, numeric
 from juice.engine.vllm.start import check_stages, engine_arguments
@@ -59,13 +60,35 @@ def may_use_tiles() -> bool:
 
 
 @ON_CPU
-def test_deterministic_is_refused_by_name_where_vllm_has_no_kernels_for_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+def test_deterministic_is_refused_by_name_where_vllm_has_no_kernels_for_it(folder: Path) -> None:
     with pytest.raises(UsageError, match="batch-invariant mode has no kernels for CPUs"):
         juice.load(folder, engine="vllm", deterministic=True)
-    assert "VLLM_BATCH_INVARIANT" not in os.environ, "or the next model would run in it"
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_deterministic_is_that_of_one_start_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """Kills: the next model of the process in vLLM's batch-invariant mode, unasked."""
+
+    def variable(*_: object, **__: object) -> str | None:
+        return os.environ.get("VLLM_BATCH_INVARIANT")
+
+    def start(*, deterministic: bool) -> str | None:
+        options = EngineOptions(engine="vllm", deterministic=deterministic)
+        return vllm_engine(str(folder), LoadOptions(), options)
+
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    if before is not None:
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", before)
+    monkeypatch.setattr("juice.engine.vllm.start.has_invariant_mode", lambda: True)
+    monkeypatch.setattr("juice.engine.vllm.start.started", variable)
+    assert start(deterministic=True) == "1"
+    assert variable() == start(deterministic=False) == before
+    monkeypatch.setattr("juice.engine.vllm.start.has_invariant_mode", lambda: False)
+    with pytest.raises(UsageError, match="leave deterministic out"):
+        start(deterministic=True)
+    assert variable() == before
 
 
 def test_the_arguments_that_change_numbers_are_part_of_the_fingerprint() -> None:
