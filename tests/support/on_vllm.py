@@ -26,7 +26,7 @@ ON_CPU = {"enforce_eager": True, "block_size": 32}
 # The process that schedules runs the model, too, which starts faster.
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 WIDER = {"hidden_size": 128, "n_embd": 128, "head_dim": HEAD_WIDTH, "word_embed_proj_dim": 128}
-WIDER |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": HEAD_WIDTH}
+WIDER |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 24}
 SMALL = Limits(max_batch=4, max_model_len=128, max_prefill_tokens=24, kv_memory_bytes=32 << 20)
 
 

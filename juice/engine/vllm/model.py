@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
@@ -201,10 +202,26 @@ def attention(
         own, _ = vllm_attention_forward(
             module, query[:, :, :n], key[:, :, :n], value[:, :, :n], None, **kwargs
         )
-        # [companions, heads * d_head], whose number is not known where it is compiled
-        theirs = (x[0, :, n:].transpose(0, 1).flatten(1) for x in (query, key, value))
-        z = torch.cat([own, shadow.attn(*theirs)])
+        z = torch.cat([own, _companions_z(shadow.attn, query, key, value, n)])
     return z.view(1, n_tokens, n_heads, -1), None  # some models want the heads apart
+
+
+def _companions_z(
+    attn: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, n: int
+) -> torch.Tensor:
+    """Return z of all after the first n tokens, [companions, heads * d_value].
+
+    How many there are is not known where it is compiled. Values that are narrower than keys
+    (expanded latent attention) are padded, and z is cut, as in `vllm_attention_forward`.
+    """
+    # [companions, heads, d_head], with fewer heads of keys and values where these share them
+    query, key, value = (x[0, :, n:].transpose(0, 1) for x in (query, key, value))
+    width, value_width = query.shape[-1], value.shape[-1]
+    is_padded = value_width < width
+    if is_padded:
+        value = pad(value, (0, width - value_width))
+    z = attn(*(x.flatten(1) for x in (query, key, value)))
+    return z.unflatten(-1, (-1, width))[..., :value_width].flatten(1) if is_padded else z
 
 
 class Steered(Base):
