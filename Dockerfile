@@ -41,6 +41,8 @@ COPY --from=build /opt/juice /opt/juice
 USER 10001
 # All that is written is here: downloads, and what vLLM compiles.
 WORKDIR /models
+# FlashInfer's sampler, vLLM's default, is compiled where it runs by nvcc, which the image does not have.
+ENV VLLM_USE_FLASHINFER_SAMPLER=0
 ENV PATH=/opt/juice/bin:$PATH HOME=/models HF_HOME=/models PYTHONUNBUFFERED=1 JUICE_HOST=0.0.0.0 JUICE_PORT=8000 JUICE_ADMIN_PORT=9000 JUICE_LOG_FORMAT=json JUICE_ENGINE=${ENGINE}
 VOLUME ["/models", "/head_sets"]
 EXPOSE 8000 9000

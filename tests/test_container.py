@@ -54,6 +54,8 @@ def test_the_image_is_pinned_unprivileged_and_checked() -> None:
     ]
     assert [value for name, value in steps if name == "STOPSIGNAL"] == ["SIGTERM"]
     assert sum(name == "FROM" for name, _ in steps) == 2
+    variables = [value for name, value in steps if name == "ENV"]
+    assert "VLLM_USE_FLASHINFER_SAMPLER=0" in variables, "the base image has no nvcc to compile it"
     check = next(value for name, value in steps if name == "HEALTHCHECK")
     assert "/readyz" in check
     assert "JUICE_ADMIN_PORT" in check, "it needs no key there, and is not in the way of clients"
