@@ -215,7 +215,7 @@ class SlotCache(Cache):
     def __init__(self, n_layers: int, like: SlotCache | None = None) -> None:
         known = [None] * n_layers if like is None else like.slot_layers
         self.slot_layers: list[SlotLayer] = [SlotLayer(layer) for layer in known]
-        self._size: ShelfSize | None = None
+        self.size: ShelfSize | None = None  # None while nothing is allocated
         super().__init__(layers=list(self.slot_layers))
 
     def n_bytes(self, size: ShelfSize) -> int:
@@ -227,12 +227,12 @@ class SlotCache(Cache):
     @property
     def n_positions(self) -> int:
         """The positions of every slot, without the one for padding."""
-        return self._size.n_positions if self._size else 0
+        return self.size.n_positions if self.size else 0
 
     @property
     def n_allocated_bytes(self) -> int:
         """The bytes that the slots take now."""
-        return self.n_bytes(self._size) if self._size else 0
+        return self.n_bytes(self.size) if self.size else 0
 
     @torch.inference_mode()
     def reserve(self, needed: ShelfSize, max_bytes: int | None = None) -> None:
@@ -244,7 +244,7 @@ class SlotCache(Cache):
         def fits(size: ShelfSize) -> bool:
             return max_bytes is None or self.n_bytes(size) <= max_bytes
 
-        had = self._size
+        had = self.size
         if had is not None and had.covers(needed) and fits(had):
             return
         larger = (needed.with_growth(had), needed.with_growth(None), needed.with_more_rows(fits))
@@ -260,7 +260,7 @@ class SlotCache(Cache):
 
     def resize(self, size: ShelfSize) -> None:
         """Change the shape; raises as `reserve` does."""
-        had = self._size
+        had = self.size
         done: list[int] = []
         try:
             for i, layer in enumerate(self.slot_layers):
@@ -270,13 +270,13 @@ class SlotCache(Cache):
             if had is not None:
                 self._roll_back(done, had)
             raise
-        self._size = size
+        self.size = size
 
     def free(self) -> None:
         """Give the memory back; nothing may be cached."""
         for layer in self.slot_layers:
             layer.free()
-        self._size = None
+        self.size = None
 
     def _roll_back(self, done: list[int], had: ShelfSize) -> None:
         try:

@@ -165,7 +165,7 @@ class Loop:
         self.steps = dict[int, int]()  # by how many requests ran in them
         self._loaded = loaded
         self._inbox = inbox
-        self._decode_rows: dict[tuple[Sequence, ...], tuple[int, ForwardRows]] = {}
+        self._decode_rows: dict[tuple[Sequence, ...], tuple[object, ForwardRows]] = {}
         self._deterministic = deterministic
         self.shelves = Shelves(loaded.layout.n_layers)
         self._measure()
@@ -257,6 +257,7 @@ class Loop:
         except Exception as error:
             if _is_fatal(error):
                 raise
+            self._decode_rows.clear()  # should they be what is wrong, the next ones are not
             failure, reason, lacks_memory = _failure(error), repr(error), _lacks_memory(error)
             if len(chosen) == 1 and not lacks_memory:
                 _log(error)
@@ -322,9 +323,9 @@ class Loop:
             self._fail(sequence, _failure(error))
 
     def rows_of(self, sequences: list[Sequence]) -> ForwardRows:
-        """Return the rows of some sequences; those that decode are kept until a row changes."""
+        """Return the rows of some sequences; those that decode are kept until a slot changes."""
         shelf, together = self.shelves[sequences[0]], tuple(sequences)
-        version = shelf.table.version
+        version = shelf.version
         if (kept := self._decode_rows.get(together)) is not None and kept[0] == version:
             return kept[1]
         rows = arrange(sequences, shelf, self._loaded, as_copies=self._deterministic)
@@ -332,7 +333,7 @@ class Loop:
             self._decode_rows = {
                 others: kept
                 for others, kept in self._decode_rows.items()
-                if others[0] in self.shelves and kept[0] == self.shelves[others[0]].table.version
+                if others[0] in self.shelves and kept[0] == self.shelves[others[0]].version
             }
             self._decode_rows[together] = version, rows
         return rows

@@ -136,6 +136,11 @@ class Shelf:
         )
 
     @property
+    def version(self) -> tuple[int, ShelfSize | None]:
+        """What the slots of its rows depend on: the rows, and how many slots there are."""
+        return self.table.version, self.cache.size
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is no row on it."""
         return not self.table.mains.rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -19,6 +20,7 @@ from juice.engine.own.cache import SlotLayer
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Request
 from tests.support import tiny
+from tests.support.mixed import TOLERANCE, steering
 from tests.support.running import Collector, n_slot_bytes, random_request
 
 LONG = 2048
@@ -239,6 +241,34 @@ def test_near_the_end_of_the_memory_rows_that_join_do_not_each_move_the_others(
     watched.engine.stop()
     per_resize = 2 * 2  # keys and values of two layers
     assert moved[0] / per_resize <= 12
+
+
+def test_a_shelf_that_shrinks_for_another_request_keeps_its_rows_apart(
+    model: juice.SteeredModel,
+) -> None:
+    """A row decodes alone, beside steered prompts, when a long request takes the slots to spare.
+
+    Kills: slots of before, kept while no row joins or leaves: those of a neighbour's companion.
+    """
+    steered = replace(request(190, 2), steering=steering({(0, 1): 2.0, (1, 2): -2.0}))
+    asked, long = [request(12, 180), request(12, 2), steered, steered], request(900, 2)
+    n_bytes = sum(map(model.engine.n_kv_bytes, (asked[0], steered, steered, long)))
+    limits = Limits(kv_memory_bytes=n_bytes + n_bytes // 50, max_prefill_tokens=4)
+    alone = [model.engine.generate([each])[0] for each in asked]
+    watched, collector, beside = Watched(model, limits), Collector(), Collector()
+
+    def sink(update: Update) -> None:
+        collector(update)
+        if update.index == 0 and len(collector.updates[0]) == 20:
+            watched.engine.submit([long], beside)
+
+    watched.engine.submit(asked, sink)
+    collector.wait(4)
+    beside.wait(1)
+    watched.engine.stop()
+    for i, expected in enumerate(alone):
+        assert collector.completion(i).token_ids == expected.token_ids
+        assert collector.completion(i).logprobs == pytest.approx(expected.logprobs, abs=TOLERANCE)
 
 
 def test_an_idle_engine_gives_its_memory_back_and_goes_on(model: juice.SteeredModel) -> None:
