@@ -12,8 +12,8 @@ one size. So every shape that is computed depends on the request alone, and with
 
 Rows share a forward unless the model forbids it: where it makes its own masks, all must have the
 same number of tokens cached, and where its positions change with length (`rope_switch`), all must
-be on the same side of the switch. A row that crosses it is computed again as a whole, alone, one
-such row a step: that may hold up the others for longer than a step.
+be on the same side of the switch. A row that crosses it is computed again alone, as a whole where
+memory allows, one such row a step: that may hold up the others for longer than a step.
 
 The unit of cost is the time of one token that attends to nothing. A token goes through the weights
 once, and attends to every key before it:
@@ -258,10 +258,12 @@ class Scheduler:
         decoding = [
             s for shelf in self._shelves for s in shelf.table.decoding if s.n_cached < s.length
         ]
-        crossing = [s for s in decoding if s.n_cached == self._rope_switch]
+        crossing = [s for s in decoding if s.length - 1 == self._rope_switch]
         for sequence in crossing[:1]:
-            sequence.n_cached = 0  # its next token changes all its keys
-        again = [[(s, s.length)] for s in crossing[:1]]
+            if not sequence.has_crossed:  # where memory lacked, part of it is computed again
+                sequence.n_cached = 0  # its next token changes all its keys
+                sequence.has_crossed = True
+        again = [[(s, s.length - s.n_cached)] for s in crossing[:1]]
         steps = [s for s in decoding if s not in crossing]
         budget = float(self.limits.max_prefill_tokens)
         left = budget - sum(self._cost(s, 1) for s in steps)

@@ -40,6 +40,7 @@ class Sequence:
         self._owner: Sequence | None = None
         self.cancelled: JuiceError | None = None
         self.n_cached = 0
+        self.has_crossed = False  # the length at which the model's positions change
         self.most_new = sys.maxsize  # tokens in a forward; lowered where memory lacks for more
         self._generator = new_generator(request.options)
         self._uniform: float | None = None

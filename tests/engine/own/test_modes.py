@@ -71,6 +71,29 @@ def test_rows_that_cross_a_switch_together_are_prefilled_again_alone_and_one_a_s
     assert again == [1] * 10
 
 
+def test_rows_that_cross_a_switch_go_on_where_memory_lacks_for_all_their_tokens() -> None:
+    """Kills: a row that starts anew whenever what was computed again reaches the switch."""
+    network = build("Phi-3 (longrope)")
+    prompts = [list(range(i, i + SWITCH - 3)) for i in range(1, 4)]
+    expected = [oracle.generate(network, prompt, HEADS, 8) for prompt in prompts]
+    engine = juice.load(network, tokenizer=tiny.tiny_tokenizer()).engine
+    lengths = list[int]()
+
+    def lacks(_module: object, args: tuple[torch.Tensor, ...]) -> None:
+        if args[0].shape[1] > 6:
+            raise torch.OutOfMemoryError("no memory is left")
+        lengths.append(args[0].shape[1])
+        assert len(lengths) < 100, "the rows never end"
+
+    network.get_input_embeddings().register_forward_pre_hook(lacks)
+    requests = [
+        Request.of(prompt_ids=tuple(p), max_tokens=8, ignore_eos=True, steering=steering(HEADS))
+        for p in prompts
+    ]
+    for completion, each in zip(engine.generate(requests), expected, strict=True):
+        assert_completes(completion, each, TOLERANCE, is_watched=False)
+
+
 def test_prompts_of_any_length_are_prefilled_together_by_a_model_that_builds_its_masks() -> None:
     engine = juice.load(build("BLOOM"), tokenizer=tiny.tiny_tokenizer()).engine
     shapes = shapes_of(engine)
