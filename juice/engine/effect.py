@@ -63,6 +63,8 @@ class _Explained:
         self._request, self._sink, self._start, self._text_of = request, sink, start, text_of
         self._open = {UNSTEERED}
         self._found: dict[str, Completion | None] = {}
+        self._others: list[Running] = []
+        self._has_failed = False
         self._last: Update | None = None
 
     def begin(self) -> None:
@@ -73,6 +75,10 @@ class _Explained:
         """Take an update of the request itself."""
         if update.completion is None:
             self._sink(cut(update, self._request.options.top_logprobs))
+            if update.is_last:  # it was cancelled, or has failed
+                self._has_failed = True
+                for other in self._others:
+                    other.cancel()
             return
         self._last = update
         self._finish()
@@ -88,13 +94,15 @@ class _Explained:
             gate=None,
             without_context=(),
         )
-        self._start(other, partial(self._answer, name))
+        running = self._start(other, partial(self._answer, name))
+        if running is not None:
+            self._others.append(running)
 
     def _answer(self, name: str, update: Update) -> None:
         if not update.is_last:
             return
         self._found[name] = update.completion
-        if name == UNSTEERED and update.completion is not None:
+        if name == UNSTEERED and update.completion is not None and not self._has_failed:
             self._compare([token for token, _ in update.completion.tokens[0].top])
         self._open.discard(name)
         self._finish()

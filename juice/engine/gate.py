@@ -49,6 +49,7 @@ class _Decision:
         self.queued_s = 0.0  # when the run that decides started
         self.runs: list[_Run] = []
         self._request = request
+        self._asked: Running | None = None
 
     @property
     def is_asked_apart(self) -> bool:
@@ -66,7 +67,12 @@ class _Decision:
             steering=unsteered(),
             gate=None,
         )
-        start(question, self._answer)
+        self._asked = start(question, self._answer)
+
+    def leave(self) -> None:
+        """End the request that decides, once no run waits for it any more."""
+        if self._asked is not None and self.report is None and all(r.is_over for r in self.runs):
+            self._asked.cancel()
 
     def see(self, update: Update) -> None:
         """Take the update with the first new token of a steered run."""
@@ -96,14 +102,14 @@ class _Run:
         decision.runs.append(self)
         self._held: list[Update] = []
         self._gated_s = 0.0
-        self._is_over = self._is_unsteered = False
+        self.is_over = self._is_unsteered = False
         self._lock = Lock()
         self._running: Running | None = None
         self._cancelled: JuiceError | None = None
 
     def start(self) -> None:
         """Start the steered run, unless the decision came first, by another run."""
-        if self._is_over or self._is_unsteered:
+        if self.is_over or self._is_unsteered:
             return
         n_top = max(1, self._request.options.top_logprobs)
         steered = replace(self._request.with_options(top_logprobs=n_top), gate=None)
@@ -120,7 +126,7 @@ class _Run:
     def _keep(self, running: Running | None, *, is_steered: bool) -> None:
         """Keep what runs now; what has started too late is cancelled."""
         with self._lock:
-            is_late = is_steered and (self._is_over or self._is_unsteered)
+            is_late = is_steered and (self.is_over or self._is_unsteered)
             if not is_late:
                 self._running = running
             cancelled = self._cancelled
@@ -129,7 +135,7 @@ class _Run:
 
     def _take(self, update: Update) -> None:
         """Take an update of the steered run."""
-        if self._is_over or self._is_unsteered:
+        if self.is_over or self._is_unsteered:
             return
         if self._decision.report is not None or update.error is not None:
             self._send(update)
@@ -141,7 +147,7 @@ class _Run:
     def go_on(self, report: GateReport) -> None:
         """Send what was held back, or start again without steering."""
         held, self._held = self._held, []
-        if self._is_over:
+        if self.is_over:
             return
         self._gated_s = time.monotonic() - self._request.arrived
         if report.steers:
@@ -163,7 +169,7 @@ class _Run:
 
     def fail(self, error: JuiceError) -> None:
         """End it with an error."""
-        if self._is_over:
+        if self.is_over:
             return
         self._send(Update(index=self._request.index, error=error))
         if self._running is not None:
@@ -171,7 +177,9 @@ class _Run:
 
     def _send(self, update: Update) -> None:
         """Send an update as the request asked for it."""
-        self._is_over = self._is_over or update.is_last
+        self.is_over = self.is_over or update.is_last
+        if update.error is not None:
+            self._decision.leave()
         update = cut(update, self._request.options.top_logprobs)
         if update.completion is not None:
             update = replace(update, completion=self._decided(update.completion))

@@ -12,11 +12,14 @@ from transformers import PreTrainedModel
 
 from juice.engine.answer import Update
 from juice.engine.contract import Engine
+from juice.engine.request import Request
 from juice.engine.steer import Steer
 from juice.errors import CancelledError, RequestError
 from juice.steered_model import SteeredModel
 from tests.support import oracle
-from tests.support.mixed import mixed_requests
+from tests.support.canned_engine import HeldEngine
+from tests.support.mixed import mixed_requests, steering
+from tests.support.running import Collector
 
 TOLERANCE = 1e-3
 
@@ -134,3 +137,34 @@ def test_one_that_is_cancelled_ends(model: SteeredModel) -> None:
     while not (update := updates.get(timeout=60)).is_last:
         pass
     assert isinstance(update.error, CancelledError)
+
+
+@pytest.mark.parametrize("is_compared", [False, True])
+def test_what_runs_beside_one_that_is_cancelled_is_cancelled_with_it(is_compared: bool) -> None:
+    """Kills: prompts that go through the model for a request that nobody waits for."""
+    engine, collector = HeldEngine(), Collector()
+    request = Request.of(
+        prompt_ids=(3, 5, 7), max_tokens=4, steering=steering({(1, 1): 2.0}), explain="effect"
+    )
+    (running,) = engine.submit([replace(request, without_context=(5,))], collector)
+    unsteered, itself = engine.submitted
+    if is_compared:
+        unsteered.run()
+    running.cancel()
+    itself.run()
+    assert isinstance(collector.error(), CancelledError)
+    others = [other for other in engine.submitted if other is not itself]
+    assert len(others) == (3 if is_compared else 1)
+    assert all(isinstance(other.cancelled, CancelledError) for other in others)
+
+
+def test_nothing_is_compared_with_one_that_has_ended_with_an_error() -> None:
+    engine, collector = HeldEngine(), Collector()
+    request = Request.of(prompt_ids=(3, 5), max_tokens=4, explain="effect")
+    (running,) = engine.submit([replace(request, without_context=(5,))], collector)
+    unsteered, itself = engine.submitted
+    running.cancel()
+    itself.run()
+    unsteered.cancelled = None  # its token came in the same step
+    unsteered.run()
+    assert engine.submitted == [unsteered, itself]

@@ -19,7 +19,7 @@ from juice.engine.sampling_options import SamplingOptions
 from juice.errors import CancelledError, ContextLengthError, RequestError
 from tests.engine.conftest import LIMITS
 from tests.support import oracle, tiny
-from tests.support.canned_engine import CannedEngine, CannedRequest
+from tests.support.canned_engine import CannedEngine, CannedRequest, HeldEngine
 from tests.support.mixed import mixed_requests, steering
 from tests.support.running import Collector, assert_completes
 
@@ -200,6 +200,22 @@ def test_what_is_cancelled_ends_whenever_that_is(
             break
         time.sleep(0.01)
     assert engine.status.n_running == engine.status.n_waiting == 0
+
+
+def test_what_decides_is_cancelled_with_the_last_that_waits_for_it() -> None:
+    """Kills: a prompt that goes through the model to decide about what nobody waits for."""
+    engine, collector = HeldEngine(), Collector()
+    gate = RequestGate(signal="memory", threshold=NEVER, without_context=(5,))
+    request = Request.of(prompt_ids=PROMPT, max_tokens=3, steering=steering(HEADS), gate=gate)
+    running = engine.submit([request, request], collector)
+    decides, *steered = engine.submitted
+    for one, own in zip(running, steered, strict=True):
+        assert decides.cancelled is None
+        one.cancel()
+        own.run()
+    assert isinstance(decides.cancelled, CancelledError)
+    decides.run()
+    assert [sum(u.is_last for u in collector.updates[i]) for i in range(2)] == [1, 1]
 
 
 def test_one_choice_can_be_cancelled_and_the_other_goes_on(

@@ -114,4 +114,18 @@ class CannedEngine(Engine):
         self.is_closed = True
 
 
+class HeldEngine(CannedEngine):
+    """An engine whose requests run when a test says so (`CannedRequest.run`)."""
+
+    def start(
+        self,
+        request: Request,
+        sink: Sink,
+        *,
+        instead_of: Running | None = None,  # noqa: ARG002
+    ) -> CannedRequest:
+        self.submitted.append(CannedRequest(request, sink))
+        return self.submitted[-1]
+
+
 TOKENIZER = tiny.tiny_tokenizer()
