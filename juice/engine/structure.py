@@ -96,8 +96,18 @@ class Structures:
         self._compiled(structure)
 
     def start(self, structure: Structure) -> Constraint:
-        """Return the constraint of a new answer, which rules tokens out; raises RequestError."""
+        """Return the constraint of a new answer, which rules tokens out; raises RequestError.
+
+        It may take a second where others have taken the structure's place; `start_kept` does not.
+        """
         return Constraint(self._compiled(structure).deep_copy(), self._stop_token_ids)
+
+    def start_kept(self, structure: Structure) -> Constraint | None:
+        """Return what `start` does, or None for a structure that would be compiled again."""
+        outcome = self._find(structure)
+        if outcome is None:
+            return None
+        return Constraint(_matcher(structure, outcome).deep_copy(), self._stop_token_ids)
 
     def are_whole(self, structure: Structure, token_ids: Sequence[int]) -> bool:
         """Return whether tokens, the stop token at their end, are an answer of a structure."""
@@ -113,21 +123,22 @@ class Structures:
         return {str(token): i for i, token in added if self._vocabulary.is_special_token(i)}
 
     def _compiled(self, structure: Structure) -> LLMatcher:
-        with self._lock:
-            if kept := self._kept.get(structure):
-                self._kept.move_to_end(structure)
-        if kept is None:
-            kept = self._compile(structure)
+        outcome = self._find(structure)
+        if outcome is None:
+            outcome, n_bytes = self._compile(structure)
             with self._lock:
-                self._kept[structure] = kept
+                self._kept[structure] = outcome, n_bytes
                 while len(self._kept) > N_COMPILED or (
                     len(self._kept) > 1 and sum(n for _, n in self._kept.values()) > COMPILED_BYTES
                 ):
                     self._kept.popitem(last=False)
-        outcome, _ = kept
-        if isinstance(outcome, str):
-            raise RequestError(f"the {structure.form} {outcome}", param="structure")
-        return outcome
+        return _matcher(structure, outcome)
+
+    def _find(self, structure: Structure) -> LLMatcher | str | None:
+        with self._lock:
+            if kept := self._kept.get(structure):
+                self._kept.move_to_end(structure)
+        return kept[0] if kept else None
 
     def _compile(self, structure: Structure) -> tuple[LLMatcher | str, int]:
         """Return a matcher before its first token, or why there is none, and its bytes."""
@@ -160,6 +171,12 @@ class Structures:
         except ValueError as error:
             problem = f"answers cannot have a form: {error}"
             raise RequestError(problem, param="structure") from error
+
+
+def _matcher(structure: Structure, outcome: LLMatcher | str) -> LLMatcher:
+    if isinstance(outcome, str):
+        raise RequestError(f"the {structure.form} {outcome}", param="structure")
+    return outcome
 
 
 class Constraint:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from random import Random
+from threading import Event, current_thread
+from typing import Any
 
 import jsonschema
 import llguidance
@@ -13,16 +16,18 @@ import torch
 from llguidance.hf import from_tokenizer
 from transformers import PreTrainedModel
 
-from juice.engine.answer import Completion
+from juice.engine import structure as forms
+from juice.engine.answer import Completion, Update
 from juice.engine.contract import Engine
+from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Request
 from juice.engine.sampling_options import SamplingOptions
 from juice.engine.steer import Steering
 from juice.engine.structure import Structure
-from juice.errors import RequestError
+from juice.errors import CancelledError, EngineStoppedError, GenerationError, RequestError
 from tests.support import oracle
 from tests.support.mixed import steering
-from tests.support.running import Collector
+from tests.support.running import Collector, loaded
 from tests.support.schemas import judge, random_schema
 
 PROMPT = tuple(range(3, 20))
@@ -232,3 +237,78 @@ def test_objects_have_the_properties_that_are_named_unless_the_schema_says_other
     )
     got = engine.generate([asked(together)])[0].text
     assert len(got) > 20, "other properties may follow"
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Keep one compiled structure; return what is called, in its thread, before one is compiled."""
+    called, compiled = list[Callable[[], None]](), forms.compiled
+
+    def watched(*arguments: Any) -> Any:
+        for each in called:
+            each()
+        return compiled(*arguments)
+
+    monkeypatch.setattr(forms, "compiled", watched)
+    monkeypatch.setattr(forms, "N_COMPILED", 1)
+    return called
+
+
+def let_go(engine: BatchingEngine) -> Request:
+    """Return a checked request whose structure is no longer kept."""
+    request = asked(Structure.choice(["red", "green"]))
+    engine.check(request)
+    engine.check(asked(Structure.choice(["yes", "no"])))
+    return request
+
+
+def test_a_structure_that_was_let_go_is_not_compiled_in_the_engines_thread(
+    compiling: list[Callable[[], None]],
+) -> None:
+    """Kills: a request that starts as another ends, and holds up all others for a second."""
+    engine, collector, threads = loaded().engine, Collector(), set[str]()
+    request = let_go(engine)
+    compiling.append(lambda: threads.add(current_thread().name))
+
+    def sink(update: Update) -> None:
+        if update.is_last:
+            engine.begin([request], collector)
+
+    engine.submit([Request.of(prompt_ids=PROMPT, max_tokens=2)], sink)
+    collector.wait(1)
+    assert collector.completion().text in {"red", "green"}
+    assert len(threads) == 1
+    assert engine.thread.name not in threads
+
+
+def test_a_structure_that_cannot_be_compiled_again_ends_its_request(
+    compiling: list[Callable[[], None]],
+) -> None:
+    engine, collector = loaded().engine, Collector()
+    request = let_go(engine)
+
+    def fail() -> None:
+        raise MemoryError("there is none")
+
+    compiling.append(fail)
+    engine.begin([request], collector)
+    collector.wait(1)
+    assert isinstance(collector.error(), GenerationError)
+    assert engine.status.n_running == engine.status.n_waiting == 0
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_request_ends_while_its_structure_is_compiled_again(
+    compiling: list[Callable[[], None]], is_closed: bool
+) -> None:
+    engine, collector, go_on = loaded().engine, Collector(), Event()
+    request = let_go(engine)
+    compiling.append(go_on.wait)
+    (running,) = engine.begin([request], collector)
+    if is_closed:
+        engine.close()
+    else:
+        running.cancel()
+    go_on.set()
+    collector.wait(1)
+    assert isinstance(collector.error(), EngineStoppedError if is_closed else CancelledError)

@@ -45,7 +45,7 @@ class Sequence:
         self._generator = new_generator(request.options)
         self._uniform: float | None = None
         self._held: torch.Tensor | None = None
-        self._constraint = constraint
+        self.constraint = constraint
         self._mixer: Mixer | None = None
         if request.contrast is not None:
             self._mixer = Mixer(request.contrast)
@@ -117,7 +117,7 @@ class Sequence:
             prompt_ids=request.prompt_ids,
             token_ids=[token.id for token in self.tokens] if options.changes_logits else (),
             banned=self.transcript.stop_token_ids if is_held_back else frozenset(),
-            constraint=self._constraint,
+            constraint=self.constraint,
         )
 
     def contrasted(self, row: Sequence, logits: torch.Tensor) -> torch.Tensor | None:
@@ -141,10 +141,10 @@ class Sequence:
         Raises whatever a tokenizer or a sink raises, and RequestError where no token may follow.
         """
         self._uniform = None
-        if self._constraint is not None:
-            self._constraint.accept(token.id)
-            if self._constraint.failure:
-                raise RequestError(self._constraint.failure, param="structure")
+        if self.constraint is not None:
+            self.constraint.accept(token.id)
+            if self.constraint.failure:
+                raise RequestError(self.constraint.failure, param="structure")
         if not self.tokens:
             self.transcript.watched = watched
         if self.request.options.max_tokens == 0:

@@ -10,7 +10,10 @@ import ctypes
 import logging
 import time
 import weakref
-from functools import cache, cached_property
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, cached_property, partial
 from itertools import count
 from threading import Thread, current_thread
 from typing import Any, ClassVar
@@ -27,7 +30,8 @@ from juice.engine.own.scheduler import Inbox
 from juice.engine.own.sequence import Sequence
 from juice.engine.request import Request, Running
 from juice.engine.steer import Steering
-from juice.errors import ContextLengthError, EngineStoppedError, JuiceError
+from juice.engine.structure import Constraint
+from juice.errors import ContextLengthError, EngineStoppedError, GenerationError, JuiceError
 from juice.model.loaded import LoadedModel
 
 LOG = logging.getLogger("juice.engine.own")
@@ -70,6 +74,7 @@ class BatchingEngine(Engine):
         )
         end_helpers()  # of the loading
         self.thread.start()
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="juice-structures")
         weakref.finalize(self, _stop, self._inbox, self.thread)
 
     @property
@@ -152,14 +157,20 @@ class BatchingEngine(Engine):
         end_helpers()
         number = instead_of.number if isinstance(instead_of, Sequence) else next(self._numbers)
         structure = request.options.structure
+        constraint = None if structure is None else self.structures.start_kept(structure)
         sequence = Sequence(
             number,
             request,
             self.companion_layers(request.steering),
             self._transcript(request, sink),
-            None if structure is None else self.structures.start(structure),
+            constraint,
         )
-        self._inbox.put(sequence, is_first=instead_of is not None)
+        is_first = instead_of is not None
+        if structure is None or constraint is not None:
+            self._inbox.put(sequence, is_first=is_first)
+        else:  # this is the engine's thread perhaps, for which all others wait
+            compile_again = partial(self.structures.start, structure)
+            self._compiling.submit(_put_compiled, self._inbox, sequence, compile_again, is_first)
         return sequence
 
     def close(self) -> None:
@@ -170,6 +181,23 @@ class BatchingEngine(Engine):
     def stop(self) -> None:
         """End the thread and everything that runs or waits; the model keeps its hooks."""
         _stop(self._inbox, self.thread)
+        self._compiling.shutdown(wait=False)
+
+
+def _put_compiled(
+    inbox: Inbox, sequence: Sequence, compile_again: Callable[[], Constraint], is_first: bool
+) -> None:
+    """Queue a sequence once its structure is compiled, or to be told why it is not."""
+    try:
+        if sequence.cancelled is None and inbox.closed is None:
+            sequence.constraint = compile_again()
+    except Exception as error:
+        sequence.cancel(error if isinstance(error, JuiceError) else GenerationError(repr(error)))
+    try:
+        inbox.put(sequence, is_first=is_first)
+    except EngineStoppedError as error:
+        with suppress(Exception):
+            sequence.transcript.fail(error)
 
 
 def end_helpers() -> None:
