@@ -133,6 +133,7 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
         try:
             engine = BatchingEngine(loaded, LIMITS, narrow)
             stack.callback(engine.stop)
+            engine.loop.log_level = logging.DEBUG  # the mode is only tried
             measured = agreement(
                 engine,
                 OWN,
@@ -148,6 +149,8 @@ def verify(loaded: LoadedModel, mode: Mode) -> Agreement:
             raise UnsupportedModelError(
                 f"{name} cannot run in batches of steered rows: {error}"
             ) from error
+    if reason := engine.loop.failed_together:  # each was run alone
+        raise UnsupportedModelError(f"{name} cannot run several requests together: {reason}")
     if loaded.exact and not measured.is_close(OWN, loaded.describe()):
         raise UnsupportedModelError(
             f"{name} is not steered exactly: in a batch with a cache its log-probabilities differ "

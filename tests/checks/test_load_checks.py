@@ -366,3 +366,31 @@ def test_the_heads_that_are_checked_are_of_the_layer_and_differ(n: int) -> None:
             assert len(set(heads)) == n
             assert set(heads) <= set(range(n_heads))
             assert n_heads - 1 in heads
+
+
+def test_a_mode_in_which_requests_run_alone_at_best_is_not_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Kills: forwards of several requests that fail at every step, each of which runs again alone.
+
+    The last layer takes more than two rows only if they are those of the first.
+    """
+    network, n_rows = build("Llama"), [0]
+
+    def note(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        n_rows[0] = args[0].shape[0]
+
+    def refuse(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if args[0].shape[0] not in (1, 2, n_rows[0]):
+            raise ValueError("this layer has seen other rows")
+
+    network.model.layers[0].register_forward_pre_hook(note)
+    network.model.layers[-1].register_forward_pre_hook(refuse)
+    model = load(network)
+    assert model.engine.mode == Mode(full_rows=True)
+    several = Request.of(prompt_ids=IDS, max_tokens=3, steering=steering(HEADS))
+    model.engine.generate([several] * 4)
+    assert not caplog.records
+    with pytest.raises(UnsupportedModelError, match=r"together.*this layer has seen other rows"):
+        verify(model.loaded, Mode())
+    assert not caplog.records

@@ -163,6 +163,8 @@ class Loop:
         self.runner = Runner(loaded, mode)
         self.beat = time.monotonic()
         self.steps = dict[int, int]()  # by how many requests ran in them
+        self.failed_together = ""  # why several requests did, unless memory lacked
+        self.log_level = logging.WARNING  # of what is logged about failures
         self._loaded = loaded
         self._inbox = inbox
         self._decode_rows: dict[tuple[Sequence, ...], tuple[object, ForwardRows]] = {}
@@ -260,7 +262,7 @@ class Loop:
             self._decode_rows.clear()  # should they be what is wrong, the next ones are not
             failure, reason, lacks_memory = _failure(error), repr(error), _lacks_memory(error)
             if len(chosen) == 1 and not lacks_memory:
-                _log(error)
+                self._log(error)
         else:
             self._after(rows, batch.n_tokens, results)
             return
@@ -269,8 +271,13 @@ class Loop:
             torch.cuda.empty_cache()
         (first, n), *others = chosen
         if others:
-            LOG.warning(
-                "a forward of %d requests failed; running each alone: %s", len(chosen), reason
+            if not lacks_memory:
+                self.failed_together = reason
+            LOG.log(
+                self.log_level,
+                "a forward of %d requests failed; running each alone: %s",
+                len(chosen),
+                reason,
             )
             for sequence, n in chosen:
                 if sequence in self.shelves:  # it has left if its other row failed
@@ -319,7 +326,7 @@ class Loop:
             if _is_fatal(error):
                 raise
             owner.transcript.finish_reason = None
-            _log(error)
+            self._log(error)
             self._fail(sequence, _failure(error))
 
     def rows_of(self, sequences: list[Sequence]) -> ForwardRows:
@@ -346,15 +353,14 @@ class Loop:
         self.shelves.leave(sequence.owner)
         self._tell(sequence.owner, failure)
 
+    def _log(self, error: Exception) -> None:
+        is_ours = isinstance(error, JuiceError)
+        LOG.log(self.log_level, "a request failed: %r", error, exc_info=None if is_ours else error)
+
     @staticmethod
     def _tell(sequence: Sequence, error: JuiceError | None) -> None:
         with suppress(Exception):
             sequence.transcript.fail(error or GenerationError("the request was dropped"))
-
-
-def _log(error: Exception) -> None:
-    is_ours = isinstance(error, JuiceError)
-    LOG.warning("a request failed: %r", error, exc_info=None if is_ours else error)
 
 
 def _lacks_memory(error: Exception) -> bool:
