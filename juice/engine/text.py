@@ -2,8 +2,9 @@
 
 A character may be split over tokens, and a token's spelling may depend on the one before it. So new
 text is what decoding with the newest token adds to decoding without it, held back while it ends in
-an incomplete character. Text that may yet turn out to begin a stop string is held back as well; a
-stop string and what follows it never appear.
+an incomplete character. One that the prompt only begins is whole in the answer. Text that may yet
+turn out to begin a stop string is held back as well; a stop string and what follows it never
+appear.
 
 A `Transcript` is all that a request has generated so far, and tells its caller.
 """
@@ -47,7 +48,8 @@ class TextStream:
         self._special_ids = special_ids if skip_special_tokens else ()
         self._stop = tuple(stop)
         self._ids = list(prompt_ids[-N_PROMPT_TOKENS:])
-        self._start, self._end = 0, len(self._ids)
+        self._n_prompt = len(self._ids)
+        self._start, self._end = self._whole_characters()
         self._held = ""
         self.text = self.stopped_by = ""
 
@@ -72,17 +74,32 @@ class TextStream:
         self._start = self._end = len(self._ids)
         return self._release(new, is_last=True)
 
+    def _whole_characters(self) -> tuple[int, int]:
+        """Return where the prompt's last tokens begin and end that are whole characters."""
+        n = self._n_prompt
+        for end in range(n, max(-1, n - MAX_BYTES), -1):
+            for start in range(min(end, MAX_BYTES) or 1):
+                text = self._decode(self._ids[start:end])
+                if INCOMPLETE not in (text[:1], text[-1:]):
+                    return start, end
+        return 0, n
+
     def _undecided(self) -> str:
-        """Return the text of the tokens after `_end`, as it is spelled after those before."""
-        before = self._decode(self._ids[self._start : self._end])
-        return self._decode(self._ids[self._start :])[len(before) :]
+        """Return the new text of the tokens after `_end`, as it is spelled after those before."""
+        text, end = self._decode(self._ids[self._start :]), max(self._end, self._n_prompt)
+        before = self._decode(self._ids[self._start : end])
+        # What was incomplete there, and is whole now, is new.
+        while before.endswith(INCOMPLETE) and not text.startswith(before):
+            end -= 1
+            before = self._decode(self._ids[self._start : end])
+        return text[len(before) :]
 
     def _cut(self, new: str) -> tuple[str, int]:
         """Return the undecided text that surely no later token can change, and where it ends."""
         end = len(self._ids)
         for at in range(end - 1, end - 1 - MAX_BYTES, -1):
             rest = self._decode(self._ids[at:])
-            if self._decode(self._ids[self._end : at]) + rest == new:
+            if (self._decode(self._ids[self._end : at]) + rest).endswith(new):
                 return new[: len(new) - len(rest)], at
         return "", self._end
 

@@ -26,6 +26,32 @@ def test_bytes_of_any_text_stream_to_that_text(text: str, prompt: str) -> None:
     assert "".join([*map(stream.push, ids), stream.finish()]) == text == stream.text
 
 
+def by_fallback() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of single bytes, each spelled `<0x..>`."""
+    names = ["<unk>", *(f"<0x{i:02X}>" for i in range(256))]
+    made = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "<unk>"))
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+FALLBACK = by_fallback()
+
+
+@pytest.mark.parametrize("spelled", ["as bytes", "by fallback"])
+@given(st.text("a é€😀", min_size=1, max_size=12), st.integers(0, 40))
+def test_a_character_that_the_prompt_begins_is_whole_in_the_answer(
+    spelled: str, text: str, n_prompt: int
+) -> None:
+    """The oracle: what is not whole in the prompt's bytes."""
+    data = text.encode()
+    tokenizer = TOKENIZER if spelled == "as bytes" else FALLBACK
+    ids = TOKENIZER(text)["input_ids"] if spelled == "as bytes" else [1 + byte for byte in data]
+    stream = TextStream(tokenizer, ids[:n_prompt])
+    answer = "".join([*map(stream.push, ids[n_prompt:]), stream.finish()])
+    complete = data[:n_prompt].decode(errors="ignore")
+    assert answer == text[len(complete) :]
+
+
 def test_each_token_has_its_share_of_the_text() -> None:
     """As Llama 2's and Mistral's tokenizers spell: alone, each word would lose its space."""
     words = [
