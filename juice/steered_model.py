@@ -260,6 +260,12 @@ class SteeredModel:
         without_context = None if alone is None else self._ids(alone)
         head_set = self.head_set_of(steer)
         ids = self._ids(prompt)
+        if not 0 <= (question_at or 0) <= len(ids):
+            raise RequestError(
+                f"question_at is {question_at}, and the prompt has {len(ids)} tokens; expected the"
+                " position of one, or of the first new token",
+                param="question_at",
+            )
         steering = self._steering(steer, head_set).placed(len(ids), question_at or 0)
         if len(ids) > 1 and ids[0] == ids[1] == self.description.tokenizer.bos_token_id:
             steering = steering.warning_of(

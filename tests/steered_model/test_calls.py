@@ -89,6 +89,15 @@ def test_a_list_of_another_length_is_refused_with_what_to_write(
         model.request("ab", stop=stop)
 
 
+@pytest.mark.parametrize("at", [-5, 10**6])
+def test_a_question_that_begins_outside_the_prompt_is_refused(model: SteeredModel, at: int) -> None:
+    with pytest.raises(RequestError, match=f"question_at is {at}, and the prompt has") as caught:
+        model.request(
+            TEXTS[0], steer=juice.Steer(target="parametric", positions="question"), question_at=at
+        )
+    assert caught.value.param == "question_at"
+
+
 @pytest.mark.parametrize("call", ["generate", "stream", "request"])
 def test_a_misspelt_option_is_a_type_error(call: str, model: SteeredModel) -> None:
     with pytest.raises(TypeError, match="temprature"):
