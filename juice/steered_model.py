@@ -9,12 +9,20 @@ from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 from juice.engine.answer import Completion
 from juice.engine.contract import Engine, ModelDescription
-from juice.engine.request import GenerationOptions, OptionFields, Request, contrast_of, gate_of
+from juice.engine.request import (
+    GenerationOptions,
+    OptionFields,
+    Request,
+    contrast_of,
+    gate_of,
+    tokens_of,
+)
 from juice.engine.steer import Steer, Steering, resolve
 from juice.errors import HeadSetError, HeadSetMismatchError, JuiceError, RequestError, UsageError
 from juice.formula import METHODS, Method, Target
@@ -186,8 +194,9 @@ class SteeredModel:
         **fields: Unpack[OptionFields],
     ) -> list[Request]:
         """Return a request for each prompt; see `generate`."""
-        is_one = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
-        texts: list[Any] = [prompts] if is_one else list(prompts)
+        listed: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+        is_one = isinstance(listed, str) or (listed and isinstance(listed[0], Integral))
+        texts: list[Any] = [listed] if is_one else list(listed)
         n = len(texts)
         each = options if isinstance(options, GenerationOptions | None) else list(options)
         given: dict[str, Any] = {**fields, "options": each}
@@ -296,7 +305,7 @@ class SteeredModel:
         return self.engine.fits(self.request(prompt, max_tokens=max_tokens))
 
     def _ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        return self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
+        return self.tokenize(prompt) if isinstance(prompt, str) else tokens_of(prompt)
 
     def __enter__(self) -> Self:
         return self

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
+from operator import index
 from typing import Annotated, Any, Protocol, Self, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -148,6 +150,30 @@ class OptionFields(TypedDict, total=False):
     seed: OneOrEach[int | None]
     structure: OneOrEach[Structure | None]
     skip_special_tokens: OneOrEach[bool]
+
+
+def tokens_of(given: Any, *, param: str = "prompt") -> tuple[int, ...]:
+    """Return tokens from any whole numbers: a sequence, an array or a tensor of one dimension.
+
+    Raises RequestError for anything else.
+    """
+    tokens = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(tokens, Iterable) or isinstance(tokens, str | bytes):
+        raise RequestError(
+            f"{param} is {given!r}; expected a text, or a list of whole numbers, its tokens",
+            param=param,
+        )
+    tokens = tuple(tokens)
+    # By type first: there may be a hundred thousand.
+    for wrong in {*map(type, tokens)} - {int}:
+        if issubclass(wrong, bool) or not issubclass(wrong, Integral):
+            token = next(token for token in tokens if type(token) is wrong)
+            raise RequestError(
+                f"{param} holds {token!r} among its tokens; expected whole numbers, as `tokenize`"
+                " returns them",
+                param=param,
+            )
+    return tuple(map(index, tokens))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -299,7 +325,7 @@ class Request:
     ) -> Self:
         """Make a request from tokens and fields of `GenerationOptions`; raises RequestError."""
         return cls(
-            prompt_ids=tuple(prompt_ids),
+            prompt_ids=tokens_of(prompt_ids),
             options=GenerationOptions.of(**options),
             steering=steering or unsteered(),
             gate=gate,
@@ -427,7 +453,8 @@ class Request:
             ("logit_bias", self.options.logit_bias),
             ("watch", self.options.watch),
         )
-        for param, ids in named:
+        for param, given in named:
+            ids = tokens_of(given, param=param)
             for token in (min(ids), max(ids)) if ids else ():
                 if not 0 <= token < vocabulary_size:
                     raise RequestError(

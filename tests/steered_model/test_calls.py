@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Unpack, get_type_hints
+from typing import Any, Unpack, get_type_hints
 
+import numpy as np
 import pytest
+import torch
 
 import juice
-from juice.engine.request import GenerationOptions, OptionFields
+from juice.engine.request import GenerationOptions, OptionFields, Request
 from juice.errors import RequestError
 from juice.steered_model import SteeredModel
 
@@ -87,6 +89,44 @@ def test_a_list_of_another_length_is_refused_with_what_to_write(
         model.generate(texts, stop=stop)
     with pytest.raises(RequestError, match="several stop strings as a tuple"):
         model.request("ab", stop=stop)
+
+
+def test_tokens_may_be_any_whole_numbers(model: SteeredModel) -> None:
+    ids = list(model.tokenize(TEXTS[0]))
+    for given in (np.array(ids), torch.tensor(ids), [np.int64(i) for i in ids], tuple(ids)):
+        (one,) = model.requests(given)
+        assert one.prompt_ids == model.request(given).prompt_ids == tuple(ids)
+        assert {*map(type, one.prompt_ids)} == {int}
+    for several in (np.array([ids, ids]), torch.tensor([ids, ids]), [np.array(ids), ids]):
+        assert [each.prompt_ids for each in model.requests(several)] == [tuple(ids)] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([["a", "b"]], "prompt holds 'a' among its tokens; expected whole numbers, as `tokenize`"),
+        ([1, None], "prompt holds None among"),
+        ([[1, 1.5]], "prompt holds 1.5 among"),
+        ([1.5], "prompt is 1.5; expected a text, or a list of whole numbers, its tokens"),
+        ([True, False], "prompt holds True among"),
+        (np.array([[1.0]]), "prompt holds 1.0 among"),
+        (torch.tensor([True]), "prompt holds True among"),
+        ([None], "prompt is None; expected a text"),
+    ],
+    ids=repr,
+)
+def test_tokens_that_are_no_whole_numbers_are_refused_in_words(
+    model: SteeredModel, given: Any, words: str
+) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        model.generate(given, max_tokens=1)
+    assert caught.value.param == "prompt"
+
+
+def test_an_engine_refuses_tokens_that_are_no_whole_numbers(model: SteeredModel) -> None:
+    for ids in (("a",), (1, None), (1, 1.5)):
+        with pytest.raises(RequestError, match="expected whole numbers"):
+            model.engine.generate([Request(prompt_ids=ids)])
 
 
 @pytest.mark.parametrize("at", [-5, 10**6])
