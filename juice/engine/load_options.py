@@ -117,7 +117,7 @@ class Limits:
         max_prefill_tokens: What a step may cost, in tokens of a short prompt.
 
     Raises:
-        RequestError: A bound is below 1.
+        RequestError: A bound is no whole number, or below 1.
     """
 
     max_batch: int = 64
@@ -127,5 +127,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and value < 1:
-                raise RequestError(f"{name} is {value}; expected at least 1", param=name)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            may_be_none = getattr(Limits, name) is None
+            if not (is_whole and value >= 1) and not (may_be_none and value is None):
+                raise RequestError(
+                    f"{name} is {value!r}; expected a whole number, at least 1", param=name
+                )

@@ -321,6 +321,14 @@ def test_each_prompt_may_have_options(model: SteeredModel, kind: type) -> None:
     assert sorted(given) == [2, 4]
 
 
+@pytest.mark.parametrize("value", ["8", 1.5, True, 0, None])
+def test_a_bound_that_is_no_whole_number_is_refused_as_one_below_1_is(value: Any) -> None:
+    with pytest.raises(RequestError, match=f"max_batch is {value!r}; expected a whole") as caught:
+        Limits(max_batch=value)
+    assert caught.value.param == "max_batch"
+    assert Limits(max_model_len=None, kv_memory_bytes=None).max_batch == 64
+
+
 def test_keys_and_values_fit_on_every_device_that_has_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
