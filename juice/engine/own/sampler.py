@@ -34,13 +34,14 @@ N_CANDIDATES = 1024
 class Draw:
     """All that the next token of one row depends on, beside its logits.
 
-    `uniform`, from 0 to 1, picks the token; None takes the likeliest. Tokens that are `banned` may
-    not come next, nor those that the constraint rules out.
+    `uniform`, from 0 to 1, picks the token; None takes the likeliest. The repetition penalty is for
+    what was `seen` in prompt and answer, the others for `token_ids`, the answer. Tokens that are
+    `banned` may not come next, nor those that the constraint rules out.
     """
 
     sampling: SamplingOptions
     uniform: float | None = None
-    prompt_ids: Sequence[int] = ()
+    seen: Collection[int] = frozenset()
     token_ids: Sequence[int] = ()
     banned: Collection[int] = ()
     constraint: Constraint | None = None
@@ -94,8 +95,7 @@ def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         sampling = draw.sampling
         biased.add(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
         if sampling.repetition_penalty != 1:
-            seen = {*draw.prompt_ids, *draw.token_ids}
-            repeated.add(row, seen, [sampling.repetition_penalty] * len(seen))
+            repeated.add(row, draw.seen, [sampling.repetition_penalty] * len(draw.seen))
         if sampling.presence_penalty or sampling.frequency_penalty:
             counts = Counter(draw.token_ids)
             penalties = (

@@ -44,6 +44,8 @@ class Sequence:
         self.most_new = sys.maxsize  # tokens in a forward; lowered where memory lacks for more
         self._generator = new_generator(request.options)
         self._uniform: float | None = None
+        # For the repetition penalty; a prompt is long, so not anew for every token.
+        self._seen = set(request.prompt_ids) if request.options.repetition_penalty != 1 else None
         self._held: torch.Tensor | None = None
         self.constraint = constraint
         self._mixer: Mixer | None = None
@@ -107,14 +109,14 @@ class Sequence:
 
     def draw(self) -> Draw:
         """Return the draw of the next token; until that is taken, the same one each time."""
-        request, options = self.request, self.request.options
+        options = self.request.options
         if self._generator is not None and self._uniform is None:
             self._uniform = float(torch.rand(1, generator=self._generator, dtype=torch.float64))
         is_held_back = len(self.tokens) < options.min_tokens
         return Draw(
             sampling=options,
             uniform=self._uniform,
-            prompt_ids=request.prompt_ids,
+            seen=self._seen or frozenset(),
             token_ids=[token.id for token in self.tokens] if options.changes_logits else (),
             banned=self.transcript.stop_token_ids if is_held_back else frozenset(),
             constraint=self.constraint,
@@ -141,6 +143,8 @@ class Sequence:
         Raises whatever a tokenizer or a sink raises, and RequestError where no token may follow.
         """
         self._uniform = None
+        if self._seen is not None:
+            self._seen.add(token.id)
         if self.constraint is not None:
             self.constraint.accept(token.id)
             if self.constraint.failure:

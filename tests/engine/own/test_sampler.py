@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -20,10 +21,10 @@ from transformers.generation.logits_process import (
 
 import juice
 from juice.engine.own.sampler import N_CANDIDATES, Draw, adjusted, choose, cuts_of, new_generator
-from juice.engine.request import Request
+from juice.engine.request import GenerationOptions, Request
 from juice.engine.sampling_options import SamplingOptions
 from juice.errors import RequestError
-from tests.support import tiny
+from tests.support import oracle, tiny
 
 LOGITS = torch.tensor([2.0, -1.0, 3.0, 0.5, 2.5])
 
@@ -52,7 +53,7 @@ def drawn(n: int = 4000, **options: float) -> Counter[int]:
 
 def changed(sampling: SamplingOptions, prompt: list[int], answer: list[int]) -> torch.Tensor:
     """Return LOGITS after bias and penalties."""
-    draw = Draw(sampling=sampling, prompt_ids=prompt, token_ids=answer)
+    draw = Draw(sampling=sampling, seen={*prompt, *answer}, token_ids=answer)
     return adjusted(LOGITS[None], [draw])[0]
 
 
@@ -80,7 +81,7 @@ def test_every_sampling_option_changes_what_is_drawn(name: str) -> None:
         assert generator is not None
         for _ in range(200):
             uniform = float(torch.rand(1, generator=generator, dtype=torch.float64))
-            draw = Draw(sampling=sampling, uniform=uniform, prompt_ids=[2], token_ids=out[-1:])
+            draw = Draw(sampling=sampling, uniform=uniform, seen={2}, token_ids=out[-1:])
             out.append(int(choose(LOGITS[None], [draw])))
         return out
 
@@ -186,7 +187,7 @@ def test_rows_of_a_batch_draw_what_each_draws_alone() -> None:
                 logit_bias=rng.choice([{}, {rng.randrange(500): 3.0}]),
             ),
             uniform=rng.choice([None, rng.random()]),
-            prompt_ids=[rng.randrange(500) for _ in range(20)],
+            seen={rng.randrange(500) for _ in range(20)},
             token_ids=[rng.randrange(500) for _ in range(20)],
             banned=rng.choice([frozenset[int](), frozenset({rng.randrange(500)})]),
         )
@@ -213,9 +214,41 @@ def test_the_repetition_penalty_is_that_of_transformers(seed: int, penalty: floa
         torch.tensor([prompt + answer]), logits[None].clone()
     )[0]
     draw = Draw(
-        sampling=SamplingOptions(repetition_penalty=penalty), prompt_ids=prompt, token_ids=answer
+        sampling=SamplingOptions(repetition_penalty=penalty),
+        seen={*prompt, *answer},
+        token_ids=answer,
     )
     torch.testing.assert_close(adjusted(logits[None], [draw])[0], expected, rtol=0, atol=0)
+
+
+class CountedPrompt(tuple[int, ...]):
+    """A prompt that counts how often somebody goes through it."""
+
+    n_times = 0
+
+    def __iter__(self) -> Iterator[int]:
+        type(self).n_times += 1
+        return super().__iter__()
+
+
+def test_the_repetition_penalty_goes_through_a_prompt_once() -> None:
+    """Kills: a long prompt that is gone through at every token, in which all others wait."""
+    network = tiny.tiny_model("llama")
+    engine = juice.load(network, tokenizer=tiny.tiny_tokenizer()).engine
+    ids = [7 * i % 280 + 1 for i in range(60)]
+    n_times = list[int]()
+    for n in (2, 20):
+        CountedPrompt.n_times = 0
+        options = GenerationOptions(max_tokens=n, ignore_eos=True, repetition_penalty=1.7)
+        (done,) = engine.generate([Request(prompt_ids=CountedPrompt(ids), options=options)])
+        n_times.append(CountedPrompt.n_times)
+    assert n_times[0] == n_times[1] > 0
+    so_far = list(ids)
+    penalty = RepetitionPenaltyLogitsProcessor(1.7)
+    for token in done.token_ids:
+        logits = penalty(torch.tensor([so_far]), oracle.forward(network, so_far)[0][-1][None])
+        assert token == int(logits.argmax())
+        so_far.append(token)
 
 
 def test_presence_and_frequency_count_only_the_answer() -> None:
