@@ -308,6 +308,10 @@ class Engine(ABC):
         )
         return Transcript(request, text, self.description.stop_token_ids, sink)
 
+    def _end_sandbox(self) -> None:
+        if "structures" in vars(self):
+            self.structures.end_sandbox()
+
     @cached_property
     def structures(self) -> Structures:
         """The forms that answers may have."""

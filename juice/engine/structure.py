@@ -152,6 +152,11 @@ class Structures:
                 return problem, 0
         return compiled(self._vocabulary, form, text), n_bytes
 
+    def end_sandbox(self) -> None:
+        """End the process in which forms are checked, if there is one."""
+        if "sandbox" in vars(self):
+            self.sandbox.end()
+
     @cached_property
     def sandbox(self) -> StructureSandbox:
         """The process in which forms are checked."""

@@ -212,21 +212,31 @@ class StructureSandbox:
         Raises GenerationError where that cannot be found out.
         """
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._process = self._start()
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
             try:
+                if self._process is None or self._process.poll() is not None:
+                    self._process = self._start()
+                assert self._process.stdin is not None
+                assert self._process.stdout is not None
                 self._process.stdin.write(f"{json.dumps([form, text])}\n")
                 self._process.stdin.flush()
                 verdict = json.loads(self._process.stdout.readline())
-            except (OSError, ValueError):  # it was ended from outside
-                _end(self._process)
+            except (OSError, ValueError):  # it cannot start, or was ended from outside
+                self._end()
                 raise GenerationError(
                     "the process that tries structures out has ended, for lack of memory perhaps;"
                     " try again"
                 ) from None
             return verdict["problem"], verdict["n_bytes"]
+
+    def end(self) -> None:
+        """End the process; the next form starts it again."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
         command = START.format(path=sys.path, file=__file__)

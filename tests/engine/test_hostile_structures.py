@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from juice.engine.request import Request
 from juice.engine.structure import MAX_CHARACTERS, Structure, Structures
 from juice.engine.structure_sandbox import SANDBOX_S
 from juice.errors import GenerationError, RequestError
 from juice.files import MINI
+from tests.support.running import loaded
 from tests.support.schemas import chained
 
 # What compiling takes in this process, once a trial took less than its bound in its own.
@@ -201,6 +204,25 @@ def test_the_process_ends_with_the_structures() -> None:
     process = made.sandbox.pid
     del made
     assert not Path(f"/proc/{process}").exists()
+
+
+def test_the_process_ends_when_the_engine_is_closed() -> None:
+    engine = loaded().engine
+    engine.check(Request.of(prompt_ids=(1,), structure=Structure("regex", "a")))
+    process = engine.structures.sandbox.pid
+    assert Path(f"/proc/{process}").exists()
+    engine.close()
+    assert not Path(f"/proc/{process}").exists()
+
+
+def test_a_process_that_cannot_start_is_a_clean_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MINI)
+    made = Structures(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
+    with monkeypatch.context() as without:
+        without.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(GenerationError, match="the process that tries structures out"):
+            made.check(Structure("regex", "a"))
+    made.check(Structure("regex", "a"))
 
 
 def test_a_schema_is_compiled_once(structures: Structures) -> None:

@@ -182,6 +182,7 @@ class BatchingEngine(Engine):
         """End the thread and everything that runs or waits; the model keeps its hooks."""
         _stop(self._inbox, self.thread)
         self._compiling.shutdown(wait=False)
+        self._end_sandbox()
 
 
 def _put_compiled(

@@ -415,6 +415,7 @@ class VllmEngine(Engine):
     def close(self) -> None:
         self._open.stop(EngineStoppedError(CLOSED))
         self._stop()
+        self._end_sandbox()
         vars(self).pop("_llm", None)  # its finalizer cannot run while the interpreter ends
 
     def when_lost(self, listener: Callable[[EngineStoppedError], object]) -> None:
