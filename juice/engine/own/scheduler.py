@@ -45,6 +45,8 @@ from juice.model.loaded import LoadedModel
 Share = tuple[Sequence, int]
 # Below so many tokens, reading the weights takes longer than computing with them.
 TOKENS_PER_FORWARD = 64
+# Of more rows than these, several neighbours in length go together at once.
+MAX_RUNS = 64
 # Beside a GPU, Python launches its kernels for so long a layer (measured on an H100), in which even
 # an older one computes and reads this much.
 LAUNCH_S, FLOPS, BYTES_PER_S = 1.2e-3, 1e14, 1e12
@@ -122,22 +124,29 @@ class Costs:
     def _cheapest(
         self, chosen: abc.Sequence[Share], cost: Callable[[float, int, int], float]
     ) -> tuple[float, list[list[Share]]]:
-        """Cut the chosen sequences, in order of length, where the parts cost least in all."""
+        """Cut the chosen sequences, in order of length, where the parts cost least in all.
+
+        Of many, neighbours stay together: so the time for that does not grow with their square.
+        """
         items = sorted(chosen, key=lambda share: share[0].n_cached + share[1])
-        # The least cost of the first rows, and where their last part begins.
+        size = -(-len(items) // MAX_RUNS)
+        runs = [items[i : i + size] for i in range(0, len(items), size)]
+        rows = [sum(self.of_rows(sequence) for sequence, _ in run) for run in runs]
+        tokens = [max(n for _, n in run) for run in runs]
+        # The least cost of the first runs, and where their last part begins.
         best = [(0.0, 0)]
-        for end in range(1, len(items) + 1):
+        for end in range(1, len(runs) + 1):
             n_rows, n_tokens, cheapest = 0.0, 0, (math.inf, 0)
-            n_keys = items[end - 1][0].n_cached + items[end - 1][1]
+            longest, n = runs[end - 1][-1]
+            n_keys = longest.n_cached + n
             for start in reversed(range(end)):
-                sequence, n = items[start]
-                n_rows, n_tokens = n_rows + self.of_rows(sequence), max(n_tokens, n)
+                n_rows, n_tokens = n_rows + rows[start], max(n_tokens, tokens[start])
                 cheapest = min(cheapest, (best[start][0] + cost(n_rows, n_tokens, n_keys), start))
             best.append(cheapest)
-        parts, end = list[list[Share]](), len(items)
+        parts, end = list[list[Share]](), len(runs)
         while end:
             start = best[end][1]
-            parts.append(items[start:end])
+            parts.append([share for run in runs[start:end] for share in run])
             end = start
         return best[-1][0], parts[::-1]
 

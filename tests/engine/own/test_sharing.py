@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
@@ -17,8 +18,10 @@ from juice.engine.load_options import Limits
 from juice.engine.own import scheduler as costs
 from juice.engine.own.batch import ForwardBatch
 from juice.engine.own.cache import SlotLayer
+from juice.engine.own.sequence import Sequence
 from juice.engine.own.thread import BatchingEngine
 from juice.engine.request import Request
+from juice.engine.text import TextStream, Transcript
 from tests.support import tiny
 from tests.support.mixed import TOLERANCE, steering
 from tests.support.running import Collector, n_slot_bytes, random_request
@@ -145,6 +148,36 @@ def test_prompts_share_a_forward_where_each_is_launched_for_long(
     on_cpu = n_prefills()
     monkeypatch.setattr(costs.Costs, "of", classmethod(lambda *_: of_gpu))
     assert on_cpu > n_prefills() == 1
+
+
+@pytest.mark.parametrize("n", [10, 64, 65, 1000, 4096])
+def test_rows_are_parted_by_length_in_a_time_that_grows_with_their_number(
+    model: juice.SteeredModel, n: int
+) -> None:
+    """Kills: a second for each row that joins or leaves, in a batch as large as a GPU takes."""
+    counted = Counter[str]()
+
+    class Counting(costs.Costs):
+        def of_rows(self, sequence: Sequence) -> float:
+            counted["rows"] += 1
+            return super().of_rows(sequence)
+
+    of_few = Counting(keys_per_token=1e3, keys_per_forward=1e4, n_layers=2, tokens_per_forward=64.0)
+    rows = []
+    for i in range(n):
+        asked = Request.of(prompt_ids=(1,), max_tokens=1)
+        nothing = TextStream(model.loaded.tokenizer, ())
+        transcript = Transcript(asked, nothing, frozenset(), lambda _update: None)
+        rows.append(Sequence(i, asked, range(0), transcript))
+        rows[-1].n_cached = 10 if i % 10 else 10_000
+    parts = of_few.decodes([(row, 1) for row in rows])
+    assert counted["rows"] <= 3 * n
+    assert {row for part in parts for row, _ in part} == {*rows}
+    assert sum(map(len, parts)) == n
+    # Short ones beside long ones: none, but for neighbours of the cut.
+    mixed = [part for part in parts if len({row.n_cached for row, _ in part}) > 1]
+    assert len(parts) >= 2
+    assert sum(row.n_cached == 10 for part in mixed for row, _ in part) <= n / 64
 
 
 def bytes_for(engine: Watched, long: int) -> int:
