@@ -54,7 +54,7 @@ def test_every_route_but_the_probes_and_pages_needs_a_key(
     assert {"/v1/head_sets/{name}", "/docs", "/openapi.json", "/metrics"} <= {p for _, p in routes}
     for method, path in routes:
         url = f"{server.url}{path_of(path)}"
-        answer = httpx.request(method, url, headers=headers, content=b"{}")
+        answer = httpx.request(method, url, headers=headers, content=b"{}", timeout=60)
         if path in PROBES | PAGES:
             assert answer.status_code == 200, (method, path)
             assert path in PAGES or method == "HEAD" or list(answer.json()) == ["status"]
