@@ -17,6 +17,7 @@ from juice.identification import find as run
 from juice.identification.options import IdentificationOptions
 from tests.support import tiny
 from tests.support.conflicts import ALPHAS_MINUS, ALPHAS_PLUS, examples
+from tests.support.marks import FEW_EXAMPLES
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,7 @@ def test_identification_is_the_same_for_the_same_seed_and_differs_for_another() 
     assert first.identification.examples_sha256 != other.identification.examples_sha256
 
 
+@FEW_EXAMPLES
 @pytest.mark.long
 def test_rows_in_memory_find_and_tune_what_the_same_file_does(tmp_path: Path) -> None:
     """As a list of dicts, as a data set, and by the file's name."""
