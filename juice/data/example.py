@@ -42,8 +42,13 @@ from juice.data.judging import (
     contains_answer,
     is_whole_answer,
 )
-from juice.data.passages import MAX_SENTENCE_TOKENS, first_sentence, swapped, verdict
-from juice.data.scripts import joins_the_next
+from juice.data.passages import (
+    MAX_SENTENCE_TOKENS,
+    first_sentence,
+    joins_the_next,
+    swapped,
+    verdict,
+)
 from juice.errors import ExampleError, first_problem
 from juice.formula import CONFLICT_TYPES, OTHER, ConflictType, Target
 
@@ -323,16 +328,13 @@ def invented_name(rng: Random) -> str:
 
 
 def is_about_something(example: ConflictExample) -> bool:
-    """Return whether an example is about what its subject names, not an instruction or question."""
-    return example.match != "begins" and not _is_about_its_question(example)
-
-
-def _is_about_its_question(example: ConflictExample) -> bool:
-    """Return whether an example's subject is no name, but its question or how that begins."""
+    """Return whether an example's subject is a name, not its question or prompt."""
     asked, subject = (example.question or "").removeprefix("Question:").strip(), example.subject
+    if any(subject == prompt[:MAX_SUBJECT] for prompt in example.prompts.values()):
+        return False  # an instruction, as those of MemoTrap
     # Where words have no spaces between them, questions often begin with the name.
     is_name = joins_the_next(subject) and len(subject) < MAX_SUBJECT and subject != asked
-    return subject.endswith(("?", "？")) or (asked.startswith(subject) and not is_name)
+    return not subject.endswith(("?", "？")) and (is_name or not asked.startswith(subject))
 
 
 def _replaced(example: ConflictExample, new: dict[str, str]) -> ConflictExample | None:

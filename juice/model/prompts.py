@@ -25,7 +25,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from juice.data.scripts import is_spaceless
+from juice.data.passages import is_spaceless
 from juice.errors import RequestError, UsageError
 from juice.model.control_tokens import ControlTokens, mapped, place_in, raw, shown
 

@@ -50,11 +50,18 @@ def test_the_large_set_is_larger_than_the_small_one_where_the_small_one_has_its_
 
 
 def test_an_instruction_has_no_subject_to_replace(pool: list[ConflictExample]) -> None:
-    trap = pool[0].model_copy(update={"match": "begins"})
+    ending = {"classes": [" heavy.", " fonder."], "answer_index": 0}
+    texts = (
+        'End in "heavy": Absence makes the heart grow',
+        'Absence, with "heavy", makes the heart',
+    )
+    traps = juice.read_examples([{"prompt": text, **ending} for text in texts])
     asked = pool[0].model_copy(
         update={"subject": "Who rules", "question": "Question: Who rules Albania?"}
     )
-    assert true_contexts([trap]) == unknown_subjects([trap, asked], 0) == []
+    assert true_contexts(traps) == unknown_subjects([*traps, asked], 0) == []
+    symbol = pool[0].model_copy(update={"match": "begins"})
+    assert len(true_contexts([symbol])) == len(unknown_subjects([symbol], 0)) == 1
 
 
 def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(

@@ -103,7 +103,7 @@ def test_what_is_not_asked_for_or_cannot_be_made_is_left_out(model: juice.Steere
         assert protected_prompts(model, "parametric", elsewhere, BOTH) == {}
     with pytest.warns(UserWarning, match="toward context from breaking true prompts: no example"):
         assert protected_prompts(model, "context", elsewhere, PROTECTED) == {}
-    trap = [e.model_copy(update={"match": "begins"}) for e in elsewhere]
+    trap = [e.model_copy(update={"subject": e.prompts["substitution"]}) for e in elsewhere]
     assert protected_prompts(model, "parametric", trap, PROTECTED) == {}
 
 
