@@ -84,7 +84,8 @@ def task_of(model: juice.SteeredModel, *good: Way) -> Task:
             )
     facts = facts[:N_FACTS]
     assert len(facts) == N_FACTS
-    how = IdentificationOptions(target="context", name="own")
+    # Nothing is protected: no true prompt can be made of what is not in the prompts.
+    how = IdentificationOptions(target="context", name="own", protect=())
     return Task(model=model, target="context", validation=facts, options=how)
 
 

@@ -30,6 +30,11 @@ def facts_of(n: int) -> list[ConflictExample]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def _few_open_prompts() -> None:
+    """Take all of them, unlike the other tests: the command, a process of its own, does."""
+
+
 ATTRIBUTION = ("--method", "attribution")
 CONTEXT = ("--target", "context", "--n-examples", "2")
 PROBES = (*CONTEXT, "--method", "probe", "--alphas-plus", "3")

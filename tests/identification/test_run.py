@@ -101,6 +101,7 @@ def test_identification_is_the_same_for_the_same_seed_and_differs_for_another() 
 
 
 @FEW_EXAMPLES
+@pytest.mark.filterwarnings("ignore:20 of 20 validation examples are about facts that found")
 @pytest.mark.long
 def test_rows_in_memory_find_and_tune_what_the_same_file_does(tmp_path: Path) -> None:
     """As a list of dicts, as a data set, and by the file's name."""
