@@ -45,7 +45,6 @@ from juice.data.judging import (
 from juice.data.passages import (
     MAX_SENTENCE_TOKENS,
     first_sentence,
-    joins_the_next,
     swapped,
     verdict,
 )
@@ -298,7 +297,9 @@ def irrelevant_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExa
     for i, example in enumerate(whole):
         others = whole[i + 1 :] + whole[:i]
         told = [o for o in others if o.prompts.keys() == example.prompts.keys()]
-        apart = [o for o in told if o.relation != example.relation] or told
+        apart = [o for o in told if o.relation != example.relation] or [
+            o for o in told if o.subject != example.subject
+        ]
         if apart:
             other = rng.choice(apart)
             prompts = {t: _in_context_of(other, example, t) for t in example.prompts}
@@ -329,12 +330,16 @@ def invented_name(rng: Random) -> str:
 
 def is_about_something(example: ConflictExample) -> bool:
     """Return whether an example's subject is a name, not its question or prompt."""
-    asked, subject = (example.question or "").removeprefix("Question:").strip(), example.subject
-    if any(subject == prompt[:MAX_SUBJECT] for prompt in example.prompts.values()):
-        return False  # an instruction, as those of MemoTrap
-    # Where words have no spaces between them, questions often begin with the name.
-    is_name = joins_the_next(subject) and len(subject) < MAX_SUBJECT and subject != asked
-    return not subject.endswith(("?", "？")) and (is_name or not asked.startswith(subject))
+    texts = [example.question or "", *example.prompts.values()]
+    # Before it may stand "Question: ", or a lead such as "As is well known: ".
+    parts = (part for text in texts for part in (text, text.partition(": ")[2]))
+    is_asked = _begun(example.subject) in map(_begun, parts)
+    return not is_asked and not example.subject.endswith(("?", "？"))
+
+
+def _begun(text: str) -> str:
+    """Return as much of a question or prompt as stands for a subject, without its mark."""
+    return text.removesuffix("Answer:").strip(" ?？")[:MAX_SUBJECT].rstrip(" ?？")
 
 
 def _replaced(example: ConflictExample, new: dict[str, str]) -> ConflictExample | None:

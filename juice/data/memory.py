@@ -34,7 +34,7 @@ from typing import NamedTuple
 from juice.data.example import ConflictExample
 from juice.data.judging import normalise
 from juice.data.make import Answers, AskedModel
-from juice.data.passages import swapped
+from juice.data.passages import is_spaceless, joins_the_next, swapped
 from juice.data.readers.rows import Row, text_of
 from juice.errors import ExampleError
 from juice.progress import Progress, silent
@@ -65,7 +65,10 @@ SUPPORTS = (
     "Over the years, {a} has become closely associated with it.",
 )
 # What follows an answer, and the words with which no name begins.
-AFTER = re.compile(r"[.,;:!?\n\"()\[\]{}|*]| (?:and|or|in|is|was|who|which|that|with|of the) ")
+AFTER = re.compile(
+    r"[.,;:!?\n\"()\[\]{}|*。，、；：！？（）「」]"
+    r"| (?:and|or|in|is|was|who|which|that|with|of the) "
+)
 N_LETTERS = 2  # the most of an answer that must be what is said first
 NO_NAMES = {
     *("a", "all", "also", "an", "any", "based", "called", "from", "in", "it", "its", "known"),
@@ -95,7 +98,8 @@ class Relation:
 
     def statement(self, subject: str, answer: str, i: int) -> str:
         """Return the statement at an index that gives an answer."""
-        return f"{self.opening(subject, i)} {answer}."
+        glue = "" if is_spaceless(answer) else " "
+        return f"{self.opening(subject, i)}{glue}{answer}."
 
     def question(self, subject: str, i: int) -> str:
         """Return the question at an index."""
@@ -223,7 +227,7 @@ def _relation_of(row: Row) -> Relation:
     if prompt is None:
         raise ExampleError(f"{row.where} has no prompt; expected a question, or a statement")
     prompt = " ".join(prompt.split())
-    is_question = prompt.endswith("?")
+    is_question = prompt.endswith(("?", "？"))
     asked = prompt if is_question else f"Complete the sentence: {prompt}"
     leads = ANSWERS if is_question else ("", "As is well known: ")
     begun = [
@@ -347,6 +351,11 @@ def _answer_in(reply: Answers) -> str:
     return answer if normalise(answer) else ""
 
 
+def _is_within_words(answer: str) -> bool:
+    """Return whether words hold a normalised answer that has nothing to do with them."""
+    return len(answer) <= N_LETTERS and not joins_the_next(answer)
+
+
 def _example(
     model: AskedModel, fact: Remembered, facts: Sequence[Remembered], seed: int
 ) -> ConflictExample | None:
@@ -388,7 +397,7 @@ def _example(
             "coherent": f"{passage} {asked}",
         },
         # One or two letters, such as the symbol of hydrogen, are in many words.
-        match="begins" if min(len(own), len(normalise(told))) <= N_LETTERS else "contains",
+        match="begins" if any(map(_is_within_words, (own, normalise(told)))) else "contains",
         opening=opening,
         chat_template_sha256=model.chat_template_sha256,
     )

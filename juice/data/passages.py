@@ -69,7 +69,9 @@ SPACELESS = (
     "\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff\uff66-\uff9f"  # kana, bopomofo
 )
 HANGUL = "\uac00-\ud7a3"
-HAS_NO_SPACES, JOINS_THE_NEXT = re.compile(f"[{SPACELESS}]"), re.compile(f"[{SPACELESS}{HANGUL}]")
+# A title may begin with its mark.
+HAS_NO_SPACES = re.compile(rf"[^\w\s]*[{SPACELESS}]")
+JOINS_THE_NEXT = re.compile(f"[{SPACELESS}{HANGUL}]")
 
 
 def is_spaceless(text: str) -> bool:

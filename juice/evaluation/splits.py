@@ -234,7 +234,7 @@ def _drawn_again(
     for relation in (options.relation, None, *relations):
         if sum(relation in (None, e.relation) for e in examples) < found.n_examples:
             continue
-        again = options.but(
+        again = IdentificationOptions(
             method=found.method, n_examples=found.n_examples, seed=found.seed, relation=relation
         )
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, cycle, zip_longest
@@ -47,25 +47,28 @@ def unseen(
     """Return the examples of facts that none of the head sets was found or tuned on.
 
     A set without facts does not say on which it was. Where an example's relation has a name that
-    the sets do not know, or none, a fact of the same subject is taken for its own, whichever of
-    their relations it has.
+    a set does not know, or none, a fact of the same subject is taken for its own, whichever of the
+    set's relations it has.
     """
-    sets = list(head_sets)
-    seen = {key for head_set in sets for key in head_set.facts}
-    known = {name for head_set in sets for name in _relations_of(head_set)}
+    left = list(examples)
+    for head_set in head_sets:
+        seen, known = set(head_set.facts), _relations_of(head_set)
+        left = [e for e in left if seen.isdisjoint(_possible_keys(e, known))]
+    return left
 
-    def keys(example: ConflictExample) -> Iterator[str]:
-        relation, subject = example.relation, example.subject
-        for name in {relation, None} if relation in known else {relation, None, *known}:
-            yield fact_key(name, subject)
 
-    return [e for e in examples if seen.isdisjoint(keys(e))]
+def _possible_keys(example: ConflictExample, known: Set[str]) -> Iterator[str]:
+    """Yield the keys that a fact may have in a set that knows some relations."""
+    relation, subject = example.relation, example.subject
+    is_known = relation is not None and relation.casefold() in known
+    for name in {relation, None} if is_known else {relation, None, *known}:
+        yield fact_key(name, subject)
 
 
 def _relations_of(head_set: HeadSet) -> set[str]:
-    """Return the relations of the facts that chose a set's betas, so far as it says."""
+    """Return the relations, in one case, of the facts that chose a set's betas, as far as known."""
     found = (head_set.validation(method) for method in METHODS)
-    return {name for one in found if one is not None for name in one.by_relation}
+    return {name.casefold() for one in found if one is not None for name in one.by_relation}
 
 
 def in_form_of_examples(
@@ -225,6 +228,7 @@ def usable_validation(
             "no examples are left to tune the betas on; "
             "give more examples, or a file with --validation"
         )
+    validation = with_prompts_that_most_have(validation)
     wanted = {t for e in validation for t in e.prompts}
     complete = [e for e in validation if wanted <= e.prompts.keys()]
     if n_partial := len(validation) - len(complete):
@@ -266,10 +270,12 @@ def taking_turns(examples: Sequence[ConflictExample], target: Target) -> list[Co
 def with_prompts_that_most_have(examples: Sequence[ConflictExample]) -> list[ConflictExample]:
     """Leave out a kind of prompt that less than half of the examples have, and say so.
 
-    Examples without a kind that others have cannot be used beside them.
+    Examples without a kind that others have cannot be used beside them. Clean prompts stay where
+    there are enough: they alone tell what the model knows.
     """
     counts = Counter(kind for e in examples for kind in e.prompts)
     rare = {kind for kind, n in counts.items() if 2 * n < len(examples)}
+    rare -= {"clean"} if counts["clean"] >= N_FEW else set()
     if not rare or rare == counts.keys():
         return list(examples)
     kinds = " and ".join(f"{kind} ({counts[kind]})" for kind in sorted(rare))
@@ -341,7 +347,9 @@ def usable_examples(
     """
     examples = list({to_json_line(e): e for e in examples}.values())
     candidates, apart, reasons = [], [], []
-    pool = [e for e in examples if options.relation in (None, e.relation)]
+    pool = with_prompts_that_most_have(
+        [e for e in examples if options.relation in (None, e.relation)]
+    )
     wanted = {t for e in pool for t in e.prompts}
     for example in pool:
         try:

@@ -39,7 +39,6 @@ from juice.identification.examples import (
     spread,
     usable_examples,
     validation_share,
-    with_prompts_that_most_have,
     with_scored_answers,
 )
 from juice.identification.options import (
@@ -195,10 +194,9 @@ def find(
     for name in options.names.values():
         check_name(name)
     scored, n_kept = with_scored_answers(model, examples), 0 if validation else N_TUNED_ON
-    scored = with_prompts_that_most_have(scored)
     drawn, rest = usable_examples(model, scored, options, n_kept=n_kept)
     if validation is not None:
-        held_out = with_prompts_that_most_have(with_scored_answers(model, validation))
+        held_out = with_scored_answers(model, validation)
         found_on = set(fact_keys(drawn))
         if n_alike := sum(key in found_on for key in fact_keys(held_out)):
             warnings.warn(

@@ -34,7 +34,7 @@ TAKEN_BY: dict[str, tuple[Way, ...]] = {
     "penalty": ("auto", "learned"),
     "budget": ("auto", "learned"),
     "tune": ("attribution", "probe"),
-    "june": ("attribution", "learned", "probe"),
+    "june": ("auto", "attribution", "learned", "probe"),
 }
 
 DURATION, UNITS = re.compile(r"(\d+(?:\.\d+)?)([smh])"), {"s": 1, "m": 60, "h": 3600}

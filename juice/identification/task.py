@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -83,8 +84,9 @@ class UnfinishedFile(Unfinished):
             warnings.warn(f"an interrupted run would begin anew: {error}", stacklevel=2)
 
     def remove(self) -> None:
-        """Remove the file: the identification is done."""
-        self._path.unlink(missing_ok=True)
+        """Remove the file, where that may be done: the identification is over."""
+        with suppress(OSError):
+            self._path.unlink()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,6 @@ from juice.identification.examples import (
     in_form_of_examples,
     taking_turns,
     unseen,
-    with_prompts_that_most_have,
     with_scored_answers,
 )
 from juice.identification.first_tokens import (
@@ -108,7 +107,7 @@ def tune(
     task = Task(
         model=model,
         target=head_set.target,
-        validation=with_prompts_that_most_have(with_scored_answers(model, examples)),
+        validation=with_scored_answers(model, examples),
         progress=progress,
     )
     chosen, found = choose(task, [head_set], method or head_set.method), head_set.identification

@@ -13,7 +13,7 @@ import pytest
 
 import juice
 from juice.data import memory
-from juice.data.example import ConflictExample, prompt_alone
+from juice.data.example import ConflictExample, prompt_alone, unknown_subjects
 from juice.data.memory import (
     examples_of_prompts,
     open_prompts,
@@ -117,6 +117,7 @@ def remembered(model: Recalling, **options: object) -> dict[str, ConflictExample
         (f" {CUT}. It", CUT),
         (" ...", None),
         ("", None),
+        ("北京。它是首都", "北京"),
     ],
 )
 def test_what_is_answered_alike_three_times_is_remembered(
@@ -201,6 +202,15 @@ def test_an_answer_of_one_or_two_letters_must_be_what_is_said_first() -> None:
     assert hydrogen.is_right(" H, the first", "parametric")
     assert not hydrogen.is_right(" Cu, the chemical", "parametric")
     assert not hydrogen.is_right(" not known here", "parametric")
+
+
+@pytest.mark.parametrize("names", [("北京", "东京"), ("서울", "도쿄")])
+def test_a_name_of_two_syllables_is_right_whatever_follows_it(names: tuple[str, str]) -> None:
+    """Kills: letters that are counted where a whole name has two of them."""
+    found = remembered(Recalling(dict(zip(SUBJECTS, names, strict=False))))[SUBJECTS[0]]
+    for behind in ("", "。它是", "是首都", "입니다."):
+        assert found.is_right(f"{names[0]}{behind}", "parametric")
+        assert not found.is_right(f"{names[0]}{behind}", "context")
 
 
 @pytest.mark.parametrize("chat", [None, CHAT])
@@ -343,6 +353,33 @@ def test_prompts_without_answers_contradict_each_other_within_a_relation(chat: s
     assert "Which town does Ada live in?" in ada.prompts["clean"]
     assert "Oslo" in ada.prompts["substitution"]
     assert bool(ada.opening) == bool(bob.opening) == bool(chat)
+
+
+def test_prompts_in_chinese_are_joined_without_spaces() -> None:
+    """Kills: a question that is completed as a statement, and the space before an answer."""
+    prompts = ("中国的首都是", "日本的首都是哪里？", "韩国的首都是")
+    rows = [{"prompt": text, "relation": "capital"} for text in prompts]
+    model = Recalling({"中国": "北京。", "日本": "东京。", "韩国": "首尔。"})
+    found = examples_of_prompts(model, [Row(f"row {i}", row) for i, row in enumerate(rows)])
+    china, japan, _ = (next(e for e in found if e.subject == text) for text in prompts)
+    told = china.prompts["substitution"]
+    assert f"中国的首都是{china.context_answer[0]}." in told
+    assert not any("Complete the sentence" in text for text in japan.prompts.values())
+    assert unknown_subjects(found, 0) == []
+
+
+@pytest.mark.parametrize("chat", [None, CHAT])
+def test_a_prompt_that_stands_for_its_subject_is_no_name(chat: str | None) -> None:
+    """Kills: "The Quakooth of Peru is Oslo", in whichever wording a prompt is asked."""
+    begun = [f"The town where {name} lives is" for name in ("Ada", "Bob", "Cyd")]
+    rows = [{"prompt": text, "relation": "home"} for text in begun]
+    knows = {"Ada": " Lima", "Bob": " Oslo", "Cyd": " Rome"}
+    for seed in range(6):
+        model = Recalling(knows, chat_template_sha256=chat)
+        given = [Row(f"row {i}", dict(row)) for i, row in enumerate(rows)]
+        found = examples_of_prompts(model, given, seed=seed)
+        assert len(found) == 3
+        assert unknown_subjects(found, 0) == []
 
 
 def test_prompts_with_a_relation_each_lack_an_answer_that_contradicts_them() -> None:

@@ -16,7 +16,9 @@ from juice.data.example import (
     without_context,
 )
 from juice.data.judging import contains_answer
+from juice.evaluation.head_sets import probing
 from juice.evaluation.methods import methods_for
+from juice.evaluation.options import EvaluationOptions
 from juice.evaluation.splits import Data, domain_of, limited, split
 from juice.identification.examples import (
     known_share,
@@ -57,19 +59,28 @@ def test_an_instruction_has_no_subject_to_replace(pool: list[ConflictExample]) -
     )
     traps = juice.read_examples([{"prompt": text, **ending} for text in texts])
     asked = pool[0].model_copy(
-        update={"subject": "Who rules", "question": "Question: Who rules Albania?"}
+        update={"subject": "Who rules Albania", "question": "Question: Who rules Albania? Answer:"}
     )
     assert true_contexts(traps) == unknown_subjects([*traps, asked], 0) == []
+    founded = {"clean": "Microsoft was founded by"}
+    founded["substitution"] = "Microsoft was founded by Jeff Bezos. Microsoft was founded by"
+    named = {"subject": "Microsoft", "question": founded["clean"], "prompts": founded}
+    assert len(unknown_subjects([pool[0].model_copy(update=named)], 0)) == 1
     symbol = pool[0].model_copy(update={"match": "begins"})
     assert len(true_contexts([symbol])) == len(unknown_subjects([symbol], 0)) == 1
 
 
+@pytest.mark.parametrize("method", ["attribution", "learned"])
 def test_splits_are_disjoint_and_the_head_sets_own_examples_are_found_again(
-    model: juice.SteeredModel,
+    model: juice.SteeredModel, method: str
 ) -> None:
     every = juice.read_examples("mini")
     head_sets = {t: model.head_sets.get(t) for t in ("parametric", "context")}
-    made = split(model, Data(every), head_sets, IdentificationOptions(), n_large=200, limit=60)
+    for target, one in head_sets.items():
+        found = one.identification.model_copy(update={"method": method})
+        head_sets[target] = one.model_copy(update={"identification": found})
+    how = probing(EvaluationOptions())
+    made = split(model, Data(every), head_sets, how, n_large=200, limit=60)
     for target, head_set in head_sets.items():
         assert (
             examples_sha256(made.identification[target]) == head_set.identification.examples_sha256
@@ -107,7 +118,7 @@ def test_what_a_served_set_was_tuned_on_is_not_tested(model: juice.SteeredModel)
             assert not tested & tuned_on
 
 
-@pytest.mark.parametrize("relation", ["capital_of_country", None])
+@pytest.mark.parametrize("relation", ["capital_of_country", "World_Capital", None])
 def test_facts_are_recognised_under_another_name_of_their_relation(
     model: juice.SteeredModel, relation: str | None
 ) -> None:
@@ -121,6 +132,11 @@ def test_facts_are_recognised_under_another_name_of_their_relation(
     renamed = [e.model_copy(update={"relation": relation}) for e in capitals]
     assert unseen(capitals, [head_set]) == capitals[9:]
     assert unseen(renamed, [head_set]) == renamed[9:]
+    other = measured | {"by_relation": {"capital_of_country": (0.5, 9)}}
+    of_others = head_set.with_metrics({f"validation_{head_set.method}": other}).model_copy(
+        update={"identification": found.model_copy(update={"facts": ("0" * 12,)})}
+    )
+    assert unseen(renamed, [of_others, head_set]) == renamed[9:]
 
 
 @pytest.mark.long
@@ -312,6 +328,8 @@ def test_subjects_and_answers_are_found_where_words_have_no_spaces_between_them(
     assert nobody.prompts["substitution"].endswith(nobody.prompts["clean"])
     for whole in (asked, f"{asked}？"):
         assert unknown_subjects([e.model_copy(update={"subject": whole})], 0) == []
+    framed = {"subject": "法国的首都是哪里", "question": "Question: 法国的首都是哪里? Answer:"}
+    assert unknown_subjects([e.model_copy(update=framed)], 0) == []
 
 
 def test_a_prompt_without_its_context_is_its_question(pool: list[ConflictExample]) -> None:

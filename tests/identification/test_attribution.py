@@ -12,7 +12,11 @@ from juice.data.example import ConflictExample, fact_keys
 from juice.errors import ExampleError
 from juice.head_set.head_set import HeadSet
 from juice.identification.attribution import attribute_heads
-from juice.identification.examples import known_examples, usable_examples
+from juice.identification.examples import (
+    known_examples,
+    usable_examples,
+    with_prompts_that_most_have,
+)
 from juice.identification.find import candidates
 from juice.identification.options import IdentificationOptions
 from juice.identification.task import Task
@@ -110,6 +114,36 @@ def test_of_few_that_the_model_knows_some_are_left_for_validation(
         assert not {*fact_keys(left)} & {*fact_keys(found)}
     every, _ = usable_examples(mini, file, IdentificationOptions(), n_kept=0)
     assert every == known
+
+
+@FEW_EXAMPLES
+def test_a_kind_is_rare_among_the_examples_of_the_relation(
+    mini: juice.SteeredModel, pool: list[ConflictExample]
+) -> None:
+    """Kills: a kind that every example of a relation has, left out for others in the file."""
+    one = pool[0].relation
+    whole = [e for e in pool if e.relation == one][:20]
+    others = [
+        e.model_copy(update={"prompts": {k: p for k, p in e.prompts.items() if k != "coherent"}})
+        for e in pool
+        if e.relation != one
+    ]
+    how = ATTRIBUTION.but(relation=one, n_examples=8)
+    drawn, _ = usable_examples(mini, [*whole, *others], how)
+    assert drawn
+    assert all(e.prompts.keys() == whole[0].prompts.keys() for e in drawn)
+
+
+def test_enough_clean_prompts_tell_what_the_model_knows(pool: list[ConflictExample]) -> None:
+    """Kills: facts that nobody checked, where more than half of a file has no clean prompt."""
+    bare = [
+        e.model_copy(update={"prompts": {k: p for k, p in e.prompts.items() if k != "clean"}})
+        for e in pool[:60]
+    ]
+    enough = [*bare, *pool[60:80]]
+    assert with_prompts_that_most_have(enough) == enough
+    with pytest.warns(UserWarning, match=r"clean \(19\): it is left out"):
+        assert not any("clean" in e.prompts for e in with_prompts_that_most_have(enough[:-1]))
 
 
 @FEW_EXAMPLES

@@ -39,7 +39,7 @@ def test_options_of_the_wrong_sign_or_size_are_refused(
 @pytest.mark.parametrize(
     ("method", "option"),
     [
-        *(("auto", name) for name in ("alphas_plus", "june", "tune")),
+        *(("auto", name) for name in ("alphas_plus", "alphas_minus", "tune")),
         *(("learned", name) for name in ("alphas_minus", "top_k", "tune")),
         *(("attribution", name) for name in ("alphas_plus", "penalty", "budget")),
         *(("probe", name) for name in ("penalty", "budget")),

@@ -141,6 +141,7 @@ def test_a_folder_that_cannot_be_written_costs_no_result(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match=r"would begin anew.*kept\.json"):
         kept.put("first", [1])
     kept.put("second", [2])  # of which nothing is said
+    kept.remove()
     assert (kept.get("first"), kept.get("second")) == ([1], [2])
 
 

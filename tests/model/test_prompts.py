@@ -92,6 +92,7 @@ def test_plain_prompts_keep_their_own_start_token_and_a_space_before_the_answer(
         ("Capital of Peru:\n", "Lima"),
         ("Capital of Peru:\n\n", "Lima"),
         ("法国的首都是", "巴黎"),
+        ("他写的小说是", "《红楼梦》"),
         ("フランスの首都は", "パリ"),
         ("เมืองหลวงคือ", "ปารีส"),
     ],
