@@ -231,6 +231,9 @@ class Loop:
     def _admit(self) -> None:
         while (sequence := self._inbox.first()) is not None and self.scheduler.may_join(sequence):
             self._inbox.take(sequence)
+            if sequence.cancelled is not None:  # since the others were dropped
+                self._tell(sequence, sequence.cancelled)
+                continue
             try:
                 self.shelves.join(sequence)
             except Exception as error:

@@ -16,6 +16,7 @@ import torch
 import juice
 from juice.engine.answer import Update
 from juice.engine.load_options import Limits
+from juice.engine.own.sequence import Sequence
 from juice.engine.request import Request
 from juice.errors import CancelledError, EngineStoppedError, GenerationError, NonFiniteError
 from juice.steered_model import SteeredModel
@@ -64,6 +65,25 @@ def test_a_cancelled_request_gets_no_token_after_the_next_step() -> None:
     n_tokens = sum(len(update.tokens) for update in collector.updates[0])
     assert n_tokens <= n_then + 1
     assert isinstance(collector.error(), CancelledError)
+
+
+def test_a_request_that_is_cancelled_as_it_is_admitted_does_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kills: text in no form, of a request whose structure could not be compiled meanwhile."""
+    model, collector = loaded(), Collector()
+    may_join = model.engine.loop.scheduler.may_join
+
+    def cancelling(sequence: Sequence) -> bool:
+        sequence.cancel()
+        return may_join(sequence)
+
+    monkeypatch.setattr(model.engine.loop.scheduler, "may_join", cancelling)
+    model.engine.submit([Request.of(prompt_ids=(1, 2, 3), max_tokens=1)], collector)
+    collector.wait(1)
+    assert isinstance(collector.error(), CancelledError)
+    assert not any(update.tokens for update in collector.updates[0])
+    assert model.engine.status.n_running == 0
 
 
 @pytest.fixture
