@@ -172,6 +172,11 @@ class Engine(ABC):
         return {}
 
     @property
+    def max_scored_tokens(self) -> int | None:
+        """The most tokens of a prompt that is only scored; None: any number."""
+        return self.limits.max_model_len
+
+    @property
     def steerable_layers(self) -> dict[Method, range]:
         """The layers in which each method can scale heads."""
         return dict.fromkeys(METHODS, range(self.description.n_layers))

@@ -7,7 +7,6 @@ all there is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,8 +86,13 @@ def plain_text_perplexity(
 
     It is the mean over the domains' treatments.
     """
-    limit, plain = model.description.max_positions or math.inf, model.with_chat_template(None)
-    fitting = [ids for text in texts if 1 < len(ids := plain.tokenize(text)) <= limit]
+    plain = model.with_chat_template(None)
+    scored = [
+        model.request(ids, max_tokens=0, prompt_logprobs=True)
+        for text in texts
+        if len(ids := plain.tokenize(text)) > 1
+    ]
+    fitting = [request for request in scored if model.engine.fits(request)]
     if not fitting:
         return None
     seen: dict[str, float] = {}
@@ -96,10 +100,7 @@ def plain_text_perplexity(
     for treatment in treatments.values():
         steering = model.resolve(treatment.steer)
         if (key := signature(steering)) not in seen:
-            requests = [
-                model.request(ids, max_tokens=0, prompt_logprobs=True).with_steering(steering)
-                for ids in fitting
-            ]
+            requests = [request.with_steering(steering) for request in fitting]
             tokens = [t for c in model.engine.generate(requests) for t in c.prompt_tokens]
             seen[key] = perplexity([t.logprob for t in tokens if t.logprob is not None])
         by_domain.append(seen[key])

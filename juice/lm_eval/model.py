@@ -53,7 +53,7 @@ class JuiceLM(TemplateLM):
     Args:
         pretrained: A hub id, a local folder, `mini`, or a model that `juice.load` returned.
         steer: What wins a conflict: `context`, `parametric` or `none`; or a `juice.Steer`.
-        max_length: Tokens that a prediction can see; None: the model's context less one.
+        max_length: Tokens that a prediction can see; None: one less than can be scored.
         max_gen_toks: New tokens of an answer, where a task does not say.
         batch_size: Ignored: the engine fills its batches by itself.
         max_batch_size: Ignored, too.
@@ -112,12 +112,13 @@ class JuiceLM(TemplateLM):
         self.tokenizer = model.description.tokenizer
         self.max_gen_toks = max_gen_toks
         self._limit = model.engine.limits.max_model_len or UNBOUNDED + 1
-        if max_length is not None and not 1 <= max_length < self._limit:
+        most = (model.engine.max_scored_tokens or self._limit) - 1
+        if max_length is not None and not 1 <= max_length <= most:
             raise UsageError(
-                f"max_length is {max_length}; expected 1 to {self._limit - 1}, "
-                f"one less than the context of {model.id}"
+                f"max_length is {max_length}; expected 1 to {most}, one less than the tokens that "
+                f"can be scored with {model.id}"
             )
-        self.max_length = max_length or self._limit - 1
+        self.max_length = max_length or most
 
     @property
     def eot_token_id(self) -> int:

@@ -222,17 +222,17 @@ def test_more_watched_tokens_than_vllm_scores_at_once_have_their_scores(
     assert list(done.watched) == pytest.approx([float(scores[i]) for i in every], abs=TOLERANCE)
 
 
-def test_a_prompt_that_fills_the_context_is_scored_or_refused(engine: Engine) -> None:
+def test_a_prompt_is_scored_up_to_what_the_engine_says_and_a_longer_one_is_refused(
+    engine: Engine,
+) -> None:
     """vLLM samples a token even where none is asked for."""
-    n = engine.limits.max_model_len
+    n = engine.max_scored_tokens
+    assert n == engine.limits.max_model_len - (engine.name == "vllm")
     whole = {"prompt_ids": (5,) * n, "max_tokens": 0, "prompt_logprobs": True}
-    if engine.name == "own":
-        assert len(run(engine, **whole).prompt_tokens) == n
-    else:
-        with pytest.raises(ContextLengthError, match=f"prompt has {n} tokens.* shorten the prompt"):
-            run(engine, **whole)
-    shorter = {**whole, "prompt_ids": (5,) * (n - 1)}
-    assert len(run(engine, **shorter).prompt_tokens) == n - 1
+    assert len(run(engine, **whole).prompt_tokens) == n
+    longer = {**whole, "prompt_ids": (5,) * (n + 1)}
+    with pytest.raises(ContextLengthError, match=f"prompt has {n + 1} tokens.* shorten the prompt"):
+        run(engine, **longer)
 
 
 def test_requests_that_watch_and_others_each_get_their_scores(engine: Engine) -> None:

@@ -8,6 +8,7 @@ import torch
 import juice
 from juice.data.example import ConflictExample, unknown_subjects
 from juice.data.judging import contains_answer
+from juice.engine.load_options import Limits
 from juice.evaluation import side_effects
 from juice.evaluation.methods import Treatment
 from juice.evaluation.splits import domain_of
@@ -75,3 +76,15 @@ def test_perplexity_of_plain_text_is_that_of_the_steered_model(model: juice.Stee
         float(expected), rel=1e-4
     )
     assert side_effects.plain_text_perplexity(model, ["word " * 1200], {"a": treatment}) is None
+
+
+def test_plain_text_beyond_the_engines_limit_is_left_out() -> None:
+    """Kills: an evaluation that ends with an error, as text fits the model and not its engine."""
+    none = {"a": Treatment(target="context", steer=juice.Steer(target="none"))}
+    text = "Lima lies by the sea. " * 4
+    with juice.load("mini", limits=Limits(max_model_len=20)) as model:
+        alone = side_effects.plain_text_perplexity(model, ["Lima lies by the sea."], none)
+        assert len(model.tokenize(text)) > 20
+        assert side_effects.plain_text_perplexity(model, [text], none) is None
+        both = side_effects.plain_text_perplexity(model, ["Lima lies by the sea.", text], none)
+        assert both == pytest.approx(alone)

@@ -90,6 +90,7 @@ class Statistics(StatLoggerBase):
 
 
 MAX_SEED = 2**63 - 1
+LEAST_NEW_TOKENS = 1  # vLLM samples one where none is asked for
 
 
 def _first_and_last(layers: range) -> list[int] | None:
@@ -115,7 +116,7 @@ def sampling_params(
         frequency_penalty=options.frequency_penalty,
         logit_bias=dict(options.logit_bias) or None,
         seed=None if options.seed is None else options.seed & MAX_SEED,
-        max_tokens=max(1, options.max_tokens),  # none at all is not possible in vLLM
+        max_tokens=max(LEAST_NEW_TOKENS, options.max_tokens),
         min_tokens=options.min_tokens,
         stop_token_ids=sorted(stop_token_ids),
         ignore_eos=True,
@@ -374,6 +375,11 @@ class VllmEngine(Engine):
         }
 
     @property
+    def max_scored_tokens(self) -> int | None:
+        limit = self.limits.max_model_len
+        return None if limit is None else limit - LEAST_NEW_TOKENS
+
+    @property
     def steerable_layers(self) -> dict[Method, range]:
         return {method: self.layers.for_method(method) for method in METHODS}
 
@@ -392,8 +398,7 @@ class VllmEngine(Engine):
 
     def check(self, request: Request) -> None:
         super().check(request)
-        # vLLM samples one token where none is asked for.
-        n_new = max(1, request.options.max_tokens)
+        n_new = max(LEAST_NEW_TOKENS, request.options.max_tokens)
         request.with_options(max_tokens=n_new).check_length(self.limits.max_model_len)
         self.layers.check(request.steering)
 
