@@ -45,7 +45,7 @@ from juice.model.loaded import LoadedModel
 Share = tuple[Sequence, int]
 # Below so many tokens, reading the weights takes longer than computing with them.
 TOKENS_PER_FORWARD = 64
-# Of more rows than these, several neighbours in length go together at once.
+# Of more rows than these, those of nearly the same length go together at once.
 MAX_RUNS = 64
 # Beside a GPU, Python launches its kernels for so long a layer (measured on an H100), in which even
 # an older one computes and reads this much.
@@ -124,21 +124,15 @@ class Costs:
     def _cheapest(
         self, chosen: abc.Sequence[Share], cost: Callable[[float, int, int], float]
     ) -> tuple[float, list[list[Share]]]:
-        """Cut the chosen sequences, in order of length, where the parts cost least in all.
-
-        Of many, neighbours stay together: so the time for that does not grow with their square.
-        """
-        items = sorted(chosen, key=lambda share: share[0].n_cached + share[1])
-        size = -(-len(items) // MAX_RUNS)
-        runs = [items[i : i + size] for i in range(0, len(items), size)]
+        """Cut the chosen sequences, in order of length, where the parts cost least in all."""
+        runs = _runs(sorted(chosen, key=_length))
         rows = [sum(self.of_rows(sequence) for sequence, _ in run) for run in runs]
         tokens = [max(n for _, n in run) for run in runs]
         # The least cost of the first runs, and where their last part begins.
         best = [(0.0, 0)]
         for end in range(1, len(runs) + 1):
             n_rows, n_tokens, cheapest = 0.0, 0, (math.inf, 0)
-            longest, n = runs[end - 1][-1]
-            n_keys = longest.n_cached + n
+            n_keys = _length(runs[end - 1][-1])
             for start in reversed(range(end)):
                 n_rows, n_tokens = n_rows + rows[start], max(n_tokens, tokens[start])
                 cheapest = min(cheapest, (best[start][0] + cost(n_rows, n_tokens, n_keys), start))
@@ -149,6 +143,30 @@ class Costs:
             parts.append([share for run in runs[start:end] for share in run])
             end = start
         return best[-1][0], parts[::-1]
+
+
+def _length(share: Share) -> int:
+    """Return the keys that the last of the tokens attends to."""
+    sequence, n_tokens = share
+    return sequence.n_cached + n_tokens
+
+
+def _runs(items: abc.Sequence[Share]) -> list[list[Share]]:
+    """Return rows in order of length as runs: each alone, or of many those alike together.
+
+    So the time to part them does not grow with their square. The longest row of a run has at most
+    (longest / shortest of all)^(1 / MAX_RUNS) times the length of its shortest.
+    """
+    if len(items) <= MAX_RUNS:
+        return [[item] for item in items]
+    ratio = (_length(items[-1]) / _length(items[0])) ** (1 / MAX_RUNS)
+    runs, bound = list[list[Share]](), 0.0
+    for item in items:
+        if _length(item) > bound:
+            runs.append([])
+            bound = _length(item) * ratio
+        runs[-1].append(item)
+    return runs
 
 
 def fair_shares(wanted: abc.Sequence[float], available: float) -> list[float]:

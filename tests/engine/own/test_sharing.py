@@ -163,21 +163,40 @@ def test_rows_are_parted_by_length_in_a_time_that_grows_with_their_number(
             return super().of_rows(sequence)
 
     of_few = Counting(keys_per_token=1e3, keys_per_forward=1e4, n_layers=2, tokens_per_forward=64.0)
-    rows = []
-    for i in range(n):
-        asked = Request.of(prompt_ids=(1,), max_tokens=1)
-        nothing = TextStream(model.loaded.tokenizer, ())
-        transcript = Transcript(asked, nothing, frozenset(), lambda _update: None)
-        rows.append(Sequence(i, asked, range(0), transcript))
-        rows[-1].n_cached = 10 if i % 10 else 10_000
+    rows = sequences(model, n)
+    for i, row in enumerate(rows):
+        row.n_cached = 10 if i % 10 else 10_000
     parts = of_few.decodes([(row, 1) for row in rows])
     assert counted["rows"] <= 3 * n
     assert {row for part in parts for row, _ in part} == {*rows}
     assert sum(map(len, parts)) == n
-    # Short ones beside long ones: none, but for neighbours of the cut.
-    mixed = [part for part in parts if len({row.n_cached for row, _ in part}) > 1]
     assert len(parts) >= 2
-    assert sum(row.n_cached == 10 for part in mixed for row, _ in part) <= n / 64
+    assert all(len({row.n_cached for row, _ in part}) == 1 for part in parts)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[8] * 128 + [1000], [8] + [1000] * 128, list(range(10, 1010)), [10] * 70 + [11] * 70],
+    ids=["a long one", "a short one", "every length", "two lengths"],
+)
+def test_many_prompts_of_other_lengths_are_hardly_padded(
+    model: juice.SteeredModel, lengths: list[int]
+) -> None:
+    """Kills: runs of as many rows each, or of rows without a gap between them."""
+    few = costs.Costs(keys_per_token=1e3, keys_per_forward=1e4, n_layers=2, tokens_per_forward=64.0)
+    rows = sequences(model, len(lengths))
+    parts = few.prefills(list(zip(rows, lengths, strict=True)))
+    assert sorted(n for part in parts for _, n in part) == lengths
+    padded = sum(len(part) * max(n for _, n in part) for part in parts)
+    assert padded <= 1.1 * sum(lengths)
+
+
+def sequences(model: juice.SteeredModel, n: int) -> list[Sequence]:
+    """Return so many requests that wait."""
+    asked = Request.of(prompt_ids=(1,), max_tokens=1)
+    nothing = TextStream(model.loaded.tokenizer, ())
+    transcript = Transcript(asked, nothing, frozenset(), lambda _update: None)
+    return [Sequence(i, asked, range(0), transcript) for i in range(n)]
 
 
 def bytes_for(engine: Watched, long: int) -> int:
