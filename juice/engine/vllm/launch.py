@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,8 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore::FutureWarning",  # of its processes
 }
 INVARIANT = "VLLM_BATCH_INVARIANT"
+# What is of one start alone; in its batch-invariant mode vLLM sets the second one itself.
+OF_A_START = (INVARIANT, "VLLM_USE_BREAKABLE_CUDAGRAPH")
 OWN_ONLY = (
     "device",
     "device_map",
@@ -74,21 +76,23 @@ def vllm_engine(
         )
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    with _invariant_mode() if engine.deterministic else nullcontext():
+    with _restored(OF_A_START):
+        if engine.deterministic:
+            os.environ[INVARIANT] = "1"  # vLLM's processes read it as they start
         return _started(model, options, engine, head_sets, limits or Limits())
 
 
 @contextmanager
-def _invariant_mode() -> Iterator[None]:
-    """Let what starts within have it: vLLM's processes read the variable as they start."""
-    before = os.environ.get(INVARIANT)
-    os.environ[INVARIANT] = "1"
+def _restored(names: Sequence[str]) -> Iterator[None]:
+    """Give variables of the environment back the values that they have now."""
+    before = {name: os.environ.get(name) for name in names}
     try:
         yield
     finally:
-        del os.environ[INVARIANT]
-        if before is not None:
-            os.environ[INVARIANT] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _started(

@@ -70,25 +70,33 @@ def test_deterministic_is_that_of_one_start_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
     """Kills: the next model of the process in vLLM's batch-invariant mode, unasked."""
+    set_by_vllm = "VLLM_USE_BREAKABLE_CUDAGRAPH"
 
-    def variable(*_: object, **__: object) -> str | None:
+    def variable() -> str | None:
         return os.environ.get("VLLM_BATCH_INVARIANT")
+
+    def run(*_: object, **__: object) -> str | None:
+        if variable() == "1" and set_by_vllm not in os.environ:
+            os.environ[set_by_vllm] = "1"
+        return variable()
 
     def start(*, deterministic: bool) -> str | None:
         options = EngineOptions(engine="vllm", deterministic=deterministic)
         return vllm_engine(str(folder), LoadOptions(), options)
 
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    monkeypatch.delenv(set_by_vllm, raising=False)
     if before is not None:
         monkeypatch.setenv("VLLM_BATCH_INVARIANT", before)
+        monkeypatch.setenv(set_by_vllm, before)
     monkeypatch.setattr("juice.engine.vllm.start.has_invariant_mode", lambda: True)
-    monkeypatch.setattr("juice.engine.vllm.start.started", variable)
+    monkeypatch.setattr("juice.engine.vllm.start.started", run)
     assert start(deterministic=True) == "1"
     assert variable() == start(deterministic=False) == before
     monkeypatch.setattr("juice.engine.vllm.start.has_invariant_mode", lambda: False)
     with pytest.raises(UsageError, match="leave deterministic out"):
         start(deterministic=True)
-    assert variable() == before
+    assert variable() == os.environ.get(set_by_vllm) == before
 
 
 def test_the_arguments_that_change_numbers_are_part_of_the_fingerprint() -> None:
