@@ -90,6 +90,7 @@ class Statistics(StatLoggerBase):
 
 
 MAX_SEED = 2**63 - 1
+ENDED = "the request failed in vLLM; its log has the reason"
 LEAST_NEW_TOKENS = 1  # vLLM samples one where none is asked for
 
 
@@ -203,8 +204,7 @@ class VllmSequence:
         Raises NonFiniteError where these are not numbers, and GenerationError where vLLM has ended
         the request itself.
         """
-        if output.outputs[0].finish_reason == "error":
-            raise GenerationError("the request failed in vLLM; its log has the reason")
+        _check_answers(output)
         if not self._has_started:
             self._has_started = True
             self.transcript.start()
@@ -220,7 +220,11 @@ class VllmSequence:
         self.transcript.add([self._scored(*pair) for pair in pairs])
 
     def watch(self, output: Any) -> None:
-        """Take the scores of some of the tokens that the request watches."""
+        """Take the scores of some of the tokens that the request watches.
+
+        Raises GenerationError where vLLM has ended the request itself.
+        """
+        _check_answers(output)
         watched = self.request.options.watch
         self._watched |= output.outputs[0].logprobs[0]
         if self._watched.keys() >= set(watched):
@@ -233,6 +237,12 @@ class VllmSequence:
         n_top = self.request.options.top_logprobs
         top = sorted(logprobs.items(), key=lambda item: item[1].rank)[:n_top]
         return ScoredToken(token, logprob, tuple((other, scored.logprob) for other, scored in top))
+
+
+def _check_answers(output: Any) -> None:
+    """Raise GenerationError for an output that is no part of an answer: vLLM has ended it."""
+    if output.outputs[0].finish_reason not in (None, "stop", "length"):
+        raise GenerationError(ENDED)
 
 
 class OpenRequests:
@@ -485,6 +495,8 @@ class VllmEngine(Engine):
                 sequence.take(output)
                 if sequence.transcript.finish_reason is not None:
                     break
+        if sequence.transcript.finish_reason is None:
+            raise GenerationError(ENDED)
         self._check_form(sequence)
 
     def _check_form(self, sequence: VllmSequence) -> None:

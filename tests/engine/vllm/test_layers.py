@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import pytest
 import torch
 from vllm import envs
 from vllm.config import CUDAGraphMode
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, ModelCudaGraphManager
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
@@ -34,7 +35,7 @@ from tests.engine.vllm import mistakes
 from tests.support import oracle, tiny
 from tests.support.mixed import mixed_requests, steering
 from tests.support.on_vllm import save_with_set, started, wide
-from tests.support.running import assert_completes
+from tests.support.running import Collector, assert_completes
 
 NONE = range(0)
 
@@ -145,6 +146,38 @@ def test_heads_that_the_workers_do_not_have_end_their_request_alone(
         with pytest.raises(GenerationError, match="its log has the reason"):
             without.generate([Request.of(prompt_ids=(1, 2), steering=other)])
         assert without.generate([plain])
+
+
+@pytest.mark.parametrize(
+    ("reasons", "options"),
+    [
+        ((), {"max_tokens": 1}),
+        (("stop",), {"max_tokens": 1}),
+        (("abort",), {"max_tokens": 1}),
+        (("abort",), {"max_tokens": 1, "watch": (3,)}),
+        (("abort",), {"max_tokens": 0, "prompt_logprobs": True}),
+    ],
+    ids=["nothing", "no token", "aborted", "aborted while it watches", "aborted while it scores"],
+)
+def test_what_vllm_ends_without_an_answer_is_an_error(
+    without: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    reasons: Sequence[str],
+    options: dict[str, Any],
+) -> None:
+    """Kills: a caller that waits for ever, and scores that nobody computed."""
+
+    async def ends(*_: object) -> AsyncIterator[SimpleNamespace]:
+        for reason in reasons:
+            new = SimpleNamespace(finish_reason=reason, token_ids=[], logprobs=[])
+            yield SimpleNamespace(outputs=[new], prompt_logprobs=None, num_cached_tokens=0)
+
+    monkeypatch.setattr(AsyncLLM, "generate", ends)
+    collector = Collector()
+    without.submit([Request.of(prompt_ids=(1, 2), **options)], collector)
+    collector.wait(1)
+    assert isinstance(collector.error(), GenerationError)
+    assert "its log has the reason" in str(collector.error())
 
 
 @pytest.mark.parametrize(
