@@ -142,9 +142,14 @@ def _check_and_preprocess(self: EngineCore, request: EngineCoreRequest) -> tuple
     coefficients = Coefficients.read(params.extra_args) if params else None
     if coefficients is not None:
         layers = Layers.of(self.vllm_config) or Layers()
-        n_heads = self.vllm_config.model_config.hf_text_config.num_attention_heads
-        layers.check_coefficients(coefficients, n_heads)
+        layers.check_coefficients(coefficients, most_heads(self.vllm_config))
     return _preprocess_add_request(self, request)
+
+
+def most_heads(vllm_config: VllmConfig) -> int:
+    """Return the heads of a layer, of the one with the most where a configuration lists them."""
+    n_heads: int | list[int] = vllm_config.model_config.hf_text_config.num_attention_heads
+    return max(n_heads) if isinstance(n_heads, list) else n_heads
 
 
 def salting_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> SaltingScheduler:

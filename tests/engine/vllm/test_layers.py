@@ -21,6 +21,7 @@ from juice.engine.request import Request
 from juice.engine.vllm import worker
 from juice.engine.vllm.arguments import Coefficients, Layers, choose_layers
 from juice.engine.vllm.model import SteeredCausalLM, share_scales, starts_of
+from juice.engine.vllm.patches import most_heads
 from juice.engine.vllm.slots import capture_both
 from juice.engine.vllm.state import RowWriter
 from juice.errors import (
@@ -178,6 +179,15 @@ def test_what_vllm_ends_without_an_answer_is_an_error(
     collector.wait(1)
     assert isinstance(collector.error(), GenerationError)
     assert "its log has the reason" in str(collector.error())
+
+
+@pytest.mark.parametrize("given", [4, [2, 4, 3]])
+def test_the_heads_of_a_layer_are_the_most_that_a_configuration_lists(
+    given: int | list[int],
+) -> None:
+    """Kills: every steered request refused where the layers differ in heads."""
+    text = SimpleNamespace(num_attention_heads=given)
+    assert most_heads(SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text))) == 4
 
 
 @pytest.mark.parametrize(
