@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,7 +25,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from juice.engine.answer import Completion, Sink, Update
-from juice.engine.effect import explaining
+from juice.engine.effect import start_explained
 from juice.engine.gate import start_gated
 from juice.engine.load_options import Limits
 from juice.engine.request import Request, Running, numbered
@@ -233,9 +233,12 @@ class Engine(ABC):
 
         Return those that run, in this order; the others have sent their error to the sink.
         """
+        start = partial(start_gated, self.attempt)
         if any(request.options.explain is not None for request in requests):
-            requests, sink = explaining(requests, sink, self.attempt, self._text_of)
-        return start_gated(self.attempt, requests, sink)
+            started = start_explained(start, requests, sink, self.attempt, self._text_of)
+        else:
+            started = start(requests, sink)
+        return [running for running in started if running is not None]
 
     def _text_of(self, token: int) -> str:
         tokenizer = self.description.tokenizer

@@ -14,25 +14,28 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from juice.engine.answer import Completion, Sink, Update, cut
 from juice.engine.request import MAX_TOP_LOGPROBS, GenerationOptions, Request, Running
 from juice.engine.steer import EffectReport, TokenChance, unsteered
+from juice.errors import CancelledError, JuiceError
 
 LEAST = 0.01  # nats; below, nothing has changed
 SURE = 0.9
 UNSTEERED, STEERED, ALONE = "unsteered", "steered", "alone"
 Start = Callable[..., Running | None]  # `Engine.attempt`
+Begin = Callable[[Sequence[Request], Sink], list[Running | None]]
 TextOf = Callable[[int], str]
 
 
-def explaining(
-    requests: Sequence[Request], sink: Sink, start: Start, text_of: TextOf
-) -> tuple[Sequence[Request], Sink]:
-    """Start what requests are compared with; return them, and the sink that their updates take.
+def start_explained(
+    begin: Begin, requests: Sequence[Request], sink: Sink, start: Start, text_of: TextOf
+) -> list[Running | None]:
+    """Start requests as `begin` does, after what those are compared with that ask for it.
 
     Args:
+        begin: Starts them; None stands for each of which it has sent an error instead.
         requests: Requests that are submitted together, numbered.
         sink: Takes their updates in the end.
         start: Starts one request, or sends its error.
@@ -50,35 +53,61 @@ def explaining(
         one = explained.get(update.index)
         (sink if one is None else one.take)(update)
 
-    return [
+    asked = [
         r.with_options(top_logprobs=max(1, r.options.top_logprobs)) if r.index in explained else r
         for r in requests
-    ], take
+    ]
+    started = begin(asked, take)
+    return [
+        explained[request.index].of(running) if running and request.index in explained else running
+        for request, running in zip(requests, started, strict=True)
+    ]
 
 
 class _Explained:
-    """A request whose last update waits for its others; the engine's thread alone calls it."""
+    """A request whose last update waits for its others.
+
+    Any thread may call `cancel`, the rest is the engine's.
+    """
 
     def __init__(self, request: Request, sink: Sink, start: Start, text_of: TextOf) -> None:
         self._request, self._sink, self._start, self._text_of = request, sink, start, text_of
         self._open = {UNSTEERED}
         self._found: dict[str, Completion | None] = {}
         self._others: list[Running] = []
-        self._has_failed = False
+        self._itself: Running | None = None
+        self._is_left = False
+        self._cancelled: JuiceError | None = None
         self._last: Update | None = None
 
     def begin(self) -> None:
         """Start the first of the others."""
         self._run(UNSTEERED, self._request.prompt_ids, top_logprobs=MAX_TOP_LOGPROBS)
 
+    def of(self, itself: Running) -> Self:
+        """Return it, with the request itself, which has started."""
+        self._itself = itself
+        return self
+
+    def cancel(self, reason: JuiceError | None = None) -> None:
+        """End it soon, whether itself or others still run; its last update is then an error."""
+        self._cancelled = reason or CancelledError("the request was cancelled")
+        if self._itself is not None:
+            self._itself.cancel(reason)
+        self._leave()
+
+    def _leave(self) -> None:
+        """End the others, which nobody waits for."""
+        self._is_left = True
+        for other in list(self._others):
+            other.cancel()
+
     def take(self, update: Update) -> None:
         """Take an update of the request itself."""
         if update.completion is None:
             self._sink(cut(update, self._request.options.top_logprobs))
             if update.is_last:  # it was cancelled, or has failed
-                self._has_failed = True
-                for other in self._others:
-                    other.cancel()
+                self._leave()
             return
         self._last = update
         self._finish()
@@ -97,12 +126,14 @@ class _Explained:
         running = self._start(other, partial(self._answer, name))
         if running is not None:
             self._others.append(running)
+            if self._is_left:  # meanwhile
+                running.cancel()
 
     def _answer(self, name: str, update: Update) -> None:
         if not update.is_last:
             return
         self._found[name] = update.completion
-        if name == UNSTEERED and update.completion is not None and not self._has_failed:
+        if name == UNSTEERED and update.completion is not None and not self._is_left:
             self._compare([token for token, _ in update.completion.tokens[0].top])
         self._open.discard(name)
         self._finish()
@@ -123,6 +154,9 @@ class _Explained:
     def _finish(self) -> None:
         """Send the last update, once all have come."""
         if self._last is None or self._open:
+            return
+        if self._cancelled is not None:
+            self._sink(Update(index=self._request.index, error=self._cancelled))
             return
         completion = self._last.completion
         assert completion is not None

@@ -19,8 +19,11 @@ from juice.errors import CancelledError, JuiceError
 Start = Callable[..., Running | None]  # `Engine.attempt`
 
 
-def start_gated(start: Start, requests: Sequence[Request], sink: Sink) -> list[Running]:
-    """Start requests, those with a gate after the run that decides; see `Engine.begin`."""
+def start_gated(start: Start, requests: Sequence[Request], sink: Sink) -> list[Running | None]:
+    """Start requests, those with a gate after the run that decides.
+
+    None stands for each of which `start` has sent an error instead.
+    """
     decisions: dict[int, _Decision] = {}
     gated: dict[int, _Run] = {}
     for i, request in enumerate(requests):
@@ -30,13 +33,13 @@ def start_gated(start: Start, requests: Sequence[Request], sink: Sink) -> list[R
     # What decides goes first, so that nothing runs for long that need not.
     for decision in decisions.values():
         decision.ask(start)
-    started: list[Running] = []
+    started: list[Running | None] = []
     for i, request in enumerate(requests):
         if (run := gated.get(i)) is not None:
             run.start()
             started.append(run)
-        elif (running := start(request, sink)) is not None:
-            started.append(running)
+        else:
+            started.append(start(request, sink))
     return started
 
 
@@ -71,7 +74,7 @@ class _Decision:
 
     def leave(self) -> None:
         """End the request that decides, once no run waits for it any more."""
-        if self._asked is not None and self.report is None and all(r.is_over for r in self.runs):
+        if self._asked is not None and self.report is None and all(r.is_left for r in self.runs):
             self._asked.cancel()
 
     def see(self, update: Update) -> None:
@@ -122,6 +125,12 @@ class _Run:
             running = self._running
         if running is not None:
             running.cancel(reason)
+        self._decision.leave()  # one that has ended is held back until then
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it waits for the decision no more."""
+        return self.is_over or self._cancelled is not None
 
     def _keep(self, running: Running | None, *, is_steered: bool) -> None:
         """Keep what runs now; what has started too late is cancelled."""
@@ -171,7 +180,7 @@ class _Run:
         """End it with an error."""
         if self.is_over:
             return
-        self._send(Update(index=self._request.index, error=error))
+        self._send(Update(index=self._request.index, error=self._cancelled or error))
         if self._running is not None:
             self._running.cancel()
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from juice.engine.answer import Update
+from juice.engine.answer import Sink, Update
 from juice.engine.contract import Engine
 from juice.engine.request import Request
 from juice.engine.steer import Steer
-from juice.errors import CancelledError, RequestError
+from juice.errors import CancelledError, GenerationError, JuiceError, RequestError
 from juice.steered_model import SteeredModel
 from tests.support import oracle
-from tests.support.canned_engine import HeldEngine
+from tests.support.canned_engine import CannedRequest, HeldEngine
 from tests.support.mixed import mixed_requests, steering
 from tests.support.running import Collector
 
@@ -156,6 +156,48 @@ def test_what_runs_beside_one_that_is_cancelled_is_cancelled_with_it(is_compared
     others = [other for other in engine.submitted if other is not itself]
     assert len(others) == (3 if is_compared else 1)
     assert all(isinstance(other.cancelled, CancelledError) for other in others)
+
+
+def test_one_that_is_cancelled_after_its_own_end_ends_with_what_runs_beside_it() -> None:
+    """Kills: prompts that go through the model for a client that has left."""
+    engine, collector = HeldEngine(), Collector()
+    request = Request.of(
+        prompt_ids=(3, 5, 7), max_tokens=4, steering=steering({(1, 1): 2.0}), explain="effect"
+    )
+    (running,) = engine.submit([replace(request, without_context=(5,))], collector)
+    unsteered, itself = engine.submitted
+    unsteered.run()
+    itself.run()
+    reason = JuiceError("it took too long")
+    running.cancel(reason)
+    steered, alone = engine.submitted[2:]
+    assert steered.cancelled
+    assert alone.cancelled
+    assert not collector.n_last
+    steered.run()
+    alone.run()
+    assert collector.n_last == 1
+    assert collector.error() is reason
+
+
+def test_one_that_cannot_start_is_not_among_those_that_run() -> None:
+    """Kills: what explains one request in the place of another."""
+
+    class StartsTwo(HeldEngine):
+        def start(self, request: Request, sink: Sink, **given: object) -> CannedRequest:
+            if request.options.max_tokens == 3:
+                raise GenerationError("it does not start")
+            return super().start(request, sink, **given)
+
+    engine, collector = StartsTwo(), Collector()
+    request = Request.of(prompt_ids=(3, 5), max_tokens=4, explain="effect")
+    (running,) = engine.submit([request.with_options(max_tokens=3), request], collector)
+    running.cancel()
+    first, second, itself = engine.submitted
+    assert isinstance(collector.error(0), GenerationError)
+    assert first.cancelled
+    assert second.cancelled
+    assert itself.cancelled
 
 
 def test_nothing_is_compared_with_one_that_has_ended_with_an_error() -> None:

@@ -16,7 +16,7 @@ from juice.engine.answer import Sink
 from juice.engine.contract import Engine
 from juice.engine.request import Request, RequestGate, Running
 from juice.engine.sampling_options import SamplingOptions
-from juice.errors import CancelledError, ContextLengthError, RequestError
+from juice.errors import CancelledError, ContextLengthError, JuiceError, RequestError
 from tests.engine.conftest import LIMITS
 from tests.support import oracle, tiny
 from tests.support.canned_engine import CannedEngine, CannedRequest, HeldEngine
@@ -232,6 +232,26 @@ def test_one_choice_can_be_cancelled_and_the_other_goes_on(
     assert isinstance(collector.error(0), CancelledError)
     expected = oracle.generate(network, list(PROMPT), {}, 12)[0]
     assert list(collector.completion(1).token_ids) == expected
+
+
+def test_what_decides_for_one_that_is_cancelled_after_its_end_is_cancelled_with_it() -> None:
+    """Kills: a prompt that goes through the model for a client that has left."""
+    engine, collector = HeldEngine(), Collector()
+    gate = RequestGate(signal="memory", threshold=NEVER, without_context=(5,))
+    request = Request.of(prompt_ids=PROMPT, max_tokens=3, steering=steering(HEADS), gate=gate)
+    first, second = engine.submit([request, request], collector)
+    question, *steered = engine.submitted
+    for one in steered:
+        one.run()
+    first.cancel()
+    assert not question.cancelled, "the other one waits for it"
+    reason = JuiceError("it took too long")
+    second.cancel(reason)
+    assert question.cancelled
+    question.run()
+    assert collector.n_last == 2
+    assert isinstance(collector.error(0), CancelledError)
+    assert collector.error(1) is reason
 
 
 def test_what_cannot_run_is_refused_with_all_that_came_with_it(engine: Engine) -> None:
