@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from juice.engine.contract import Capability
 from juice.engine.steer import Steer
 from juice.engine.vllm.plugin import FIELDS, PlainVllm, take_requests
-from juice.errors import JuiceError, MissingCapabilityError, RequestError
+from juice.errors import MissingCapabilityError, RequestError
 from juice.formula import CONTRASTS
 from juice_server.errors import failure_of
 from juice_server.fields import SteerField
@@ -68,8 +68,11 @@ class Steering:
         await self._app(scope, call.receive, call.send)
 
     def _model_of(self, scope: Scope) -> asyncio.Future[PlainVllm]:
-        """Return the model, made once, in a thread of its own: its files are read."""
-        if self._made is None:
+        """Return the model, made once, in a thread of its own: its files are read.
+
+        One that could not be made is made again.
+        """
+        if self._made is None or _has_failed(self._made):
             config = scope["app"].state.vllm_config
             self._made = asyncio.ensure_future(asyncio.to_thread(PlainVllm.of, config))
         return self._made
@@ -77,7 +80,8 @@ class Steering:
     async def translated(self, body: bytes, scope: Scope) -> bytes:
         """Return a body with coefficients in place of `steer`.
 
-        Raises JuiceError or RequestValidationError for one that cannot be steered as it asks.
+        Raises JuiceError or RequestValidationError for one that cannot be steered as it asks, and
+        whatever reading the model's files does.
         """
         try:
             fields = json.loads(body)
@@ -159,10 +163,14 @@ class _Call:
             return replaying(await self._steering.translated(body, scope), receive)
         except ClientDisconnect:
             pass
-        except (JuiceError, RequestValidationError) as error:
+        except Exception as error:  # of whatever kind, vLLM would blame the body for it
             self._has_failed = True
             await failure_of(error).response(scope)(scope, receive, self._send)
         return _gone
+
+
+def _has_failed(made: asyncio.Future[PlainVllm]) -> bool:
+    return made.done() and (made.cancelled() or made.exception() is not None)
 
 
 async def _gone() -> Message:

@@ -12,12 +12,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
 import juice
+from juice.engine.vllm.plugin import PlainVllm
+from juice_server.vllm import Steering
 from tests.support.on_vllm import save_with_set
 from tests.support.serving import free_port
 
@@ -198,6 +204,30 @@ def test_a_body_is_not_read_before_its_sender_is_known(client: openai.OpenAI) ->
     with socket.create_connection((client.base_url.host, client.base_url.port), 10) as connection:
         connection.sendall(head.encode())
         assert connection.recv(12) == b"HTTP/1.1 401"
+
+
+def test_a_model_that_could_not_be_read_is_no_fault_of_the_body_and_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kills: 400 for every request after one moment without the disk."""
+    app, failures = FastAPI(), [OSError("no disk at the start"), OSError("nor a moment later")]
+    app.state.vllm_config = None
+
+    @app.post("/v1/completions")
+    async def echo(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    def read(_: object) -> SimpleNamespace:
+        if failures:
+            raise failures.pop()
+        return SimpleNamespace(extra_args=lambda _: {"juice": "coefficients"})
+
+    app.add_middleware(Steering)
+    monkeypatch.setattr(PlainVllm, "of", read)
+    with TestClient(app) as client:
+        first, second = (client.post("/v1/completions", json={"steer": "context"}) for _ in "12")
+    assert first.status_code == 500, first.text
+    assert second.json() == {"vllm_xargs": {"juice": "coefficients"}}
 
 
 @pytest.mark.long
