@@ -274,12 +274,16 @@ class PromptForm:
             return whole[len(ids) :]
         # The end of the text may split differently when something follows: two line ends are one
         # token, but two before a word.
-        words = shown(turn)
-        for start in range(max(0, len(whole) - len(words.encode())), len(whole)):
+        words, alone = shown(turn), self.encode(turn, add_special_tokens=False)
+        near = len(whole) - len(alone)  # its beginning may split differently, too
+        for start in range(max(0, near - N_AROUND), min(len(whole), near + N_AROUND + 1)):
             end = whole[start:]
             if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == words:
                 return end
-        return self.encode(turn, add_special_tokens=False)
+        return alone
+
+
+N_AROUND = 4  # tokens
 
 
 def glue_between(text: str, answer: str) -> str:

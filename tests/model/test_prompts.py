@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
 
 from juice.identification.examples import scored_prompt
 from juice.model.prompts import PromptForm
 from tests.support import tiny
 from tests.support.chat_templates import END, PLAIN, TURNS, loaded, tokenizer
 from tests.support.conflicts import examples
+from tests.support.spellings import SPELLINGS
 
 
 def test_the_tokenizer_of_these_tests_has_the_traps() -> None:
@@ -108,6 +112,31 @@ def test_no_space_is_put_where_a_text_would_have_none(prompt: str, answer: str) 
     begun = known(glue + answer, add_special_tokens=False)["input_ids"][0]
     assert model.first_token("Told.", answer, opening=opening) == begun
     assert known.decode(model.tokenize("Told.", opening=opening)) == f"{END}Told.{glue}{opening}"
+
+
+@pytest.mark.parametrize("prompt", ["Capital of Peru: ", "Capital of Peru:\n\n", "東京 "])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_long_answer_is_found_in_the_whole_text_in_a_few_steps(
+    spelling: str, prompt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: a time that grows with the square of the answer, and tokens of the prompt in it."""
+    known = PreTrainedTokenizerFast(tokenizer_object=SPELLINGS[spelling]())
+    form, answer = PromptForm(known), "Lima, é 1987 🎉 " * 20 + "Lima"
+    decode, decoded = known.decode, list[int]()
+
+    def counted(ids: tuple[int, ...], **options: Any) -> str:
+        decoded.append(len(ids))
+        return decode(ids, **options)
+
+    monkeypatch.setattr(known, "decode", counted)
+    ids, start = form.joined(prompt, answer)
+    assert len(decoded) < 20
+    whole = form.encode(prompt + answer)
+    if whole[:start] == ids[:start]:
+        assert ids == whole
+    else:
+        ends = (whole[i:] for i in range(len(whole)) if decode(whole[i:]) == answer)
+        assert ids[start:] == next(ends, form.encode(answer, add_special_tokens=False))
 
 
 def test_an_answer_in_korean_has_its_space() -> None:
