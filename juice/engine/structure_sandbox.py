@@ -213,13 +213,14 @@ class StructureSandbox:
         """
         with self._lock:
             try:
-                if self._process is None or self._process.poll() is not None:
-                    self._process = self._start()
-                assert self._process.stdin is not None
-                assert self._process.stdout is not None
-                self._process.stdin.write(f"{json.dumps([form, text])}\n")
-                self._process.stdin.flush()
-                verdict = json.loads(self._process.stdout.readline())
+                process = self._process
+                if process is None or process.poll() is not None:
+                    process = self._start()
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(f"{json.dumps([form, text])}\n")
+                process.stdin.flush()
+                verdict = json.loads(process.stdout.readline())
             except (OSError, ValueError):  # it cannot start, or was ended from outside
                 self._end()
                 raise GenerationError(
@@ -248,6 +249,7 @@ class StructureSandbox:
             text=True,
         )
         weakref.finalize(self, _end, process)
+        self._process = process  # so that it is ended if it ends here
         assert process.stdin is not None
         process.stdin.write(f"{self._about}\n")
         return process

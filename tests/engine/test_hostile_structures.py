@@ -215,6 +215,21 @@ def test_the_process_ends_when_the_engine_is_closed() -> None:
     assert not Path(f"/proc/{process}").exists()
 
 
+def test_a_process_that_ends_as_it_starts_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Kills: a zombie for each form that is tried while memory lacks."""
+    tokenizer = AutoTokenizer.from_pretrained(MINI)
+    made = Structures(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
+    ends, started = tmp_path / "ends", tmp_path / "started"
+    ends.write_text(f"#!/bin/sh\necho $$ > {started}\n")
+    ends.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(ends))
+    with pytest.raises(GenerationError, match="the process that tries structures out"):
+        made.check(Structure("regex", "a"))
+    assert not Path(f"/proc/{started.read_text().strip()}").exists()
+
+
 def test_a_process_that_cannot_start_is_a_clean_error(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MINI)
     made = Structures(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
