@@ -195,7 +195,11 @@ class SteeredModel:
     ) -> list[Request]:
         """Return a request for each prompt; see `generate`."""
         listed: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
-        is_one = isinstance(listed, str) or (listed and isinstance(listed[0], Integral))
+        is_one = (
+            isinstance(listed, str)
+            or not hasattr(listed, "__iter__")  # `request` says what is expected
+            or (listed and isinstance(listed[0], Integral))
+        )
         texts: list[Any] = [listed] if is_one else list(listed)
         n = len(texts)
         each = options if isinstance(options, GenerationOptions | None) else list(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,10 +127,11 @@ class Limits:
     max_prefill_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            may_be_none = getattr(Limits, name) is None
-            if not (is_whole and value >= 1) and not (may_be_none and value is None):
+        for name, value in list(vars(self).items()):
+            if value is None and getattr(Limits, name) is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
                 raise RequestError(
                     f"{name} is {value!r}; expected a whole number, at least 1", param=name
                 )
+            object.__setattr__(self, name, int(value))  # of NumPy's, too

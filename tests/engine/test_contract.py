@@ -10,6 +10,7 @@ from threading import Event, Timer
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
@@ -327,6 +328,13 @@ def test_a_bound_that_is_no_whole_number_is_refused_as_one_below_1_is(value: Any
         Limits(max_batch=value)
     assert caught.value.param == "max_batch"
     assert Limits(max_model_len=None, kv_memory_bytes=None).max_batch == 64
+
+
+def test_bounds_may_be_numpys_whole_numbers() -> None:
+    """Kills: a fingerprint or a report that differs by what a number was kept in."""
+    given = Limits(max_batch=np.int64(3), max_model_len=np.int32(8))
+    assert given == Limits(max_batch=3, max_model_len=8)
+    assert {type(given.max_batch), type(given.max_model_len)} == {int}
 
 
 def test_keys_and_values_fit_on_every_device_that_has_layers(

@@ -112,6 +112,9 @@ def test_tokens_may_be_any_whole_numbers(model: SteeredModel) -> None:
         (np.array([[1.0]]), "prompt holds 1.0 among"),
         (torch.tensor([True]), "prompt holds True among"),
         ([None], "prompt is None; expected a text"),
+        (5, "prompt is 5; expected a text"),
+        (torch.tensor(5), "prompt is 5; expected a text"),
+        (None, "prompt is None; expected a text"),
     ],
     ids=repr,
 )
