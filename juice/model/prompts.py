@@ -32,6 +32,7 @@ from juice.model.control_tokens import ControlTokens, mapped, place_in, raw, sho
 Message = dict[str, str]
 ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 SAID = ("content", "reasoning_content")  # of a message, by whoever speaks
+N_AROUND = 4  # tokens, before and behind where an answer should begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,9 +282,6 @@ class PromptForm:
             if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == words:
                 return end
         return alone
-
-
-N_AROUND = 4  # tokens
 
 
 def glue_between(text: str, answer: str) -> str:
