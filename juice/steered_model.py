@@ -13,6 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+from juice.data.passages import followed
 from juice.engine.answer import Completion
 from juice.engine.contract import Engine, ModelDescription
 from juice.engine.request import (
@@ -30,14 +31,7 @@ from juice.head_set.head_set import HeadSet
 from juice.head_set.library import HeadSetLibrary
 from juice.head_set.schema import FORMAT, check_within, short
 from juice.model.loaded import LoadedModel
-from juice.model.prompts import (
-    PromptForm,
-    followed,
-    own_template,
-    read_template,
-    sha256_of,
-    user,
-)
+from juice.model.prompts import PromptForm, own_template, read_template, sha256_of, user
 from juice.progress import Progress, silent
 
 Prompt = str | Sequence[int]

@@ -42,12 +42,7 @@ from juice.data.judging import (
     contains_answer,
     is_whole_answer,
 )
-from juice.data.passages import (
-    MAX_SENTENCE_TOKENS,
-    first_sentence,
-    swapped,
-    verdict,
-)
+from juice.data.passages import MAX_SENTENCE_TOKENS, first_sentence, swapped, verdict
 from juice.errors import ExampleError, first_problem
 from juice.formula import CONFLICT_TYPES, OTHER, ConflictType, Target
 

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from juice.data.example import ConflictExample
 from juice.data.judging import normalise
 from juice.data.make import Answers, AskedModel
-from juice.data.passages import is_spaceless, joins_the_next, swapped
+from juice.data.passages import followed, joins_the_next, swapped
 from juice.data.readers.rows import Row, text_of
 from juice.errors import ExampleError
 from juice.progress import Progress, silent
@@ -98,8 +98,7 @@ class Relation:
 
     def statement(self, subject: str, answer: str, i: int) -> str:
         """Return the statement at an index that gives an answer."""
-        glue = "" if is_spaceless(answer) else " "
-        return f"{self.opening(subject, i)}{glue}{answer}."
+        return f"{followed(self.opening(subject, i), answer)}."
 
     def question(self, subject: str, i: int) -> str:
         """Return the question at an index."""

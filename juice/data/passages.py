@@ -79,6 +79,16 @@ def is_spaceless(text: str) -> bool:
     return HAS_NO_SPACES.match(text) is not None
 
 
+def glue_between(text: str, answer: str) -> str:
+    """Return a space, or nothing where the text ends in one or the answer's script has none."""
+    return "" if text[-1:].isspace() or is_spaceless(answer) else " "
+
+
+def followed(text: str, answer: str) -> str:
+    """Return an answer that follows a text, which may be empty."""
+    return f"{text}{glue_between(text, answer)}{answer}" if text else answer
+
+
 def joins_the_next(text: str) -> bool:
     """Return whether what follows a text may follow it without a space, as a word of its own."""
     return JOINS_THE_NEXT.match(text[-1:]) is not None

@@ -275,7 +275,8 @@ def with_prompts_that_most_have(examples: Sequence[ConflictExample]) -> list[Con
     """
     counts = Counter(kind for e in examples for kind in e.prompts)
     rare = {kind for kind, n in counts.items() if 2 * n < len(examples)}
-    rare -= {"clean"} if counts["clean"] >= N_FEW else set()
+    if counts["clean"] >= N_FEW:
+        rare.discard("clean")
     if not rare or rare == counts.keys():
         return list(examples)
     kinds = " and ".join(f"{kind} ({counts[kind]})" for kind in sorted(rare))

@@ -25,7 +25,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from juice.data.passages import is_spaceless
+from juice.data.passages import followed, glue_between
 from juice.errors import RequestError, UsageError
 from juice.model.control_tokens import ControlTokens, mapped, place_in, raw, shown
 
@@ -282,16 +282,6 @@ class PromptForm:
             if self.tokenizer.decode(end, clean_up_tokenization_spaces=False) == words:
                 return end
         return alone
-
-
-def glue_between(text: str, answer: str) -> str:
-    """Return a space, or nothing where the text ends in one or the answer's script has none."""
-    return "" if text[-1:].isspace() or is_spaceless(answer) else " "
-
-
-def followed(text: str, answer: str) -> str:
-    """Return an answer that follows a text, which may be empty."""
-    return f"{text}{glue_between(text, answer)}{answer}" if text else answer
 
 
 def _first_difference(ids: tuple[int, ...], others: tuple[int, ...]) -> int:

@@ -117,6 +117,7 @@ def test_of_few_that_the_model_knows_some_are_left_for_validation(
 
 
 @FEW_EXAMPLES
+@pytest.mark.usefixtures("little_text")
 def test_a_kind_is_rare_among_the_examples_of_the_relation(
     mini: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
@@ -128,10 +129,9 @@ def test_a_kind_is_rare_among_the_examples_of_the_relation(
         for e in pool
         if e.relation != one
     ]
-    how = ATTRIBUTION.but(relation=one, n_examples=8)
-    drawn, _ = usable_examples(mini, [*whole, *others], how)
-    assert drawn
-    assert all(e.prompts.keys() == whole[0].prompts.keys() for e in drawn)
+    given = {"relation": one, "n_examples": 6, "method": "attribution", "top_k": 3, "tune": False}
+    found = juice.identify(mini, [*whole, *others], target="context", **given)
+    assert set(found.identification.conflict_types) == {"substitution", "coherent"}
 
 
 def test_enough_clean_prompts_tell_what_the_model_knows(pool: list[ConflictExample]) -> None:
