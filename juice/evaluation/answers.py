@@ -18,6 +18,7 @@ from juice.engine.steer import Steering
 from juice.evaluation.methods import Treatment
 from juice.evaluation.splits import domain_of
 from juice.formula import ConflictType, Target
+from juice.identification.outcomes import answer_tokens
 from juice.progress import Progress, silent
 from juice.steered_model import SteeredModel
 
@@ -151,11 +152,12 @@ def ask(
         progress: Reports how many prompts are answered.
         description: What the progress is called.
     """
+    room = [answer_tokens(model, e) for e in examples]
     requests = {
         (t, i): request
         for t in conflict_types
         for i, e in enumerate(examples)
-        if (request := request_for(model, e, t, treatments, max_tokens=e.max_tokens)) is not None
+        if (request := request_for(model, e, t, treatments, max_tokens=room[i])) is not None
     }
     said: Remembered = {} if remembered is None else remembered
     keys = {at: _key(request) for at, request in requests.items()}

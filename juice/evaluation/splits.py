@@ -38,6 +38,7 @@ from juice.identification.examples import (
     validation_share,
 )
 from juice.identification.options import IdentificationOptions
+from juice.identification.outcomes import answer_tokens
 from juice.steered_model import SteeredModel
 
 LARGE_SHARE = 0.4
@@ -188,7 +189,7 @@ def _usable(
             set(map(normalise, example.parametric_answer)),
             not example.parametric_answer,
         )
-        if not all(model.fits(ids, max_tokens=example.max_tokens) for ids in asked):
+        if not all(model.fits(ids, max_tokens=answer_tokens(model, example)) for ids in asked):
             left_out["prompts that are too long for the model"] += 1
         elif not right.isdisjoint(map(normalise, example.context_answer)):
             left_out["context answers that are a right answer"] += 1

@@ -32,7 +32,7 @@ from juice.formula import METHODS, ConflictType, Target
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import short
 from juice.identification.options import IdentificationOptions
-from juice.identification.outcomes import answer
+from juice.identification.outcomes import answer, answer_tokens
 from juice.model.prompts import PromptForm, sha256_of
 from juice.steered_model import SteeredModel
 
@@ -417,4 +417,5 @@ def _fits(model: SteeredModel, example: ConflictExample, types: Iterable[Conflic
     """Return whether each prompt of these types leaves room for an answer."""
     given = (example.prompts[t] for t in types if t in example.prompts)
     asked = (model.tokenize(prompt, opening=example.opening) for prompt in given)
-    return all(model.fits(ids, max_tokens=example.max_tokens) for ids in asked)
+    n_tokens = answer_tokens(model, example)
+    return all(model.fits(ids, max_tokens=n_tokens) for ids in asked)

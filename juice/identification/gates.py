@@ -24,6 +24,7 @@ from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Gate, GateRule, Signal
 from juice.identification.first_tokens import Case, endangered_prompts
 from juice.identification.options import Protected
+from juice.identification.outcomes import answer_tokens
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
@@ -119,7 +120,7 @@ def _seen(
     steers = {m: Steer(target=target, head_set=head_set, method=m) for m in methods}
     for kind, cases in groups.items():
         for case in cases:
-            n, opening = case.example.max_tokens, case.example.opening
+            n, opening = answer_tokens(model, case.example), case.example.opening
             ids = model.tokenize(case.prompt, opening=opening)
             if not model.fits(ids, max_tokens=n):
                 continue

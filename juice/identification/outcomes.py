@@ -89,6 +89,14 @@ class Outcome:
         return round(sum(self.accuracy.values()), 9), sum(self.p_answer.values()) / n_types
 
 
+def answer_tokens(model: SteeredModel, example: ConflictExample) -> int:
+    """Return how many tokens of an answer are generated to judge it: as many as the longest has."""
+    answers = (*example.parametric_answer, *example.context_answer)
+    form = model.prompts
+    lengths = [len(form.encode(form.raw(a), add_special_tokens=False)) for a in answers]
+    return max(example.max_tokens, *lengths)
+
+
 def scoring_request(
     model: SteeredModel,
     example: ConflictExample,
@@ -104,7 +112,7 @@ def scoring_request(
     token = model.first_token(prompt, example.answer(target), opening=opening)
     watch = () if token is None else (token,)
     ids = model.tokenize(prompt, opening=opening)
-    request = model.request(ids, max_tokens=example.max_tokens, watch=watch)
+    request = model.request(ids, max_tokens=answer_tokens(model, example), watch=watch)
     return request if steering is None else request.with_steering(steering)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from statistics import mean
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from juice.progress import silent
 from tests.support import tiny
 from tests.support.conflicts import examples
 from tests.support.marks import FEW_EXAMPLES
+from tests.support.reciting import CUE, reciting
 
 pytestmark = pytest.mark.usefixtures("little_text")
 
@@ -87,6 +89,21 @@ def test_every_example_is_judged_by_its_own_rule(monkeypatch: pytest.MonkeyPatch
     assert outcome(pair, answers, "parametric").accuracy == {"clean": 0.5}
     monkeypatch.setattr(validation, "answer", lambda *_: answers)
     assert validation.known_examples(None, pair) == pair[:1]
+
+
+def test_an_answer_has_room_for_all_its_tokens(tmp_path: Path) -> None:
+    said = "abcdefghijklmnopqrstuvwx"  # 24 tokens, and one word
+    model = juice.load(reciting(tmp_path, list(said), "{{ messages[0].content }}"))
+    fact = ConflictExample(
+        subject="x",
+        parametric_answer=(said,),
+        context_answer=("y",),
+        prompts={"clean": f"It is{CUE}"},
+    )
+    for form in (model, model.with_chat_template()):
+        answers = answer(form, [fact], ["clean"], "parametric")
+        assert outcome([fact], answers, "parametric").accuracy == {"clean": 1.0}
+    assert validation.known_examples(model, [fact]) == [fact]
 
 
 @pytest.mark.long
