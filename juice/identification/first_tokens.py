@@ -41,6 +41,14 @@ from juice.steered_model import SteeredModel
 
 # Tokens times layers whose clean z is kept between readings: 2 GiB at a width of 4096 in float16.
 MOST_KEPT = 250_000
+# What examples lack of which no prompt of a kind can be made.
+UNPROTECTED: dict[Protected, str] = {
+    "unknown": "no example has its subject word for word in each of its conflict prompts",
+    "clean": "no example has one",
+    "true": "no example has its context answer word for word in each of its conflict prompts",
+    "irrelevant": "no example has a prompt that ends in its question or clean prompt, to be put "
+    "behind another's context",
+}
 # The tokens of a prompt, and the first token of its right answer.
 Asked = tuple[tuple[int, ...], int]
 
@@ -145,17 +153,23 @@ def protected_prompts(
     """Return the prompts of some kinds that steering toward a target endangers, with their answers.
 
     Kinds that the target does not endanger, or that cannot be made of the examples, are left out.
-    It warns of those that are made by replacing a name, where the examples have names.
+    It warns of the latter where the examples have names, of which such prompts are made.
     """
     endangered = endangered_prompts(target, examples)
     named = [e for e in examples if is_about_something(e) and set(e.prompts) - {"clean"}]
     known = [e for e in named if e.parametric_answer]
-    expected = {"unknown": named if target == "parametric" else [], "true": known}
-    if lacking := [k for k, of in expected.items() if of and k in kinds and k not in endangered]:
+    expected: dict[Protected, Sequence[ConflictExample]] = {
+        "unknown": named if target == "parametric" else (),
+        "clean": known,
+        "true": known,
+        "irrelevant": known,
+    }
+    lacking = [k for k, of in expected.items() if of and k in kinds and k not in endangered]
+    if lacking:
+        reasons = "; ".join(f"{kind} prompts: {UNPROTECTED[kind]}" for kind in lacking)
         warnings.warn(
-            f"nothing keeps steering toward {target} from breaking {' and '.join(lacking)} prompts:"
-            " no example has its subject, or context answer, word for word in each of its conflict"
-            " prompts; write them alike there, or leave these kinds out of --protect",
+            f"nothing keeps steering toward {target} from breaking {reasons}. Write the examples "
+            "so, or leave these kinds out of --protect",
             stacklevel=1,  # the same place each time, so that it is said once
         )
     return asked_of(model, {kind: endangered[kind] for kind in endangered if kind in kinds})

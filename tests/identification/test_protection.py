@@ -98,10 +98,12 @@ def test_what_is_not_asked_for_or_cannot_be_made_is_left_out(model: juice.Steere
             prompts={"substitution": "what is it?"},
         )
     ]
-    assert protected_prompts(model, "context", elsewhere, BOTH) == {}
-    with pytest.warns(UserWarning, match="toward parametric from breaking unknown prompts: no"):
+    assert protected_prompts(model, "context", elsewhere, ("unknown",)) == {}
+    both = "parametric from breaking unknown prompts: no example.*; clean prompts: no example has"
+    with pytest.warns(UserWarning, match=both):
         assert protected_prompts(model, "parametric", elsewhere, BOTH) == {}
-    with pytest.warns(UserWarning, match="toward context from breaking true prompts: no example"):
+    three = "context from breaking clean prompts: .*; true prompts: .*; irrelevant prompts: no"
+    with pytest.warns(UserWarning, match=three):
         assert protected_prompts(model, "context", elsewhere, PROTECTED) == {}
     trap = [e.model_copy(update={"subject": e.prompts["substitution"]}) for e in elsewhere]
     assert protected_prompts(model, "parametric", trap, PROTECTED) == {}
