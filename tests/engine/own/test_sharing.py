@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
+from threading import Event
 
 import pytest
 import torch
@@ -62,9 +63,12 @@ class Watched:
         self.engine = BatchingEngine(model.loaded, limits)
         self.steps: list[list[ForwardBatch]] = []
         self.first_steps: dict[str, int] = {}
+        self.may_step = Event()
+        self.may_step.set()
         step, forward = self.engine.loop.step, self.engine.loop.runner.forward
 
         def recorded_step() -> None:
+            self.may_step.wait()
             self.steps.append([])
             step()
 
@@ -141,7 +145,10 @@ def test_prompts_share_a_forward_where_each_is_launched_for_long(
 
     def n_prefills() -> int:
         watched = Watched(model, Limits(max_batch=64, max_prefill_tokens=1 << 20))
-        watched.submit("all", [request(n, 1) for n in range(190, 320, 8)]).wait(17)
+        watched.may_step.clear()  # until all are there
+        asked = watched.submit("all", [request(n, 1) for n in range(190, 320, 8)])
+        watched.may_step.set()
+        asked.wait(17)
         watched.engine.stop()
         return sum(batch.input_ids.shape[1] > 1 for step in watched.steps for batch in step)
 
