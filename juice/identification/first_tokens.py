@@ -25,6 +25,7 @@ import torch
 
 from juice.data.example import (
     ConflictExample,
+    context_end,
     irrelevant_contexts,
     is_about_something,
     prompt_alone,
@@ -158,11 +159,13 @@ def protected_prompts(
     endangered = endangered_prompts(target, examples)
     named = [e for e in examples if is_about_something(e) and set(e.prompts) - {"clean"}]
     known = [e for e in named if e.parametric_answer]
+    # One example alone has no other's context, which says nothing of how it is written.
+    is_parted = any(context_end(e, t) for e in known for t in CONFLICTS if t in e.prompts)
     expected: dict[Protected, Sequence[ConflictExample]] = {
         "unknown": named if target == "parametric" else (),
         "clean": known,
         "true": known,
-        "irrelevant": known,
+        "irrelevant": () if is_parted else known,
     }
     lacking = [k for k, of in expected.items() if of and k in kinds and k not in endangered]
     if lacking:

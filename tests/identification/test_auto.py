@@ -316,7 +316,7 @@ def test_a_few_heads_are_compared_at_the_largest_betas_that_should_be_within(
     monkeypatch.setattr(auto, "learned_ways", nothing_learned)
     unfinished, facts = Unfinished(), conflicts()
     for most in (2 * at_one, at_one / 2, at_one / 8, at_one / 100):
-        how = IdentificationOptions(target="context", max_divergence=most)
+        how = IdentificationOptions(target="context", max_divergence=most, protect=())
         given = {"examples": facts, "validation": facts, "options": how, "unfinished": unfinished}
         with pytest.raises(NoConsistentHeadError):
             best_way(Task(model=model, target="context", **given), lambda: [few])
