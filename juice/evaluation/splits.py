@@ -189,7 +189,8 @@ def _usable(
             set(map(normalise, example.parametric_answer)),
             not example.parametric_answer,
         )
-        if not all(model.fits(ids, max_tokens=answer_tokens(model, example)) for ids in asked):
+        n_tokens = answer_tokens(model, example)
+        if not all(model.fits(ids, max_tokens=n_tokens) for ids in asked):
             left_out["prompts that are too long for the model"] += 1
         elif not right.isdisjoint(map(normalise, example.context_answer)):
             left_out["context answers that are a right answer"] += 1

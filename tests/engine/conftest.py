@@ -23,15 +23,14 @@ LIMITS = SMALL
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what starts no engine where it is vLLM's turn; `make test` runs it."""
-    here = Path(__file__).parent
-    left_out = [
-        item
-        for item in items
-        if ENGINE == "vllm"
-        and item.path.parent == here
-        and "models" not in getattr(item, "fixturenames", ())
-    ]
-    items[:] = [item for item in items if item not in left_out]
+    if ENGINE == "own":
+        return
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        is_here = item.path.parent == Path(__file__).parent
+        starts_one = "models" in getattr(item, "fixturenames", ())
+        (left_out if is_here and not starts_one else kept).append(item)
+    items[:] = kept
     config.hook.pytest_deselected(items=left_out)
 
 
