@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
@@ -15,8 +16,9 @@ QUESTION = [{"role": "user", "content": "The capital of Peru is Cairo. What is i
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key=KEYS[0], max_retries=0)
+def client(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key=KEYS[0], max_retries=0) as made:
+        yield made
 
 
 def create(client: anthropic.Anthropic, **options: Any) -> anthropic.types.Message:
@@ -128,7 +130,9 @@ def test_errors_come_in_the_envelope_of_this_client(
 
 
 def test_a_wrong_key_is_refused_in_its_envelope_too(server: Server) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0)
-    with pytest.raises(anthropic.AuthenticationError) as caught:
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0) as client,
+        pytest.raises(anthropic.AuthenticationError) as caught,
+    ):
         create(client)
     assert caught.value.body["error"]["type"] == "authentication_error"

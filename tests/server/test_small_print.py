@@ -48,10 +48,10 @@ def test_the_token_that_was_drawn_is_among_its_alternatives(http: httpx.Client) 
 
 
 def test_balancers_and_clients_of_vllm_find_their_routes(http: httpx.Client) -> None:
-    bare = httpx.Client(base_url=http.base_url)
-    assert bare.get("/health").status_code == bare.get("/ping").status_code == 200
-    assert bare.post("/ping").status_code == 200
-    assert bare.get("/version").status_code == 401
+    with httpx.Client(base_url=http.base_url) as bare:
+        assert bare.get("/health").status_code == bare.get("/ping").status_code == 200
+        assert bare.post("/ping").status_code == 200
+        assert bare.get("/version").status_code == 401
     assert http.get("/version").json() == {"version": juice.__version__}
 
 

@@ -100,7 +100,8 @@ def client(folder: Path) -> Iterator[openai.OpenAI]:
         complete(client, steer="context")
         saved.rename(other)
         (folder / "kept").rename(saved)
-        yield client
+        with client:
+            yield client
 
 
 def complete(client: openai.OpenAI, **extra: object) -> list[int]:
@@ -234,10 +235,10 @@ def test_a_model_that_could_not_be_read_is_no_fault_of_the_body_and_is_read_agai
 def test_without_the_middleware_what_asks_for_steering_is_refused(folder: Path) -> None:
     with vllm_serve(folder, *MODEL, *SCHEDULER, *PROCESSOR) as (url, process):
         wait_until_ready(url, process)
-        other = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
-        assert complete(other)
-        with pytest.raises(openai.BadRequestError, match="--middleware"):
-            complete(other, vllm_xargs={"steer": "context"})
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as other:
+            assert complete(other)
+            with pytest.raises(openai.BadRequestError, match="--middleware"):
+                complete(other, vllm_xargs={"steer": "context"})
 
 
 # Starts vLLM in its own process once for each line of JSON that it reads, and writes what it said.
