@@ -44,12 +44,11 @@ LAST_SHARE = 0.4  # of a stage's steps, which are averaged
 SMALLEST, LARGEST = 0.05, 4.0
 PENALTY = 0.01
 N_LOOKED_AT = 36  # facts
-# Of the one at which divergence should be all that it may; that one is at most MOST_SCALE.
-SCALES, MOST_SCALE = (0.97, 0.85), 1.5
+# Of the scale at which divergence should be all that it may; and how often one is tried.
+NEAR, MOST_SCALE, N_TRIED = 0.97, 1.5, 3
 GENTLE = 0.8  # times the best scale: two thirds of the divergence
 ALIKE = 0.02  # in value: the gentler, or narrower, is taken where it wins as many conflicts
 NARROW = 0.1  # of the sum of squares: what the outer layers that two runs do without may have
-N_SCALED = 2  # stages, the last
 FAR_BELOW, CLOSE = 0.5, 1.05  # times what may be: there is room; the scales reach it
 
 
@@ -115,7 +114,7 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
         if FAR_BELOW <= excess <= CLOSE or task.is_late:
             break
         weight *= min(max(excess, LEAST_CHANGE), MOST_CHANGE)
-    scaled = [found for stage in stages[-N_SCALED:] for found in judge.scaled_within(stage, most)]
+    scaled = [found for stage in stages for found in judge.scaled_within(stage, most)]
     within = [one for one in (*stages, *scaled) if one.point.divergence <= most]
     best = max(within, key=lambda one: one.value, default=None)
     if best is not None:
@@ -178,10 +177,11 @@ class _Judge:
 
     def scaled_within(self, stage: Reached, most: float) -> Iterator[Reached]:
         """Yield what the stage does at other scales, until one is within what may be."""
-        ideal = min(sqrt(most / max(stage.point.divergence, 1e-9)), MOST_SCALE)
-        for scale in SCALES:
-            found = self.scaled(stage, scale * ideal)
-            yield found
+        found, scale = stage, MOST_SCALE
+        for _ in range(N_TRIED):
+            ideal = found.point.scale * sqrt(most / max(found.point.divergence, 1e-9))
+            scale = min(NEAR * ideal, scale)
+            yield (found := self.scaled(stage, scale))
             if found.point.divergence <= most:
                 break
 

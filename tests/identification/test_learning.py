@@ -176,14 +176,18 @@ def test_what_is_chosen_lies_within_the_allowed_divergence(
     scaled = [point for point in found.line if point.scale < 1]
     n_cheaper = 2 if method == "juice" else 1  # in two runs a narrower one is tried as well
     scaled, (gentler, *_) = scaled[:-n_cheaper], scaled[-n_cheaper:]
-    n_scaled = min(len(whole), learning.N_SCALED)
-    assert n_scaled <= len(scaled) <= n_scaled * len(learning.SCALES)
-    assert sum(point.divergence <= most for point in scaled) <= n_scaled, "the rest is as good"
+    n_within = sum(point.divergence <= most for point in scaled)
+    assert n_within == len(whole), "each stage has a scale that is within, and ends there"
+    assert len(scaled) <= len(whole) * learning.N_TRIED
+    for before, after in pairwise(scaled):
+        if before.divergence > most:
+            ideal = before.scale * (most / before.divergence) ** 0.5
+            assert after.scale == pytest.approx(learning.NEAR * ideal)
     assert found.best.point in scaled
     assert gentler.scale == learning.GENTLE * found.best.point.scale
     assert found.best.point.divergence <= most
     within = [point for point in scaled if point.divergence <= most]
-    assert any(point.divergence > most / 4 for point in within), "none comes near"
+    assert all(point.divergence > most / 2 for point in within), "one is not near"
     nats = nats_of(tiny_one, found.best.coefficients, method)
     assert found.best.point.divergence == pytest.approx(nats, rel=1e-3)
 
@@ -228,7 +232,7 @@ def test_a_stage_that_leaves_room_is_tried_closer_to_what_may_be(
     line = learned(tiny_one, max_divergence=most).line
     within = [p for p in line if p.scale > 1 and p.divergence <= most]
     assert within
-    assert within[0].scale in [pytest.approx(s * 1.5**0.5) for s in learning.SCALES]
+    assert within[0].scale <= learning.NEAR * 1.5**0.5 + 1e-9
     assert within[0].divergence > 1.1 * first.divergence
 
 
