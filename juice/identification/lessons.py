@@ -90,7 +90,7 @@ class Batch:
             self._unsteered = self.run.clean_logits().log_softmax(-1)
         self.run.record()
         with self.run.steered(table):
-            steered = self.run.logits().log_softmax(-1)
+            steered = self.run.logits()
             value = divergence(self._unsteered, steered).mean()
             if self._lead:
                 value = value + LEAD_WEIGHT * lost_lead(self._unsteered, steered).mean()
@@ -100,7 +100,7 @@ class Batch:
 def lost_lead(unsteered: torch.Tensor, steered: torch.Tensor) -> torch.Tensor:
     """Return how much of its lead the likeliest token loses, in nats; of leads, up to LEAD count.
 
-    Both are log-probabilities [..., n_tokens], and so is what is returned, [...].
+    Both are logits or log-probabilities [..., n_tokens]; what is returned is [...].
     """
     best, tokens = unsteered.topk(2, dim=-1)
     top = tokens[..., :1]

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,6 +40,7 @@ N_RESPONSES, N_RESPONSE_TOKENS = 128, 32
 MOST_TIMES = 3.0  # the median length of a response: longer ones are few, and would decide alone
 # Logits that are held at once, of one of two runs, unless a piece has more: 256 MB in float32.
 MOST_LOGITS = 64_000_000
+MOST_AT_A_TIME = 4_000_000  # logits, in what is computed of them: 16 MB
 MOST_NATS = 50.0  # a token, also where activations overflow
 
 
@@ -96,7 +97,8 @@ class OrdinaryText:
                     for i, table in enumerate(tables):
                         with run.steered(table.to(self._loaded.device)):
                             steered = run.logits().log_softmax(-1)
-                        surprise = (clean - steered).gather(1, targets[:, None])[:, 0][follows]
+                        of_targets = [logp.gather(1, targets[:, None]) for logp in (clean, steered)]
+                        surprise = (of_targets[0] - of_targets[1])[:, 0][follows]
                         totals[i, 0] += float(divergence(clean, steered).sum())
                         totals[i, 1] += float(surprise.sum())
                 n_read += len(targets)
@@ -159,12 +161,46 @@ def expected_divergence(responses: torch.Tensor, coefficients: torch.Tensor) -> 
     return float((responses * coefficients).sum((1, 2)).square().mean() / 2)
 
 
-def divergence(clean: torch.Tensor, steered: torch.Tensor) -> torch.Tensor:
-    """Return KL(clean || steered) of log-probabilities [places, vocabulary], in nats [places].
+class _Divergence(torch.autograd.Function):
+    """Vocabularies are large, so a few places are computed at a time, and nothing of them kept."""
+
+    @staticmethod
+    def forward(ctx: Any, unsteered: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(unsteered, logits)
+        nats = logits.new_empty(len(logits))
+        for some in _few(logits):
+            clean, steered = unsteered[some], logits[some].log_softmax(-1)
+            of_tokens = (clean.exp() * (clean - steered)).where(clean != -torch.inf, 0.0)
+            nats[some] = of_tokens.sum(-1)
+        return nats
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[None, torch.Tensor]:
+        unsteered, logits = ctx.saved_tensors
+        by_logit = torch.empty_like(logits)
+        for some in _few(logits):
+            difference = logits[some].softmax(-1) - unsteered[some].exp()
+            torch.mul(difference, slopes[0][some, None], out=by_logit[some])
+        return None, by_logit
+
+
+def divergence(unsteered: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return KL(unsteered || steered) at each place, in nats, float32 [places].
 
     A token that cannot come counts nothing.
+
+    Args:
+        unsteered: Log-probabilities, float32 [places, vocabulary].
+        logits: The steered ones, or their log-probabilities, by which it can be differentiated.
     """
-    return (clean.exp() * (clean - steered)).where(clean != -torch.inf, 0.0).sum(-1)
+    found: torch.Tensor = _Divergence.apply(unsteered, logits)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _few(logits: torch.Tensor) -> Iterator[slice]:
+    """Yield the places whose logits are computed at a time."""
+    n = max(1, MOST_AT_A_TIME // logits.shape[-1])
+    yield from (slice(at, at + n) for at in range(0, len(logits), n))
 
 
 def _batches(

@@ -204,6 +204,29 @@ def test_a_token_that_cannot_come_hides_no_divergence() -> None:
     assert float(ordinary.divergence(clean, steered)) == pytest.approx(by_hand)
 
 
+def test_divergence_and_its_derivatives_are_those_of_the_definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two places at a time, the last alone; a token cannot come. Kills: rows of another place."""
+    monkeypatch.setattr(ordinary, "MOST_AT_A_TIME", 23)
+    generator = torch.Generator().manual_seed(0)
+    unsteered, steered = torch.randn(2, 5, 11, generator=generator)
+    weights = torch.rand(5, generator=generator)
+    unsteered[1:3, 4] = steered[1:3, 4] = -torch.inf
+    clean = unsteered.log_softmax(-1)
+    given, expected = steered.clone().requires_grad_(), steered.double().requires_grad_()
+    nats = [
+        -torch.distributions.Categorical(logits=row.double()).entropy()
+        - (row.exp().double() * place.log_softmax(-1).nan_to_num(neginf=0.0)).sum()
+        for row, place in zip(clean, expected, strict=True)
+    ]
+    found = ordinary.divergence(clean, given)
+    torch.testing.assert_close(found.double(), torch.stack(nats), rtol=1e-5, atol=1e-6)
+    (found * weights).sum().backward()
+    (torch.stack(nats) * weights).sum().backward()
+    torch.testing.assert_close(given.grad.double(), expected.grad, rtol=1e-5, atol=1e-6)
+
+
 def test_few_pieces_do_not_decide_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
     given = []
