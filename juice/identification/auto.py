@@ -17,13 +17,13 @@ from juice.engine.steer import Steer, unsteered
 from juice.errors import NoConsistentHeadError
 from juice.formula import Method
 from juice.head_set.head_set import HeadSet
-from juice.head_set.schema import Betas, Methods, Point
+from juice.head_set.schema import Betas, Methods
 from juice.identification.first_tokens import table_of
 from juice.identification.learned import Reached, heads_of, learn, responses_of, scores_of
 from juice.identification.ordinary import expected_divergence
 from juice.identification.outcomes import Z_LIKELY, Trials, difference_interval
 from juice.identification.task import Task
-from juice.identification.tune import UNSTEERED, Pair, Search, measured, steering
+from juice.identification.tune import UNSTEERED, Line, Pair, Search, measured, steering
 
 BASE = -1  # the choice not to steer, beside the indices of ways
 FIRST_BETAS = (0.25, 0.5, 1.0)  # of a few heads: that which is within what divergence may be
@@ -36,7 +36,7 @@ class Way:
 
     head_set: HeadSet
     method: Method
-    line: tuple[Point, ...] = ()
+    line: Line | None = None
     value: float = -math.inf  # on the facts that are looked at; of learned coefficients
 
 
@@ -57,7 +57,8 @@ def learned_ways(task: Task, methods: Sequence[Method]) -> list[Way]:
         start, table = found.best, found.best.coefficients
         methods_given = Methods.model_validate({method: heads_of(table)})
         one = task.head_set(methods_given, scores_of(task, table), method=method)
-        ways.append(Way(one, method, found.line, found.best.value))
+        line = Line(found.line, found.allowed)
+        ways.append(Way(one, method, line, found.best.value))
         if task.is_late:
             break
     return ways
@@ -100,7 +101,7 @@ def _tuned(task: Task, candidates: Sequence[HeadSet], at_least: float) -> list[W
 
 def _first_pairs(task: Task, head_set: HeadSet) -> list[Pair]:
     """Return the largest betas at which ordinary text should diverge by no more than it may."""
-    model, most = task.model, task.options.max_divergence
+    model, most = task.model, task.options.most
     unit = table_of(model.loaded, steering(model, head_set, (1.0, -1.0), "juice"))
     at_one = expected_divergence(responses_of(task), unit)  # grows with the square of the betas
     beta = max((b for b in FIRST_BETAS if b * b * at_one <= most), default=FIRST_BETAS[0])
@@ -132,7 +133,7 @@ def decided(task: Task, ways: Sequence[Way]) -> HeadSet:
         for way in map(ways.__getitem__, best.values())
     }
     chosen = ways[first].head_set.model_copy(update={"methods": Methods(**given)})
-    lines = {method: ways[i].line for method, i in best.items()}
+    lines = {method: line for method, i in best.items() if (line := ways[i].line) is not None}
     found = measured(task, chosen, trials, BASE, best, lines)
 
     harmless = [

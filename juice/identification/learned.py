@@ -7,16 +7,18 @@ SMALLEST are dropped, and none exceeds LARGEST.
 
 The weight of divergence changes from stage to stage, by how far divergence is from what may be.
 Each stage starts where the last one ended, and the mean over its last steps is a point on the line.
-Points are also tried at the scale at which divergence should be all that it may, since it grows
-with about the square of the scale. Of all that are within, the one that does best on facts that are
-not learned from is taken, or the same at a gentler scale where that wins as many conflicts. In two
-runs the layers between the lowest and the highest work twice, so outer ones that have little are
-left out on the same terms.
+A stage that does well enough is the last; else the mean of all but the first is a point, too, since
+single ones wander. That mean, or all, are also tried at the scale at which divergence should be all
+that it may, since it grows with about the square of the scale. Of all that are within, the one that
+does best on facts that are not learned from is taken, or the same at a gentler scale where that
+wins as many conflicts. In two runs the layers between the lowest and the highest work twice, so
+outer ones that have little are left out on the same terms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, sqrt
@@ -30,11 +32,12 @@ from juice.formula import Method
 from juice.head_set.schema import Betas, Head, HeadLists, Intervention, Point
 from juice.head_set.scores import HeadScores
 from juice.identification.lessons import Lessons
+from juice.identification.options import MORE_DIVERGENCE
 from juice.identification.ordinary import responses
 from juice.identification.task import Task
 from juice.identification.tune import Search
 
-FIRST_WEIGHT, N_STAGES = 10.0, 4
+FIRST_WEIGHT, N_STAGES = 10.0, 6
 LEAST_CHANGE, MOST_CHANGE = 0.5, 2.0  # of the weight, from stage to stage
 N_FIRST_STEPS, N_STEPS = 24, 8
 # How far a stage's first step moves ordinary text, in nats a token; later ones ever less.
@@ -50,6 +53,9 @@ GENTLE = 0.8  # times the best scale: two thirds of the divergence
 ALIKE = 0.02  # in value: the gentler, or narrower, is taken where it wins as many conflicts
 NARROW = 0.1  # of the sum of squares: what the outer layers that two runs do without may have
 FAR_BELOW, CLOSE = 0.5, 1.05  # times what may be: there is room; the scales reach it
+ENOUGH = 0.7  # in value: what a stage that is the last wins, less what it breaks
+# Of conflicts: where fewer are won, more divergence is taken that gains so much in value.
+LITTLE, CLEARLY = 0.7, 0.05
 
 
 @dataclass(frozen=True)
@@ -77,17 +83,19 @@ class Reached:
 
 @dataclass(frozen=True)
 class Learned:
-    """The best that was reached, and the line that it was chosen from."""
+    """The best that was reached, the line that it was chosen from, and the divergence allowed."""
 
     best: Reached
     line: tuple[Point, ...]
+    allowed: float
 
 
 def learn(task: Task, *, method: Method = "juice", start: Reached | None = None) -> Learned:
     """Learn the coefficients of all heads toward a target.
 
-    The task's validation examples choose a point on the line. Every stage is kept in the task's
-    unfinished results, and learning goes on from there.
+    The task's validation examples choose a point on the line. Where little is won within the
+    divergence that is allowed by default, it warns, and takes more. Every stage is kept in the
+    task's unfinished results, and learning goes on from there.
 
     Args:
         task: What a head set is found for.
@@ -99,7 +107,7 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
         NoConsistentHeadError: Nothing within the allowed divergence is better than no steering.
         UnsupportedModelError: Gradients do not pass through the model.
     """
-    most = task.options.max_divergence
+    most = task.options.most
     judge = _Judge(Search.of(task, method, task.held_out, N_LOOKED_AT), task, method)
     stages = [Reached.of_plain(kept) for kept in task.unfinished.get(judge.key) or ()]
     lessons, metric = Lessons(task, task.examples, method), _Metric(responses_of(task))
@@ -111,38 +119,55 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
             stages.append(judge.reached(coefficients, weight))
             task.unfinished.put(judge.key, [stage.to_plain() for stage in stages])
         excess = stages[i].point.divergence / most
-        if FAR_BELOW <= excess <= CLOSE or task.is_late:
+        is_good = FAR_BELOW <= excess <= CLOSE and stages[i].value >= ENOUGH
+        if is_good or task.is_late:
             break
         weight *= min(max(excess, LEAST_CHANGE), MOST_CHANGE)
-    scaled = [found for stage in stages for found in judge.scaled_within(stage, most)]
-    within = [one for one in (*stages, *scaled) if one.point.divergence <= most]
-    best = max(within, key=lambda one: one.value, default=None)
+    settled = stages if start is not None else stages[1:]
+    means = [judge.mean(settled)] if len(settled) > 1 else []
+    tried = [*stages, *means]
+    best = judge.best_within(most, tried, means or stages)
+    if task.options.max_divergence is None and (best is None or best.point.won < LITTLE):
+        other = judge.best_within(MORE_DIVERGENCE, tried, means or stages)
+        if other is not None and (best is None or other.value > best.value + CLEARLY):
+            warnings.warn(
+                f"toward {task.target} in {judge.runs} {best.point.won if best else 0:.2f} of the "
+                f"conflicts are won where ordinary text diverges by at most {most:g} nats a token, "
+                f"and {other.point.won:.2f} where it does by {MORE_DIVERGENCE:g}, which is taken; "
+                f"--max-divergence {most:g} forbids that",
+                stacklevel=2,
+            )
+            best, most = other, MORE_DIVERGENCE
     if best is not None:
-        best = judge.as_good(best, scaled, judge.scaled(best, GENTLE))
+        best = judge.as_good(best, most, tried, judge.scaled(best, GENTLE))
         if method == "juice":  # the layers from the lowest to the highest work twice
-            best = judge.as_good(best, scaled, judge.narrowed(best))
+            best = judge.as_good(best, most, tried, judge.narrowed(best))
     if best is None or best.value <= judge.unsteered or not best.coefficients.any():
         raise NoConsistentHeadError(
             f"no coefficients toward {task.target} do better than no steering within "
             f"{most:g} nats a token of divergence; allow more with --max-divergence, or give more "
             "examples (--n-examples)"
         )
-    line = tuple(one.point for one in (*stages, *scaled))
-    return Learned(best, line)
+    return Learned(best, tuple(one.point for one in tried), most)
 
 
 class _Judge:
     """What coefficients do on facts that are not learned from."""
 
     def __init__(self, search: Search, task: Task, method: Method) -> None:
-        self._search, self._target, self._most = search, task.target, task.options.max_divergence
-        self._runs = "one run" if method == "june" else "two runs"
+        self._search, self._target = search, task.target
+        self.runs = "one run" if method == "june" else "two runs"
         self.key = f"learning {task.target} {method}"
         self.unsteered = search.unsteered.value
 
     def reached(self, coefficients: torch.Tensor, weight: float) -> Reached:
         """Return what coefficients do without those that are small."""
         return self._read(torch.where(coefficients.abs() >= SMALLEST, coefficients, 0.0), weight)
+
+    def mean(self, several: Sequence[Reached]) -> Reached:
+        """Return what the mean of coefficients does."""
+        mean = torch.stack([one.coefficients for one in several]).mean(0)
+        return self.reached(mean, several[-1].point.weight)
 
     def scaled(self, one: Reached, scale: float) -> Reached:
         """Return what coefficients do at a scale."""
@@ -167,12 +192,20 @@ class _Judge:
             first, last = first + (outer == first), last - (outer == last)
         return self._read(kept, point.weight, point.scale)
 
-    def as_good(self, best: Reached, tried: list[Reached], other: Reached) -> Reached:
+    def best_within(
+        self, most: float, tried: list[Reached], stages: Sequence[Reached]
+    ) -> Reached | None:
+        """Return the best within what may be; try stages at other scales, and note that."""
+        tried += [found for stage in stages for found in self.scaled_within(stage, most)]
+        within = [one for one in tried if one.point.divergence <= most]
+        return max(within, key=lambda one: one.value, default=None)
+
+    def as_good(self, best: Reached, most: float, tried: list[Reached], other: Reached) -> Reached:
         """Return what costs less where it does as well, else the best; note that it was tried."""
         tried.append(other)
         wins_as_many = other.point.won >= best.point.won
         is_alike = other.value > max(best.value - ALIKE, self.unsteered)
-        is_within = other.point.divergence <= self._most
+        is_within = other.point.divergence <= most
         return other if wins_as_many and is_alike and is_within else best
 
     def scaled_within(self, stage: Reached, most: float) -> Iterator[Reached]:
@@ -187,7 +220,7 @@ class _Judge:
 
     def said(self, before: Reached | None) -> str:
         """Return the words for the next stage, with how good the last one is."""
-        what = f"learning {self._target} in {self._runs}"
+        what = f"learning {self._target} in {self.runs}"
         if before is None:
             return what
         point = before.point

@@ -22,7 +22,7 @@ TOP_KS = (3, 5, 10)
 Way = Literal["auto", "attribution", "learned", "probe"]
 Protected = Literal["unknown", "clean", "true", "irrelevant"]
 PROTECTED: tuple[Protected, ...] = ("unknown", "clean", "true", "irrelevant")
-MAX_DIVERGENCE = 0.05
+MAX_DIVERGENCE, MORE_DIVERGENCE = 0.05, 0.1  # nats a token; where little is won within the first
 TOP_K = "expected at least 1 (5 up to about 3B parameters, 10 above)"
 
 
@@ -52,7 +52,7 @@ class IdentificationFields(TypedDict, total=False):
     alphas_plus: Sequence[float]
     alphas_minus: Sequence[float]
     penalty: float | None
-    max_divergence: float
+    max_divergence: float | None
     budget: float | str | None
     protect: Sequence[Protected]
     accepted_loss: float
@@ -103,10 +103,11 @@ class IdentificationOptions(Options):
         description="What a learned beta of 1 costs, in nats; else 0.01. Fewer heads above "
         "(auto, learned).",
     )
-    max_divergence: float = Field(
-        default=MAX_DIVERGENCE,
+    max_divergence: float | None = Field(
+        default=None,
         gt=0,
-        description="How far ordinary text may diverge from the unsteered, in nats a token.",
+        description="How far ordinary text may diverge from the unsteered, in nats a token; else "
+        "0.05, or 0.1 where learned betas win little within that.",
     )
     budget: str | None = Field(
         default=None,
@@ -176,6 +177,11 @@ class IdentificationOptions(Options):
     def but(self, **changes: Any) -> Self:
         """Return these options with some changed."""
         return self.of(self, **changes)
+
+    @property
+    def most(self) -> float:
+        """How far ordinary text may diverge, in nats a token, unless little is won within."""
+        return MAX_DIVERGENCE if self.max_divergence is None else self.max_divergence
 
     @property
     def names(self) -> dict[Target, str]:

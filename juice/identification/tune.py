@@ -180,7 +180,7 @@ def measured(
     trials: Trials[Choice],
     base: Choice,
     best: Mapping[Method, Choice],
-    lines: Mapping[Method, tuple[Point, ...]] | None = None,
+    lines: Mapping[Method, Line] | None = None,
 ) -> HeadSet:
     """Return a head set with what each method's choice among trials did, its gate, and its harm.
 
@@ -191,6 +191,7 @@ def measured(
         model, head_set, tuple(best), task.held_out, options.protect, task.progress
     )
     for method, choice in best.items():
+        line = (lines or {}).get(method, Line((), options.most))
         gains, gate = trials.gains(choice, base), gates[method]
         found = Validation(
             n_examples=len(gains),
@@ -201,8 +202,8 @@ def measured(
             by_relation=_by_relation(task.held_out, gains),
             side_effects=gate.side_effects,
             harm=harm_of(model, head_set, method, task.progress),
-            line=(lines or {}).get(method, ()),
-            allowed=options.max_divergence,
+            line=line.points,
+            allowed=line.allowed,
         )
         metrics = {f"validation_{method}": found.model_dump(mode="json")}
         head_set = head_set.with_metrics(metrics).with_gate(method, gate.gate)
@@ -234,6 +235,13 @@ def harm_of(
     return {f"{one.strength:g}": harm for one, harm in zip(steers, found, strict=True)}
 
 
+class Line(NamedTuple):
+    """The points that learned coefficients were chosen from, and the divergence allowed."""
+
+    points: tuple[Point, ...]
+    allowed: float
+
+
 class Judged(NamedTuple):
     """What a way of steering does: its value, the share of conflicts won, and its divergence."""
 
@@ -245,8 +253,8 @@ class Judged(NamedTuple):
 class Search:
     """Reads some examples under any betas of any candidate, and prompts to protect, of others.
 
-    Ordinary text is read as well: what diverges more than it may has a worse value than no
-    steering.
+    Ordinary text is read as well: in a search of betas, what diverges more than it may has a worse
+    value than no steering.
     """
 
     def __init__(
@@ -313,7 +321,10 @@ class Search:
         return best, [p for p in pairs if tried[p] > self.unsteered.value] or pairs
 
     def judged(self, coefficients: torch.Tensor) -> Judged:
-        """Return what coefficients for all heads do, float32 [n_layers, n_heads]."""
+        """Return what coefficients for all heads do, float32 [n_layers, n_heads].
+
+        Their value is that of the answers alone, however far they make text diverge.
+        """
         chosen = Steering(
             coefficients={layer: row for layer, row in enumerate(coefficients) if row.any()},
             report=SteeringReport(applied=True, target=self._task.target, method=self._method),
@@ -327,30 +338,32 @@ class Search:
         return Judged(value, fmean(self._before.right[t] for t in self._groups), 0.0)
 
     def _values(self, tried: Sequence[tuple[HeadSet, Pair]], what: str) -> list[float]:
+        """Return values of which none beyond what divergence may be exceeds no steering's."""
         steerings = [steering(self._task.model, one, pair, self._method) for one, pair in tried]
+        values, most = list[float](), self._task.options.most
         found = self._judged(steerings, f"{what} {tried[0][0].name}")
-        return [
-            judged.value - COST_OF_BETA * (pair[0] - pair[1])
-            for judged, (_, pair) in zip(found, tried, strict=True)
-        ]
+        for (value, _, divergence), (_, pair) in zip(found, tried, strict=True):
+            excess = max(0.0, divergence / most - 1)
+            worth = min(value, self.unsteered.value) - excess if excess else value
+            values.append(worth - COST_OF_BETA * (pair[0] - pair[1]))
+        return values
 
     def _judged(
         self, steerings: Sequence[Steering], description: str, most: float = HOPELESS
     ) -> list[Judged]:
         """Judge ways of steering; answers are not read where divergence is `most` times too large.
 
-        Such a way counts as if it won everything and broke nothing. Beyond what divergence may be
-        none is better than no steering.
+        Such a way counts as if it won everything and broke nothing.
         """
         before, options, progress = self._before, self._task.options, self._task.progress
         harm = self._text.harm(steerings, progress, f"{description}, ordinary text")
-        beyond = [max(0.0, one.divergence / options.max_divergence - 1) for one in harm]
-        read = [i for i, excess in enumerate(beyond) if excess < most]
+        bound = (1 + most) * options.most
+        read = [i for i, one in enumerate(harm) if one.divergence < bound]
         readings = dict(
             zip(read, self._read([steerings[i] for i in read], description), strict=True)
         )
         found = []
-        for i, excess in enumerate(beyond):
+        for i, one in enumerate(harm):
             value = won = 1.0
             if (reading := readings.get(i)) is not None:
                 broken = sum(
@@ -359,9 +372,7 @@ class Search:
                 )
                 value = fmean(map(reading.score, self._groups)) - broken
                 won = fmean(reading.right[t] for t in self._groups)
-            if excess:
-                value = min(value, self.unsteered.value) - excess
-            found.append(Judged(value, won, harm[i].divergence))
+            found.append(Judged(value, won, one.divergence))
         return found
 
     @cached_property

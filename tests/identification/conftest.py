@@ -32,9 +32,14 @@ def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def few_stages(little_text: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learn in two short stages of long steps: models without a memory have little to learn."""
+    """Learn in two short stages of long steps: models without a memory have little to learn.
+
+    However little they win is enough.
+    """
     monkeypatch.setattr(learned, "N_STAGES", 2)
     monkeypatch.setattr(learned, "N_FIRST_STEPS", 12)
     monkeypatch.setattr(learned, "N_STEPS", 4)
     monkeypatch.setattr(learned, "FIRST_REACH", 0.1)
     monkeypatch.setattr(learned, "REACH", 0.05)
+    monkeypatch.setattr(learned, "ENOUGH", -10.0)
+    monkeypatch.setattr(learned, "LITTLE", -10.0)

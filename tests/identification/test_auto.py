@@ -19,7 +19,7 @@ from juice.errors import ExampleError, NoConsistentHeadError, UsageError
 from juice.formula import CONFLICTS
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Betas, Point
-from juice.identification import auto
+from juice.identification import auto, tune
 from juice.identification import find as finding
 from juice.identification import learned as learning
 from juice.identification.auto import Way, best_way, decided, learned_ways
@@ -29,7 +29,7 @@ from juice.identification.first_tokens import table_of
 from juice.identification.learned import Reached
 from juice.identification.options import IdentificationOptions
 from juice.identification.task import Task, Unfinished
-from juice.identification.tune import Search, harm_of
+from juice.identification.tune import Line, Search, harm_of
 from juice.progress import silent
 from tests.support import tiny
 from tests.support.conflicts import conflicts
@@ -59,9 +59,7 @@ def _few_steps(few_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "N_FIRST_STEPS", 6)
 
 
-def way(
-    model: juice.SteeredModel, method: str, line: tuple[Point, ...] = (), **heads: object
-) -> Way:
+def way(model: juice.SteeredModel, method: str, line: Line | None = None, **heads: object) -> Way:
     made = model.make_head_set(name="own", target="context", method=method, **heads)
     return Way(made, method, line)
 
@@ -159,13 +157,13 @@ def test_two_runs_that_are_a_little_better_are_not_enough(model: juice.SteeredMo
 def test_of_two_ways_of_a_method_the_better_one_is_kept_and_at_a_tie_the_first(
     model: juice.SteeredModel,
 ) -> None:
-    point = Point(weight=3.0, scale=1.0, won=0.5, divergence=0.1)
-    idle, good = way(model, "juice", **IDLE), way(model, "juice", (point,), **GOOD)
+    line = Line((Point(weight=3.0, scale=1.0, won=0.5, divergence=0.1),), allowed=0.2)
+    idle, good = way(model, "juice", **IDLE), way(model, "juice", line, **GOOD)
     task = task_of(model, good)
     for ways in ([idle, good], [good, idle]):
         found = decided(task, ways)
         assert (found.heads, found.betas()) == (good.head_set.heads, good.head_set.betas())
-        assert found.validation().line == (point,)
+        assert (found.validation().line, found.validation().allowed) == line
     other = way(model, "juice", **IDLE | {"beta_plus": 2e-4})
     assert decided(task, [idle, other]).betas() == idle.head_set.betas()
     assert decided(task, [other, idle]).betas() == other.head_set.betas()
@@ -179,7 +177,7 @@ def test_by_default_both_runs_are_learned_and_the_set_says_how_it_was_chosen(
     for method in ("june", "juice"):
         assert found.betas(method) is not None
         assert found.validation(method).harm["1"].divergence > 0
-        assert found.validation(method).allowed == IdentificationOptions().max_divergence
+        assert found.validation(method).allowed == IdentificationOptions().most
     assert found.betas("june").is_per_head
     assert found.validation("june").line
     found.save(tmp_path / "own")
@@ -212,7 +210,7 @@ def test_what_one_run_reached_is_kept_where_two_reach_nothing(model: juice.Steer
     """An interrupted run had reached nothing with two: its stage is taken up as it is."""
     facts, unfinished = conflicts(), Unfinished()
     how = IdentificationOptions(target="context", **FREE)
-    point = Point(weight=0.1, scale=1.0, won=0.0, divergence=how.max_divergence)
+    point = Point(weight=0.1, scale=1.0, won=0.0, divergence=how.most)
     nothing = Reached(torch.zeros(tiny.N_LAYERS, tiny.N_HEADS), -1.0, point)
     unfinished.put("learning context juice", [nothing.to_plain()])
     given = {"examples": facts, "validation": facts, "options": how, "unfinished": unfinished}
@@ -323,20 +321,28 @@ def test_a_few_heads_are_compared_at_the_largest_betas_that_should_be_within(
     assert compared == [(1.0, -1.0), (0.5, -0.5), (0.25, -0.25), (0.25, -0.25)]
 
 
-def test_what_diverges_a_little_more_than_it_may_is_no_better_than_no_steering(
-    mini: juice.SteeredModel,
+def test_betas_that_diverge_a_little_more_than_they_may_are_no_better_than_none(
+    mini: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kills: conflicts that are won at the cost of the bound."""
-    facts = known_examples(mini, juice.read_examples("mini")[:12])
-    table = table_of(mini.loaded, mini.resolve(juice.Steer(target="context")))
+    facts, given = (
+        known_examples(mini, juice.read_examples("mini")[:12]),
+        juice.Steer(target="context"),
+    )
+    head_set = mini.head_sets.get("context")
+    pair = (head_set.betas().plus, head_set.betas().minus)
+    for grid in ("COARSE", "FINE"):  # no other betas are tried
+        monkeypatch.setattr(tune, grid, tuple(sorted(map(abs, pair))))
     most = 1000.0
     for is_within in (True, False):
         how = IdentificationOptions(target="context", max_divergence=most, protect=())
         task = Task(model=mini, target="context", validation=facts, options=how)
         search = Search.of(task, "juice", facts)
-        found, unsteered = search.judged(table), search.unsteered
-        assert found.won > unsteered.won + 0.2
-        assert (found.value > unsteered.value) == is_within
+        found = search.judged(table_of(mini.loaded, mini.resolve(given)))
+        assert found.won > search.unsteered.won + 0.2
+        assert found.value > search.unsteered.value + 0.1, "whatever may be"
+        _, pairs = search.best([head_set], lambda _: [pair], search.unsteered.value)
+        assert bool(pairs) == is_within
         most = found.divergence / 1.05
 
 

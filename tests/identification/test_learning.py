@@ -223,6 +223,50 @@ def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_muc
     assert gentler.divergence < learning.GENTLE * best.divergence
 
 
+@pytest.mark.parametrize("method", ["june", "juice"])
+def test_stages_go_on_where_little_is_won_and_the_mean_of_all_but_the_first_is_tried(
+    tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """What starts elsewhere has settled from the first on. Kills: a mean of others."""
+    monkeypatch.setattr(learning, "N_STAGES", 3)
+    first = learned(tiny_one, method=method, max_divergence=ANYTHING).best
+    close = first.point.divergence / (1 + learning.FAR_BELOW) * 2
+    monkeypatch.setattr(learning, "ENOUGH", 10.0)
+    for start in (None, first):
+        unfinished = Unfinished()
+        found = learned(
+            tiny_one, method=method, start=start, unfinished=unfinished, max_divergence=close
+        )
+        every = [Reached.of_plain(one) for one in unfinished.get(f"learning context {method}")]
+        assert found.line[:3] == tuple(one.point for one in every)
+        settled = torch.stack([one.coefficients for one in every[start is None :]])
+        mean = settled.mean(0)
+        mean[mean.abs() < learning.SMALLEST] = 0.0
+        nats = nats_of(tiny_one, mean, method)
+        assert (found.line[3].scale, found.line[3].weight) == (1.0, every[-1].point.weight)
+        assert found.line[3].divergence == pytest.approx(nats, rel=1e-3)
+
+
+def test_more_divergence_is_taken_by_default_where_that_wins_clearly_more(
+    tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: a bound that does not hold where it is given, more that is taken without a word."""
+    within = learned(tiny_one)
+    assert within.allowed == IdentificationOptions().most
+    assert within.best.point.divergence <= within.allowed
+    monkeypatch.setattr(learning, "LITTLE", 10.0)
+    monkeypatch.setattr(learning, "CLEARLY", -10.0)
+    bound = within.allowed
+    assert learned(tiny_one, max_divergence=bound).best.point == within.best.point
+    with pytest.warns(UserWarning, match=f"which is taken; --max-divergence {bound:g} forbids"):
+        more = learned(tiny_one)
+    assert more.allowed == learning.MORE_DIVERGENCE
+    assert within.allowed < more.best.point.divergence <= more.allowed
+    gained = more.best.value - within.best.value
+    monkeypatch.setattr(learning, "CLEARLY", gained + 1e-6)
+    assert learned(tiny_one).best.point == within.best.point
+
+
 def test_a_stage_that_leaves_room_is_tried_closer_to_what_may_be(
     tiny_one: juice.SteeredModel,
 ) -> None:
