@@ -7,11 +7,11 @@ SMALLEST are dropped, and none exceeds LARGEST.
 
 The weight of divergence changes from stage to stage, by how far divergence is from what may be.
 Each stage starts where the last one ended, and the mean over its last steps is a point on the line.
-A stage that does well enough is the last; else the mean of all but the first is a point, too, since
-single ones wander. That mean, or all, are also tried at the scale at which divergence should be all
-that it may, since it grows with about the square of the scale. Of all that are within, the one that
-does best on facts that are not learned from is taken, or the same at a gentler scale where that
-wins as many conflicts. In two runs the layers between the lowest and the highest work twice, so
+A stage that does well enough is the last; of several after the first only the mean counts, since
+single ones wander. What counts is also tried at the scale at which divergence should be all that it
+may, since it grows with about the square of the scale. Of all that is within, what does best on
+facts that are not learned from is taken, or the same at a gentler scale where that wins as many
+conflicts. In two runs the layers between the lowest and the highest work twice, so
 outer ones that have little are left out on the same terms.
 """
 
@@ -126,9 +126,10 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
     settled = stages if start is not None else stages[1:]
     means = [judge.mean(settled)] if len(settled) > 1 else []
     tried = [*stages, *means]
-    best = judge.best_within(most, tried, means or stages)
+    chosen_from = means or stages
+    best = judge.best_within(most, tried, chosen_from)
     if task.options.max_divergence is None and (best is None or best.point.won < LITTLE):
-        other = judge.best_within(MORE_DIVERGENCE, tried, means or stages)
+        other = judge.best_within(MORE_DIVERGENCE, tried, chosen_from)
         if other is not None and (best is None or other.value > best.value + CLEARLY):
             warnings.warn(
                 f"toward {task.target} in {judge.runs} {best.point.won if best else 0:.2f} of the "
@@ -195,9 +196,10 @@ class _Judge:
     def best_within(
         self, most: float, tried: list[Reached], stages: Sequence[Reached]
     ) -> Reached | None:
-        """Return the best within what may be; try stages at other scales, and note that."""
-        tried += [found for stage in stages for found in self.scaled_within(stage, most)]
-        within = [one for one in tried if one.point.divergence <= most]
+        """Return the best of stages within what may be, as they are or at scales that are noted."""
+        scaled = [found for stage in stages for found in self.scaled_within(stage, most)]
+        tried += scaled
+        within = [one for one in (*stages, *scaled) if one.point.divergence <= most]
         return max(within, key=lambda one: one.value, default=None)
 
     def as_good(self, best: Reached, most: float, tried: list[Reached], other: Reached) -> Reached:

@@ -224,7 +224,7 @@ def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_muc
 
 
 @pytest.mark.parametrize("method", ["june", "juice"])
-def test_stages_go_on_where_little_is_won_and_the_mean_of_all_but_the_first_is_tried(
+def test_stages_go_on_where_little_is_won_and_the_mean_of_all_but_the_first_counts(
     tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """What starts elsewhere has settled from the first on. Kills: a mean of others."""
@@ -245,6 +245,7 @@ def test_stages_go_on_where_little_is_won_and_the_mean_of_all_but_the_first_is_t
         nats = nats_of(tiny_one, mean, method)
         assert (found.line[3].scale, found.line[3].weight) == (1.0, every[-1].point.weight)
         assert found.line[3].divergence == pytest.approx(nats, rel=1e-3)
+        assert found.best.point in found.line[3:], "no single stage"
 
 
 def test_more_divergence_is_taken_by_default_where_that_wins_clearly_more(
