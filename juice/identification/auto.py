@@ -57,8 +57,7 @@ def learned_ways(task: Task, methods: Sequence[Method]) -> list[Way]:
         start, table = found.best, found.best.coefficients
         methods_given = Methods.model_validate({method: heads_of(table)})
         one = task.head_set(methods_given, scores_of(task, table), method=method)
-        line = Line(found.line, found.allowed)
-        ways.append(Way(one, method, line, found.best.value))
+        ways.append(Way(one, method, found.line, found.best.value))
         if task.is_late:
             break
     return ways
@@ -101,7 +100,7 @@ def _tuned(task: Task, candidates: Sequence[HeadSet], at_least: float) -> list[W
 
 def _first_pairs(task: Task, head_set: HeadSet) -> list[Pair]:
     """Return the largest betas at which ordinary text should diverge by no more than it may."""
-    model, most = task.model, task.options.most
+    model, most = task.model, task.options.allowed
     unit = table_of(model.loaded, steering(model, head_set, (1.0, -1.0), "juice"))
     at_one = expected_divergence(responses_of(task), unit)  # grows with the square of the betas
     beta = max((b for b in FIRST_BETAS if b * b * at_one <= most), default=FIRST_BETAS[0])

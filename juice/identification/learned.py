@@ -11,8 +11,8 @@ A stage that does well enough is the last; of several after the first only the m
 single ones wander. What counts is also tried at the scale at which divergence should be all that it
 may, since it grows with about the square of the scale. Of all that is within, what does best on
 facts that are not learned from is taken, or the same at a gentler scale where that wins as many
-conflicts. In two runs the layers between the lowest and the highest work twice, so
-outer ones that have little are left out on the same terms.
+conflicts. In two runs the layers between the lowest and the highest work twice, so outer ones that
+have little are left out on the same terms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from juice.identification.lessons import Lessons
 from juice.identification.options import MORE_DIVERGENCE
 from juice.identification.ordinary import responses
 from juice.identification.task import Task
-from juice.identification.tune import Search
+from juice.identification.tune import Line, Search
 
 FIRST_WEIGHT, N_STAGES = 10.0, 6
 LEAST_CHANGE, MOST_CHANGE = 0.5, 2.0  # of the weight, from stage to stage
@@ -83,11 +83,10 @@ class Reached:
 
 @dataclass(frozen=True)
 class Learned:
-    """The best that was reached, the line that it was chosen from, and the divergence allowed."""
+    """The best that was reached, and the line that it was chosen from."""
 
     best: Reached
-    line: tuple[Point, ...]
-    allowed: float
+    line: Line
 
 
 def learn(task: Task, *, method: Method = "juice", start: Reached | None = None) -> Learned:
@@ -107,7 +106,7 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
         NoConsistentHeadError: Nothing within the allowed divergence is better than no steering.
         UnsupportedModelError: Gradients do not pass through the model.
     """
-    most = task.options.most
+    most = task.options.allowed
     judge = _Judge(Search.of(task, method, task.held_out, N_LOOKED_AT), task, method)
     stages = [Reached.of_plain(kept) for kept in task.unfinished.get(judge.key) or ()]
     lessons, metric = Lessons(task, task.examples, method), _Metric(responses_of(task))
@@ -149,7 +148,7 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
             f"{most:g} nats a token of divergence; allow more with --max-divergence, or give more "
             "examples (--n-examples)"
         )
-    return Learned(best, tuple(one.point for one in tried), most)
+    return Learned(best, Line(tuple(one.point for one in tried), most))
 
 
 class _Judge:

@@ -179,7 +179,7 @@ class IdentificationOptions(Options):
         return self.of(self, **changes)
 
     @property
-    def most(self) -> float:
+    def allowed(self) -> float:
         """How far ordinary text may diverge, in nats a token, unless little is won within."""
         return MAX_DIVERGENCE if self.max_divergence is None else self.max_divergence
 

@@ -191,7 +191,7 @@ def measured(
         model, head_set, tuple(best), task.held_out, options.protect, task.progress
     )
     for method, choice in best.items():
-        line = (lines or {}).get(method, Line((), options.most))
+        line = (lines or {}).get(method, Line((), options.allowed))
         gains, gate = trials.gains(choice, base), gates[method]
         found = Validation(
             n_examples=len(gains),
@@ -340,7 +340,7 @@ class Search:
     def _values(self, tried: Sequence[tuple[HeadSet, Pair]], what: str) -> list[float]:
         """Return values of which none beyond what divergence may be exceeds no steering's."""
         steerings = [steering(self._task.model, one, pair, self._method) for one, pair in tried]
-        values, most = list[float](), self._task.options.most
+        values, most = list[float](), self._task.options.allowed
         found = self._judged(steerings, f"{what} {tried[0][0].name}")
         for (value, _, divergence), (_, pair) in zip(found, tried, strict=True):
             excess = max(0.0, divergence / most - 1)
@@ -357,7 +357,7 @@ class Search:
         """
         before, options, progress = self._before, self._task.options, self._task.progress
         harm = self._text.harm(steerings, progress, f"{description}, ordinary text")
-        bound = (1 + most) * options.most
+        bound = (1 + most) * options.allowed
         read = [i for i, one in enumerate(harm) if one.divergence < bound]
         readings = dict(
             zip(read, self._read([steerings[i] for i in read], description), strict=True)

@@ -177,7 +177,7 @@ def test_by_default_both_runs_are_learned_and_the_set_says_how_it_was_chosen(
     for method in ("june", "juice"):
         assert found.betas(method) is not None
         assert found.validation(method).harm["1"].divergence > 0
-        assert found.validation(method).allowed == IdentificationOptions().most
+        assert found.validation(method).allowed == IdentificationOptions().allowed
     assert found.betas("june").is_per_head
     assert found.validation("june").line
     found.save(tmp_path / "own")
@@ -210,7 +210,7 @@ def test_what_one_run_reached_is_kept_where_two_reach_nothing(model: juice.Steer
     """An interrupted run had reached nothing with two: its stage is taken up as it is."""
     facts, unfinished = conflicts(), Unfinished()
     how = IdentificationOptions(target="context", **FREE)
-    point = Point(weight=0.1, scale=1.0, won=0.0, divergence=how.most)
+    point = Point(weight=0.1, scale=1.0, won=0.0, divergence=how.allowed)
     nothing = Reached(torch.zeros(tiny.N_LAYERS, tiny.N_HEADS), -1.0, point)
     unfinished.put("learning context juice", [nothing.to_plain()])
     given = {"examples": facts, "validation": facts, "options": how, "unfinished": unfinished}
@@ -325,10 +325,8 @@ def test_betas_that_diverge_a_little_more_than_they_may_are_no_better_than_none(
     mini: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kills: conflicts that are won at the cost of the bound."""
-    facts, given = (
-        known_examples(mini, juice.read_examples("mini")[:12]),
-        juice.Steer(target="context"),
-    )
+    facts = known_examples(mini, juice.read_examples("mini")[:12])
+    table = table_of(mini.loaded, mini.resolve(juice.Steer(target="context")))
     head_set = mini.head_sets.get("context")
     pair = (head_set.betas().plus, head_set.betas().minus)
     for grid in ("COARSE", "FINE"):  # no other betas are tried
@@ -338,7 +336,7 @@ def test_betas_that_diverge_a_little_more_than_they_may_are_no_better_than_none(
         how = IdentificationOptions(target="context", max_divergence=most, protect=())
         task = Task(model=mini, target="context", validation=facts, options=how)
         search = Search.of(task, "juice", facts)
-        found = search.judged(table_of(mini.loaded, mini.resolve(given)))
+        found = search.judged(table)
         assert found.won > search.unsteered.won + 0.2
         assert found.value > search.unsteered.value + 0.1, "whatever may be"
         _, pairs = search.best([head_set], lambda _: [pair], search.unsteered.value)

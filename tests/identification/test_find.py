@@ -257,4 +257,4 @@ def test_python_and_the_command_tune_alike(
     expected, tuned = HeadSet.load(tmp_path / "mine"), juice.tune(mini, made, file)
     assert tuned.model_dump(mode="json") == expected.model_dump(mode="json")
     assert tuned.betas() is not None
-    assert tuned.validation().harm["1"].divergence <= 2 * IdentificationOptions().most
+    assert tuned.validation().harm["1"].divergence <= 2 * IdentificationOptions().allowed

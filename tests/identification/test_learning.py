@@ -138,7 +138,7 @@ def test_a_penalty_leaves_fewer_heads_and_one_that_leaves_none_is_an_error(
 
 def stages(found: Learned) -> list[Point]:
     """Return the points that were learned; the others are these at another scale."""
-    return [point for point in found.line if point.scale == 1]
+    return [point for point in found.line.points if point.scale == 1]
 
 
 def nats_of(tiny_one: juice.SteeredModel, table: torch.Tensor, method: str) -> float:
@@ -173,7 +173,7 @@ def test_what_is_chosen_lies_within_the_allowed_divergence(
     assert weights[0] == learning.FIRST_WEIGHT
     for before, after in pairwise(weights):
         assert 1 < after / before <= learning.MOST_CHANGE
-    scaled = [point for point in found.line if point.scale < 1]
+    scaled = [point for point in found.line.points if point.scale < 1]
     n_cheaper = 2 if method == "juice" else 1  # in two runs a narrower one is tried as well
     scaled, (gentler, *_) = scaled[:-n_cheaper], scaled[-n_cheaper:]
     n_within = sum(point.divergence <= most for point in scaled)
@@ -202,7 +202,7 @@ def test_what_lies_a_little_beyond_is_not_chosen_whatever_it_wins(
     kept = Reached(within.coefficients, 9.0, beyond)
     unfinished.put("learning context june", [kept.to_plain()])
     found = learned(tiny_one, unfinished=unfinished, max_divergence=most)
-    assert beyond in found.line
+    assert beyond in found.line.points
     assert found.best.point.scale < 1
     assert found.best.point.divergence <= most
 
@@ -218,7 +218,7 @@ def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_muc
     close = first.divergence / (1 + learning.FAR_BELOW) * 2
     found = learned(tiny_one, max_divergence=close)
     assert stages(found) == [first]
-    gentler, best = found.line[-1], found.best.point
+    gentler, best = found.line.points[-1], found.best.point
     assert gentler.scale == pytest.approx(learning.GENTLE * best.scale)
     assert gentler.divergence < learning.GENTLE * best.divergence
 
@@ -238,14 +238,17 @@ def test_stages_go_on_where_little_is_won_and_the_mean_of_all_but_the_first_coun
             tiny_one, method=method, start=start, unfinished=unfinished, max_divergence=close
         )
         every = [Reached.of_plain(one) for one in unfinished.get(f"learning context {method}")]
-        assert found.line[:3] == tuple(one.point for one in every)
+        assert found.line.points[:3] == tuple(one.point for one in every)
         settled = torch.stack([one.coefficients for one in every[start is None :]])
         mean = settled.mean(0)
         mean[mean.abs() < learning.SMALLEST] = 0.0
         nats = nats_of(tiny_one, mean, method)
-        assert (found.line[3].scale, found.line[3].weight) == (1.0, every[-1].point.weight)
-        assert found.line[3].divergence == pytest.approx(nats, rel=1e-3)
-        assert found.best.point in found.line[3:], "no single stage"
+        assert (found.line.points[3].scale, found.line.points[3].weight) == (
+            1.0,
+            every[-1].point.weight,
+        )
+        assert found.line.points[3].divergence == pytest.approx(nats, rel=1e-3)
+        assert found.best.point in found.line.points[3:], "no single stage"
 
 
 def test_more_divergence_is_taken_by_default_where_that_wins_clearly_more(
@@ -253,16 +256,16 @@ def test_more_divergence_is_taken_by_default_where_that_wins_clearly_more(
 ) -> None:
     """Kills: a bound that does not hold where it is given, more that is taken without a word."""
     within = learned(tiny_one)
-    assert within.allowed == IdentificationOptions().most
-    assert within.best.point.divergence <= within.allowed
+    assert within.line.allowed == IdentificationOptions().allowed
+    assert within.best.point.divergence <= within.line.allowed
     monkeypatch.setattr(learning, "LITTLE", 10.0)
     monkeypatch.setattr(learning, "CLEARLY", -10.0)
-    bound = within.allowed
+    bound = within.line.allowed
     assert learned(tiny_one, max_divergence=bound).best.point == within.best.point
     with pytest.warns(UserWarning, match=f"which is taken; --max-divergence {bound:g} forbids"):
         more = learned(tiny_one)
-    assert more.allowed == learning.MORE_DIVERGENCE
-    assert within.allowed < more.best.point.divergence <= more.allowed
+    assert more.line.allowed == learning.MORE_DIVERGENCE
+    assert within.line.allowed < more.best.point.divergence <= more.line.allowed
     gained = more.best.value - within.best.value
     monkeypatch.setattr(learning, "CLEARLY", gained + 1e-6)
     assert learned(tiny_one).best.point == within.best.point
@@ -274,7 +277,7 @@ def test_a_stage_that_leaves_room_is_tried_closer_to_what_may_be(
     """Kills: a scale above 1 that is not tried, or goes beyond."""
     first, _ = stages(learned(tiny_one, max_divergence=ANYTHING))
     most = 1.5 * first.divergence
-    line = learned(tiny_one, max_divergence=most).line
+    line = learned(tiny_one, max_divergence=most).line.points
     within = [p for p in line if p.scale > 1 and p.divergence <= most]
     assert within
     assert within[0].scale <= learning.NEAR * 1.5**0.5 + 1e-9
@@ -291,7 +294,7 @@ def test_the_gentler_of_two_scales_is_chosen_where_it_wins_as_many(
     """Kills: a scale that is not applied, a gentler one that is taken whatever it loses."""
     monkeypatch.setattr(learning, "GENTLE", gentle)
     whole = learned(tiny_one, max_divergence=ANYTHING)
-    point = whole.line[-1]
+    point = whole.line.points[-1]
     assert (point.won >= whole.best.point.won) is wins_as_many
     alike = {10.0: wins_as_many, -10.0: False}
     if wins_as_many:
@@ -333,7 +336,7 @@ def test_outer_layers_that_two_runs_do_as_well_without_are_left_out(
     expected = whole.coefficients.clone()
     expected[left_out] = 0.0
     torch.testing.assert_close(found.best.coefficients, expected)
-    assert (found.line[-1].won >= whole.point.won) == (n_within == 1)
+    assert (found.line.points[-1].won >= whole.point.won) == (n_within == 1)
     nats = nats_of(tiny_one, expected, "juice")
     assert found.best.point.divergence == pytest.approx(nats, rel=1e-3)
 
@@ -358,7 +361,7 @@ def test_what_starts_elsewhere_goes_on_from_there_with_the_same_weight(
     )
     found = learned(tiny_one, method="juice", start=start, max_divergence=ANYTHING)
     assert [point.weight for point in stages(found)] == [24.0]
-    assert {point.weight for point in found.line} == {24.0}
+    assert {point.weight for point in found.line.points} == {24.0}
     best = found.best
     moved = (best.coefficients / best.point.scale - first.coefficients).abs()
     assert 0 < moved.max() <= learning.SMALLEST + 0.01
