@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import juice
 from juice.engine.contract import Engine
 from tests.support import tiny
-from tests.support.on_vllm import ON_CPU, ONE_PROCESS, SMALL, wide
+from tests.support.on_vllm import ON_CPU, ONE_PROCESS, SMALL, fork_vllms_processes, wide
 
 ENGINE = "vllm" if find_spec("vllm") else "own"
 LIMITS = SMALL
@@ -32,6 +32,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left_out if is_here and not starts_one else kept).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked() -> None:
+    """Start vLLM's processes without their imports, which take 12 seconds each time."""
+    if ENGINE == "vllm":
+        fork_vllms_processes()
 
 
 @pytest.fixture(scope="session")

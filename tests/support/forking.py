@@ -33,6 +33,8 @@ PRELOADED = (
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
 )
+# Where servers run on vLLM unless they are told not to.
+PRELOADED_WITH_VLLM = ("juice.engine.vllm.start", "vllm.v1.engine.core")
 
 
 class Forked:
@@ -178,6 +180,15 @@ def main() -> NoReturn:
     for name in PRELOADED:
         __import__(name)
     from juice.cli.main import main as juice
+
+    if os.environ.get("JUICE_ENGINE") == "vllm":
+        from juice.engine.vllm.launch import ENVIRONMENT
+        from tests.support.on_vllm import fork_vllms_processes
+
+        os.environ.update(ENVIRONMENT)
+        for name in PRELOADED_WITH_VLLM:
+            __import__(name)
+        fork_vllms_processes()
 
     gc.collect()
     gc.freeze()  # what exists before the fork is never garbage

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,16 @@ def save_with_set(root: Path, target: Target, method: Method = "juice") -> None:
         betas = {"beta_plus": 2, "beta_minus": -1}
         made = model.make_head_set(name=target, target=target, method=method, **heads, **betas)
         made.save(root / "head_sets" / "tiny" / target)
+
+
+def fork_vllms_processes() -> None:
+    """Fork vLLM's processes from this one, as vLLM does on GPUs: spawned, each imports it anew.
+
+    Safe while this process computes on one thread; vLLM spawns on CPUs, where it may take several.
+    """
+    context = get_context("fork")
+    for module in ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor"):
+        import_module(module).get_mp_context = lambda: context
 
 
 def let_vllm_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,8 @@ class Server:
         self._errors = Path(tempfile.mkstemp(prefix="juice-server-")[1])
         environment = {**os.environ, **(environment or {})}
         options = ("--port", str(self.port), *arguments)
-        on_vllm = environment.get("JUICE_ENGINE") == "vllm" or "vllm" in arguments
-        if on_vllm and program is None:
-            # vLLM's own processes cannot start from a fork.
+        if "vllm" in arguments and program is None:
+            # How vLLM's processes live and end is seen where they start as everywhere.
             command = command or [str(Path(sys.executable).with_name("juice")), "serve"]
         self.process: Forked | subprocess.Popen[bytes]
         if command is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vllm.utils.system_utils import get_mp_context
 
 from juice.engine.contract import Engine
 from juice.errors import UnsupportedModelError
@@ -39,7 +40,8 @@ def test_the_heads_of_another_rank_are_refused(
 
 
 def test_a_start_with_a_mistake_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mistake is one of vLLM's scheduler, whose process takes plugins."""
+    """The mistake is one of vLLM's scheduler, whose process, a spawned one, takes plugins."""
+    monkeypatch.setattr("vllm.v1.engine.utils.get_mp_context", get_mp_context)
     made = folder.with_name("mistake-0.dist-info")
     made.mkdir()
     (made / "METADATA").write_text("Name: mistake\nVersion: 0\n")
