@@ -53,12 +53,15 @@ class Recalling:
         knows: The reply about a subject, or one for each of the three wordings.
         sure: The probability with which its replies begin, as `knows`; else 0.9.
         chat_template_sha256: The hash of the template that it says it uses.
+        asked: What it was asked, so far: the subject, the text and the most tokens.
+        times: How often about a subject with so many tokens.
     """
 
     knows: Mapping[str, str | Sequence[str]]
     sure: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     chat_template_sha256: str | None = None
     asked: list[tuple[str, str, int]] = field(default_factory=list)
+    times: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def generate(
         self,
@@ -71,7 +74,8 @@ class Recalling:
 
     def _reply(self, text: str, max_tokens: int) -> Reply:
         subject = max((s for s in self.knows if s in text), key=len, default="")
-        times = sum((subject, max_tokens) == (one, n) for one, _, n in self.asked)
+        times = self.times[subject, max_tokens]
+        self.times[subject, max_tokens] += 1
         self.asked.append((subject, text, max_tokens))
         if not subject:
             return Reply(" a thing", [Scored(math.log(0.9))])

@@ -90,7 +90,7 @@ def steered_logits(
     if scales is None:
         scales = [float(at >= first) for at in range(len(ids))]
     n_heads = model.config.get_text_config().num_attention_heads
-    clean = forward(model, ids)[1]
+    clean, by_token = forward(model, ids)[1], torch.tensor(scales)[:, None]
     change = {}
     for layer in {layer for layer, _ in heads}:
 
@@ -101,8 +101,7 @@ def steered_logits(
                 if at == layer:
                     columns = slice(head * d_head, (head + 1) * d_head)
                     source = clean[layer] if method == "juice" else original[0]
-                    for at_token, scale in enumerate(scales):
-                        z[0, at_token, columns] += beta * scale * source[at_token, columns]
+                    z[0, :, columns] += beta * by_token.to(z) * source[:, columns]
             return z
 
         change[layer] = add
