@@ -33,7 +33,7 @@ PRELOADED = (
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
 )
-# Where servers run on vLLM unless they are told not to.
+# Also, where servers run on vLLM unless they are told not to (JUICE_ENGINE).
 PRELOADED_WITH_VLLM = ("juice.engine.vllm.start", "vllm.v1.engine.core")
 
 
