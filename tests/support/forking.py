@@ -179,8 +179,11 @@ def _report(**values: int) -> None:
 def main() -> NoReturn:
     for name in PRELOADED:
         __import__(name)
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
     from juice.cli.main import main as juice
 
+    get_checkpoint_conversion_mapping("llama")  # compiles a thousand patterns at its first use
     if os.environ.get("JUICE_ENGINE") == "vllm":
         from juice.engine.vllm.launch import ENVIRONMENT
         from tests.support.on_vllm import fork_vllms_processes
