@@ -334,8 +334,11 @@ def test_all_splits_of_a_folder_are_read_and_a_fact_once(tmp_path: Path) -> None
     assert len(found) == 3
 
 
-def test_a_subject_that_a_set_was_to_leave_alone_is_left_out(mini: juice.SteeredModel) -> None:
-    one = open_prompts(is_chat=False)[0]
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_subject_that_a_set_was_to_leave_alone_is_left_out(
+    mini: juice.SteeredModel, *, held_out: bool
+) -> None:
+    one = open_prompts(is_chat=False, held_out=held_out)[0]
     protected = FACTS[0].model_copy(update={"relation": one.relation, "subject": one.subject})
     sets = [mini.head_sets.get("context")]
     assert facts.others_than(sets, [protected, *FACTS]) == FACTS

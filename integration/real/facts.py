@@ -83,7 +83,8 @@ def others_than(
         (one.relation, one.subject.casefold())
         for head_set in sets
         if head_set.identification is not None
-        for one in open_prompts(is_chat=False, seed=head_set.identification.seed)
+        for held_out in (False, True)
+        for one in open_prompts(is_chat=False, seed=head_set.identification.seed, held_out=held_out)
     }
     return [e for e in unseen(examples, sets) if key_of(e) not in protected]
 

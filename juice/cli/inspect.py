@@ -205,6 +205,8 @@ def facts(head_set: HeadSet) -> list[tuple[str, str]]:
             lines.append((f"{method} did", f"{changes} ({judged})"))
             if measured.coverage:
                 lines.append((f"{method} covers", measured.coverage))
+            if measured.left_alone:
+                lines.append((f"{method} keeps", f"{measured.left_alone} (should not change)"))
             lines += [(f"{method} harm", line) for line in measured.harm_lines]
         if gate := head_set.gate(method):
             lines += [(f"{method} gate", str(rule)) for rule in gate.rules]

@@ -45,7 +45,7 @@ N_WORDINGS = 3
 N_ASKED_AT_ONCE = 256
 MAX_TOKENS = 6
 N_ANSWER_WORDS = 3
-N_OPEN_SUBJECTS = 16  # of a relation
+N_OPEN_SUBJECTS, N_HELD_OUT = 16, 8  # of a relation
 LEAST_CONFIDENCE = 0.1  # probability of the answer's first token, in each wording
 MOST_ALIKE = 5  # facts of a relation with one answer
 N_SUPPORTS = (1, 2, 3, 4, 5)
@@ -151,26 +151,43 @@ class OpenPrompt(NamedTuple):
     opening: str
 
 
-def open_prompts(*, is_chat: bool, seed: int = 0) -> list[OpenPrompt]:
+def open_prompts(*, is_chat: bool, seed: int = 0, held_out: bool = False) -> list[OpenPrompt]:
     """Return questions and beginnings of sentences about sixteen subjects of each relation.
 
     Args:
         is_chat: Whether a user asks, and a beginning is that of the reply.
         seed: Seed of the subjects, and of how each is spoken about.
+        held_out: Take eight others of the subjects instead, to measure on.
     """
-    rng, prompts = Random(seed), list[OpenPrompt]()
+    rng, others, prompts = Random(seed), Random(f"held out {seed}"), list[OpenPrompt]()
     for relation in relations():
-        for subject in rng.sample(relation.subjects, min(N_OPEN_SUBJECTS, len(relation.subjects))):
-            question = relation.question(subject, rng.randrange(len(relation.questions)))
-            i = rng.randrange(len(relation.beginnings) + 1)
-            begun = relation.beginnings[i - 1].replace("{s}", subject) if i else ""
-            begun = _capitalised(begun)
+        subjects = rng.sample(relation.subjects, min(N_OPEN_SUBJECTS, len(relation.subjects)))
+        drawn = _worded_openly(relation, subjects, rng)
+        if held_out:
+            rest = sorted({*relation.subjects} - {*subjects})
+            drawn = _worded_openly(
+                relation, others.sample(rest, min(N_HELD_OUT, len(rest))), others
+            )
+        for subject, question, begun in drawn:
             if is_chat:
                 prompts.append(OpenPrompt(relation.name, subject, question, begun))
             else:
                 prompt = begun or f"Question: {question} Answer:"
                 prompts.append(OpenPrompt(relation.name, subject, prompt, ""))
     return prompts
+
+
+def _worded_openly(
+    relation: Relation, subjects: Sequence[str], rng: Random
+) -> list[tuple[str, str, str]]:
+    """Return each subject with a question about it, and the beginning of a sentence or nothing."""
+    worded: list[tuple[str, str, str]] = []
+    for subject in subjects:
+        question = relation.question(subject, rng.randrange(len(relation.questions)))
+        i = rng.randrange(len(relation.beginnings) + 1)
+        begun = relation.beginnings[i - 1].replace("{s}", subject) if i else ""
+        worded.append((subject, question, _capitalised(begun)))
+    return worded
 
 
 def remembered_examples(

@@ -127,6 +127,8 @@ def _effect(head_set: Content) -> str:
         for kind, value in one.accuracy.items()
     ]
     for method, one in measured.items():
+        if one.left_alone:
+            rows += ["", f"Right answers where {method} should change nothing: {one.left_alone}."]
         if one.harm:
             rows += ["", f"What {method} does to ordinary text, without a gate:", ""]
             rows += [f"- strength {strength}: {harm}" for strength, harm in one.harm.items()]

@@ -398,7 +398,7 @@ class Point(Part):
         weight: The weight of divergence in what was minimised.
         scale: What multiplies the coefficients that were learned with it.
         won: The share of conflicts whose answer begins right, on validation examples.
-        divergence: Nats a token of ordinary text.
+        divergence: Nats a token of ordinary text, or of what is left open where that is more.
     """
 
     weight: float
@@ -417,7 +417,8 @@ class Validation(Part):
 
     `gain` is the mean change over the conflicts, with its 95 % interval, and `by_relation` that of
     each relation with its number of examples. `side_effects` are the shares of right answers to
-    prompts that steering should leave alone, without and with it. `harm` is what strengths do to
+    prompts that steering should leave alone, without and with it; `open` ones, which leave open
+    what is said, are right where their likeliest token stays. `harm` is what strengths do to
     ordinary text, `allowed` the divergence that was, in nats a token, and `line` the choice that a
     learned set was taken from. Older sets have less of these.
     """
@@ -473,6 +474,12 @@ class Validation(Part):
         """
         found = ((kind, self.side_effects.get(kind, (0.0, 0.0))) for kind in NEED_NO_STEERING)
         return {kind: (a, b) for kind, (a, b) in found if round(a - b, 9) > accepted_loss}
+
+    @property
+    def left_alone(self) -> str:
+        """What became of prompts that steering should leave alone; empty where unknown."""
+        found = (f"{k} {was:.2f} -> {now:.2f}" for k, (was, now) in self.side_effects.items())
+        return ", ".join(found)
 
     @property
     def harm_lines(self) -> list[str]:

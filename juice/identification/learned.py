@@ -40,7 +40,7 @@ from juice.identification.tune import Line, Search
 FIRST_WEIGHT, N_STAGES = 10.0, 6
 LEAST_CHANGE, MOST_CHANGE = 0.5, 2.0  # of the weight, from stage to stage
 N_FIRST_STEPS, N_STEPS = 24, 8
-# How far a stage's first step moves ordinary text, in nats a token; later ones ever less.
+# How far a stage's first step moves text and what is left open, in nats a token; later ones less.
 FIRST_REACH, REACH = 0.004, 0.002
 MOMENTUM, DAMPING = 0.7, 0.5
 LAST_SHARE = 0.4  # of a stage's steps, which are averaged
@@ -229,7 +229,7 @@ class _Judge:
 
 
 class _Metric:
-    """How far changes of coefficients move ordinary text: d F d / 2, in nats a token.
+    """How far changes of coefficients move text, and what is left open: d F d / 2, in nats a token.
 
     F is the Fisher information that `responses` tell, [pieces, n_layers, n_heads]. It is damped,
     since few pieces cannot tell what every change does.
@@ -262,7 +262,7 @@ def responses_of(task: Task) -> torch.Tensor:
     """Return how ordinary text responds to each head: the same for both targets and methods."""
     key = "responses of ordinary text"
     if (kept := task.unfinished.get(key)) is None:
-        kept = responses(task.model, task.progress).tolist()
+        kept = responses(task.model, task.progress, task.left_open()).tolist()
         task.unfinished.put(key, kept)
     return torch.tensor(kept)
 

@@ -22,7 +22,6 @@ from random import Random
 import torch
 
 from juice.data.example import ConflictExample
-from juice.data.memory import open_prompts
 from juice.formula import Method
 from juice.identification.attribution import (
     FP16_SCALE,
@@ -35,14 +34,13 @@ from juice.identification.first_tokens import MOST_KEPT, Asked, conflict_prompts
 from juice.identification.ordinary import divergence, ordinary_pieces
 from juice.identification.task import Task
 from juice.model.loaded import LoadedModel
-from juice.steered_model import SteeredModel
 
 # Prompts of a kind in a step, beside a piece of text.
 N_CONFLICTS, N_PROTECTED, N_OPEN = 6, 6, 32
 N_PROTECTED_KINDS = 2  # in a step
 LEFT_ALONE = ("clean", "irrelevant")  # no context bears on the question
-# Of all protected prompts, and of those that leave open what is said, beside 1 for the conflicts.
-PROTECTED_WEIGHT, OPEN_WEIGHT = 1.0, 2.0
+PROTECTED_WEIGHT = 1.0  # of all protected prompts, beside 1 for the conflicts
+OPEN_SHARE = 0.2  # of the weight of divergence: of prompts that leave open what is said
 LEAD, LEAD_WEIGHT = 2.0, 2.0  # nats, of the likeliest token over the next
 
 LeftAlone = tuple[tuple[int, ...], None]  # the tokens of a prompt, without a right answer
@@ -111,19 +109,19 @@ def lost_lead(unsteered: torch.Tensor, steered: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """The batches of a step, each with its weight; that of text is the caller's."""
+    """The batches of a step, each with its weight.
+
+    Text has the weight of divergence, which is the caller's, and prompts that leave open what is
+    said a share of it.
+    """
 
     asked: list[tuple[Batch, float]]
+    left_open: Batch | None
     text: Batch
 
 
 def _left_alone(asked: Sequence[Asked]) -> list[LeftAlone]:
     return [(ids, None) for ids, _ in asked]
-
-
-def _left_open(model: SteeredModel, seed: int) -> list[LeftAlone]:
-    made = open_prompts(is_chat=model.chat_template_sha256 is not None, seed=seed)
-    return [(model.prompts.tokens(one.prompt, one.opening), None) for one in made]
 
 
 class Lessons:
@@ -142,7 +140,7 @@ class Lessons:
             else self._batches(asked, N_PROTECTED, rng)
             for kind, asked in protected.items()
         ]
-        left_open = _left_open(model, task.options.seed) if "clean" in protected else ()
+        left_open: list[LeftAlone] = [(ids, None) for ids in task.left_open()]
         self._open = self._batches(left_open, N_OPEN, rng, lead=True)
         self._pieces = ordinary_pieces(model).learned_from
         self._room = MOST_KEPT
@@ -172,10 +170,10 @@ class Lessons:
             kinds = rng.sample(self._protected, min(N_PROTECTED_KINDS, len(self._protected)))
             asked = [(rng.choice(kind), 1 / len(self._conflicts)) for kind in self._conflicts]
             asked += [(rng.choice(kind), PROTECTED_WEIGHT / len(kinds)) for kind in kinds]
-            asked += [(rng.choice(self._open), OPEN_WEIGHT)] if self._open else []
+            left_open = rng.choice(self._open) if self._open else None
             piece = rng.choice(self._pieces)
             text = Batch(self._loaded, [piece], None, self._method, everywhere=True)
-            yield Step(asked, text)
+            yield Step(asked, left_open, text)
 
     def slope(self, step: Step, coefficients: torch.Tensor, weight: float) -> torch.Tensor:
         """Return the derivatives of what is minimised, float32 [n_layers, n_heads]."""
@@ -183,7 +181,10 @@ class Lessons:
         scale = FP16_SCALE if loaded.dtype == torch.float16 else 1.0
         table = coefficients.to(loaded.device, copy=True).requires_grad_()
         with differentiable(loaded), loaded.turn:
-            for batch, share in (*step.asked, (step.text, weight)):
+            batches = [*step.asked, (step.text, weight)]
+            if step.left_open is not None:
+                batches.append((step.left_open, OPEN_SHARE * weight))
+            for batch, share in batches:
                 with batch.value(table) as value:
                     backward(loaded, value * (share * scale))
                 if batch is not step.text:

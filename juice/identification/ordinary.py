@@ -73,12 +73,20 @@ def ordinary_pieces(model: SteeredModel, n_tokens: int = N_TOKENS) -> Pieces:
 
 
 class OrdinaryText:
-    """Pieces of ordinary text that are read under ways of steering, all of one method."""
+    """Pieces of ordinary text that are read under ways of steering, all of one method.
+
+    Prompts are read at their ends alone, not `everywhere`: nothing that follows surprises there.
+    """
 
     def __init__(
-        self, loaded: LoadedModel, pieces: Sequence[tuple[int, ...]], method: Method
+        self,
+        loaded: LoadedModel,
+        pieces: Sequence[tuple[int, ...]],
+        method: Method,
+        *,
+        everywhere: bool = True,
     ) -> None:
-        self._loaded, self._method = loaded, method
+        self._loaded, self._method, self._everywhere = loaded, method, everywhere
         self._batches = list(_batches(loaded, pieces))
 
     def harm(
@@ -91,9 +99,9 @@ class OrdinaryText:
         with torch.inference_mode(), progress(description, len(self._batches)) as advance:
             for pieces in self._batches:
                 with self._loaded.turn:
-                    run = DualRun(self._loaded, pieces, self._method, everywhere=True)
+                    run = DualRun(self._loaded, pieces, self._method, everywhere=self._everywhere)
                     clean = run.clean_logits().log_softmax(-1)
-                    targets, follows = _next_tokens(pieces, clean.device)
+                    targets, follows = _next_tokens(pieces, clean.device, self._everywhere)
                     for i, table in enumerate(tables):
                         with run.steered(table.to(self._loaded.device)):
                             steered = run.logits().log_softmax(-1)
@@ -112,7 +120,9 @@ class OrdinaryText:
         ]
 
 
-def responses(model: SteeredModel, progress: Progress) -> torch.Tensor:
+def responses(
+    model: SteeredModel, progress: Progress, left_open: Sequence[tuple[int, ...]] = ()
+) -> torch.Tensor:
     """Return how ordinary text responds to each head, float32 [pieces, n_layers, n_heads].
 
     A response is the derivative, at zero coefficients, of the log-probability of tokens that the
@@ -120,16 +130,28 @@ def responses(model: SteeredModel, progress: Progress) -> torch.Tensor:
     outer products is the Fisher information F of a token: small coefficients c make text diverge by
     about c F c / 2, in one run as in two, whose derivatives at zero are the same.
 
-    Raises JuiceError where activations overflow.
+    Args:
+        model: The model.
+        progress: Reports how many pieces are read.
+        left_open: Prompts that leave open what is said. As many of them as of pieces, at most, are
+            pieces as well, at whose ends alone a token is drawn.
+
+    Raises:
+        JuiceError: Activations overflow.
     """
-    loaded, generator = model.loaded, torch.Generator().manual_seed(0)
     pieces = ordinary_pieces(model, N_RESPONSE_TOKENS).learned_from
-    some = Random(0).sample(pieces, min(N_RESPONSES, len(pieces)))
+    kinds = [
+        (Random(0).sample(some, min(N_RESPONSES, len(some))), everywhere)
+        for some, everywhere in ((pieces, True), (left_open, False))
+    ]
+    batches = [(b, everywhere) for some, everywhere in kinds for b in _batches(model.loaded, some)]
+    loaded, generator = model.loaded, torch.Generator().manual_seed(0)
     scale = FP16_SCALE if loaded.dtype == torch.float16 else 1.0
     found: list[torch.Tensor] = []
-    with differentiable(loaded), progress("reading ordinary text", len(some)) as advance:
-        for batch in _batches(loaded, some):
-            run = DualRun(loaded, batch, "june", everywhere=True)
+    n_pieces = sum(len(some) for some, _ in kinds)
+    with differentiable(loaded), progress("reading ordinary text", n_pieces) as advance:
+        for batch, everywhere in batches:
+            run = DualRun(loaded, batch, "june", everywhere=everywhere)
             shape = (len(batch), loaded.layout.n_layers, loaded.layout.n_heads)
             rows = torch.zeros(shape, device=loaded.device, requires_grad=True)
             with loaded.turn, run.steered(rows):
@@ -142,7 +164,8 @@ def responses(model: SteeredModel, progress: Progress) -> torch.Tensor:
                 drawn = torch.multinomial(told.detach().exp().cpu(), 1, generator=generator)
                 backward(loaded, told.gather(1, drawn.to(loaded.device)).sum() * scale)
             assert rows.grad is not None
-            roots = torch.tensor([[[len(piece) ** 0.5]] for piece in batch])
+            n_drawn = [len(piece) if everywhere else 1 for piece in batch]
+            roots = torch.tensor(n_drawn).sqrt()[:, None, None]
             found.append(rows.grad.cpu() / (scale * roots))
             advance(len(batch))
     every = torch.cat(found)
@@ -219,9 +242,10 @@ def _at_once(loaded: LoadedModel, n_tokens: int) -> int:
 
 
 def _next_tokens(
-    pieces: Sequence[tuple[int, ...]], device: torch.device
+    pieces: Sequence[tuple[int, ...]], device: torch.device, everywhere: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the token that follows each place, and whether one does; int64 and bool [places]."""
-    targets = [token for piece in pieces for token in (*piece[1:], 0)]
-    follows = [i < len(piece) - 1 for piece in pieces for i in range(len(piece))]
+    first = 0 if everywhere else -1
+    targets = [token for piece in pieces for token in (*piece[1:], 0)[first:]]
+    follows = [i < len(piece) for piece in pieces for i in range(1, len(piece) + 1)[first:]]
     return torch.tensor(targets, device=device), torch.tensor(follows, device=device)

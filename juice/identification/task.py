@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any
 
 from juice.data.example import ConflictExample, examples_sha256, fact_keys, judged_types
+from juice.data.memory import open_prompts
 from juice.errors import ExampleError, OutputError
 from juice.files import write_lines
 from juice.formula import ConflictType, Method, Target
@@ -126,6 +127,18 @@ class Task:
                 "substitution or a coherent prompt in addition to the clean one"
             )
         return types
+
+    def left_open(self, *, held_out: bool = False) -> list[tuple[int, ...]]:
+        """Return the tokens of prompts that leave open what is said; none if they may break.
+
+        `held_out` takes others, to measure on (`juice.data.memory.open_prompts`).
+        """
+        if "clean" not in self.options.protect:
+            return []
+        form, seed = self.model.prompts, self.options.seed
+        made = open_prompts(is_chat=form.sha256 is not None, seed=seed, held_out=held_out)
+        every = (form.tokens(one.prompt, one.opening) for one in made)
+        return [ids for ids in every if self.model.fits(ids, max_tokens=1)]
 
     @cached_property
     def held_out(self) -> list[ConflictExample]:

@@ -65,6 +65,7 @@ UNSTEERED: Pair = (0.0, 0.0)
 COST_OF_BETA = 0.01
 N_READ, N_PROTECTED = 20, 12  # examples
 N_PIECES = 4  # of ordinary text
+OPEN_EVERY = 2  # of the prompts that leave open what is said
 HOPELESS = 1.0  # times more divergence than may be
 N_FINALISTS = 2
 
@@ -165,7 +166,15 @@ def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") 
     else:
         chosen, pairs = Search.of(task, method, examples).best(candidates)
         pairs = [pair for pair in pairs if pair != UNSTEERED][:N_FINALISTS]
-    trials = try_betas(model, chosen, examples, method, task.progress, [*pairs, UNSTEERED])
+    trials = try_betas(
+        model,
+        chosen,
+        examples,
+        method,
+        task.progress,
+        [*pairs, UNSTEERED],
+        task.left_open(held_out=True),
+    )
     best = best_betas(trials, pairs)
     if chosen.model.fingerprint is None:
         # Betas are tuned on these weights, so the set belongs to them from now on.
@@ -193,6 +202,7 @@ def measured(
     for method, choice in best.items():
         line = (lines or {}).get(method, Line((), options.allowed))
         gains, gate = trials.gains(choice, base), gates[method]
+        kept = trials.kept(choice, base)
         found = Validation(
             n_examples=len(gains),
             accuracy=dict(trials.outcome(choice).accuracy),
@@ -200,7 +210,7 @@ def measured(
             gain=fmean(gains),
             gain_interval=difference_interval(gains),
             by_relation=_by_relation(task.held_out, gains),
-            side_effects=gate.side_effects,
+            side_effects=gate.side_effects | ({"open": (1.0, fmean(kept))} if kept else {}),
             harm=harm_of(model, head_set, method, task.progress),
             line=line.points,
             allowed=line.allowed,
@@ -253,8 +263,8 @@ class Judged(NamedTuple):
 class Search:
     """Reads some examples under any betas of any candidate, and prompts to protect, of others.
 
-    Ordinary text is read as well: in a search of betas, what diverges more than it may has a worse
-    value than no steering.
+    Ordinary text is read as well, and prompts that leave open what is said; the larger divergence
+    counts. In a search of betas, what diverges more than it may has a worse value than no steering.
     """
 
     def __init__(
@@ -277,6 +287,8 @@ class Search:
         self._tokens = FirstTokens(model.loaded, {**self._groups, **self._protected}, method)
         pieces = ordinary_pieces(model).held_out
         self._text = OrdinaryText(model.loaded, pieces[:: max(1, len(pieces) // N_PIECES)], method)
+        left_open = task.left_open(held_out=True)[::OPEN_EVERY]
+        self._open = OrdinaryText(model.loaded, left_open, method, everywhere=False)
 
     @classmethod
     def of(
@@ -356,14 +368,18 @@ class Search:
         Such a way counts as if it won everything and broke nothing.
         """
         before, options, progress = self._before, self._task.options, self._task.progress
-        harm = self._text.harm(steerings, progress, f"{description}, ordinary text")
+        texts = {"ordinary text": self._text, "what is left open": self._open}
+        harms = [
+            text.harm(steerings, progress, f"{description}, {kind}") for kind, text in texts.items()
+        ]
+        divergences = [max(one.divergence for one in of) for of in zip(*harms, strict=True)]
         bound = (1 + most) * options.allowed
-        read = [i for i, one in enumerate(harm) if one.divergence < bound]
+        read = [i for i, one in enumerate(divergences) if one < bound]
         readings = dict(
             zip(read, self._read([steerings[i] for i in read], description), strict=True)
         )
         found = []
-        for i, one in enumerate(harm):
+        for i, one in enumerate(divergences):
             value = won = 1.0
             if (reading := readings.get(i)) is not None:
                 broken = sum(
@@ -372,7 +388,7 @@ class Search:
                 )
                 value = fmean(map(reading.score, self._groups)) - broken
                 won = fmean(reading.right[t] for t in self._groups)
-            found.append(Judged(value, won, one.divergence))
+            found.append(Judged(value, won, one))
         return found
 
     @cached_property
@@ -430,11 +446,12 @@ def try_betas(
     method: Method,
     progress: Progress,
     pairs: Sequence[Pair],
+    left_open: Sequence[tuple[int, ...]] = (),
 ) -> Trials[Pair]:
     """Steer the examples with several pairs of betas of a method."""
     tried = {pair: steering(model, head_set, pair, method) for pair in pairs}
     description = f"tuning {head_set.name} betas"
-    return Trials(model, examples, head_set.target, tried, description, progress)
+    return Trials(model, examples, head_set.target, tried, description, progress, left_open)
 
 
 def steering(model: SteeredModel, head_set: HeadSet, pair: Pair, method: Method) -> Steering:

@@ -145,6 +145,7 @@ def test_inspect_shows_the_harm_and_its_page_the_line_as_well(tmp_path: Path) ->
     said = " ".join(shown.stdout.split())
     assert "strength 1: ordinary text diverges by 0.044 nats a token, perplexity x 1.07" in said
     assert "strength 2: ordinary text diverges by 0.179 nats a token, perplexity x 1.32" in said
+    assert "juice keeps clean 0.95 -> 0.80, irrelevant 0.90 -> 0.20 (should not change)" in said
     html = page.read_text()
     for strength, harm in MEASURED["harm"].items():
         cells = (strength, f"{harm['divergence']:.3f}", f"{harm['perplexity']:.3f}")

@@ -307,6 +307,17 @@ def test_prompts_that_leave_open_what_is_said_are_about_sixteen_subjects_of_each
     assert open_prompts(is_chat=False, seed=4) != plain
 
 
+def test_those_held_out_are_about_eight_other_subjects_of_each_relation() -> None:
+    """Kills: a prompt that is measured on and learned from."""
+    learned, held_out = (open_prompts(is_chat=False, seed=3, held_out=h) for h in (False, True))
+    left = {one.name: len(one.subjects) - 16 for one in relations()}
+    assert Counter(one.relation for one in held_out) == {k: min(8, n) for k, n in left.items() if n}
+    assert sum(n >= 8 for n in left.values()) > 0.8 * len(left)
+    subjects, others = ({(o.relation, o.subject) for o in made} for made in (learned, held_out))
+    assert len(others) == len(held_out)
+    assert not subjects & others
+
+
 def test_a_relation_that_is_not_there_is_an_error_that_names_those_that_are() -> None:
     with pytest.raises(ExampleError, match=r"no relation is called 'love'; expected .*capital"):
         remembered_examples(Recalling({}), relation="love")

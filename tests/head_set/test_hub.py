@@ -307,6 +307,8 @@ def test_the_card_states_the_harm_to_ordinary_text(hub: fake_hub.Hub) -> None:
         "- strength 1: 0.044 nats a token, perplexity x 1.07",
         "- strength 2: 0.179 nats a token, perplexity x 1.32",
     ]
+    kept = "where juice should change nothing: clean 0.95 -> 0.80, irrelevant 0.90 -> 0.20."
+    assert kept in card
 
 
 def test_the_commands_push_and_pull(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import juice
+from juice.data import memory
 from juice.identification import learned, lessons, ordinary, tune
 
 
@@ -18,8 +19,9 @@ def mini() -> Iterator[juice.SteeredModel]:
 
 @pytest.fixture(autouse=True)
 def _few_open_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take a few of them in a step: small models are mostly asked something else."""
+    """Take a few of them, in a step and to measure on: small models have little to say there."""
     monkeypatch.setattr(lessons, "N_OPEN", 4)
+    monkeypatch.setattr(memory, "N_HELD_OUT", 1)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import torch
 import juice
 from juice.data.example import ConflictExample
 from juice.data.judging import normalise
+from juice.data.memory import open_prompts
 from juice.errors import ExampleError, NoConsistentHeadError, UsageError
 from juice.formula import CONFLICTS
 from juice.head_set.head_set import HeadSet
@@ -31,7 +32,7 @@ from juice.identification.options import IdentificationOptions
 from juice.identification.task import Task, Unfinished
 from juice.identification.tune import Line, Search, harm_of
 from juice.progress import silent
-from tests.support import tiny
+from tests.support import oracle, tiny
 from tests.support.conflicts import conflicts
 from tests.support.marks import FEW_EXAMPLES
 
@@ -152,6 +153,55 @@ def test_two_runs_that_are_a_little_better_are_not_enough(model: juice.SteeredMo
     alike = replace(task, validation=[first, *either])
     assert n_right(alike, good) > n_right(alike, idle) > 0
     assert decided(alike, [idle, good]).method == "june"
+
+
+@pytest.mark.parametrize(("protect", "expected"), [(("clean",), "juice"), ((), "june")])
+def test_of_ways_that_win_alike_the_one_that_breaks_less_is_kept(
+    model: juice.SteeredModel, protect: tuple[str, ...], expected: str
+) -> None:
+    """Neither wins, and one run says something else to most prompts that leave open what is said.
+
+    Kills: a tie that goes to one run whatever it breaks, and a break that is counted for two runs.
+    """
+    ways = [way(model, "june", **GOOD), way(model, "juice", **IDLE)]
+    task = task_of(model, way(model, "juice", **GOOD))
+    answers_of_none = [e.model_copy(update={"context_answer": "0"}) for e in task.validation]
+    how = task.options.but(protect=protect)
+    found = decided(replace(task, validation=answers_of_none, options=how), ways)
+    assert found.method == expected
+    asked = [one.prompt for one in open_prompts(is_chat=False, held_out=True)]
+    none = [done.tokens for done in model.generate(asked, max_tokens=1)]
+    for one in ways:
+        steer = juice.Steer(target="context", head_set=one.head_set, method=one.method)
+        said = [done.tokens for done in model.generate(asked, steer=steer, max_tokens=1)]
+        kept = [[t.id for t in a] == [t.id for t in b] for a, b in zip(none, said, strict=True)]
+        assert (sum(kept) == len(kept)) == (one.method == "juice")
+        effects = found.validation(one.method).side_effects
+        share = sum(kept) / len(kept)
+        assert effects == ({"open": pytest.approx((1.0, share))} if protect else {})
+
+
+@pytest.mark.filterwarnings("ignore:nothing keeps steering toward context from breaking clean")
+def test_what_is_left_open_must_not_diverge_more_than_text_may(model: juice.SteeredModel) -> None:
+    """The larger of the two counts. Kills: their mean, and prompts that are learned from."""
+    given, network = task_of(model, way(model, "juice", **GOOD)), model.loaded.model
+    of_text, of_both = (
+        Search.of(replace(given, options=given.options.but(protect=p)), "juice", given.held_out)
+        for p in ((), ("clean",))
+    )
+    asked = [model.tokenize(p.prompt) for p in open_prompts(is_chat=False, held_out=True)[::2]]
+    clean = [oracle.forward(network, list(ids))[0][-1] for ids in asked]
+    is_larger = set[bool]()
+    for head in [(1, 1), (1, 2)]:
+        table = torch.zeros(tiny.N_LAYERS, tiny.N_HEADS)
+        table[head] = 3.0
+        steered = [oracle.steered_logits(network, list(ids), {head: 3.0})[-1] for ids in asked]
+        nats = map(oracle.relative_entropy, clean, steered)
+        text, left_open = of_text.judged(table).divergence, sum(nats) / len(asked)
+        both = of_both.judged(table).divergence
+        assert both == pytest.approx(max(text, left_open), abs=1e-4)
+        is_larger.add(left_open > text + 0.001)
+    assert is_larger == {True, False}
 
 
 def test_of_two_ways_of_a_method_the_better_one_is_kept_and_at_a_tie_the_first(

@@ -83,6 +83,25 @@ def test_harm_is_that_of_the_two_runs_piece_by_piece(
 
 
 @pytest.mark.parametrize("method", ["juice", "june"])
+def test_prompts_are_read_at_their_ends_alone(method: str) -> None:
+    """Kills: the ends of padding, and what is said within a prompt."""
+    model, plain = (tiny.tiny_model("llama") for _ in range(2))
+    loaded = juice.load(model, tokenizer=tiny.tiny_tokenizer())
+    text = OrdinaryText(loaded.loaded, PIECES, method, everywhere=False)
+    (found,) = text.harm([steered_by(loaded, HEADS, method)], silent, "")
+    nats = [
+        oracle.relative_entropy(
+            oracle.forward(plain, list(piece))[0][-1],
+            oracle.steered_logits(plain, list(piece), HEADS, method=method)[-1],
+        )
+        for piece in PIECES
+    ]
+    assert found.divergence == pytest.approx(sum(nats) / len(nats), abs=FP32)
+    assert found.perplexity == 1.0
+    assert found.divergence > 0.01
+
+
+@pytest.mark.parametrize("method", ["juice", "june"])
 def test_minis_harm_is_that_of_the_two_runs(mini: juice.SteeredModel, method: str) -> None:
     heads = {(5, 7): 0.8, (3, 6): 0.5, (5, 0): -1.0, (0, 3): -0.6}
     pieces = ordinary_pieces(mini).held_out[::30]
@@ -178,6 +197,35 @@ def test_responses_tell_how_far_small_coefficients_make_text_diverge(
         heads = {(i, j): float(table[i, j]) for i, j in table.nonzero().tolist()}
         true.append(harm_of(network, pieces, heads, method)[0])
         told.append(ordinary.expected_divergence(responses, table))
+    assert sum(told) == pytest.approx(sum(true), rel=0.35)
+
+
+def test_prompts_that_leave_open_what_is_said_respond_at_their_ends_and_count_as_much_as_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kills: tokens drawn within a prompt, text that outweighs them, a root of their length."""
+    pieces, prompts = (
+        [tuple(Random(f"{kind} {i}").sample(range(300), 6 + i % 5)) for i in range(n)]
+        for kind, n in (("text", 90), ("prompt", 70))
+    )
+    monkeypatch.setattr(ordinary, "ordinary_pieces", lambda *_: ordinary.Pieces(pieces, []))
+    monkeypatch.setattr(ordinary, "MOST_TIMES", 1000.0)
+    monkeypatch.setattr(ordinary, "N_RESPONSES", 60)
+    network = tiny.tiny_model("llama")
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    of_text, of_both = (ordinary.responses(model, silent, some) for some in ((), prompts))
+    assert (len(of_text), len(of_both)) == (60, 120)
+    torch.testing.assert_close(of_both[:60], of_text)
+    told, true = [], []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        table = 0.05 * torch.randn(tiny.N_LAYERS, tiny.N_HEADS, generator=generator)
+        heads = {(i, j): float(table[i, j]) for i, j in table.nonzero().tolist()}
+        for ids in prompts:
+            clean = oracle.forward(network, list(ids))[0][-1]
+            steered = oracle.steered_logits(network, list(ids), heads, method="june")[-1]
+            true.append(oracle.relative_entropy(clean, steered) / len(prompts))
+        told.append(ordinary.expected_divergence(of_both[60:], table))
     assert sum(told) == pytest.approx(sum(true), rel=0.35)
 
 
