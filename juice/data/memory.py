@@ -162,32 +162,28 @@ def open_prompts(*, is_chat: bool, seed: int = 0, held_out: bool = False) -> lis
     rng, others, prompts = Random(seed), Random(f"held out {seed}"), list[OpenPrompt]()
     for relation in relations():
         subjects = rng.sample(relation.subjects, min(N_OPEN_SUBJECTS, len(relation.subjects)))
-        drawn = _worded_openly(relation, subjects, rng)
+        drawn = list(_left_open(relation, subjects, rng, is_chat=is_chat))
         if held_out:
             rest = sorted({*relation.subjects} - {*subjects})
-            drawn = _worded_openly(
-                relation, others.sample(rest, min(N_HELD_OUT, len(rest))), others
-            )
-        for subject, question, begun in drawn:
-            if is_chat:
-                prompts.append(OpenPrompt(relation.name, subject, question, begun))
-            else:
-                prompt = begun or f"Question: {question} Answer:"
-                prompts.append(OpenPrompt(relation.name, subject, prompt, ""))
+            some = others.sample(rest, min(N_HELD_OUT, len(rest)))
+            drawn = list(_left_open(relation, some, others, is_chat=is_chat))
+        prompts += drawn
     return prompts
 
 
-def _worded_openly(
-    relation: Relation, subjects: Sequence[str], rng: Random
-) -> list[tuple[str, str, str]]:
-    """Return each subject with a question about it, and the beginning of a sentence or nothing."""
-    worded: list[tuple[str, str, str]] = []
+def _left_open(
+    relation: Relation, subjects: Sequence[str], rng: Random, *, is_chat: bool
+) -> Iterator[OpenPrompt]:
     for subject in subjects:
         question = relation.question(subject, rng.randrange(len(relation.questions)))
         i = rng.randrange(len(relation.beginnings) + 1)
         begun = relation.beginnings[i - 1].replace("{s}", subject) if i else ""
-        worded.append((subject, question, _capitalised(begun)))
-    return worded
+        begun = _capitalised(begun)
+        if is_chat:
+            yield OpenPrompt(relation.name, subject, question, begun)
+        else:
+            prompt = begun or f"Question: {question} Answer:"
+            yield OpenPrompt(relation.name, subject, prompt, "")
 
 
 def remembered_examples(

@@ -105,8 +105,8 @@ def identify(
             top_k: Heads of each sign; None: 3, 5 and 10 compete, or the paper's 5 for probes.
             alphas_plus, alphas_minus: Probing scales of the + heads, above 0, and of the - heads.
             penalty: What a learned beta of 1 costs, in nats; None: 0.01.
-            max_divergence: How far ordinary text may diverge, in nats a token; None: 0.05, or
-                0.1 where learned betas win little within that.
+            max_divergence: How far ordinary text, and prompts that leave open what is said, may
+                diverge, in nats a token; None: 0.05, or 0.1 where learned betas win little within.
             budget: Seconds, or a text such as `5m`, after which the best so far is taken.
             protect: Which prompts steering is kept from breaking: `unknown`, `clean`, `true` and
                 `irrelevant`.

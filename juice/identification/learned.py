@@ -1,9 +1,9 @@
 """Coefficients of all heads, learned along a line of accuracy against harm (docs/method.md).
 
 Minimised is what `lessons` has, with a penalty on the sizes of the coefficients, by steps of
-natural gradient: among the changes that move ordinary text equally far, by what its pieces respond
-to each head (`ordinary.responses`), each step is the one that lowers it most. Coefficients below
-SMALLEST are dropped, and none exceeds LARGEST.
+natural gradient: among the changes that move ordinary text and prompts that leave open what is said
+equally far, by how these respond to each head (`ordinary.responses`), each step is the one that
+lowers it most. Coefficients below SMALLEST are dropped, and none exceeds LARGEST.
 
 The weight of divergence changes from stage to stage, by how far divergence is from what may be.
 Each stage starts where the last one ended, and the mean over its last steps is a point on the line.
@@ -132,9 +132,9 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
         if other is not None and (best is None or other.value > best.value + CLEARLY):
             warnings.warn(
                 f"toward {task.target} in {judge.runs} {best.point.won if best else 0:.2f} of the "
-                f"conflicts are won where ordinary text diverges by at most {most:g} nats a token, "
-                f"and {other.point.won:.2f} where it does by {MORE_DIVERGENCE:g}, which is taken; "
-                f"--max-divergence {most:g} forbids that",
+                f"conflicts are won where ordinary text, and what is left open, diverge by at most "
+                f"{most:g} nats a token, and {other.point.won:.2f} by {MORE_DIVERGENCE:g}, "
+                f"which is taken; --max-divergence {most:g} forbids that",
                 stacklevel=2,
             )
             best, most = other, MORE_DIVERGENCE
@@ -259,7 +259,7 @@ class _Metric:
 
 
 def responses_of(task: Task) -> torch.Tensor:
-    """Return how ordinary text responds to each head: the same for both targets and methods."""
+    """Return how text and what is left open respond: the same for both targets and methods."""
     key = "responses of ordinary text"
     if (kept := task.unfinished.get(key)) is None:
         kept = responses(task.model, task.progress, task.left_open()).tolist()

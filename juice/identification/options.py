@@ -106,8 +106,9 @@ class IdentificationOptions(Options):
     max_divergence: float | None = Field(
         default=None,
         gt=0,
-        description="How far ordinary text may diverge from the unsteered, in nats a token; else "
-        "0.05, or 0.1 where learned betas win little within that.",
+        description="How far ordinary text, and prompts that leave open what is said, may diverge "
+        "from the unsteered, in nats a token; else 0.05, or 0.1 where learned betas win little "
+        "within that.",
     )
     budget: str | None = Field(
         default=None,
@@ -180,7 +181,7 @@ class IdentificationOptions(Options):
 
     @property
     def allowed(self) -> float:
-        """How far ordinary text may diverge, in nats a token, unless little is won within."""
+        """How far what needs no steering may diverge, in nats, unless little is won within."""
         return MAX_DIVERGENCE if self.max_divergence is None else self.max_divergence
 
     @property

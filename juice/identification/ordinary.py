@@ -140,8 +140,9 @@ def responses(
         JuiceError: Activations overflow.
     """
     pieces = ordinary_pieces(model, N_RESPONSE_TOKENS).learned_from
+    n = min(N_RESPONSES, len(pieces))
     kinds = [
-        (Random(0).sample(some, min(N_RESPONSES, len(some))), everywhere)
+        (Random(0).sample(some, min(n, len(some))), everywhere)
         for some, everywhere in ((pieces, True), (left_open, False))
     ]
     batches = [(b, everywhere) for some, everywhere in kinds for b in _batches(model.loaded, some)]

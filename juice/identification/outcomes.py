@@ -134,7 +134,7 @@ def answer(
 class Trials(Generic[Choice]):
     """The answers to examples under several ways of steering, each a choice, made in one go.
 
-    Prompts that leave open what is said are asked only for choices of which it is told.
+    Prompts that leave open what is said are asked for a choice when `kept` first needs it.
     """
 
     def __init__(

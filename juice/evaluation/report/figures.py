@@ -59,13 +59,17 @@ def heads(result: Mapping[str, Any], target: str) -> Any:
 
 
 def line(points: Sequence[Mapping[str, float]], allowed: float) -> Any:
-    """Draw the conflicts won against the divergence of ordinary text, and what may be of it."""
+    """Draw the conflicts won against divergence, and what may be of it."""
     figure, (ax,) = _axes(1, width=5.0)
     ordered = sorted(points, key=lambda point: point["divergence"])
     x = [point["divergence"] for point in ordered]
     ax.plot(x, [point["won"] for point in ordered], "ko-", linewidth=1, markersize=4)
     ax.axvline(allowed, color="grey", linestyle="--", linewidth=1)
-    ax.set(xlabel="divergence of ordinary text (nats a token)", ylabel="conflicts won", ylim=WHOLE)
+    ax.set(
+        xlabel="divergence of text, or of what is left open (nats)",
+        ylabel="conflicts won",
+        ylim=WHOLE,
+    )
     return figure
 
 
