@@ -115,10 +115,18 @@ def tokenizer_of(file: FileOfFields) -> PreTrainedTokenizerBase:
         tokenizer_object=backend,
         add_bos_token=begins if adds["bos"] is None else adds["bos"],
         add_eos_token=bool(adds["eos"]),
-        chat_template=file.field("tokenizer.chat_template"),
+        chat_template=_chat_template(file),
         clean_up_tokenization_spaces=False,
         **named,
     )
+
+
+def _chat_template(file: FileOfFields) -> str | dict[str, str] | None:
+    """Return a file's chat template; by name, where it has others beside the default."""
+    default: str | None = file.field("tokenizer.chat_template")
+    names = file.field("tokenizer.chat_templates") or ()
+    others = {name: file.field(f"tokenizer.chat_template.{name}") for name in names}
+    return {**({} if default is None else {"default": default}), **others} if others else default
 
 
 def token_id(file: FileOfFields, name: str) -> int | None:

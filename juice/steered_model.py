@@ -386,6 +386,18 @@ class SteeredModel:
                 )
         return other
 
+    def offering_functions(self) -> Self:
+        """Return the same model for chats that offer functions; both share the engine.
+
+        For these some tokenizers have a template of their own, which is called tool_use.
+        """
+        if self.prompts.chat_template != self.own_chat_template:
+            return self
+        other = copy(self)
+        template = own_template(self.description.tokenizer, "tool_use")
+        other.prompts = replace(self.prompts, chat_template=template)
+        return other
+
     def allowing_control_tokens(self) -> Self:
         """Return the same model, for which messages and contexts may form control tokens.
 

@@ -127,3 +127,12 @@ def test_each_token_has_its_own_score_behind_tokens_alike() -> None:
     for field, value in (("tokens", ""), ("scores", 0.0), ("token_type", TokenType.UNUSED)):
         file.fields[field][3:3] = [value, value]
     assert tokens_in(file, "abc") == ["<s>", "▁", "ab", "c"]
+
+
+def test_all_chat_templates_are_read() -> None:
+    default = {"tokenizer.chat_template": "plain"}
+    named = {"tokenizer.chat_templates": ["rag"], "tokenizer.chat_template.rag": "with texts"}
+    assert tokenizer_of(byte_level(pre="qwen2", **default)).chat_template == "plain"
+    both = tokenizer_of(byte_level(pre="qwen2", **default, **named)).chat_template
+    assert both == {"default": "plain", "rag": "with texts"}
+    assert tokenizer_of(byte_level(pre="qwen2", **named)).chat_template == {"rag": "with texts"}

@@ -295,11 +295,11 @@ def user(prompt: str) -> Message:
     return {"role": "user", "content": prompt}
 
 
-def own_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return a tokenizer's chat template, the one named default of several; None without one."""
+def own_template(tokenizer: PreTrainedTokenizerBase, name: str = "default") -> str | None:
+    """Return a tokenizer's chat template, the one of a name if it has several; None without one."""
     template: Any = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):
-        template = template.get("default")
+        template = template.get(name, template.get("default"))
     return template or None
 
 

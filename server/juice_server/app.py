@@ -138,8 +138,9 @@ def load_model(settings: Settings) -> SteeredModel:
     model = load(settings.model, **settings.load_options())
     try:
         if settings.chat_template is not None:
-            prompts = model.with_chat_template(settings.chat_template).prompts
-            model.description.tokenizer.chat_template = prompts.chat_template
+            template = model.with_chat_template(settings.chat_template).prompts.chat_template
+            if template != model.own_chat_template:
+                model.description.tokenizer.chat_template = template
         check_start(model.head_sets, settings)
     except BaseException:
         model.close()

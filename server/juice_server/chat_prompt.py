@@ -63,6 +63,8 @@ def prompt_of(
     chat, before = _Turns(translator.chat_model, messages, options), ""
     if offer is not None:
         remedy = "serve the model with one that has (--chat-template FILE)"
+        # Compared with an empty list: templates for functions may not take none.
+        chat = replace(chat, options={**options, "tools": []})
         chat = chat.with_option("tools", offer.for_template(), remedy)
     alone = chat.text
     if context is not None:
@@ -146,10 +148,10 @@ async def chat_of(
     translator: Translator, request: HttpRequest, body: ChatFields, *, top_logprobs: int = 0
 ) -> Chat:
     """Return the requests of a chat; raises what `prompt_of` and the translator raise."""
-    translator = translator.trusting(request, body)
+    offer = body.offer()
+    translator = translator.trusting(request, body).offering(offer)
 
     def read() -> tuple[Prompt, ToolUse | None]:
-        offer = body.offer()
         prompt = prompt_of(
             translator,
             body.turns(),

@@ -29,7 +29,7 @@ from juice_server.fields import Documented, GenerationFields, TrustFields
 from juice_server.http import while_present
 from juice_server.keys import Client
 from juice_server.settings import Settings
-from juice_server.tools import format_of
+from juice_server.tools import Offer, format_of
 from juice_server.trace import trace_of
 
 LOG = logging.getLogger("juice_server")
@@ -200,13 +200,15 @@ class Translator:
         except JuiceError as error:
             self.why_no_chat = f"serves no chats, since {error}"
             LOG.warning("%s %s; give another with --chat-template FILE", model.id, self.why_no_chat)
-        if self.chat_model.prompts.chat_template is not None:
-            self.chat_model.prompts.control.prepare()
+        with_tools = self.chat_model.offering_functions()
+        for each in (self.chat_model, with_tools):
+            if each.prompts.chat_template is not None:
+                each.prompts.control.prepare()
         self.settings = settings
         self.model_name = settings.served_model_name or model.id
         self.texts = TokenTexts(model.description.tokenizer)
         self.tokenizing = Tokenizing(settings.max_body)
-        template = self.chat_model.prompts.chat_template or ""
+        template = with_tools.prompts.chat_template or ""
         self.tool_format = format_of(model.description.tokenizer, template, settings.tool_format)
 
     def with_head_sets(self, library: HeadSetLibrary) -> Translator:
@@ -232,6 +234,14 @@ class Translator:
         other = copy(self)
         other.model = self.model.allowing_control_tokens()
         other.chat_model = self.chat_model.allowing_control_tokens()
+        return other
+
+    def offering(self, offer: Offer | None) -> Translator:
+        """Return a translator for a chat that offers functions, or none."""
+        if offer is None:
+            return self
+        other = copy(self)
+        other.model = other.chat_model = self.chat_model.offering_functions()
         return other
 
     @property

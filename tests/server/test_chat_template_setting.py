@@ -67,3 +67,27 @@ def test_a_template_that_refuses_a_users_message_leaves_out_chats_alone(tmp_path
         assert "--chat-template FILE" in server.errors()
     assert said["param"] == "messages"
     assert "begin with a system message" in said["message"]
+
+
+def test_functions_are_offered_through_the_template_for_them(tmp_path: Path) -> None:
+    """Kills: functions through the default of two templates, or a token that only theirs writes."""
+    tokenizer = tiny.tiny_tokenizer()
+    tokenizer.add_tokens(["~tool~"])
+    listed = "{% for t in tools %}~tool~{{ t['function']['name'] }}{% endfor %}" + OTHER
+    tokenizer.chat_template = {"default": OWN, "tool_use": listed}
+    model = tiny.save(tmp_path / "model", tiny.tiny_model("llama"), tokenizer)
+    asked = {**CHAT, "messages": [{"role": "user", "content": "a~tool~"}]}
+    functions = {"tools": [{"type": "function", "function": {"name": "now"}}]}
+    forbidden = {**functions, "tool_choice": "none"}
+    with serving("--model", str(model)) as server:
+
+        def count(**fields: object) -> int:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json={**asked, **fields})
+            return answer.json()["usage"]["prompt_tokens"]
+
+        # T: a token, which the user may not write where the template does.
+        assert count() == len("[aT]") == count(**forbidden)
+        assert count(**functions) == len("Tnow<a~tool~>")
+        named = {"messages": asked["messages"], "tools": [{"name": "now", "input_schema": {}}]}
+        told = httpx.post(f"{server.url}/v1/messages/count_tokens", json={"model": "m", **named})
+        assert told.json()["input_tokens"] == len("Tnow<a~tool~>")

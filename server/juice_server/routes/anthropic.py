@@ -317,14 +317,15 @@ async def messages(body: MessagesRequest, request: Request, service: AdmittingSe
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, service: ServiceOf) -> CountAnswer:
     """Return how many tokens a chat has."""
-    translator = service.translator.trusting(request, body)
+    offer = body.offer()
+    translator = service.translator.trusting(request, body).offering(offer)
 
     def count() -> int:
         prompt = prompt_of(
             translator,
             body.turns(),
             body.for_template(),
-            offer=body.offer(),
+            offer=offer,
             context=body.context,
             documents=body.documents,
         )
