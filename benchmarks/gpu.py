@@ -32,7 +32,8 @@ import torch
 import juice
 from benchmarks import gpu_vllm, peers, rig
 from benchmarks.peers import WAYS
-from benchmarks.rig import ROWS, SHAPES, Setting, Worker, answer_questions
+from benchmarks.rig import ROWS, SHAPES, Setting
+from benchmarks.ways import Worker, answer_questions
 from juice.checks.doctor import diagnose
 from juice.errors import JuiceError
 from tests.support.architectures import ARCHITECTURES

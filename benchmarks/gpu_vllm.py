@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 import juice
 from benchmarks import rig
-from benchmarks.rig import Worker, answer_questions
+from benchmarks.ways import Worker, answer_questions
 from juice.engine.answer import Completion
 from juice.engine.load_options import Limits
 from juice.errors import JuiceError

@@ -46,16 +46,14 @@ from benchmarks.rig import (
     N_TOKENS,
     ROWS,
     SHAPES,
-    VLLM_RESTS_WITHIN_S,
     Arrivals,
     Prompt,
     Setting,
     Shape,
-    Turns,
-    Worker,
     prompts,
     step_s,
 )
+from benchmarks.ways import VLLM_RESTS_WITHIN_S, Turns, Worker, answer_questions
 from juice.engine.load_options import Limits
 from juice.engine.own.scheduler import Costs
 from juice.engine.request import Request
@@ -378,7 +376,7 @@ def work(name: str, setting: Setting) -> None:
 
         return reply
 
-    rig.answer_questions(make)
+    answer_questions(make)
 
 
 def _peak_bytes() -> int:

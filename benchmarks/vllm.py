@@ -34,7 +34,8 @@ import httpx
 
 import juice
 from benchmarks import rig
-from benchmarks.rig import SMALL, VLLM_RESTS_WITHIN_S, Worker, answer_questions, prompts, show
+from benchmarks.rig import SMALL, prompts, show
+from benchmarks.ways import VLLM_RESTS_WITHIN_S, Worker, answer_questions
 from juice.engine.load_options import Limits
 from juice.engine.request import Request
 from juice.engine.steer import Steering, unsteered

@@ -85,6 +85,7 @@ def test_exactness_and_speed_are_written(tmp_path: Path) -> None:
     assert "4 of 4 exact" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_device_that_fails_is_a_result_of_each_model() -> None:
     found = gpu.exactness("cuda", ["bfloat16"], ["mini", "GPT-2"], n_at_once=2)
