@@ -57,7 +57,7 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))
 
 .PHONY: setup setup-vllm setup-clients setup-containers setup-ray run real real-smoke test test-long \
   test-vllm clients-test clients-load clients-smoke container-test ray-test release-test torture \
-  soak lint docs dist audit sbom bench gpu wheels
+  soak lint compiled-tests docs dist audit sbom bench gpu wheels
 
 setup: $(STAMP) $(HELM)
 
@@ -193,6 +193,10 @@ torture: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.under_fire --soak 600
+
+# Compiles the tests, which pytest keeps: else each of its processes does. For one beside `lint`.
+compiled-tests: $(STAMP)
+	$(BIN)/python -m pytest --collect-only -qq > /dev/null
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Annotated, Any, Literal, Self
@@ -289,9 +290,12 @@ def irrelevant_contexts(examples: Sequence[ConflictExample]) -> list[ConflictExa
         and (conflicts := set(e.prompts) - {"clean"})
         and all(context_end(e, t) for t in conflicts)
     ]
-    for i, example in enumerate(whole):
-        others = whole[i + 1 :] + whole[:i]
-        told = [o for o in others if o.prompts.keys() == example.prompts.keys()]
+    alike: dict[frozenset[str], deque[ConflictExample]] = defaultdict(deque)
+    for example in whole:
+        alike[frozenset(example.prompts)].append(example)
+    for example in whole:
+        told = alike[frozenset(example.prompts)]
+        told.rotate(-1)  # so that it is the last
         apart = [o for o in told if o.relation != example.relation] or [
             o for o in told if o.subject != example.subject
         ]
