@@ -129,7 +129,7 @@ def save_until(folder: Path, end: Any) -> None:
 
 def test_a_reader_beside_a_saver_always_has_one_of_the_sets(tmp_path: Path) -> None:
     """Kills: scores of one saving beside the heads of another, a folder gone for a moment."""
-    folder, context = tmp_path / "context", multiprocessing.get_context("spawn")
+    folder, context = tmp_path / "context", multiprocessing.get_context("fork")
     scored().save(folder)
     end = context.Event()
     saver = context.Process(target=save_until, args=(folder, end), daemon=True)
@@ -157,7 +157,7 @@ def save_once(folder: Path, start: Any, saved: Any) -> None:
 
 
 def test_of_savers_at_once_only_one_succeeds_unless_they_may_overwrite(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     start, saved = context.Event(), context.Queue()
     savers = [
         context.Process(target=save_once, args=(tmp_path / "context", start, saved))

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import juice
-from juice.data import memory
-from juice.identification import learned, lessons, ordinary, tune
+from juice.identification import learned
+from tests.support import little
 
 
 @pytest.fixture(scope="module")
@@ -19,17 +19,12 @@ def mini() -> Iterator[juice.SteeredModel]:
 
 @pytest.fixture(autouse=True)
 def _few_open_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take a few of them, in a step and to measure on: small models have little to say there."""
-    monkeypatch.setattr(lessons, "N_OPEN", 4)
-    monkeypatch.setattr(memory, "N_HELD_OUT", 1)
+    little.few_open_prompts(monkeypatch)
 
 
 @pytest.fixture
 def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure harm on the first piece of prose, all of it; learn from the other prose."""
-    monkeypatch.setattr(ordinary, "KINDS", ("prose",))
-    monkeypatch.setattr(ordinary, "HELD_OUT_EVERY", 1000)
-    monkeypatch.setattr(tune, "N_PIECES", 1000)
+    little.little_text(monkeypatch)
 
 
 @pytest.fixture

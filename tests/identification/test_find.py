@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -15,10 +17,12 @@ from juice.files import LOOK
 from juice.head_set.head_set import HeadSet
 from juice.identification.examples import usable_examples
 from juice.identification.options import IdentificationFields, IdentificationOptions
-from tests.support.commands import juice as command
+from tests.support import little
+from tests.support.commands import juice as juice_command
 from tests.support.marks import FEW_EXAMPLES
 
-pytestmark = FEW_EXAMPLES
+LITTLE_IS_WON = pytest.mark.filterwarnings("ignore:toward .* are won where:UserWarning")
+pytestmark = [FEW_EXAMPLES, LITTLE_IS_WON]
 
 
 def facts_of(n: int) -> list[ConflictExample]:
@@ -30,9 +34,17 @@ def facts_of(n: int) -> list[ConflictExample]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def _few_open_prompts() -> None:
-    """Take all of them, unlike the other tests: the command, a process of its own, does."""
+@pytest.fixture(scope="module", autouse=True)
+def _little() -> Iterator[None]:
+    """Take little text and few open prompts, as the command does here."""
+    with pytest.MonkeyPatch.context() as patch:
+        little.little_text(patch)
+        little.few_open_prompts(patch)
+        yield
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return juice_command(*arguments, program=little.COMMAND)
 
 
 ATTRIBUTION = ("--method", "attribution")

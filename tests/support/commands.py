@@ -17,11 +17,15 @@ from tests.support.forking import Forked
 
 
 def juice(
-    *arguments: str, cwd: Path | None = None, given: str = "", **environment: str
+    *arguments: str,
+    cwd: Path | None = None,
+    given: str = "",
+    program: str | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command as a process to its end, offline unless the environment says otherwise.
 
-    `given` is its standard input.
+    `given` is its standard input; `program` is Python that runs in its place.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
     if any(name.startswith("HF_") for name in environment):  # read at import
@@ -42,7 +46,13 @@ def juice(
         errors.touch()
         stdin.write_text(given)
         process = Forked(
-            arguments, output=output, errors=errors, given=stdin, environment=env, folder=cwd
+            arguments,
+            output=output,
+            errors=errors,
+            given=stdin,
+            program=program,
+            environment=env,
+            folder=cwd,
         )
         code = process.wait(300)
         return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())

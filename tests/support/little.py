@@ -1,0 +1,33 @@
+"""Little text and few open prompts, for identification on models that have little to say there."""
+
+from __future__ import annotations
+
+import pytest
+
+from juice.data import memory
+from juice.identification import lessons, ordinary, tune
+
+
+def little_text(patch: pytest.MonkeyPatch) -> None:
+    """Measure harm on the first piece of prose, all of it; learn from the other prose."""
+    patch.setattr(ordinary, "KINDS", ("prose",))
+    patch.setattr(ordinary, "HELD_OUT_EVERY", 1000)
+    patch.setattr(tune, "N_PIECES", 1000)
+
+
+def few_open_prompts(patch: pytest.MonkeyPatch) -> None:
+    """Take a few prompts that leave open what is said, in a step and to measure on."""
+    patch.setattr(lessons, "N_OPEN", 4)
+    patch.setattr(memory, "N_HELD_OUT", 1)
+
+
+# The command, in a process of its own, with both.
+COMMAND = """
+import pytest
+from juice.cli.main import main
+from tests.support import little
+
+little.little_text(pytest.MonkeyPatch())
+little.few_open_prompts(pytest.MonkeyPatch())
+main()
+"""
