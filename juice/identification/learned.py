@@ -10,9 +10,8 @@ Each stage starts where the last one ended, and the mean over its last steps is 
 A stage that does well enough is the last; of several after the first only the mean counts, since
 single ones wander. What counts is also tried at the scale at which divergence should be all that it
 may, since it grows with about the square of the scale. Of all that is within, what does best on
-facts that are not learned from is taken, or the same at a gentler scale where that wins as many
-conflicts. In two runs the layers between the lowest and the highest work twice, so outer ones that
-have little are left out on the same terms.
+facts that are not learned from is taken. In two runs the layers between the lowest and the highest
+work twice, so outer ones that have little are left out where that wins as many conflicts.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ PENALTY = 0.01
 N_LOOKED_AT = 36  # facts
 # Of the scale at which divergence should be all that it may; and how often one is tried.
 NEAR, MOST_SCALE, N_TRIED = 0.97, 1.5, 3
-GENTLE = 0.8  # times the best scale: two thirds of the divergence
-ALIKE = 0.02  # in value: the gentler, or narrower, is taken where it wins as many conflicts
+ALIKE = 0.02  # in value: the narrower is taken where it wins as many conflicts
 NARROW = 0.1  # of the sum of squares: what the outer layers that two runs do without may have
 FAR_BELOW, CLOSE = 0.5, 1.05  # times what may be: there is room; the scales reach it
 ENOUGH = 0.7  # in value: what a stage that is the last wins, less what it breaks
@@ -138,10 +136,11 @@ def learn(task: Task, *, method: Method = "juice", start: Reached | None = None)
                 stacklevel=2,
             )
             best, most = other, MORE_DIVERGENCE
-    if best is not None:
-        best = judge.as_good(best, most, tried, judge.scaled(best, GENTLE))
-        if method == "juice":  # the layers from the lowest to the highest work twice
-            best = judge.as_good(best, most, tried, judge.narrowed(best))
+    # Those from the lowest to the highest layer work twice.
+    if best is not None and method == "juice":
+        narrow = judge.narrowed(best)
+        tried.append(narrow)
+        best = narrow if judge.is_as_good(narrow, best, most) else best
     if best is None or best.value <= judge.unsteered or not best.coefficients.any():
         raise NoConsistentHeadError(
             f"no coefficients toward {task.target} do better than no steering within "
@@ -201,13 +200,10 @@ class _Judge:
         within = [one for one in (*stages, *scaled) if one.point.divergence <= most]
         return max(within, key=lambda one: one.value, default=None)
 
-    def as_good(self, best: Reached, most: float, tried: list[Reached], other: Reached) -> Reached:
-        """Return what costs less where it does as well, else the best; note that it was tried."""
-        tried.append(other)
-        wins_as_many = other.point.won >= best.point.won
-        is_alike = other.value > max(best.value - ALIKE, self.unsteered)
-        is_within = other.point.divergence <= most
-        return other if wins_as_many and is_alike and is_within else best
+    def is_as_good(self, one: Reached, best: Reached, most: float) -> bool:
+        """Return whether one wins as many conflicts as the best, within what may be."""
+        is_alike = one.value > max(best.value - ALIKE, self.unsteered)
+        return one.point.won >= best.point.won and is_alike and one.point.divergence <= most
 
     def scaled_within(self, stage: Reached, most: float) -> Iterator[Reached]:
         """Yield what the stage does at other scales, until one is within what may be."""

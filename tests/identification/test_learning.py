@@ -38,7 +38,7 @@ def tiny_one() -> juice.SteeredModel:
 @pytest.fixture(autouse=True)
 def _few_steps(few_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "FIRST_WEIGHT", 3.0)
-    monkeypatch.setattr(learning, "ALIKE", -10.0)  # nothing is as good at a gentler scale
+    monkeypatch.setattr(learning, "ALIKE", -10.0)  # nothing narrower is as good
 
 
 def learned(
@@ -174,8 +174,8 @@ def test_what_is_chosen_lies_within_the_allowed_divergence(
     for before, after in pairwise(weights):
         assert 1 < after / before <= learning.MOST_CHANGE
     scaled = [point for point in found.line.points if point.scale < 1]
-    n_cheaper = 2 if method == "juice" else 1  # in two runs a narrower one is tried as well
-    scaled, (gentler, *_) = scaled[:-n_cheaper], scaled[-n_cheaper:]
+    if method == "juice":
+        del scaled[-1]  # a narrower one, which is tried in two runs
     n_within = sum(point.divergence <= most for point in scaled)
     assert n_within == len(whole), "each stage has a scale that is within, and ends there"
     assert len(scaled) <= len(whole) * learning.N_TRIED
@@ -184,7 +184,6 @@ def test_what_is_chosen_lies_within_the_allowed_divergence(
             ideal = before.scale * (most / before.divergence) ** 0.5
             assert after.scale == pytest.approx(learning.NEAR * ideal)
     assert found.best.point in scaled
-    assert gentler.scale == learning.GENTLE * found.best.point.scale
     assert found.best.point.divergence <= most
     within = [point for point in scaled if point.divergence <= most]
     assert all(point.divergence > most / 2 for point in within), "one is not near"
@@ -218,9 +217,6 @@ def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_muc
     close = first.divergence / (1 + learning.FAR_BELOW) * 2
     found = learned(tiny_one, max_divergence=close)
     assert stages(found) == [first]
-    gentler, best = found.line.points[-1], found.best.point
-    assert gentler.scale == pytest.approx(learning.GENTLE * best.scale)
-    assert gentler.divergence < learning.GENTLE * best.divergence
 
 
 @pytest.mark.parametrize("method", ["june", "juice"])
@@ -284,31 +280,6 @@ def test_a_stage_that_leaves_room_is_tried_closer_to_what_may_be(
     assert within[0].divergence > 1.1 * first.divergence
 
 
-@pytest.mark.parametrize(("gentle", "wins_as_many"), [(0.95, True), (0.8, False)])
-def test_the_gentler_of_two_scales_is_chosen_where_it_wins_as_many(
-    tiny_one: juice.SteeredModel,
-    monkeypatch: pytest.MonkeyPatch,
-    gentle: float,
-    wins_as_many: bool,
-) -> None:
-    """Kills: a scale that is not applied, a gentler one that is taken whatever it loses."""
-    monkeypatch.setattr(learning, "GENTLE", gentle)
-    whole = learned(tiny_one, max_divergence=ANYTHING)
-    point = whole.line.points[-1]
-    assert (point.won >= whole.best.point.won) is wins_as_many
-    alike = {10.0: wins_as_many, -10.0: False}
-    if wins_as_many:
-        difference = whole.best.value - learned_at(tiny_one, monkeypatch, 10.0).value
-        alike = {difference + 1e-6: True, difference - 1e-6: False}
-    for most, is_gentle in alike.items():
-        best = learned_at(tiny_one, monkeypatch, most)
-        scale = gentle if is_gentle else 1.0
-        torch.testing.assert_close(best.coefficients, scale * whole.best.coefficients)
-        assert best.point == (point if is_gentle else whole.best.point)
-        nats = nats_of(tiny_one, best.coefficients, "june")
-        assert best.point.divergence == pytest.approx(nats, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("share", "alike", "left_out"),
     [
@@ -325,7 +296,6 @@ def test_outer_layers_that_two_runs_do_as_well_without_are_left_out(
     left_out: list[int],
 ) -> None:
     """Kills: an inner layer, too many, one that is left out whatever that loses."""
-    monkeypatch.setattr(learning, "GENTLE", 1.0)
     monkeypatch.setattr(learning, "NARROW", share)
     whole = learned(tiny_one, method="juice", max_divergence=ANYTHING).best
     sizes = whole.coefficients.square().sum(1)
@@ -339,14 +309,6 @@ def test_outer_layers_that_two_runs_do_as_well_without_are_left_out(
     assert (found.line.points[-1].won >= whole.point.won) == (n_within == 1)
     nats = nats_of(tiny_one, expected, "juice")
     assert found.best.point.divergence == pytest.approx(nats, rel=1e-3)
-
-
-def learned_at(
-    tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch, alike: float
-) -> Reached:
-    """Return what is chosen where values that differ by so much are alike."""
-    monkeypatch.setattr(learning, "ALIKE", alike)
-    return learned(tiny_one, max_divergence=ANYTHING).best
 
 
 def test_what_starts_elsewhere_goes_on_from_there_with_the_same_weight(
