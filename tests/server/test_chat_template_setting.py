@@ -88,6 +88,9 @@ def test_functions_are_offered_through_the_template_for_them(tmp_path: Path) -> 
         # T: a token, which the user may not write where the template does.
         assert count() == len("[aT]") == count(**forbidden)
         assert count(**functions) == len("Tnow<a~tool~>")
-        named = {"messages": asked["messages"], "tools": [{"name": "now", "input_schema": {}}]}
-        told = httpx.post(f"{server.url}/v1/messages/count_tokens", json={"model": "m", **named})
-        assert told.json()["input_tokens"] == len("Tnow<a~tool~>")
+        chat = {"messages": asked["messages"]}
+        told = httpx.post(f"{server.url}/tokenize", json={**chat, **functions}).json()
+        assert told["count"] == len("Tnow<a~tool~>")
+        named = {"model": "m", "tools": [{"name": "now", "input_schema": {}}]}
+        told = httpx.post(f"{server.url}/v1/messages/count_tokens", json={**chat, **named}).json()
+        assert told["input_tokens"] == len("Tnow<a~tool~>")

@@ -33,6 +33,7 @@ from juice_server.http import StrictRoute
 from juice_server.requests import TokenScore
 from juice_server.routes.stream import Event, Renderer
 from juice_server.service import AdmittingService, Service, ServiceOf
+from juice_server.tools import Offer
 
 
 class GenerateRequest(GenerationFields):
@@ -132,11 +133,9 @@ class TokenizeRequest(TemplateFields, TrustFields, Body):
             raise ValueError("add_special_tokens goes with a text; a chat template writes them")
         return self
 
-    def for_template(self) -> dict[str, Any]:
-        options = super().for_template()
-        if self.tools:
-            options["tools"] = [tool.function.function.for_template() for tool in self.tools]
-        return options
+    def offer(self) -> Offer | None:
+        """Return the functions that the chat lists, if it lists any."""
+        return Offer(tuple(tool.function.function for tool in self.tools)) if self.tools else None
 
 
 class TokenizeResponse(Answer):
@@ -272,14 +271,15 @@ class GenerateRenderer(NativeRenderer):
 async def tokenize(body: TokenizeRequest, request: Request, service: ServiceOf) -> Response:
     """Return a text's tokens, tokenized like a prompt."""
     tokenizer = service.model.description.tokenizer
-    translator = service.translator.trusting(request, body)
+    offer = body.offer()
+    translator = service.translator.trusting(request, body).offering(offer)
 
     def work() -> Response:
         text = translator.model.prompts.raw(body.text or "")
         adds_special = body.add_special_tokens is not False
         if body.messages is not None:
             turns = [message.plain() for message in body.messages]
-            prompt = prompt_of(translator, turns, options=body.for_template())
+            prompt = prompt_of(translator, turns, body.for_template(), offer=offer)
             text, adds_special = str(prompt.text), False
         ids: tuple[int, ...] = ()
         if text:
