@@ -24,6 +24,8 @@ LONG = {"prompt": CONFLICT, "max_tokens": 480, "ignore_eos": True}
 # The keys of the server that needs one, and the header with the first.
 KEYS = ("first-key", "zweiter-schlüssel")
 BEARER = {"authorization": f"Bearer {KEYS[0]}"}
+# What servers write to standard error, until the tests end.
+ERRORS = tempfile.TemporaryDirectory(prefix="juice-servers-")
 
 
 def free_port() -> int:
@@ -45,7 +47,7 @@ class Server:
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._errors = Path(tempfile.mkstemp(prefix="juice-server-")[1])
+        self._errors = Path(tempfile.mkstemp(dir=ERRORS.name)[1])
         environment = {**os.environ, **(environment or {})}
         options = ("--port", str(self.port), *arguments)
         if "vllm" in arguments and program is None:
