@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -22,7 +21,8 @@ from tests.support.commands import juice as juice_command
 from tests.support.marks import FEW_EXAMPLES
 
 LITTLE_IS_WON = pytest.mark.filterwarnings("ignore:toward .* are won where:UserWarning")
-pytestmark = [FEW_EXAMPLES, LITTLE_IS_WON]
+# The command, a process of its own, reads little text, too.
+pytestmark = [FEW_EXAMPLES, LITTLE_IS_WON, pytest.mark.usefixtures("little_text")]
 
 
 def facts_of(n: int) -> list[ConflictExample]:
@@ -32,15 +32,6 @@ def facts_of(n: int) -> list[ConflictExample]:
         e.model_copy(update={"parametric_answer": (*e.parametric_answer, "Nowhere")})
         for e in every[:: len(every) // n][:n]
     ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _little() -> Iterator[None]:
-    """Take little text and few open prompts, as the command does here."""
-    with pytest.MonkeyPatch.context() as patch:
-        little.little_text(patch)
-        little.few_open_prompts(patch)
-        yield
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

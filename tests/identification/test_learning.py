@@ -209,8 +209,12 @@ def test_what_lies_a_little_beyond_is_not_chosen_whatever_it_wins(
 def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_much_room(
     tiny_one: juice.SteeredModel,
 ) -> None:
-    """Kills: a weight that only grows, a stage that is learned for nothing."""
-    first, second = stages(learned(tiny_one, max_divergence=ANYTHING))
+    """Kills: a weight that only grows, a stage that is learned for nothing, a worse one taken."""
+    unfinished = Unfinished()
+    found = learned(tiny_one, unfinished=unfinished, max_divergence=ANYTHING)
+    first, second = stages(found)
+    values = [Reached.of_plain(one).value for one in unfinished.get("learning context june")]
+    assert found.best.value >= max(values) > min(values)
     assert (first.weight, first.scale) == (learning.FIRST_WEIGHT, 1)
     assert second.weight == learning.LEAST_CHANGE * first.weight
     assert first.divergence > 0.001
