@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 
+from tests.support.commands import juice
 from tests.support.page_blocks import ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
@@ -58,14 +56,8 @@ def test_the_types_that_carry_a_request_are_there_and_no_more_than_twelve() -> N
 
 def test_a_steered_request_goes_through_few_files_of_ours() -> None:
     """Kills: another layer between the route and the hook that only passes on."""
-    done = subprocess.run(
-        [sys.executable, "-c", TRACED, str(ROOT)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'server'}"},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = juice(str(ROOT), program=TRACED, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     is_applied, files = json.loads(done.stdout)
     assert is_applied
     assert "juice/model/steering_hooks.py" in files
