@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -87,10 +87,22 @@ class PromptForm:
 
     def tokens(self, prompt: str, opening: str = "") -> tuple[int, ...]:
         """Return the tokens of a prompt and of its reply's opening; raises RequestError."""
-        if opening:
-            return self.joined(prompt, opening)[0]
-        is_plain = self.chat_template is None
-        return self.encode(self.raw(prompt) if is_plain else self.rendered([user(prompt)]))
+        return self.joined(prompt, opening)[0] if opening else self._asked(prompt)[1]
+
+    @cached_property
+    def _asked(self) -> Callable[[str], tuple[str, tuple[int, ...]]]:
+        """What gives a prompt as guarded text, and its tokens, and keeps the last few.
+
+        Each of the answers that may follow a prompt asks for them.
+        """
+
+        @lru_cache(maxsize=4)
+        def asked(prompt: str) -> tuple[str, tuple[int, ...]]:
+            is_plain = self.chat_template is None
+            text = self.raw(prompt) if is_plain else self.rendered([user(prompt)])
+            return text, self.encode(text)
+
+        return asked
 
     @property
     def control(self) -> ControlTokens:
@@ -235,9 +247,7 @@ class PromptForm:
         the prompt. Without the space, and in a chat, the model has already seen the prompt's own
         tokens when the answer begins, so these stay unchanged, whatever they would merge with.
         """
-        is_plain = self.chat_template is None
-        text = self.raw(prompt) if is_plain else self.rendered([user(prompt)])
-        ids = self.encode(text)
+        is_plain, (text, ids) = self.chat_template is None, self._asked(prompt)
         if is_plain and glue_between(prompt, answer):
             whole = self.encode(self.raw(followed(prompt, answer)))
             return whole, _first_difference(whole, ids)
