@@ -32,8 +32,8 @@ WANTED: dict[str, Any] = {"methods": ("original", "served"), "texts": ["Lima."]}
 
 @pytest.fixture(scope="module")
 def few(pool: list[ConflictExample]) -> list[ConflictExample]:
-    """Return ten facts each about capitals and authors: about half of them are tested on."""
-    return [*pool[:10], *pool[60:70]]
+    """Return six facts each about capitals and authors: about half of them are tested on."""
+    return [*pool[:6], *pool[60:66]]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -60,7 +60,7 @@ def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
     mini: juice.SteeredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gain is counted by `generate`, on facts that were neither learned from nor looked at."""
-    monkeypatch.setattr(lessons, "N_OPEN", 32)
+    monkeypatch.setattr(lessons, "N_OPEN", 8)
     facts = known_examples(mini, Random(3).sample(juice.read_examples("mini"), 30))
     drawn, validation, unseen = facts[:8], facts[8:14], facts[14:26]
     options = IdentificationOptions(
