@@ -160,12 +160,15 @@ def test_what_is_not_steered_runs_once(engine: Engine) -> None:
 
 
 def test_what_is_not_steered_keeps_its_place(engine: Engine) -> None:
-    """It has waited already: nothing that came later starts before it."""
+    """It has waited already: nothing that came later starts before it.
+
+    What runs beside it goes on for as long as it can, so that the decision always comes first.
+    """
     gate = RequestGate(signal="steered", threshold=NEVER)
     gated = Request.of(
-        prompt_ids=PROMPT, max_tokens=60, ignore_eos=True, steering=steering(HEADS), gate=gate
+        prompt_ids=PROMPT, max_tokens=110, ignore_eos=True, steering=steering(HEADS), gate=gate
     )
-    long = Request.of(prompt_ids=PROMPT, max_tokens=60, ignore_eos=True)
+    long = Request.of(prompt_ids=PROMPT, max_tokens=110, ignore_eos=True)
     n_running = LIMITS.max_batch
     collector = Collector()
     engine.submit([gated, *[long] * (n_running - 1), *[long] * 10], collector)
