@@ -57,6 +57,8 @@ REAL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/juice
 REAL_DATA ?= $(if $(JUICE_TEST_DATA),$(JUICE_TEST_DATA)/)paraconflict
 # Of the tests: one more than processors, since some of them wait.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
+# Of the tests on vLLM, each of which takes gigabytes and waits for processes that it starts.
+VLLM_WORKERS ?= 3
 
 .PHONY: setup setup-vllm setup-clients setup-containers setup-ray run real real-smoke test test-long \
   test-vllm clients-test clients-load clients-smoke container-test ray-test release-test torture \
@@ -130,14 +132,14 @@ test-long: $(STAMP) $(VLLM_STAMP)
 	  tests/server/test_responses.py tests/server/test_messages.py tests/server/test_network.py
 
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_BIN)/python -m pytest -W default --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	$(VLLM_BIN)/python -m pytest -W default --numprocesses $(VLLM_WORKERS) --dist loadfile --no-loadscope-reorder \
 	  integration/ray/test_one_machine.py tests/engine/vllm tests/engine/test_*.py
-	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses $(WORKERS) --dist loadfile \
+	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses $(VLLM_WORKERS) --dist loadfile \
 	  tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
 	  tests/engine/vllm/test_layers.py \
 	  -k "Qwen2 or (float32 and slots) or compiled_step or breakable"
 	$(ON_VLLM) $(VLLM_BIN)/python -m pytest \
-	  -W default --numprocesses $(WORKERS) --dist loadfile \
+	  -W default --numprocesses $(VLLM_WORKERS) --dist loadfile \
 	  tests/server/test_generate_route.py tests/server/test_openai.py \
 	  tests/server/test_leaving.py tests/server/test_padded_vocabulary.py tests/server/test_inline.py
 

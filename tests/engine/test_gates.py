@@ -162,7 +162,7 @@ def test_what_is_not_steered_runs_once(engine: Engine) -> None:
 def test_what_is_not_steered_keeps_its_place(engine: Engine) -> None:
     """It has waited already: nothing that came later starts before it.
 
-    What runs beside it goes on for as long as it can, so that the decision always comes first.
+    What runs beside it goes on for as long as it can, which leaves time to decide.
     """
     gate = RequestGate(signal="steered", threshold=NEVER)
     gated = Request.of(
