@@ -24,7 +24,7 @@ from juice.engine.contract import Engine, ModelDescription
 from juice.engine.request import Request
 from juice.engine.steer import Steering, SteeringReport, unsteered
 from juice.engine.vllm import check as vllm
-from juice.errors import JuiceError, UnsupportedModelError
+from juice.errors import JuiceError, NonFiniteError, UnsupportedModelError
 from juice.model.definition import two_runs
 from juice.model.loaded import LoadedModel
 from juice.model.masks import narrow_sliding_windows
@@ -334,25 +334,34 @@ def check_vllm(engine: VllmEngine) -> Agreement:
 
     Raises UnsupportedModelError where they do not.
     """
-    measured = agreement(
-        engine,
-        VLLM,
-        partial(vllm.requests_at, engine),
-        partial(vllm.two_runs, engine),
-        run=partial(vllm.run_preempted, engine),
-    )
     model = engine.description
+    try:
+        measured = agreement(
+            engine,
+            VLLM,
+            partial(vllm.requests_at, engine),
+            partial(vllm.two_runs, engine),
+            run=partial(vllm.run_preempted, engine),
+        )
+    except NonFiniteError as error:
+        raise _inexact(model, "some log-probabilities are not numbers") from error
     if not measured.is_close(VLLM, model):
-        raise UnsupportedModelError(
-            f"{model.identity.architecture} is not steered exactly in vLLM: log-probabilities "
-            f"differ from those of two runs by {measured.steered:.2g} steered, "
+        raise _inexact(
+            model,
+            f"log-probabilities differ from those of two runs by {measured.steered:.2g} steered, "
             f"{measured.share:.0%} of what steering changes, and by {measured.unsteered:.2g} "
-            f"unsteered; at most {VLLM.share:.0%} and {bound_of(model):g} are allowed: load it "
-            "with --dtype float32, try --vllm-arg enforce_eager=true, or serve it with --engine own"
+            f"unsteered; at most {VLLM.share:.0%} and {bound_of(model):g} are allowed",
         )
     named = ("unsteered", "steered", "share", "least_effect", "coefficient")
     engine.checked = {name: getattr(measured, name) for name in named}
     return measured
+
+
+def _inexact(model: ModelDescription, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{model.identity.architecture} is not steered exactly in vLLM: {reason}: load it with "
+        "--dtype float32, try --vllm-arg enforce_eager=true, or serve it with --engine own"
+    )
 
 
 # Each second one is steered.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -192,6 +193,10 @@ def another_sign(patch: Patch, _model: Any) -> None:
     _change_heads(patch, lambda layer, head, value: (layer, head, -value))
 
 
+def another_scale_that_is_not_a_number(patch: Patch, _model: Any) -> None:
+    _change_heads(patch, lambda layer, head, _: (layer, head, math.nan))
+
+
 def the_last_layer_missing(patch: Patch, _model: Any) -> None:
     _change_heads(patch, lambda layer, head, value: (layer, head, value if layer < 3 else 0.0))
 
@@ -352,6 +357,7 @@ ON_ONE_DEVICE = (
     another_head,
     another_layer,
     another_scale,
+    another_scale_that_is_not_a_number,
     another_sign,
     the_last_layer_missing,
     all_heads_but_the_first_of_a_layer,
