@@ -278,7 +278,7 @@ def test_harm_is_that_of_all_chunks_together(mini: juice.SteeredModel) -> None:
     (way, *_) = ways_of(mini.head_sets.get("context"))
     (row,) = prose.harm(mini, chunks, [way], strengths=[2.0])
     steering = mini.resolve(Steer.of(way.steer, strength=2.0))
-    together = ordinary.OrdinaryText(mini.loaded, chunks, "juice").harm([steering], silent, "")
+    together = ordinary.OrdinaryText(mini.loaded, chunks).harm([steering], silent, "")
     assert len(chunks) == row["n"] == 3
     assert row["divergence"] == pytest.approx(together[0].divergence, rel=1e-4)
     assert row["perplexity"] == pytest.approx(together[0].perplexity, rel=1e-4)

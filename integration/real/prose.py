@@ -65,7 +65,7 @@ def harm(
             for chunk in chunks:
                 key = str((head_set.seal, method, tuple(strengths), chunk))
                 if (found := kept.get(key)) is None:
-                    text = OrdinaryText(model.loaded, [chunk], method)
+                    text = OrdinaryText(model.loaded, [chunk])
                     found = [one.model_dump() for one in text.harm(steerings, silent, "")]
                     kept.put(key, found)
                 by_chunk.append([Harm.model_validate(one) for one in found])

@@ -17,7 +17,7 @@ only the layers' inputs, and the rest is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -65,51 +65,48 @@ def micro_batches(lengths: Sequence[int], switch: int | None) -> list[list[int]]
 
 
 class DualRun:
-    """The runs of one micro-batch of prompts: two (`juice`), or one that scales its own z.
+    """The runs of one micro-batch of prompts: the clean one, and steered ones.
 
-    They are read at the prompts' ends, or `everywhere`.
+    Args:
+        loaded: The model.
+        prompts: The tokens of each prompt.
+        read_at: The positions of each prompt at which it is read; None: its end.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
         prompts: Sequence[tuple[int, ...]],
-        method: Method,
-        *,
-        everywhere: bool = False,
+        read_at: Sequence[Iterable[int]] | None = None,
     ) -> None:
         self._loaded = loaded
-        self._method = method
         self._clean: dict[int, torch.Tensor] | None = None
-        self._prompts = PaddedPrompts(loaded, prompts, everywhere=everywhere)
-        self.is_kept = False
+        self._prompts = PaddedPrompts(loaded, prompts, read_at)
 
     @property
-    def n_kept(self) -> int:
-        """The number of tokens times layers whose clean z is kept."""
-        return self._prompts.ids.numel() * len(self._clean or ())
+    def n_bytes(self) -> int:
+        """The bytes of the clean z that is kept."""
+        return sum(z.nbytes for z in (self._clean or {}).values())
 
-    def record(self) -> None:
-        """Run clean and keep z, unless it is kept already.
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the clean z is kept."""
+        return self._clean is not None
+
+    def record(self) -> torch.Tensor:
+        """Run clean, keep z, and return the logits as `logits` does.
 
         Until then a run's own z, held constant, is the clean one: the two are equal where all
         coefficients are zero.
         """
-        if self._clean is None and self._method == "juice":
-            self.clean_logits()
-
-    def clean_logits(self) -> torch.Tensor:
-        """Run clean; keep z where a steered run adds it, and return the logits as `logits` does."""
         kept: dict[int, torch.Tensor] = {}
 
         def keep(layer: AttentionLayer, z: torch.Tensor) -> None:
             kept[layer.index] = z  # [prompts, pos, n_heads * d_head]
 
-        layers = self._loaded.layout.layers if self._method == "juice" else ()
-        with torch.no_grad(), at_z(layers, keep):
+        with torch.no_grad(), at_z(self._loaded.layout.layers, keep):
             logits = self.logits()
-        if self._method == "juice":
-            self._clean = kept
+        self._clean = kept
         return logits
 
     def forget(self) -> None:
@@ -117,15 +114,15 @@ class DualRun:
         self._clean = None
 
     @contextmanager
-    def steered(self, coefficients: torch.Tensor) -> Iterator[None]:
-        """Steer every forward within.
+    def steered(self, coefficients: torch.Tensor, method: Method) -> Iterator[None]:
+        """Steer every forward within: add the clean z (`juice`), or scale the run's own.
 
         `coefficients` is float32 [n_layers, n_heads], or [prompts, n_layers, n_heads].
         """
 
         def add(layer: AttentionLayer, z: torch.Tensor) -> torch.Tensor:
             clean = z.detach() if self._clean is None else self._clean[layer.index]
-            source = clean if self._method == "juice" else z  # [prompts, pos, n_heads * d_head]
+            source = clean if method == "juice" else z  # [prompts, pos, n_heads * d_head]
             return add_scaled(z, source, coefficients[..., layer.index, None, : layer.n_heads])
 
         with at_z(self._loaded.layout.layers, add), short_attention(self._prompts.ids):
@@ -179,13 +176,13 @@ def gradients(
     with differentiable(loaded):
         values, by_head = torch.zeros(len(prompts)), torch.zeros(len(prompts), *shape)
         for batch in micro_batches([len(prompt) for prompt in prompts], loaded.rope_switch):
-            run = DualRun(loaded, [prompts[i] for i in batch], method)
+            run = DualRun(loaded, [prompts[i] for i in batch])
             # A row for each prompt, so that each has derivatives of its own.
             rows = at.repeat(len(batch), 1, 1).to(loaded.device).requires_grad_()
             with loaded.turn:
-                if at.any():
+                if at.any() and method == "juice":
                     run.record()
-                with run.steered(rows):  # also while layers are computed again
+                with run.steered(rows, method):  # also while layers are computed again
                     objectives = objective(run.logits(), batch)
                     backward(loaded, objectives.sum() * scale)
             assert rows.grad is not None

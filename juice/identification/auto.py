@@ -20,7 +20,14 @@ from juice.formula import Method
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Betas, Methods
 from juice.identification.first_tokens import table_of
-from juice.identification.learned import Reached, heads_of, learn, responses_of, scores_of
+from juice.identification.learned import (
+    Reached,
+    heads_of,
+    learn,
+    looked_at,
+    responses_of,
+    scores_of,
+)
 from juice.identification.ordinary import expected_divergence
 from juice.identification.outcomes import Z_LIKELY, Trials, difference_interval
 from juice.identification.task import Task
@@ -48,9 +55,10 @@ def learned_ways(task: Task, methods: Sequence[Method]) -> list[Way]:
     """
     ways: list[Way] = []
     start: Reached | None = None
+    search = looked_at(task)
     for method in methods:
         try:
-            found = learn(task, method=method, start=start)
+            found = learn(task, search, method=method, start=start)
         except NoConsistentHeadError:
             if not ways:
                 raise
@@ -91,8 +99,8 @@ def _tuned(task: Task, candidates: Sequence[HeadSet], at_least: float) -> list[W
 
     Betas are searched where a candidate comes near to a value at the first ones that are tried.
     """
-    search = Search.of(task, "juice", task.held_out)
-    head_set, pairs = search.best(candidates, partial(_first_pairs, task), at_least)
+    search = Search.of(task, task.held_out)
+    head_set, pairs = search.best(candidates, "juice", partial(_first_pairs, task), at_least)
     if not pairs or pairs[0] == UNSTEERED:
         return []
     plus, minus = pairs[0]

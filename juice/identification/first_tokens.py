@@ -40,8 +40,7 @@ from juice.model.loaded import LoadedModel
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
-# Tokens times layers whose clean z is kept between readings: 2 GiB at a width of 4096 in float16.
-MOST_KEPT = 250_000
+MOST_KEPT = 2 << 30  # bytes, of clean z that is kept between readings
 # What examples lack of which no prompt of a kind can be made.
 UNPROTECTED: dict[Protected, str] = {
     "unknown": "no example has its subject word for word in each of its conflict prompts",
@@ -67,38 +66,32 @@ class Reading:
 
 
 class FirstTokens:
-    """Groups of prompts that are read under many ways of steering, all of one method.
+    """Groups of prompts that are read under many ways of steering; clean runs are kept if small."""
 
-    Their clean runs are kept if small.
-    """
-
-    def __init__(
-        self, loaded: LoadedModel, groups: Mapping[str, Sequence[Asked]], method: Method = "juice"
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, groups: Mapping[str, Sequence[Asked]]) -> None:
         self._loaded = loaded
         self._asked = [(name, *asked) for name, prompts in groups.items() for asked in prompts]
         lengths = [len(ids) for _, ids, _ in self._asked]
         self._runs = [
-            (batch, DualRun(loaded, [self._asked[i][1] for i in batch], method))
+            (batch, DualRun(loaded, [self._asked[i][1] for i in batch]))
             for batch in micro_batches(lengths, loaded.rope_switch)
         ]
-        self._keeps = sum(lengths) * loaded.layout.n_layers <= MOST_KEPT
+        width = sum(layer.n_heads * layer.d_head for layer in loaded.layout.layers)
+        self._keeps = sum(lengths) * width * loaded.dtype.itemsize <= MOST_KEPT
 
     def read(
         self, steerings: Sequence[Steering], progress: Progress, description: str
     ) -> list[Reading]:
         """Read all prompts under each way of steering."""
         loaded, n = self._loaded, len(self._asked)
-        tables = [table_of(loaded, steering).to(loaded.device) for steering in steerings]
+        ways = [(table_of(loaded, one).to(loaded.device), method_of(one)) for one in steerings]
         answers = torch.tensor([token for *_, token in self._asked], device=loaded.device)
-        right, lead = torch.zeros(2, len(tables), n, dtype=torch.float64)  # [steering, prompt]
-        with torch.inference_mode(), progress(description, len(tables) * n) as advance:
+        right, lead = torch.zeros(2, len(ways), n, dtype=torch.float64)  # [steering, prompt]
+        with torch.inference_mode(), progress(description, len(ways) * n) as advance:
             for batch, run in self._runs:
                 with loaded.turn:
-                    run.record()
-                    for i, table in enumerate(tables):
-                        with run.steered(table):
-                            logits = run.logits()
+                    for i, (table, method) in enumerate(ways):
+                        logits = _logits(run, table, method)
                         tokens = answers[batch][:, None]
                         answer = logits.gather(1, tokens)
                         other = logits.scatter(1, tokens, -torch.inf).amax(1, keepdim=True)
@@ -115,7 +108,16 @@ class FirstTokens:
         def means(values: torch.Tensor) -> dict[str, float]:
             return {name: float(values[at].mean()) for name, at in places.items()}
 
-        return [Reading(means(right[i]), means(lead[i])) for i in range(len(tables))]
+        return [Reading(means(right[i]), means(lead[i])) for i in range(len(ways))]
+
+
+def _logits(run: DualRun, table: torch.Tensor, method: Method) -> torch.Tensor:
+    if not table.any():
+        return run.record()
+    if method == "juice" and not run.is_recorded:
+        run.record()
+    with run.steered(table, method):
+        return run.logits()
 
 
 def table_of(loaded: LoadedModel, steering: Steering) -> torch.Tensor:
@@ -124,6 +126,11 @@ def table_of(loaded: LoadedModel, steering: Steering) -> torch.Tensor:
     for layer, of_heads in steering.coefficients.items():
         table[layer, : len(of_heads)] = of_heads
     return table
+
+
+def method_of(steering: Steering) -> Method:
+    """Return the runs of a way of steering that is not a contrast."""
+    return "june" if steering.report.method == "june" else "juice"
 
 
 class Case(NamedTuple):

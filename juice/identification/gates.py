@@ -9,7 +9,7 @@ since no signal tells them from false ones; what becomes of them is reported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean
@@ -38,6 +38,10 @@ LEAST_KEPT = 0.9
 NEGLIGIBLE, MOST_LOST = 0.05, 0.1
 
 
+# Gives an answer to an example's prompt, with the likeliest token beside each of its own.
+Known = Callable[[ConflictExample, str, Method | None], Completion | None]
+
+
 class Measured(NamedTuple):
     """The gate of a method's betas, and what they do without one.
 
@@ -56,8 +60,13 @@ def measured_gates(
     examples: Sequence[ConflictExample],
     protect: Sequence[Protected],
     progress: Progress,
+    known: Known = lambda *_: None,
 ) -> dict[Method, Measured]:
-    """Return what is measured of each method on examples that the model knows."""
+    """Return what is measured of each method on examples that the model knows.
+
+    `known` gives the answer to an example's prompt by a method, or unsteered, where there is one;
+    else the model is asked.
+    """
     target = head_set.target
     some = Random(0).sample(examples, min(N_MEASURED, len(examples)))
     conflicts = [
@@ -67,7 +76,7 @@ def measured_gates(
         for e in some
     ]
     groups = {"conflicts": conflicts, **endangered_prompts(target, some)}
-    seen = _seen(model, head_set, methods, groups, progress)
+    seen = _seen(model, head_set, methods, groups, progress, known)
     found: dict[Method, Measured] = {}
     for method, of_method in seen.items():
         rules = [_rule(signal, of_method) for signal in SIGNALS[target]]
@@ -101,53 +110,69 @@ class _Seen:
         return run is not None and self.case.example.is_right(run.text, self.case.answer)
 
 
+class _Run(NamedTuple):
+    """A run of a prompt's tokens by a method, or unsteered."""
+
+    prompt_ids: tuple[int, ...]
+    method: Method | None
+    max_tokens: int
+
+
 def _seen(
     model: SteeredModel,
     head_set: HeadSet,
     methods: Sequence[Method],
     groups: dict[str, list[Case]],
     progress: Progress,
+    known: Known,
 ) -> dict[Method, dict[str, list[_Seen]]]:
     """Run all prompts that fit: steered, and as the signals and what they are to save need it.
 
-    The runs without steering are the same for all methods.
+    What is needed twice, such as the run without steering for several methods, is run once.
     """
+    target, wanted = head_set.target, []
+    asked, done = dict[_Run, Request](), dict[_Run, Completion]()
 
-    def ask(ids: tuple[int, ...], steer: Steer, max_tokens: int) -> Request:
-        return model.request(ids, steer=steer, max_tokens=max_tokens, top_logprobs=1)
+    def ask(case: Case, prompt: str, method: Method | None, max_tokens: int) -> _Run:
+        ids = model.tokenize(prompt, opening=case.example.opening)
+        run = _Run(ids, method, max_tokens)
+        if (answer := known(case.example, prompt, method)) is not None:
+            done[run] = answer
+        elif run not in asked:
+            steer = Steer(target="none")
+            if method is not None:
+                steer = Steer(target=target, head_set=head_set, method=method)
+            asked[run] = model.request(ids, steer=steer, max_tokens=max_tokens, top_logprobs=1)
+        return run
 
-    target, none, wanted = head_set.target, Steer(target="none"), []
-    steers = {m: Steer(target=target, head_set=head_set, method=m) for m in methods}
     for kind, cases in groups.items():
         for case in cases:
-            n, opening = answer_tokens(model, case.example), case.example.opening
-            ids = model.tokenize(case.prompt, opening=opening)
+            n = answer_tokens(model, case.example)
+            ids = model.tokenize(case.prompt, opening=case.example.opening)
             if not model.fits(ids, max_tokens=n):
                 continue
-            runs: dict[str, Request] = {
-                method: ask(ids, steer, 1 if kind == "conflicts" else n)
-                for method, steer in steers.items()
-            }
+            n_read = 1 if kind == "conflicts" else n
+            runs = {method: ask(case, case.prompt, method, n_read) for method in methods}
+            unsteered = alone = None
             if kind != "conflicts":
-                runs["unsteered"] = ask(ids, none, n)
+                unsteered = ask(case, case.prompt, None, n)
             if "memory" in SIGNALS[target] and case.alone is not None:
-                runs["alone"] = ask(model.tokenize(case.alone, opening=opening), none, 1)
-            wanted.append((kind, case, ids, runs))
-    requests = [request for *_, runs in wanted for request in runs.values()]
+                alone = ask(case, case.alone, None, 1)
+            wanted.append((kind, case, runs, unsteered, alone))
     description = f"measuring the gate of {head_set.name}"
-    done = iter(model.engine.generate(requests, progress=progress, description=description))
-    seen = {method: {kind: list[_Seen]() for kind, *_ in wanted} for method in steers}
-    for kind, case, ids, runs in wanted:
-        answers = {name: next(done) for name in runs}
-        for method, of_method in seen.items():
+    answers = model.engine.generate([*asked.values()], progress=progress, description=description)
+    done.update(zip(asked, answers, strict=True))
+    seen = {method: {kind: list[_Seen]() for kind, *_ in wanted} for method in methods}
+    for kind, case, runs, unsteered, alone in wanted:
+        for method, run in runs.items():
             one = _Seen(
                 case=case,
-                prompt_ids=ids,
-                steered=answers[method],
-                unsteered=answers.get("unsteered"),
-                alone=answers.get("alone"),
+                prompt_ids=run.prompt_ids,
+                steered=done[run],
+                unsteered=None if unsteered is None else done[unsteered],
+                alone=None if alone is None else done[alone],
             )
-            of_method[kind].append(one)
+            seen[method][kind].append(one)
     return seen
 
 

@@ -87,25 +87,35 @@ class Learned:
     line: Line
 
 
-def learn(task: Task, *, method: Method = "juice", start: Reached | None = None) -> Learned:
+def looked_at(task: Task) -> Search:
+    """Return the reading of those validation examples that choose a point on the line.
+
+    Raises ExampleError where no validation example can be used.
+    """
+    return Search.of(task, task.held_out, N_LOOKED_AT)
+
+
+def learn(
+    task: Task, search: Search, *, method: Method = "juice", start: Reached | None = None
+) -> Learned:
     """Learn the coefficients of all heads toward a target.
 
-    The task's validation examples choose a point on the line. Where little is won within the
-    divergence that is allowed by default, it warns, and takes more. Every stage is kept in the
-    task's unfinished results, and learning goes on from there.
+    What `search` reads chooses a point on the line. Where little is won within the divergence that
+    is allowed by default, it warns, and takes more. Every stage is kept in the task's unfinished
+    results, and learning goes on from there.
 
     Args:
         task: What a head set is found for.
+        search: Reads the validation examples that are `looked_at`.
         method: The runs through which is learned.
         start: Where to begin, and at which weight; None: at zero, with the first weight.
 
     Raises:
-        ExampleError: No validation example can be used.
         NoConsistentHeadError: Nothing within the allowed divergence is better than no steering.
         UnsupportedModelError: Gradients do not pass through the model.
     """
     most = task.options.allowed
-    judge = _Judge(Search.of(task, method, task.held_out, N_LOOKED_AT), task, method)
+    judge = _Judge(search, task, method)
     stages = [Reached.of_plain(kept) for kept in task.unfinished.get(judge.key) or ()]
     lessons, metric = Lessons(task, task.examples, method), _Metric(responses_of(task))
     weight = FIRST_WEIGHT if start is None else start.point.weight
@@ -154,7 +164,7 @@ class _Judge:
     """What coefficients do on facts that are not learned from."""
 
     def __init__(self, search: Search, task: Task, method: Method) -> None:
-        self._search, self._target = search, task.target
+        self._search, self._target, self._method = search, task.target, method
         self.runs = "one run" if method == "june" else "two runs"
         self.key = f"learning {task.target} {method}"
         self.unsteered = search.unsteered.value
@@ -175,7 +185,7 @@ class _Judge:
         return self._read(kept, point.weight, scale * point.scale)
 
     def _read(self, kept: torch.Tensor, weight: float, scale: float = 1.0) -> Reached:
-        found = self._search.judged(kept)
+        found = self._search.judged(kept, self._method)
         point = Point(weight=weight, scale=scale, won=found.won, divergence=found.divergence)
         return Reached(kept, found.value, point)
 

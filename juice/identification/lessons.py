@@ -14,7 +14,7 @@ clean run that two runs need is kept for later steps, while there is room.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -31,7 +31,7 @@ from juice.identification.attribution import (
     differentiable,
 )
 from juice.identification.first_tokens import MOST_KEPT, Asked, conflict_prompts, protected_prompts
-from juice.identification.ordinary import divergence, ordinary_pieces
+from juice.identification.ordinary import divergence, ordinary_pieces, some_places
 from juice.identification.task import Task
 from juice.model.loaded import LoadedModel
 
@@ -54,7 +54,7 @@ class Batch:
         prompts: The tokens of each prompt.
         answers: The first token of the right answer to each prompt; None: what the model says.
         method: The runs that are steered.
-        everywhere: Whether the prompts are text, of which each place counts, not the end.
+        read_at: The positions of each prompt that count; None: its end.
         lead: Whether it counts, too, what the likeliest token loses of its lead.
     """
 
@@ -65,11 +65,13 @@ class Batch:
         answers: Sequence[int] | None,
         method: Method,
         *,
-        everywhere: bool = False,
+        read_at: Sequence[Iterable[int]] | None = None,
         lead: bool = False,
     ) -> None:
-        self.run = DualRun(loaded, prompts, method, everywhere=everywhere)
+        self.run = DualRun(loaded, prompts, read_at)
+        self.is_kept = False  # its clean run, for later steps
         self.answers = None if answers is None else torch.tensor(answers, device=loaded.device)
+        self._method: Method = method
         self._lead = lead
         self._unsteered: torch.Tensor | None = None
 
@@ -79,15 +81,18 @@ class Batch:
 
         Within, since layers that are computed again for its derivatives are steered again.
         """
+        needs_z = self._method == "juice" and not self.run.is_recorded
         if self.answers is not None:
-            self.run.record()
-            with self.run.steered(table):
+            if needs_z:
+                self.run.record()
+            with self.run.steered(table, self._method):
                 yield torch.nn.functional.cross_entropy(self.run.logits(), self.answers)
             return
-        if self._unsteered is None:
-            self._unsteered = self.run.clean_logits().log_softmax(-1)
-        self.run.record()
-        with self.run.steered(table):
+        if needs_z or self._unsteered is None:
+            with torch.no_grad():
+                clean = self.run.record() if needs_z else self.run.logits()
+            self._unsteered = clean.log_softmax(-1)
+        with self.run.steered(table, self._method):
             steered = self.run.logits()
             value = divergence(self._unsteered, steered).mean()
             if self._lead:
@@ -172,7 +177,8 @@ class Lessons:
             asked += [(rng.choice(kind), PROTECTED_WEIGHT / len(kinds)) for kind in kinds]
             left_open = rng.choice(self._open) if self._open else None
             piece = rng.choice(self._pieces)
-            text = Batch(self._loaded, [piece], None, self._method, everywhere=True)
+            read_at = [some_places(piece, rng)]
+            text = Batch(self._loaded, [piece], None, self._method, read_at=read_at)
             yield Step(asked, left_open, text)
 
     def slope(self, step: Step, coefficients: torch.Tensor, weight: float) -> torch.Tensor:
@@ -188,16 +194,16 @@ class Lessons:
                 with batch.value(table) as value:
                     backward(loaded, value * (share * scale))
                 if batch is not step.text:
-                    self._keep(batch.run)
+                    self._keep(batch)
         assert table.grad is not None
         return table.grad.cpu() / scale
 
-    def _keep(self, run: DualRun) -> None:
-        """Keep what a run recorded for later steps, or forget it where there is no room."""
-        if run.is_kept:
+    def _keep(self, batch: Batch) -> None:
+        """Keep what a batch recorded for later steps, or forget it where there is no room."""
+        if batch.is_kept:
             return
-        if run.n_kept > self._room:
-            run.forget()
+        if batch.run.n_bytes > self._room:
+            batch.run.forget()
         else:
-            run.is_kept = True
-            self._room -= run.n_kept
+            batch.is_kept = True
+            self._room -= batch.run.n_bytes

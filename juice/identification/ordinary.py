@@ -12,7 +12,7 @@ coefficients are learned on the others, which also tell beforehand what a small 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -21,10 +21,9 @@ import torch
 
 from juice.engine.steer import Steering
 from juice.errors import JuiceError
-from juice.formula import Method
 from juice.head_set.schema import Harm
 from juice.identification.attribution import FP16_SCALE, DualRun, backward, differentiable
-from juice.identification.first_tokens import table_of
+from juice.identification.first_tokens import method_of, table_of
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
@@ -34,6 +33,7 @@ KINDS = ("prose", "dialogue", "code", "lists")
 BETWEEN = "\n----\n"
 N_TOKENS = 512  # of a piece: where more has been read, text diverges more
 N_LEAST = 16
+N_PLACES = 128  # of a piece, where its logits at all places would cost as much as its layers
 HELD_OUT_EVERY = 5
 # The pieces that tell what a change will do, and the tokens of each.
 N_RESPONSES, N_RESPONSE_TOKENS = 128, 32
@@ -72,38 +72,62 @@ def ordinary_pieces(model: SteeredModel, n_tokens: int = N_TOKENS) -> Pieces:
     return found
 
 
-class OrdinaryText:
-    """Pieces of ordinary text that are read under ways of steering, all of one method.
+Places = Callable[[Sequence[int]], Sequence[int]]
 
-    Prompts are read at their ends alone, not `everywhere`: nothing that follows surprises there.
+
+def every_place(piece: Sequence[int]) -> Sequence[int]:
+    """Return all positions of a piece."""
+    return range(len(piece))
+
+
+def its_end(piece: Sequence[int]) -> Sequence[int]:
+    """Return the last position of a piece."""
+    return (len(piece) - 1,)
+
+
+def some_places(piece: Sequence[int], rng: Random | None = None) -> Sequence[int]:
+    """Return N_PLACES of a long piece's positions, or all of a shorter one's."""
+    every = range(len(piece))
+    return every if len(piece) <= N_PLACES else (rng or Random(0)).sample(every, N_PLACES)
+
+
+class OrdinaryText:
+    """Pieces of ordinary text that are read under ways of steering.
+
+    Args:
+        loaded: The model.
+        pieces: The tokens of each piece.
+        places: Gives the positions of a piece at which it is read: of prompts their ends, where
+            nothing that follows surprises.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
         pieces: Sequence[tuple[int, ...]],
-        method: Method,
-        *,
-        everywhere: bool = True,
+        places: Places = every_place,
     ) -> None:
-        self._loaded, self._method, self._everywhere = loaded, method, everywhere
+        self._loaded, self._places = loaded, places
         self._batches = list(_batches(loaded, pieces))
 
     def harm(
         self, steerings: Sequence[Steering], progress: Progress, description: str
     ) -> list[Harm]:
         """Return the harm of each way of steering."""
-        tables = [table_of(self._loaded, steering) for steering in steerings]
-        totals = torch.zeros(len(tables), 2, dtype=torch.float64)  # divergence, surprise
+        device = self._loaded.device
+        ways = [(table_of(self._loaded, one).to(device), method_of(one)) for one in steerings]
+        is_added = any(method == "juice" and table.any() for table, method in ways)
+        totals = torch.zeros(len(ways), 2, dtype=torch.float64)  # divergence, surprise
         n_read = n_followed = 0
         with torch.inference_mode(), progress(description, len(self._batches)) as advance:
             for pieces in self._batches:
                 with self._loaded.turn:
-                    run = DualRun(self._loaded, pieces, self._method, everywhere=self._everywhere)
-                    clean = run.clean_logits().log_softmax(-1)
-                    targets, follows = _next_tokens(pieces, clean.device, self._everywhere)
-                    for i, table in enumerate(tables):
-                        with run.steered(table.to(self._loaded.device)):
+                    read_at = [*map(self._places, pieces)]
+                    run = DualRun(self._loaded, pieces, read_at)
+                    clean = (run.record() if is_added else run.logits()).log_softmax(-1)
+                    targets, follows = _next_tokens(pieces, read_at, clean.device)
+                    for i, (table, method) in enumerate(ways):
+                        with run.steered(table, method):
                             steered = run.logits().log_softmax(-1)
                         of_targets = [logp.gather(1, targets[:, None]) for logp in (clean, steered)]
                         surprise = (of_targets[0] - of_targets[1])[:, 0][follows]
@@ -141,21 +165,22 @@ def responses(
     """
     pieces = ordinary_pieces(model, N_RESPONSE_TOKENS).learned_from
     n = min(N_RESPONSES, len(pieces))
-    kinds = [
-        (Random(0).sample(some, min(n, len(some))), everywhere)
-        for some, everywhere in ((pieces, True), (left_open, False))
+    kinds: list[tuple[list[tuple[int, ...]], Places]] = [
+        (Random(0).sample(some, min(n, len(some))), places)
+        for some, places in ((pieces, every_place), (left_open, its_end))
     ]
-    batches = [(b, everywhere) for some, everywhere in kinds for b in _batches(model.loaded, some)]
+    batches = [(b, places) for some, places in kinds for b in _batches(model.loaded, some)]
     loaded, generator = model.loaded, torch.Generator().manual_seed(0)
     scale = FP16_SCALE if loaded.dtype == torch.float16 else 1.0
     found: list[torch.Tensor] = []
     n_pieces = sum(len(some) for some, _ in kinds)
     with differentiable(loaded), progress("reading ordinary text", n_pieces) as advance:
-        for batch, everywhere in batches:
-            run = DualRun(loaded, batch, "june", everywhere=everywhere)
+        for batch, places in batches:
+            read_at = [*map(places, batch)]
+            run = DualRun(loaded, batch, read_at)
             shape = (len(batch), loaded.layout.n_layers, loaded.layout.n_heads)
             rows = torch.zeros(shape, device=loaded.device, requires_grad=True)
-            with loaded.turn, run.steered(rows):
+            with loaded.turn, run.steered(rows, "june"):
                 told = run.logits().log_softmax(-1)
                 if told.isnan().any():
                     raise JuiceError(
@@ -165,8 +190,7 @@ def responses(
                 drawn = torch.multinomial(told.detach().exp().cpu(), 1, generator=generator)
                 backward(loaded, told.gather(1, drawn.to(loaded.device)).sum() * scale)
             assert rows.grad is not None
-            n_drawn = [len(piece) if everywhere else 1 for piece in batch]
-            roots = torch.tensor(n_drawn).sqrt()[:, None, None]
+            roots = torch.tensor([*map(len, read_at)]).sqrt()[:, None, None]
             found.append(rows.grad.cpu() / (scale * roots))
             advance(len(batch))
     every = torch.cat(found)
@@ -243,10 +267,10 @@ def _at_once(loaded: LoadedModel, n_tokens: int) -> int:
 
 
 def _next_tokens(
-    pieces: Sequence[tuple[int, ...]], device: torch.device, everywhere: bool
+    pieces: Sequence[tuple[int, ...]], read_at: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the token that follows each place, and whether one does; int64 and bool [places]."""
-    first = 0 if everywhere else -1
-    targets = [token for piece in pieces for token in (*piece[1:], 0)[first:]]
-    follows = [i < len(piece) for piece in pieces for i in range(1, len(piece) + 1)[first:]]
+    places = [(piece, at) for piece, some in zip(pieces, read_at, strict=True) for at in some]
+    targets = [(*piece, 0)[at + 1] for piece, at in places]
+    follows = [at + 1 < len(piece) for piece, at in places]
     return torch.tensor(targets, device=device), torch.tensor(follows, device=device)

@@ -153,12 +153,26 @@ class Trials(Generic[Choice]):
         self._target: Target = target
         judged = judged_types(target, examples, any)
         asked = [(t, i) for t in judged for i, e in enumerate(examples) if t in e.prompts]
-        unsteered = {at: scoring_request(model, examples[at[1]], at[0], target) for at in asked}
+        self._at = {(examples[i].prompts[t], examples[i].opening): (t, i) for t, i in asked}
+        unsteered = {
+            (t, i): scoring_request(model, examples[i], t, target).with_options(top_logprobs=1)
+            for t, i in asked
+        }
         # One prompt's steerings follow each other: rows of equal length need no padding.
         keys = [(at, choice) for at in asked for choice in steerings]
         requests = [unsteered[at].with_steering(steerings[choice]) for at, choice in keys]
         completions = model.engine.generate(requests, progress=progress, description=description)
         self._completions = dict(zip(keys, completions, strict=True))
+
+    def completion(
+        self, example: ConflictExample, prompt: str, choice: Choice
+    ) -> Completion | None:
+        """Return the answer to an example's prompt under a choice; None where it was not asked.
+
+        The likeliest token is beside each of its own.
+        """
+        at = self._at.get((prompt, example.opening))
+        return None if at is None else self._completions[at, choice]
 
     def outcome(self, choice: Choice, among: Sequence[int] | None = None) -> Outcome:
         """Return the outcome of a choice on the examples at these indices; None: on all."""

@@ -27,6 +27,7 @@ import torch
 
 from juice.data.example import ConflictExample, fact_keys
 from juice.data.readers.sources import Examples, read_examples
+from juice.engine.answer import Completion
 from juice.engine.steer import Steer, Steering, SteeringReport, unsteered
 from juice.errors import ExampleError, UsageError
 from juice.formula import Method
@@ -45,7 +46,7 @@ from juice.identification.first_tokens import (
     protected_prompts,
 )
 from juice.identification.gates import measured_gates
-from juice.identification.ordinary import OrdinaryText, ordinary_pieces
+from juice.identification.ordinary import OrdinaryText, its_end, ordinary_pieces, some_places
 from juice.identification.outcomes import Choice, Trials, difference_interval
 from juice.identification.task import Task
 from juice.progress import Progress, silent
@@ -164,7 +165,7 @@ def choose(task: Task, candidates: Sequence[HeadSet], method: Method = "juice") 
     if task.options.method == "probe":
         pairs = grid_of(chosen, method)
     else:
-        chosen, pairs = Search.of(task, method, examples).best(candidates)
+        chosen, pairs = Search.of(task, examples).best(candidates, method)
         pairs = [pair for pair in pairs if pair != UNSTEERED][:N_FINALISTS]
     trials = try_betas(
         model,
@@ -196,9 +197,14 @@ def measured(
     `lines` are those that coefficients were chosen from.
     """
     model, options = task.model, task.options
+
+    def known(example: ConflictExample, prompt: str, method: Method | None) -> Completion | None:
+        return trials.completion(example, prompt, base if method is None else best[method])
+
     gates = measured_gates(
-        model, head_set, tuple(best), task.held_out, options.protect, task.progress
+        model, head_set, tuple(best), task.held_out, options.protect, task.progress, known
     )
+    harms = harm_of(model, head_set, tuple(best), task.progress)
     for method, choice in best.items():
         line = (lines or {}).get(method, Line((), options.allowed))
         gains, gate = trials.gains(choice, base), gates[method]
@@ -211,7 +217,7 @@ def measured(
             gain_interval=difference_interval(gains),
             by_relation=_by_relation(task.held_out, gains),
             side_effects=gate.side_effects | ({"open": (1.0, fmean(kept))} if kept else {}),
-            harm=harm_of(model, head_set, method, task.progress),
+            harm=harms[method],
             line=line.points,
             allowed=line.allowed,
         )
@@ -232,17 +238,22 @@ def _by_relation(
 
 
 def harm_of(
-    model: SteeredModel, head_set: HeadSet, method: Method, progress: Progress
-) -> dict[str, Harm]:
-    """Return the harm of a method's betas to ordinary text, by strength."""
-    steers = [
-        Steer(target=head_set.target, head_set=head_set, method=method, strength=strength)
+    model: SteeredModel, head_set: HeadSet, methods: Sequence[Method], progress: Progress
+) -> dict[Method, dict[str, Harm]]:
+    """Return the harm of each method's betas to ordinary text, by strength."""
+    steerings = {
+        (method, f"{strength:g}"): model.resolve(
+            Steer(target=head_set.target, head_set=head_set, method=method, strength=strength)
+        )
+        for method in methods
         for strength in HARM_STRENGTHS
-    ]
-    pieces = ordinary_pieces(model).held_out[::2]
-    text = OrdinaryText(model.loaded, pieces, method)
-    found = text.harm([model.resolve(steer) for steer in steers], progress, "measuring harm")
-    return {f"{one.strength:g}": harm for one, harm in zip(steers, found, strict=True)}
+    }
+    text = OrdinaryText(model.loaded, ordinary_pieces(model).held_out[::2])
+    found = text.harm([*steerings.values()], progress, "measuring harm")
+    harms: dict[Method, dict[str, Harm]] = {method: {} for method in methods}
+    for (method, strength), harm in zip(steerings, found, strict=True):
+        harms[method][strength] = harm
+    return harms
 
 
 class Line(NamedTuple):
@@ -270,12 +281,10 @@ class Search:
     def __init__(
         self,
         task: Task,
-        method: Method,
         examples: Sequence[ConflictExample],
         endangered: Sequence[ConflictExample],
     ) -> None:
         self._task = task
-        self._method: Method = method
         model, target = task.model, task.target
         self._groups = conflict_prompts(model, target, examples)
         self._protected = protected_prompts(model, target, endangered, task.options.protect)
@@ -284,27 +293,27 @@ class Search:
                 f"the validation examples hold no conflict for the {target} target; "
                 "give others with --validation"
             )
-        self._tokens = FirstTokens(model.loaded, {**self._groups, **self._protected}, method)
+        self._tokens = FirstTokens(model.loaded, {**self._groups, **self._protected})
         pieces = ordinary_pieces(model).held_out
-        self._text = OrdinaryText(model.loaded, pieces[:: max(1, len(pieces) // N_PIECES)], method)
+        text = pieces[:: max(1, len(pieces) // N_PIECES)]
+        self._text = OrdinaryText(model.loaded, text, some_places)
         left_open = task.left_open(held_out=True)[::OPEN_EVERY]
-        self._open = OrdinaryText(model.loaded, left_open, method, everywhere=False)
+        self._open = OrdinaryText(model.loaded, left_open, its_end)
 
     @classmethod
-    def of(
-        cls, task: Task, method: Method, examples: Sequence[ConflictExample], n_read: int = N_READ
-    ) -> Self:
+    def of(cls, task: Task, examples: Sequence[ConflictExample], n_read: int = N_READ) -> Self:
         """Return a search that reads some of the validation examples."""
         mixed = Random(0).sample(examples, len(examples))  # a file may be sorted by relation
-        return cls(task, method, taking_turns(mixed[:n_read], task.target), mixed[:N_PROTECTED])
+        return cls(task, taking_turns(mixed[:n_read], task.target), mixed[:N_PROTECTED])
 
     def best(
         self,
         candidates: Sequence[HeadSet],
+        method: Method,
         compared_at: Callable[[HeadSet], Sequence[Pair]] = lambda _: COMPARED_AT,
         at_least: float = -math.inf,
     ) -> tuple[HeadSet, list[Pair]]:
-        """Return the best candidate, and the pairs of betas that were tried on it, best first.
+        """Return the best candidate, and the pairs of a method's betas that were tried, best first.
 
         Those that are no better than no steering are left out, unless all are.
 
@@ -312,11 +321,9 @@ class Search:
         `at_least`, nothing is searched, and there are no pairs.
         """
         starts = [
-            (one, pair)
-            for one in candidates
-            for pair in grid_of(one, self._method, compared_at(one))
+            (one, pair) for one in candidates for pair in grid_of(one, method, compared_at(one))
         ]
-        found = self._values(starts, "comparing candidates for")
+        found = self._values(starts, method, "comparing candidates for")
         if max(found) < at_least:
             return candidates[0], []
         best = starts[max(range(len(starts)), key=lambda i: found[i])][0]
@@ -325,21 +332,21 @@ class Search:
         }
 
         def values(new: Sequence[Pair]) -> list[float]:
-            of_new = self._values([(best, pair) for pair in new], "searching betas of")
+            of_new = self._values([(best, pair) for pair in new], method, "searching betas of")
             tried.update(zip(new, of_new, strict=True))
             return of_new
 
         pairs = climb(values, dict(tried))
         return best, [p for p in pairs if tried[p] > self.unsteered.value] or pairs
 
-    def judged(self, coefficients: torch.Tensor) -> Judged:
-        """Return what coefficients for all heads do, float32 [n_layers, n_heads].
+    def judged(self, coefficients: torch.Tensor, method: Method) -> Judged:
+        """Return what a method's coefficients for all heads do, float32 [n_layers, n_heads].
 
         Their value is that of the answers alone, however far they make text diverge.
         """
         chosen = Steering(
             coefficients={layer: row for layer, row in enumerate(coefficients) if row.any()},
-            report=SteeringReport(applied=True, target=self._task.target, method=self._method),
+            report=SteeringReport(applied=True, target=self._task.target, method=method),
         )
         return self._judged([chosen], f"reading {self._task.target} answers", math.inf)[0]
 
@@ -349,9 +356,11 @@ class Search:
         value = fmean(map(self._before.score, self._groups))
         return Judged(value, fmean(self._before.right[t] for t in self._groups), 0.0)
 
-    def _values(self, tried: Sequence[tuple[HeadSet, Pair]], what: str) -> list[float]:
+    def _values(
+        self, tried: Sequence[tuple[HeadSet, Pair]], method: Method, what: str
+    ) -> list[float]:
         """Return values of which none beyond what divergence may be exceeds no steering's."""
-        steerings = [steering(self._task.model, one, pair, self._method) for one, pair in tried]
+        steerings = [steering(self._task.model, one, pair, method) for one, pair in tried]
         values, most = list[float](), self._task.options.allowed
         found = self._judged(steerings, f"{what} {tried[0][0].name}")
         for (value, _, divergence), (_, pair) in zip(found, tried, strict=True):

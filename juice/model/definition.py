@@ -4,13 +4,13 @@ Run 1, the clean run, is the unmodified model and keeps z of the steered layers.
 run, adds to z of each steered head its coefficient times the clean run's z; the single run (JuNe)
 adds its own z instead. Everything faster is checked against this.
 
-`PaddedPrompts` is the forward for all that reads prompts at their ends or everywhere, outside the
+`PaddedPrompts` is the forward for all that reads prompts at their ends or elsewhere, outside the
 engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
 
 import torch
@@ -75,11 +75,19 @@ class PaddedPrompts:
     """Prompts as one batch, padded on the right: a causal model never looks at what follows one.
 
     `ids` are their tokens with the padding, int64 [prompts, pos], and `last` the last position of
-    each prompt, int64 [prompts]. They are read at their ends, or `everywhere`.
+    each prompt, int64 [prompts].
+
+    Args:
+        loaded: The model.
+        prompts: The tokens of each prompt.
+        read_at: The positions of each prompt at which it is read; None: its end.
     """
 
     def __init__(
-        self, loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, everywhere: bool = False
+        self,
+        loaded: LoadedModel,
+        prompts: Sequence[Sequence[int]],
+        read_at: Sequence[Iterable[int]] | None = None,
     ) -> None:
         width = max(map(len, prompts))
         padded = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
@@ -87,10 +95,10 @@ class PaddedPrompts:
         self.ids = torch.tensor(padded, device=loaded.device)
         self.last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=loaded.device)
         self._places = torch.arange(len(prompts), device=loaded.device), self.last
-        if everywhere:
-            positions = torch.arange(width, device=loaded.device)
-            rows, read = (positions <= self.last[:, None]).nonzero(as_tuple=True)
-            self._places = rows, read
+        if read_at is not None:
+            places = [(row, at) for row, positions in enumerate(read_at) for at in positions]
+            rows, positions = torch.tensor(places, device=loaded.device).unbind(1)
+            self._places = rows, positions
 
     def logits(self) -> torch.Tensor:
         """Run once; return the logits where the prompts are read, float32 [places, vocabulary].

@@ -186,7 +186,7 @@ def test_what_is_left_open_must_not_diverge_more_than_text_may(model: juice.Stee
     """The larger of the two counts. Kills: their mean, and prompts that are learned from."""
     given, network = task_of(model, way(model, "juice", **GOOD)), model.loaded.model
     of_text, of_both = (
-        Search.of(replace(given, options=given.options.but(protect=p)), "juice", given.held_out)
+        Search.of(replace(given, options=given.options.but(protect=p)), given.held_out)
         for p in ((), ("clean",))
     )
     asked = [model.tokenize(p.prompt) for p in open_prompts(is_chat=False, held_out=True)[::2]]
@@ -197,8 +197,8 @@ def test_what_is_left_open_must_not_diverge_more_than_text_may(model: juice.Stee
         table[head] = 3.0
         steered = [oracle.steered_logits(network, list(ids), {head: 3.0})[-1] for ids in asked]
         nats = map(oracle.relative_entropy, clean, steered)
-        text, left_open = of_text.judged(table).divergence, sum(nats) / len(asked)
-        both = of_both.judged(table).divergence
+        text, left_open = of_text.judged(table, "juice").divergence, sum(nats) / len(asked)
+        both = of_both.judged(table, "juice").divergence
         assert both == pytest.approx(max(text, left_open), abs=1e-4)
         is_larger.add(left_open > text + 0.001)
     assert is_larger == {True, False}
@@ -339,7 +339,7 @@ def test_betas_of_a_few_heads_are_searched_only_where_they_may_reach_what_was_le
     """Kills: a search whose result cannot matter, and a bound that shuts out what may win."""
     task = task_of(model, way(model, "juice", **GOOD))
     few = way(model, "juice", **GOOD).head_set
-    chosen, pairs = Search.of(task, "juice", task.held_out).best([few], at_least=reached)
+    chosen, pairs = Search.of(task, task.held_out).best([few], "juice", at_least=reached)
     assert chosen is few
     assert bool(pairs) == (reached < 0)
 
@@ -351,7 +351,7 @@ def test_a_few_heads_are_compared_at_the_largest_betas_that_should_be_within(
     few = model.make_head_set(name="own", target="context", plus=[(1, 2), (2, 0)], minus=[(0, 1)])
     compared = list[tuple[float, float]]()
 
-    def best(_: Search, candidates: Sequence[HeadSet], at: Any, *_more: Any) -> Any:
+    def best(_: Search, candidates: Sequence[HeadSet], _method: str, at: Any, *_more: Any) -> Any:
         compared.extend(pair for one in candidates for pair in at(one))
         return candidates[0], []
 
@@ -359,7 +359,7 @@ def test_a_few_heads_are_compared_at_the_largest_betas_that_should_be_within(
         raise NoConsistentHeadError("nothing")
 
     gentle = few.with_betas("juice", Betas(plus=0.1, minus=-0.1))
-    at_one = 100 * harm_of(model, gentle, "juice", silent)["1"].divergence
+    at_one = 100 * harm_of(model, gentle, ["juice"], silent)["juice"]["1"].divergence
     monkeypatch.setattr(Search, "best", best)
     monkeypatch.setattr(auto, "learned_ways", nothing_learned)
     unfinished, facts = Unfinished(), conflicts()
@@ -385,11 +385,11 @@ def test_betas_that_diverge_a_little_more_than_they_may_are_no_better_than_none(
     for is_within in (True, False):
         how = IdentificationOptions(target="context", max_divergence=most, protect=())
         task = Task(model=mini, target="context", validation=facts, options=how)
-        search = Search.of(task, "juice", facts)
-        found = search.judged(table)
+        search = Search.of(task, facts)
+        found = search.judged(table, "juice")
         assert found.won > search.unsteered.won + 0.2
         assert found.value > search.unsteered.value + 0.1, "whatever may be"
-        _, pairs = search.best([head_set], lambda _: [pair], search.unsteered.value)
+        _, pairs = search.best([head_set], "juice", lambda _: [pair], search.unsteered.value)
         assert bool(pairs) == is_within
         most = found.divergence / 1.05
 

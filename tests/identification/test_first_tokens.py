@@ -23,28 +23,38 @@ GROUPS = {
 }
 
 
-def steerings(model: juice.SteeredModel, method: str) -> list[Steering]:
-    made = [
-        model.make_head_set(name="own", target="context", plus=plus, beta_plus=beta, method=method)
-        for plus, beta in (([(0, 1), (3, 2)], 2.0), ([(2, 0)], 5.0))
+def steerings(model: juice.SteeredModel) -> list[Steering]:
+    ways = [
+        ([(0, 1), (3, 2)], 2.0, "juice"),
+        ([(0, 1), (3, 2)], 2.0, "june"),
+        ([(2, 0)], 5.0, "juice"),
     ]
-    found = [
-        model.resolve(juice.Steer(target="context", head_set=one, method=method)) for one in made
+    first, *others = [
+        model.resolve(
+            juice.Steer(
+                target="context",
+                head_set=model.make_head_set(
+                    name="own", target="context", plus=plus, beta_plus=beta, method=method
+                ),
+                method=method,
+            )
+        )
+        for plus, beta, method in ways
     ]
-    return [found[0], unsteered(), found[1]]
+    return [first, unsteered(), *others]
 
 
-@pytest.mark.parametrize("method", ["juice", "june"])
-@pytest.mark.parametrize("max_tokens", [2048, 1])
+@pytest.mark.parametrize("most", [1 << 20, 1])
 @pytest.mark.parametrize("shape", tiny.SHAPES)
 def test_readings_are_what_the_engine_serves(
-    shape: str, max_tokens: int, method: str, monkeypatch: pytest.MonkeyPatch
+    shape: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dual_run, "MAX_TOKENS", max_tokens)
-    monkeypatch.setattr(first_tokens, "MOST_KEPT", max_tokens)
+    """Kills: a clean run of other prompts, and one where a single run's z is meant."""
+    monkeypatch.setattr(dual_run, "MAX_TOKENS", most)
+    monkeypatch.setattr(first_tokens, "MOST_KEPT", most)
     with juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer()) as model:
-        tried = steerings(model, method)
-        tokens = FirstTokens(model.loaded, GROUPS, method)
+        tried = steerings(model)
+        tokens = FirstTokens(model.loaded, GROUPS)
         tokens.read(tried[:1], silent, "")
         found = tokens.read(tried, silent, "")
         for reading, steering in zip(found, tried, strict=True):
@@ -64,4 +74,4 @@ def test_readings_are_what_the_engine_serves(
                     hits.append(completion.tokens[0].id == token)
                 assert reading.lead[name] == pytest.approx(mean(leads), abs=1e-5)
                 assert reading.right[name] == pytest.approx(mean(hits))
-        assert len({reading.lead["some"] for reading in found}) == 3
+        assert len({reading.lead["some"] for reading in found}) == 4

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 import juice
 from juice.data.example import ConflictExample, without_context
 from juice.data.judging import contains_answer
+from juice.engine.answer import Completion
+from juice.engine.steer import unsteered
 from juice.errors import RequestError
 from juice.head_set.head_set import HeadSet
 from juice.head_set.schema import Betas
@@ -17,6 +21,7 @@ from juice.identification import gates
 from juice.identification.first_tokens import endangered_prompts
 from juice.identification.gates import measured_gates
 from juice.identification.options import PROTECTED
+from juice.identification.outcomes import Trials
 from juice.progress import silent
 
 CONFLICTS = ("substitution", "coherent")
@@ -154,6 +159,36 @@ def test_a_gate_lets_a_strong_set_do_no_harm(
         saved = {kind: after for kind, (_, after) in rule.side_effects.items()}
         assert saved["true"] >= 0.9
         assert saved["irrelevant"] >= side_effects["irrelevant"][1], "no worse than without it"
+
+
+def test_answers_that_are_known_are_not_asked_again(
+    mini: juice.SteeredModel, facts: list[ConflictExample]
+) -> None:
+    """Kills: another prompt's answer, or another way's, and signals that a known answer lacks."""
+    head_set, n_asked = made(mini, "parametric"), list[int]()
+    steer = juice.Steer(target="parametric", head_set=head_set)
+    tried = {"none": unsteered(), "juice": mini.resolve(steer)}
+    trials = Trials(mini, facts, "parametric", tried, "", silent)
+
+    def known(example: ConflictExample, prompt: str, method: str | None) -> Completion | None:
+        return trials.completion(example, prompt, method or "none")
+
+    @contextmanager
+    def counted(_description: str, total: int) -> Iterator[Callable[[int], None]]:
+        n_asked.append(total)
+        yield lambda _: None
+
+    bare, spared = (
+        measured_gates(mini, head_set, ["juice"], facts, PROTECTED, counted, *more)["juice"]
+        for more in ((), (known,))
+    )
+    assert n_asked[1] <= n_asked[0] - 5 * len(
+        facts
+    )  # three prompts steered, clean ones as they are
+    assert spared.side_effects == bare.side_effects
+    for one, other in zip(spared.gate.rules, bare.gate.rules, strict=True):
+        assert one.threshold == pytest.approx(other.threshold, abs=1e-5)
+        assert (one.kept, one.side_effects) == (other.kept, other.side_effects)
 
 
 def test_there_is_no_gate_where_it_would_shut_out_conflicts(

@@ -18,7 +18,7 @@ from juice.identification import learned as learning
 from juice.identification import lessons
 from juice.identification.examples import known_examples
 from juice.identification.find import find
-from juice.identification.learned import Learned, Reached, heads_of, learn
+from juice.identification.learned import Learned, Reached, heads_of, learn, looked_at
 from juice.identification.options import IdentificationOptions
 from juice.identification.ordinary import ordinary_pieces
 from juice.identification.task import Task, Unfinished
@@ -53,7 +53,8 @@ def learned(
     how = IdentificationOptions(**{"protect": (), **options})
     given = {"examples": conflicts(), "validation": conflicts(), "options": how}
     given["unfinished"] = unfinished or Unfinished()
-    return learn(Task(model=model, target="context", **given), method=method, start=start)
+    task = Task(model=model, target="context", **given)
+    return learn(task, looked_at(task), method=method, start=start)
 
 
 def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(

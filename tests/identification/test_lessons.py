@@ -13,7 +13,7 @@ import torch
 import juice
 from juice.data.memory import open_prompts
 from juice.formula import CONFLICTS
-from juice.identification import attribution, lessons
+from juice.identification import attribution, lessons, ordinary
 from juice.identification.lessons import Batch, Lessons, Step
 from juice.identification.options import IdentificationOptions
 from juice.identification.task import Task
@@ -81,7 +81,14 @@ def test_what_is_minimised_is_what_the_two_runs_give(shape: str, method: str) ->
     answered = Batch(model.loaded, PROMPTS, ANSWERS, method)
     left_alone = Batch(model.loaded, PROMPTS, None, method)
     without_context = Batch(model.loaded, PROMPTS, None, method, lead=True)
-    text = Batch(model.loaded, PROMPTS, None, method, everywhere=True)
+    text = Batch(model.loaded, PROMPTS, None, method, read_at=[range(len(p)) for p in PROMPTS])
+    some = [sorted({0, len(prompt) // 2}, reverse=True) for prompt in PROMPTS]
+    of_some = [
+        oracle.relative_entropy(one[at], other[at])
+        for one, other, places in zip(clean, steered, some, strict=True)
+        for at in places
+    ]
+    in_part = Batch(model.loaded, PROMPTS, None, method, read_at=some)
     with torch.no_grad():
         for _ in range(2):  # a clean run is kept
             assert value_of(answered, table) == pytest.approx(mean(surprises), abs=1e-5)
@@ -89,6 +96,7 @@ def test_what_is_minimised_is_what_the_two_runs_give(shape: str, method: str) ->
             both = mean(ends) + mean(lost)
             assert value_of(without_context, table) == pytest.approx(both, abs=1e-5)
             assert value_of(text, table) == pytest.approx(mean(nats), abs=1e-5)
+            assert value_of(in_part, table) == pytest.approx(mean(of_some), abs=1e-5)
     assert min(mean(nats), mean(ends), mean(lost)) > 0.01
 
 
@@ -202,6 +210,18 @@ def test_a_step_asks_for_the_targets_answers_and_for_those_that_steering_endange
         assert step.left_open.answers is None
 
 
+def test_a_long_piece_of_text_counts_at_some_of_its_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ordinary, "N_PLACES", 3)
+    model = juice.load(tiny.tiny_model("gpt2"), tokenizer=tiny.tiny_tokenizer())
+    steps = islice(lessons_of(model, protect=()).steps(Random(0)), 3)
+    with torch.no_grad():
+        logits = [step.text.run.logits() for step in steps]
+    assert [len(some) for some in logits] == [3, 3, 3]
+    assert len({float(place.sum()) for some in logits for place in some}) == 9
+
+
 @pytest.mark.parametrize("template", [None, TEMPLATE])
 def test_prompts_that_leave_open_what_is_said_are_left_alone_with_clean_ones(
     template: str | None, monkeypatch: pytest.MonkeyPatch
@@ -256,15 +276,15 @@ def test_clean_runs_are_kept_while_there_is_room_and_no_run_is_dropped_again(
     loaded = model.loaded
     first, second = (Batch(loaded, PROMPTS, ANSWERS, "juice") for _ in range(2))
     n_tokens = len(PROMPTS) * max(map(len, PROMPTS))
-    # Room for one of the two, and a half.
-    monkeypatch.setattr(lessons, "MOST_KEPT", int(1.5 * n_tokens * loaded.layout.n_layers))
+    width = 4 * sum(one.n_heads * one.d_head for one in loaded.layout.layers)  # bytes of a token
+    monkeypatch.setattr(lessons, "MOST_KEPT", int(1.5 * n_tokens * width))  # one of the two
     learned_from = lessons_of(model)
     forwards: list[int] = []
     layer = loaded.layout.layers[0].layer
     layer.register_forward_hook(lambda *_: forwards.append(1))
 
     def n_forwards() -> int:
-        text = Batch(loaded, [PROMPTS[0]], None, "juice", everywhere=True)
+        text = Batch(loaded, [PROMPTS[0]], None, "juice", read_at=[range(3)])
         step = Step([(first, 1.0), (second, 1.0)], None, text)
         forwards.clear()
         learned_from.slope(step, table_of(model, 1), WEIGHT)

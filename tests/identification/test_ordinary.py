@@ -15,7 +15,13 @@ import juice
 from juice.engine.steer import Steering, unsteered
 from juice.errors import JuiceError
 from juice.identification import ordinary
-from juice.identification.ordinary import OrdinaryText, ordinary_pieces
+from juice.identification.ordinary import (
+    OrdinaryText,
+    Places,
+    its_end,
+    ordinary_pieces,
+    some_places,
+)
 from juice.progress import silent
 from tests.support import chat_templates, oracle, tiny
 
@@ -72,7 +78,7 @@ def test_harm_is_that_of_the_two_runs_piece_by_piece(
     model = juice.load(tiny.tiny_model(shape), tokenizer=tiny.tiny_tokenizer())
     twice = {head: 2 * beta for head, beta in HEADS.items()}
     tried = [steered_by(model, HEADS, method), unsteered(), steered_by(model, twice, method)]
-    one, none, two = OrdinaryText(model.loaded, PIECES, method).harm(tried, silent, "")
+    one, none, two = OrdinaryText(model.loaded, PIECES).harm(tried, silent, "")
     for found, heads in ((one, HEADS), (two, twice)):
         nats, perplexity = harm_of(tiny.tiny_model(shape), PIECES, heads, method)
         assert found.divergence == pytest.approx(nats, abs=FP32)
@@ -82,22 +88,33 @@ def test_harm_is_that_of_the_two_runs_piece_by_piece(
     assert two.divergence > one.divergence > 0.01
 
 
+@pytest.mark.parametrize("places", [its_end, some_places])
 @pytest.mark.parametrize("method", ["juice", "june"])
-def test_prompts_are_read_at_their_ends_alone(method: str) -> None:
-    """Kills: the ends of padding, and what is said within a prompt."""
+def test_pieces_are_read_at_their_places_alone(
+    method: str, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: the ends of padding, what is said elsewhere, and another place's next token."""
+    monkeypatch.setattr(ordinary, "N_PLACES", 2)
     model, plain = (tiny.tiny_model("llama") for _ in range(2))
     loaded = juice.load(model, tokenizer=tiny.tiny_tokenizer())
-    text = OrdinaryText(loaded.loaded, PIECES, method, everywhere=False)
+    text = OrdinaryText(loaded.loaded, PIECES, places)
     (found,) = text.harm([steered_by(loaded, HEADS, method)], silent, "")
-    nats = [
-        oracle.relative_entropy(
-            oracle.forward(plain, list(piece))[0][-1],
-            oracle.steered_logits(plain, list(piece), HEADS, method=method)[-1],
-        )
-        for piece in PIECES
-    ]
+    nats, surprises = list[float](), list[float]()
+    for piece in PIECES:
+        clean = oracle.forward(plain, list(piece))[0].log_softmax(-1)
+        steered = oracle.steered_logits(plain, list(piece), HEADS, method=method).log_softmax(-1)
+        read_at = places(piece)
+        assert len(read_at) <= 2
+        nats += [oracle.relative_entropy(clean[at], steered[at]) for at in read_at]
+        surprises += [
+            float(clean[at, piece[at + 1]] - steered[at, piece[at + 1]])
+            for at in read_at
+            if at + 1 < len(piece)
+        ]
     assert found.divergence == pytest.approx(sum(nats) / len(nats), abs=FP32)
-    assert found.perplexity == 1.0
+    expected = math.exp(sum(surprises) / max(1, len(surprises)))
+    assert found.perplexity == pytest.approx(expected, rel=FP32)
+    assert bool(surprises) == (places is some_places)
     assert found.divergence > 0.01
 
 
@@ -105,9 +122,7 @@ def test_prompts_are_read_at_their_ends_alone(method: str) -> None:
 def test_minis_harm_is_that_of_the_two_runs(mini: juice.SteeredModel, method: str) -> None:
     heads = {(5, 7): 0.8, (3, 6): 0.5, (5, 0): -1.0, (0, 3): -0.6}
     pieces = ordinary_pieces(mini).held_out[::30]
-    (found,) = OrdinaryText(mini.loaded, pieces, method).harm(
-        [steered_by(mini, heads, method)], silent, ""
-    )
+    (found,) = OrdinaryText(mini.loaded, pieces).harm([steered_by(mini, heads, method)], silent, "")
     nats, perplexity = harm_of(mini.loaded.model, pieces, heads, method)
     assert found.divergence == pytest.approx(nats, abs=FP32)
     assert found.perplexity == pytest.approx(perplexity, rel=10 * FP32)
@@ -240,7 +255,7 @@ def test_activations_that_overflow_when_steered_are_the_greatest_harm() -> None:
     model = juice.load(tiny.tiny_model("llama").half(), tokenizer=tiny.tiny_tokenizer())
     tried = [steered_by(model, {(0, 0): 99.0, (1, 0): -1.0}, "june"), unsteered()]
     model.loaded.model.model.layers[0].self_attn.o_proj.weight.data.mul_(1e4)
-    overflowing, none = OrdinaryText(model.loaded, PIECES, "june").harm(tried, silent, "")
+    overflowing, none = OrdinaryText(model.loaded, PIECES).harm(tried, silent, "")
     assert overflowing.divergence == ordinary.MOST_NATS
     assert none.divergence == 0
 

@@ -15,7 +15,7 @@ from juice.formula import CONFLICTS
 from juice.identification import learned as learning
 from juice.identification.examples import known_share, usable_examples
 from juice.identification.find import Found, find
-from juice.identification.learned import Learned, learn
+from juice.identification.learned import Learned, learn, looked_at
 from juice.identification.options import IdentificationOptions
 from juice.identification.task import Task, Unfinished, UnfinishedFile
 from tests.support import tiny
@@ -58,9 +58,8 @@ def test_learning_goes_on_as_if_it_had_never_stopped(
         given = {"examples": conflicts(), "validation": conflicts(), "unfinished": unfinished}
         options = IdentificationOptions(penalty=0.0, protect=(), max_divergence=0.01)
         n_steps.clear()
-        return learn(
-            Task(model=model, target="context", options=options, progress=counted, **given)
-        )
+        task = Task(model=model, target="context", options=options, progress=counted, **given)
+        return learn(task, looked_at(task))
 
     whole = learned(Unfinished())
     assert sum(n_steps) == 6 + 2 + 2

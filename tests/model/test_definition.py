@@ -53,7 +53,7 @@ def test_padded_prompts_have_the_logits_of_each_alone_everywhere(shape: str) -> 
     prompts = [IDS[3:6], IDS, IDS[:1]]
     loaded = prepare(tiny.tiny_model(shape), tiny.tiny_tokenizer())
     with torch.no_grad():
-        logits = PaddedPrompts(loaded, prompts, everywhere=True).logits()
+        logits = PaddedPrompts(loaded, prompts, [range(len(ids)) for ids in prompts]).logits()
     plain = tiny.tiny_model(shape)
     expected = torch.cat([oracle.forward(plain, ids)[0] for ids in prompts])
     assert logits.shape == (sum(map(len, prompts)), tiny.VOCAB_SIZE)
