@@ -134,7 +134,7 @@ test-long: $(STAMP) $(VLLM_STAMP)
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -W default --numprocesses $(VLLM_WORKERS) --dist loadfile --no-loadscope-reorder \
 	  integration/ray/test_one_machine.py tests/engine/vllm tests/engine/test_*.py
-	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default --numprocesses $(VLLM_WORKERS) --dist loadfile \
+	$(ON_V2) $(VLLM_BIN)/python -m pytest -W default \
 	  tests/engine/vllm/test_exactness.py tests/engine/vllm/test_check.py \
 	  tests/engine/vllm/test_layers.py \
 	  -k "Qwen2 or (float32 and slots) or compiled_step or breakable"

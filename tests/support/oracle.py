@@ -87,10 +87,13 @@ def steered_logits(
 
     It is steered from the token `first` on, or at each token by its scale.
     """
+    if not heads:
+        return forward(model, ids)[0]
     if scales is None:
         scales = [float(at >= first) for at in range(len(ids))]
     n_heads = model.config.get_text_config().num_attention_heads
-    clean, by_token = forward(model, ids)[1], torch.tensor(scales)[:, None]
+    clean = forward(model, ids)[1] if method == "juice" else []
+    by_token = torch.tensor(scales)[:, None]
     change = {}
     for layer in {layer for layer, _ in heads}:
 
