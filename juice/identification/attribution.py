@@ -121,8 +121,9 @@ class DualRun:
         """
 
         def add(layer: AttentionLayer, z: torch.Tensor) -> torch.Tensor:
-            clean = z.detach() if self._clean is None else self._clean[layer.index]
-            source = clean if method == "juice" else z  # [prompts, pos, n_heads * d_head]
+            source = z  # [prompts, pos, n_heads * d_head]
+            if method == "juice":
+                source = z.detach() if self._clean is None else self._clean[layer.index]
             return add_scaled(z, source, coefficients[..., layer.index, None, : layer.n_heads])
 
         with at_z(self._loaded.layout.layers, add), short_attention(self._prompts.ids):

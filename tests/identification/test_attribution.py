@@ -151,7 +151,7 @@ def test_enough_clean_prompts_tell_what_the_model_knows(pool: list[ConflictExamp
 def test_a_few_prompts_of_a_kind_do_not_shut_out_the_examples_without_them(
     mini: juice.SteeredModel, pool: list[ConflictExample]
 ) -> None:
-    """Kills: five rows that find heads, and one that tunes, of forty that are known."""
+    """Kills: a few rows that find heads, and one that tunes, of all that are known."""
     known = known_examples(mini, pool[:30])[:16]
     few = [
         e.model_copy(update={"prompts": {k: p for k, p in e.prompts.items() if k != "coherent"}})
