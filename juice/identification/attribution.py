@@ -41,26 +41,35 @@ from juice.model.steering_hooks import at_z, this_thread, working_for
 from juice.progress import Advance, Progress, silent
 from juice.steered_model import SteeredModel
 
-MAX_TOKENS = 2048
+MAX_TOKENS, MAX_PADDING = 2048, 128  # of a micro-batch
 N_LARGE, N_SHORT = 4_000_000_000, 192  # parameters, positions
 # Half precision has no room for small derivatives: they are scaled on the way.
 FP16_SCALE = 1024.0
 
 
-def micro_batches(lengths: Sequence[int], switch: int | None) -> list[list[int]]:
+def micro_batches(
+    lengths: Sequence[int], switch: int | None, most: int | None = None
+) -> list[list[int]]:
     """Group prompts of similar lengths, each group at most MAX_TOKENS with its padding.
+
+    `most` are other tokens at most. Padding costs as much as tokens: beyond MAX_PADDING a forward
+    more is cheaper.
 
     Prompts on both sides of `switch`, the length beyond which a model's positions change, stay
     apart: padding would put the shorter ones on the wrong side.
     """
-    groups: list[list[int]] = []
+    most = MAX_TOKENS if most is None else most
+    groups, n_padding = list[list[int]](), 0
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         longest = lengths[groups[-1][0]] if groups else 0
+        n_padding += longest - lengths[i]
         is_alike = switch is None or (longest > switch) == (lengths[i] > switch)
-        if groups and is_alike and (len(groups[-1]) + 1) * longest <= MAX_TOKENS:
+        has_room = groups and (len(groups[-1]) + 1) * longest <= most and n_padding <= MAX_PADDING
+        if is_alike and has_room:
             groups[-1].append(i)
         else:
             groups.append([i])
+            n_padding = 0
     return groups
 
 

@@ -22,7 +22,13 @@ import torch
 from juice.engine.steer import Steering
 from juice.errors import JuiceError
 from juice.head_set.schema import Harm
-from juice.identification.attribution import FP16_SCALE, DualRun, backward, differentiable
+from juice.identification.attribution import (
+    FP16_SCALE,
+    DualRun,
+    backward,
+    differentiable,
+    micro_batches,
+)
 from juice.identification.first_tokens import method_of, table_of
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress
@@ -107,8 +113,10 @@ class OrdinaryText:
         pieces: Sequence[tuple[int, ...]],
         places: Places = every_place,
     ) -> None:
-        self._loaded, self._places = loaded, places
-        self._batches = list(_batches(loaded, pieces))
+        self._loaded, most = loaded, MOST_LOGITS // _vocabulary(loaded)
+        batches = micro_batches([*map(len, pieces)], loaded.rope_switch, most)
+        self._readings = [_Reading(loaded, [pieces[i] for i in one], places) for one in batches]
+        self._keeps = sum(map(len, pieces)) <= most
 
     def harm(
         self, steerings: Sequence[Steering], progress: Progress, description: str
@@ -119,20 +127,19 @@ class OrdinaryText:
         is_added = any(method == "juice" and table.any() for table, method in ways)
         totals = torch.zeros(len(ways), 2, dtype=torch.float64)  # divergence, surprise
         n_read = n_followed = 0
-        with torch.inference_mode(), progress(description, len(self._batches)) as advance:
-            for pieces in self._batches:
+        with torch.inference_mode(), progress(description, len(self._readings)) as advance:
+            for reading in self._readings:
                 with self._loaded.turn:
-                    read_at = [*map(self._places, pieces)]
-                    run = DualRun(self._loaded, pieces, read_at)
-                    clean = (run.record() if is_added else run.logits()).log_softmax(-1)
-                    targets, follows = _next_tokens(pieces, read_at, clean.device)
+                    clean, (targets, follows) = reading.clean(is_added), reading.next_tokens
                     for i, (table, method) in enumerate(ways):
-                        with run.steered(table, method):
-                            steered = run.logits().log_softmax(-1)
+                        with reading.run.steered(table, method):
+                            steered = reading.run.logits().log_softmax(-1)
                         of_targets = [logp.gather(1, targets[:, None]) for logp in (clean, steered)]
                         surprise = (of_targets[0] - of_targets[1])[:, 0][follows]
                         totals[i, 0] += float(divergence(clean, steered).sum())
                         totals[i, 1] += float(surprise.sum())
+                    if not self._keeps:
+                        reading.forget()
                 n_read += len(targets)
                 n_followed += int(follows.sum())
                 advance(1)
@@ -142,6 +149,29 @@ class OrdinaryText:
             Harm(divergence=max(0.0, nats), perplexity=math.exp(surprise))
             for nats, surprise in means.tolist()
         ]
+
+
+class _Reading:
+    """Pieces that are read together, with what the clean run says of them once it has run."""
+
+    def __init__(
+        self, loaded: LoadedModel, pieces: Sequence[tuple[int, ...]], places: Places
+    ) -> None:
+        read_at = [*map(places, pieces)]
+        self.run = DualRun(loaded, pieces, read_at)
+        self.next_tokens = _next_tokens(pieces, read_at, loaded.device)
+        self._clean: torch.Tensor | None = None
+
+    def clean(self, is_added: bool) -> torch.Tensor:
+        """Return the log-probabilities of the clean run, whose z is kept where it is added."""
+        if self._clean is None or (is_added and not self.run.is_recorded):
+            logits = self.run.record() if is_added else self.run.logits()
+            self._clean = logits.log_softmax(-1)
+        return self._clean
+
+    def forget(self) -> None:
+        self._clean = None
+        self.run.forget()
 
 
 def responses(
@@ -262,8 +292,11 @@ def _batches(
 
 def _at_once(loaded: LoadedModel, n_tokens: int) -> int:
     """Return the number of pieces of so many tokens whose logits are held at once."""
-    vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
-    return max(1, MOST_LOGITS // (vocabulary * n_tokens))
+    return max(1, MOST_LOGITS // (_vocabulary(loaded) * n_tokens))
+
+
+def _vocabulary(loaded: LoadedModel) -> int:
+    return int(loaded.model.get_input_embeddings().weight.shape[0])
 
 
 def _next_tokens(

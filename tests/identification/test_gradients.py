@@ -136,6 +136,16 @@ def test_micro_batches_and_checkpoints_change_nothing(
         assert torch.equal(again, apart.by_head)
 
 
+def test_a_micro_batch_is_bounded_with_its_padding_and_by_its_padding() -> None:
+    """Kills: many short prompts padded to a long one's length."""
+    assert dual_run.micro_batches([512] * 5, None) == [[0, 1, 2, 3], [4]]
+    assert dual_run.micro_batches([512] * 5, None, most=1024) == [[0, 1], [2, 3], [4]]
+    assert dual_run.micro_batches([200, 72, 200], None) == [[0, 2, 1]]
+    assert dual_run.micro_batches([200, 71, 200], None) == [[0, 2], [1]]
+    assert dual_run.micro_batches([200, 100, 100, 100], None) == [[0, 1], [2, 3]]
+    assert dual_run.micro_batches([9, 8, 7], 8) == [[0], [1, 2]]
+
+
 def test_layers_that_another_thread_computes_again_are_steered_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

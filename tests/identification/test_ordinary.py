@@ -15,6 +15,7 @@ import juice
 from juice.engine.steer import Steering, unsteered
 from juice.errors import JuiceError
 from juice.identification import ordinary
+from juice.identification.attribution import DualRun
 from juice.identification.ordinary import (
     OrdinaryText,
     Places,
@@ -86,6 +87,22 @@ def test_harm_is_that_of_the_two_runs_piece_by_piece(
     assert none.divergence == pytest.approx(0, abs=FP32)
     assert none.perplexity == pytest.approx(1, rel=FP32)
     assert two.divergence > one.divergence > 0.01
+
+
+@pytest.mark.parametrize(("most_logits", "n_runs"), [(ordinary.MOST_LOGITS, 1), (1, 3)])
+def test_a_clean_run_is_kept_for_other_ways_where_it_is_small(
+    most_logits: int, n_runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: a clean run for each call, and z of a kept one that was never recorded."""
+    monkeypatch.setattr(ordinary, "MOST_LOGITS", most_logits)
+    model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    ways = [[steered_by(model, HEADS, method)] for method in ("june", "juice", "juice", "juice")]
+    expected = [OrdinaryText(model.loaded, PIECES[:1]).harm(way, silent, "") for way in ways]
+    recorded, record = [], DualRun.record
+    monkeypatch.setattr(DualRun, "record", lambda run: recorded.append(run) or record(run))
+    text = OrdinaryText(model.loaded, PIECES[:1])
+    assert [text.harm(way, silent, "") for way in ways] == expected
+    assert len(recorded) == n_runs
 
 
 @pytest.mark.parametrize("places", [its_end, some_places])
