@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -131,6 +131,43 @@ def invented(n: int, form: Form) -> list[ConflictExample]:
     return made
 
 
+def answers(
+    model: SteeredModel,
+    examples: Sequence[ConflictExample],
+    steer: Steer,
+    types: tuple[ConflictType, ...] = TYPES,
+    *,
+    apart: bool = False,
+) -> dict[ConflictType, list[str]]:
+    """Return what is answered to each example, by conflict type.
+
+    With `apart`, contexts are given apart from their prompts.
+    """
+    asked = [
+        (e.prompts[t], context_end(e, t) or 0 if apart else 0) for t in types for e in examples
+    ]
+    given = model.generate(
+        [text[end:] for text, end in asked],
+        context=[text[:end] if end else None for text, end in asked],
+        steer=steer,
+        max_tokens=MAX_TOKENS,
+    )
+    texts, n = [done.text for done in given], len(examples)
+    return {t: texts[i * n : (i + 1) * n] for i, t in enumerate(types)}
+
+
+def right(
+    answered: Mapping[ConflictType, Sequence[str]],
+    examples: Sequence[ConflictExample],
+    target: Target,
+) -> dict[str, Share]:
+    """Return how many of the answers are the target's, by conflict type."""
+    return {
+        t: (sum(e.is_right(text, target) for text, e in zip(of, examples, strict=True)), len(of))
+        for t, of in answered.items()
+    }
+
+
 def shares(
     model: SteeredModel,
     examples: Sequence[ConflictExample],
@@ -140,25 +177,8 @@ def shares(
     *,
     apart: bool = False,
 ) -> dict[str, Share]:
-    """Return how many examples get the target's answer, by conflict type.
-
-    With `apart`, contexts are given apart from their prompts.
-    """
-    counted = {}
-    for conflict_type in types:
-        texts = [e.prompts[conflict_type] for e in examples]
-        ends = [context_end(e, conflict_type) or 0 if apart else 0 for e in examples]
-        answers = model.generate(
-            [text[end:] for text, end in zip(texts, ends, strict=True)],
-            context=[text[:end] if end else None for text, end in zip(texts, ends, strict=True)],
-            steer=steer,
-            max_tokens=MAX_TOKENS,
-        )
-        right = sum(
-            e.is_right(done.text, target) for done, e in zip(answers, examples, strict=True)
-        )
-        counted[conflict_type] = (right, len(examples))
-    return counted
+    """Return how many examples get the target's answer, by conflict type, as `answers` asks."""
+    return right(answers(model, examples, steer, types, apart=apart), examples, target)
 
 
 def one_word(model: SteeredModel, subjects: Sequence[tuple[str | None, str]]) -> dict[str, Share]:
@@ -172,11 +192,11 @@ def one_word(model: SteeredModel, subjects: Sequence[tuple[str | None, str]]) ->
     ):
         texts = [form.format(q=fill(r.questions[0], f.subject)) for r, f in facts]
         replies = asked.generate(texts, max_tokens=15, temperature=0)
-        right = sum(
+        n_right = sum(
             normalise(reply.text) in [normalise(a) for a in (f.answer, *f.aliases)]
             for reply, (_, f) in zip(replies, facts, strict=True)
         )
-        counted[name] = (right, len(facts))
+        counted[name] = (n_right, len(facts))
     return counted
 
 
@@ -207,10 +227,11 @@ def measure_form(
     gated = {t: Steer(target=t, gate="auto") for t in ("parametric", "context")}
     examples = in_form(subjects, form)
     truth, unknown = told_the_truth(examples, form), invented(len(examples), form)
+    unsteered = answers(asked, examples, none)
     measured: dict[str, Any] = {
         "unsteered": {
-            "parametric": shares(asked, examples, "parametric", none),
-            "context": shares(asked, examples, "context", none, CONFLICTS),
+            "parametric": right(unsteered, examples, "parametric"),
+            "context": right({t: unsteered[t] for t in CONFLICTS}, examples, "context"),
         },
         "steer_parametric": shares(asked, examples, "parametric", parametric),
         "run_once_parametric": shares(asked, examples, "parametric", once),
@@ -246,12 +267,11 @@ def measure_form(
 
 def measure(
     model: SteeredModel,
-    limit: int | None = None,
+    subjects: Sequence[tuple[str | None, str]],
     forms: Sequence[Form] = FORMS,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the measurements on `limit` facts."""
-    subjects = unseen_subjects(model, limit)
+    """Run the measurements on the facts about these subjects."""
     return {
         "n_facts": len(subjects),
         "forms": {form: measure_form(model, subjects, form) for form in forms},
@@ -306,7 +326,8 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path, help="write the counts to this file")
     options = parser.parse_args()
     with juice.load("mini") as loaded:
-        measured = measure(loaded, options.limit, folder=options.third_party)
+        subjects = unseen_subjects(loaded, options.limit)
+        measured = measure(loaded, subjects, folder=options.third_party)
     print(table(measured))
     if options.json:
         options.json.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")

@@ -33,8 +33,13 @@ def model() -> Iterator[juice.SteeredModel]:
 
 
 @pytest.fixture(scope="module")
-def measured(model: juice.SteeredModel) -> dict[str, Any]:
-    return measure(model, limit=N_FACTS, forms=("canonical", "chat"))
+def subjects(model: juice.SteeredModel) -> list[tuple[str | None, str]]:
+    return unseen_subjects(model, N_FACTS)
+
+
+@pytest.fixture(scope="module")
+def measured(model: juice.SteeredModel, subjects: list[tuple[str | None, str]]) -> dict[str, Any]:
+    return measure(model, subjects, forms=("canonical", "chat"))
 
 
 def rate(share: Share) -> float:
@@ -49,9 +54,12 @@ def test_the_unsteered_model_knows_its_facts(measured: dict[str, Any], form: For
 
 @pytest.mark.parametrize(("form", "least"), [("trained", 0.95), ("kept_out", 0.85)])
 def test_the_unsteered_model_knows_them_in_other_wordings(
-    model: juice.SteeredModel, form: Form, least: float
+    model: juice.SteeredModel,
+    subjects: list[tuple[str | None, str]],
+    form: Form,
+    least: float,
 ) -> None:
-    examples = in_form(unseen_subjects(model, N_FACTS), form)
+    examples = in_form(subjects, form)
     right = shares(model, examples, "parametric", Steer(target="none"), ("clean",))
     assert rate(right["clean"]) >= least
 
