@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from juice_server.app import create
+from juice_server.settings import Settings
+from tests.support.every_route import BODIES, path_of, routes_of
+
 ROOT = Path(__file__).parents[2]
 # As root, or as whoever may be root in a namespace of their own.
 WAYS = (["unshare", "--net", "--mount"], ["unshare", "--map-root-user", "--net", "--mount"])
@@ -33,8 +37,18 @@ def cut_off() -> list[str]:
 
 def test_without_a_network_every_route_answers_and_nothing_is_sent() -> None:
     command = [*cut_off(), sys.executable, "-m", "tests.support.cut_off"]
+    requests = [
+        (method, path_of(path), BODIES.get((method, path)))
+        for method, path in sorted(set(routes_of(create(Settings()))))
+    ]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
+        command,
+        cwd=ROOT,
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -2,7 +2,8 @@
 
 Run in new network and mount namespaces. There is loopback, and an interface whose other end drops
 what comes, with the route to everywhere and the name server behind it; the kernel counts its
-packets, so every attempt is seen, whoever makes it and however. Writes what happened as JSON.
+packets, so every attempt is seen, whoever makes it and however. Reads the requests to send, each a
+method, a path and a body or null, and writes what happened, both as JSON.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ from typing import Any
 
 import httpx
 
-from juice_server.app import create
-from juice_server.settings import Settings
-from tests.support.every_route import BODIES, path_of, routes_of
 from tests.support.serving import BEARER, KEYS, free_port
 
 HERE = Path(__file__).parents[2]
@@ -57,21 +55,18 @@ def n_sent() -> int:
     return int(outside.partition(":")[2].split()[9])
 
 
-def every_answer(url: str) -> dict[str, int]:
-    """Send a request to every route and return the statuses."""
+def every_answer(client: httpx.Client, requests: list[tuple[str, str, Any]]) -> dict[str, int]:
+    """Send every request, also for a stream where there is one, and return the statuses."""
     statuses = {}
-    with httpx.Client(base_url=url, headers=BEARER, timeout=120) as client:
-        for method, path in sorted(set(routes_of(create(Settings())))):
-            body = BODIES.get((method, path))
-            answer = client.request(method, path_of(path), json=body)
-            statuses[f"{method} {path}"] = answer.status_code
-            if body is not None and "max_tokens" in body:
-                answer = client.request(method, path_of(path), json={**body, "stream": True})
-                statuses[f"{method} {path}, streamed"] = answer.status_code
+    for method, path, body in requests:
+        statuses[f"{method} {path}"] = client.request(method, path, json=body).status_code
+        if body is not None and "max_tokens" in body:
+            answer = client.request(method, path, json={**body, "stream": True})
+            statuses[f"{method} {path}, streamed"] = answer.status_code
     return statuses
 
 
-def watched(folder: Path) -> dict[str, Any]:
+def watched(folder: Path, requests: list[tuple[str, str, Any]]) -> dict[str, Any]:
     """Serve for a while and return what was answered, and what was sent."""
     port, before = free_port(), n_sent()
     shutil.copytree(HERE / "head_sets" / "mini", folder / "head_sets" / "mini")
@@ -84,13 +79,14 @@ def watched(folder: Path) -> dict[str, Any]:
         server = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(1200):
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{url}/readyz").status_code == 200:
-                    break
-            time.sleep(0.2)
-        statuses = every_answer(url)
-        engine = httpx.get(f"{url}/info", headers=BEARER).json()["engine"]["name"]
+        with httpx.Client(base_url=url, headers=BEARER, timeout=120) as client:
+            for _ in range(1200):
+                with suppress(httpx.TransportError):
+                    if client.get("/readyz").status_code == 200:
+                        break
+                time.sleep(0.2)
+            statuses = every_answer(client, requests)
+            engine = client.get("/info").json()["engine"]["name"]
         time.sleep(SECONDS)
         server.terminate()
         code = server.wait(60)
@@ -118,10 +114,11 @@ def tried() -> dict[str, int]:
 
 def main() -> None:
     """Do all of it."""
+    requests = json.load(sys.stdin)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         set_up(folder)
-        sys.stdout.write(json.dumps({**watched(folder), "tried": tried()}) + "\n")
+        sys.stdout.write(json.dumps({**watched(folder, requests), "tried": tried()}) + "\n")
 
 
 if __name__ == "__main__":
