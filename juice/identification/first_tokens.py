@@ -76,8 +76,7 @@ class FirstTokens:
             (batch, DualRun(loaded, [self._asked[i][1] for i in batch]))
             for batch in micro_batches(lengths, loaded.rope_switch)
         ]
-        width = sum(layer.n_heads * layer.d_head for layer in loaded.layout.layers)
-        self._keeps = sum(lengths) * width * loaded.dtype.itemsize <= MOST_KEPT
+        self._keeps = may_keep(loaded, sum(lengths))
 
     def read(
         self, steerings: Sequence[Steering], progress: Progress, description: str
@@ -109,6 +108,12 @@ class FirstTokens:
             return {name: float(values[at].mean()) for name, at in places.items()}
 
         return [Reading(means(right[i]), means(lead[i])) for i in range(len(ways))]
+
+
+def may_keep(loaded: LoadedModel, n_tokens: int) -> bool:
+    """Return whether the clean z of so many tokens may be kept between readings."""
+    width = sum(layer.n_heads * layer.d_head for layer in loaded.layout.layers)
+    return n_tokens * width * loaded.dtype.itemsize <= MOST_KEPT
 
 
 def _logits(run: DualRun, table: torch.Tensor, method: Method) -> torch.Tensor:

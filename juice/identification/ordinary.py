@@ -29,7 +29,7 @@ from juice.identification.attribution import (
     differentiable,
     micro_batches,
 )
-from juice.identification.first_tokens import method_of, table_of
+from juice.identification.first_tokens import may_keep, method_of, table_of
 from juice.model.loaded import LoadedModel
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
@@ -116,7 +116,8 @@ class OrdinaryText:
         self._loaded, most = loaded, MOST_LOGITS // _vocabulary(loaded)
         batches = micro_batches([*map(len, pieces)], loaded.rope_switch, most)
         self._readings = [_Reading(loaded, [pieces[i] for i in one], places) for one in batches]
-        self._keeps = sum(map(len, pieces)) <= most
+        n_places = sum(reading.n_places for reading in self._readings)
+        self._keeps = n_places <= most and may_keep(loaded, sum(map(len, pieces)))
 
     def harm(
         self, steerings: Sequence[Steering], progress: Progress, description: str
@@ -158,6 +159,7 @@ class _Reading:
         self, loaded: LoadedModel, pieces: Sequence[tuple[int, ...]], places: Places
     ) -> None:
         read_at = [*map(places, pieces)]
+        self.n_places = sum(map(len, read_at))
         self.run = DualRun(loaded, pieces, read_at)
         self.next_tokens = _next_tokens(pieces, read_at, loaded.device)
         self._clean: torch.Tensor | None = None

@@ -19,6 +19,7 @@ from juice.identification.attribution import DualRun
 from juice.identification.ordinary import (
     OrdinaryText,
     Places,
+    every_place,
     its_end,
     ordinary_pieces,
     some_places,
@@ -89,18 +90,23 @@ def test_harm_is_that_of_the_two_runs_piece_by_piece(
     assert two.divergence > one.divergence > 0.01
 
 
-@pytest.mark.parametrize(("most_logits", "n_runs"), [(ordinary.MOST_LOGITS, 1), (1, 3)])
-def test_a_clean_run_is_kept_for_other_ways_where_it_is_small(
-    most_logits: int, n_runs: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("places", "n_held", "n_runs"), [(every_place, 100, 1), (every_place, 1, 3), (its_end, 1, 1)]
+)
+def test_a_clean_run_is_kept_for_other_ways_where_few_places_are_read(
+    places: Places, n_held: int, n_runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kills: a clean run for each call, and z of a kept one that was never recorded."""
-    monkeypatch.setattr(ordinary, "MOST_LOGITS", most_logits)
     model = juice.load(tiny.tiny_model("llama"), tokenizer=tiny.tiny_tokenizer())
+    n_logits = n_held * model.loaded.model.config.vocab_size
+    monkeypatch.setattr(ordinary, "MOST_LOGITS", n_logits)
     ways = [[steered_by(model, HEADS, method)] for method in ("june", "juice", "juice", "juice")]
-    expected = [OrdinaryText(model.loaded, PIECES[:1]).harm(way, silent, "") for way in ways]
+    expected = [
+        OrdinaryText(model.loaded, PIECES[:1], places).harm(way, silent, "") for way in ways
+    ]
     recorded, record = [], DualRun.record
     monkeypatch.setattr(DualRun, "record", lambda run: recorded.append(run) or record(run))
-    text = OrdinaryText(model.loaded, PIECES[:1])
+    text = OrdinaryText(model.loaded, PIECES[:1], places)
     assert [text.harm(way, silent, "") for way in ways] == expected
     assert len(recorded) == n_runs
 
