@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from juice.engine.steer import Steering
 from juice.errors import JuiceError
@@ -31,6 +33,7 @@ from juice.identification.attribution import (
 )
 from juice.identification.first_tokens import may_keep, method_of, table_of
 from juice.model.loaded import LoadedModel
+from juice.model.prompts import PromptForm
 from juice.progress import Progress
 from juice.steered_model import SteeredModel
 
@@ -63,19 +66,25 @@ def ordinary_pieces(model: SteeredModel, n_tokens: int = N_TOKENS) -> Pieces:
     Passages of a kind follow each other in a piece. Each piece begins with the special tokens with
     which the tokenizer begins a text, if with any.
     """
-    plain, limit = model.with_chat_template(None), model.description.max_positions or n_tokens
-    length, special = min(n_tokens, limit), plain.prompts.encode("")
+    tokenizer, limit = model.description.tokenizer, model.description.max_positions or n_tokens
+    length, special = min(n_tokens, limit), PromptForm(tokenizer).encode("")
     found = Pieces([], [])
     for kind in KINDS:
         passages = (TEXT / f"{kind}.txt").read_text(encoding="utf-8").strip().split(BETWEEN)
         learned_from = [one for i, one in enumerate(passages) if i % HELD_OUT_EVERY]
         for kept, some in zip(found, (learned_from, passages[::HELD_OUT_EVERY]), strict=True):
-            ids = plain.tokenize("\n\n".join(some))
+            ids = _tokens_of(tokenizer, "\n\n".join(some))
             start = special if ids[: len(special)] == special else ()
             step = max(1, length - len(start))
             pieces = (start + ids[at : at + step] for at in range(len(start), len(ids), step))
             kept += [piece for piece in pieces if len(piece) >= min(N_LEAST, limit)]
     return found
+
+
+@lru_cache(maxsize=8)
+def _tokens_of(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """Return the tokens of a text as it is; all texts of one model are kept."""
+    return PromptForm(tokenizer).tokens(text)
 
 
 Places = Callable[[Sequence[int]], Sequence[int]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -18,7 +20,14 @@ from juice.identification import learned as learning
 from juice.identification import lessons
 from juice.identification.examples import known_examples
 from juice.identification.find import find
-from juice.identification.learned import Learned, Reached, heads_of, learn, looked_at
+from juice.identification.learned import (
+    Learned,
+    Reached,
+    heads_of,
+    learn,
+    looked_at,
+    responses_of,
+)
 from juice.identification.options import IdentificationOptions
 from juice.identification.ordinary import ordinary_pieces
 from juice.identification.task import Task, Unfinished
@@ -52,9 +61,21 @@ def learned(
     # A random model gains little, so nothing is protected.
     how = IdentificationOptions(**{"protect": (), **options})
     given = {"examples": conflicts(), "validation": conflicts(), "options": how}
-    given["unfinished"] = unfinished or Unfinished()
+    given["unfinished"] = unfinished or begun(model)
     task = Task(model=model, target="context", **given)
     return learn(task, looked_at(task), method=method, start=start)
+
+
+def begun(model: juice.SteeredModel) -> Unfinished:
+    """Return results with how text responds: the same however coefficients are learned."""
+    return deepcopy(_begun(model))
+
+
+@cache
+def _begun(model: juice.SteeredModel) -> Unfinished:
+    task = Task(model=model, target="context", options=IdentificationOptions(protect=()))
+    responses_of(task)
+    return task.unfinished
 
 
 def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
@@ -62,6 +83,8 @@ def test_a_learned_set_steers_with_a_beta_for_each_head_and_says_what_it_did(
 ) -> None:
     """The gain is counted by `generate`, on facts that were neither learned from nor looked at."""
     monkeypatch.setattr(lessons, "N_OPEN", 8)
+    monkeypatch.setattr(lessons, "N_CONFLICTS", 4)
+    monkeypatch.setattr(lessons, "N_PROTECTED", 2)
     facts = known_examples(mini, Random(3).sample(juice.read_examples("mini"), 30))
     drawn, validation, unseen = facts[:8], facts[8:14], facts[14:26]
     options = IdentificationOptions(
@@ -197,7 +220,7 @@ def test_what_lies_a_little_beyond_is_not_chosen_whatever_it_wins(
 ) -> None:
     """An interrupted run had reached it, close enough for the line to end there."""
     most = 0.01
-    within, unfinished = learned(tiny_one, max_divergence=most).best, Unfinished()
+    within, unfinished = learned(tiny_one, max_divergence=most).best, begun(tiny_one)
     beyond = within.point.model_copy(update={"divergence": most * (1 + learning.CLOSE) / 2})
     kept = Reached(within.coefficients, 9.0, beyond)
     unfinished.put("learning context june", [kept.to_plain()])
@@ -211,7 +234,7 @@ def test_the_line_ends_where_divergence_is_within_and_goes_on_where_there_is_muc
     tiny_one: juice.SteeredModel,
 ) -> None:
     """Kills: a weight that only grows, a stage that is learned for nothing, a worse one taken."""
-    unfinished = Unfinished()
+    unfinished = begun(tiny_one)
     found = learned(tiny_one, unfinished=unfinished, max_divergence=ANYTHING)
     first, second = stages(found)
     values = [Reached.of_plain(one).value for one in unfinished.get("learning context june")]
@@ -234,7 +257,7 @@ def test_stages_go_on_where_little_is_won_and_the_mean_of_all_but_the_first_coun
     close = first.point.divergence / (1 + learning.FAR_BELOW) * 2
     monkeypatch.setattr(learning, "ENOUGH", 10.0)
     for start in (None, first):
-        unfinished = Unfinished()
+        unfinished = begun(tiny_one)
         found = learned(
             tiny_one, method=method, start=start, unfinished=unfinished, max_divergence=close
         )
@@ -255,21 +278,25 @@ def test_stages_go_on_where_little_is_won_and_the_mean_of_all_but_the_first_coun
 def test_more_divergence_is_taken_by_default_where_that_wins_clearly_more(
     tiny_one: juice.SteeredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kills: a bound that does not hold where it is given, more that is taken without a word."""
-    within = learned(tiny_one)
+    """All choose from the same stages, which are kept.
+
+    Kills: a bound that does not hold where it is given, more that is taken without a word.
+    """
+    kept = begun(tiny_one)
+    within = learned(tiny_one, unfinished=kept)
     assert within.line.allowed == IdentificationOptions().allowed
     assert within.best.point.divergence <= within.line.allowed
     monkeypatch.setattr(learning, "LITTLE", 10.0)
     monkeypatch.setattr(learning, "CLEARLY", -10.0)
     bound = within.line.allowed
-    assert learned(tiny_one, max_divergence=bound).best.point == within.best.point
+    assert learned(tiny_one, unfinished=kept, max_divergence=bound).best.point == within.best.point
     with pytest.warns(UserWarning, match=f"which is taken; --max-divergence {bound:g} forbids"):
-        more = learned(tiny_one)
+        more = learned(tiny_one, unfinished=kept)
     assert more.line.allowed == learning.MORE_DIVERGENCE
     assert within.line.allowed < more.best.point.divergence <= more.line.allowed
     gained = more.best.value - within.best.value
     monkeypatch.setattr(learning, "CLEARLY", gained + 1e-6)
-    assert learned(tiny_one).best.point == within.best.point
+    assert learned(tiny_one, unfinished=kept).best.point == within.best.point
 
 
 def test_a_stage_that_leaves_room_is_tried_closer_to_what_may_be(
@@ -300,14 +327,15 @@ def test_outer_layers_that_two_runs_do_as_well_without_are_left_out(
     alike: float,
     left_out: list[int],
 ) -> None:
-    """Kills: an inner layer, too many, one that is left out whatever that loses."""
+    """The stages are kept. Kills: an inner layer, too many, one left out whatever that loses."""
     monkeypatch.setattr(learning, "NARROW", share)
-    whole = learned(tiny_one, method="juice", max_divergence=ANYTHING).best
+    kept, how = begun(tiny_one), {"method": "juice", "max_divergence": ANYTHING}
+    whole = learned(tiny_one, unfinished=kept, **how).best
     sizes = whole.coefficients.square().sum(1)
     n_within = 1 if share == 0.1 else 2
     assert sizes[:n_within].sum() < share * sizes.sum() < sizes[: n_within + 1].sum()
     monkeypatch.setattr(learning, "ALIKE", alike)
-    found = learned(tiny_one, method="juice", max_divergence=ANYTHING)
+    found = learned(tiny_one, unfinished=kept, **how)
     expected = whole.coefficients.clone()
     expected[left_out] = 0.0
     torch.testing.assert_close(found.best.coefficients, expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from juice.data import memory
@@ -9,10 +11,15 @@ from juice.identification import lessons, ordinary, tune
 
 
 def little_text(patch: pytest.MonkeyPatch) -> None:
-    """Measure harm on the first piece of prose, all of it; learn from the other prose."""
+    """Measure harm on the first piece of prose, all of it; learn from the other, piece by piece.
+
+    These are short, and a few of them tell how text responds.
+    """
     patch.setattr(ordinary, "KINDS", ("prose",))
     patch.setattr(ordinary, "HELD_OUT_EVERY", 1000)
     patch.setattr(tune, "N_PIECES", 1000)
+    patch.setattr(ordinary, "N_RESPONSES", 32)
+    patch.setattr(lessons, "ordinary_pieces", partial(ordinary.ordinary_pieces, n_tokens=128))
 
 
 def few_open_prompts(patch: pytest.MonkeyPatch) -> None:

@@ -149,8 +149,9 @@ def divergence(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def relative_entropy(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return KL(one || other) of the distributions of two rows of logits, in nats."""
-    both = (logits.double().softmax(-1).tolist() for logits in (one, other))
-    return sum(p * math.log(p / q) for p, q in zip(*both, strict=True) if p > 0)
+    p, q = (logits.double().softmax(-1) for logits in (one, other))
+    can_come = p > 0
+    return float((p * (p / q).log())[can_come].sum())
 
 
 def generate_contrasted(
