@@ -300,7 +300,7 @@ class SteeredModel:
 
     def fits(self, prompt: str | Sequence[int], *, max_tokens: int) -> bool:
         """Return whether a prompt leaves space for `max_tokens` new tokens; raises RequestError."""
-        return self.engine.fits(self.request(prompt, max_tokens=max_tokens))
+        return self.engine.fits(Request.of(self._ids(prompt), max_tokens=max_tokens))
 
     def _ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         return self.tokenize(prompt) if isinstance(prompt, str) else tokens_of(prompt)

@@ -19,8 +19,9 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from juice.data.example import ConflictExample, examples_sha256
 from juice.data.judging import normalise
@@ -28,6 +29,7 @@ from juice.errors import ExampleError
 from juice.evaluation.methods import instructed
 from juice.formula import TARGETS, ConflictType, Target
 from juice.head_set.head_set import HeadSet
+from juice.head_set.scores import ScoreKind
 from juice.identification.examples import (
     N_TUNED_ON,
     known_examples,
@@ -167,9 +169,14 @@ def _finders_of(
             f"the data has {', '.join(sorted(relations)) or 'none'}"
         )
     drawn, tuned_on = dict[Target, list[ConflictExample]](), list[ConflictExample]()
+
+    @cache  # the heads of both targets are mostly found on the same examples
+    def drawn_for(origin: Origin | None) -> Drawn:
+        again = origin and _drawn_again(model, given, origin, options)
+        return again or (_drawn(model, finders, options), [])
+
     for target in TARGETS:
-        again = _drawn_again(model, given, head_sets.get(target), options)
-        drawn[target], tuned = again or (_drawn(model, finders, options), [])
+        drawn[target], tuned = drawn_for(_origin_of(head_sets.get(target)))
         tuned_on += _without(tuned, tuned_on)
     return drawn, tuned_on
 
@@ -180,11 +187,12 @@ def _usable(
     """Return the examples that can be asked and scored; count the others by reason."""
     kept = []
     for example in examples:
-        asked = [
-            model.tokenize(instructed(prompt, t, target), opening=example.opening)
+        texts = {
+            instructed(prompt, t, target)
             for t, prompt in example.prompts.items()
             for target in TARGETS
-        ]
+        }
+        asked = (model.tokenize(text, opening=example.opening) for text in texts)
         right, is_open = (
             set(map(normalise, example.parametric_answer)),
             not example.parametric_answer,
@@ -218,22 +226,39 @@ def _complete(examples: list[ConflictExample]) -> list[ConflictExample]:
     return [e for e in examples if wanted[domain_of(e)] <= e.prompts.keys()]
 
 
+# The examples that a head set was found on, and those that it was tuned on.
+Drawn = tuple[list[ConflictExample], list[ConflictExample]]
+
+
+class Origin(NamedTuple):
+    """What tells which examples a head set was found on."""
+
+    method: ScoreKind
+    n_examples: int
+    seed: int
+    examples_sha256: str
+
+
+def _origin_of(head_set: HeadSet | None) -> Origin | None:
+    found = head_set.identification if head_set else None
+    if found is None:
+        return None
+    return Origin(found.method, found.n_examples, found.seed, found.examples_sha256)
+
+
 def _drawn_again(
     model: SteeredModel,
     examples: Sequence[ConflictExample],
-    head_set: HeadSet | None,
+    found: Origin,
     options: IdentificationOptions,
-) -> tuple[list[ConflictExample], list[ConflictExample]] | None:
+) -> Drawn | None:
     """Return the examples that a head set was found on, and those that it was tuned on.
 
     They are what `juice identify` draws from these examples; None where that gives another hash. It
     may have tuned on other examples, which are known where the set lists its facts.
     """
-    found = head_set.identification if head_set else None
-    if found is None:
-        return None
     relations = sorted({e.relation for e in examples if e.relation})
-    for relation in (options.relation, None, *relations):
+    for relation in dict.fromkeys((options.relation, None, *relations)):
         if sum(relation in (None, e.relation) for e in examples) < found.n_examples:
             continue
         again = IdentificationOptions(
